@@ -1,0 +1,158 @@
+"""The demo model: the reference trunk, and the MTP head beside it.
+
+The trunk is `transformers`' Qwen3_5ForCausalLM and the head's block is the same library's decoder
+layer, so that both equal the reference by construction. Shapes: B sequences of T tokens, hidden
+size C, vocabulary V.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+# Every row that gets quantized (256 or 768 long) is a multiple of 256, so that k-quants apply.
+# There are more V than K heads in the linear layers, so that a converter must reorder them.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+ROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [3, 3, 2],
+    "mrope_interleaved": True,
+}
+
+
+def make_config(vocab_size: int, pad: int, eos: list[int]) -> Qwen3_5TextConfig:
+    """The text configuration of the demo model."""
+    return Qwen3_5TextConfig(
+        vocab_size=vocab_size,
+        rope_parameters=dict(ROPE),
+        full_attention_interval=4,
+        pad_token_id=pad,
+        eos_token_id=eos,
+        **SHAPE,
+    )
+
+
+class DraftKeys:
+    """Stands in for a KV cache inside one forward pass: earlier draft steps' keys and values.
+
+    `update` has the reference cache's signature and returns the keys of all steps so far, oldest
+    first, along the sequence axis: (B, heads, steps * T, head_dim).
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        self.keys.append(key)
+        self.values.append(value)
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+
+
+def draft_mask(length: int, step: int) -> Tensor:
+    """Which keys the rows of draft step `step` (from 0) may see; bool (1, 1, T, (step + 1) * T).
+
+    A drafting engine holds the rows fed from the trunk up to where the draft starts, then one row
+    for each later step of that draft. So row i sees the rows up to i of step 0, and of every later
+    step the row i alone.
+    """
+    first = torch.ones(length, length, dtype=torch.bool).tril()
+    later = torch.eye(length, dtype=torch.bool)
+    parts = [first, *[later] * step]
+    return torch.cat(parts, dim=1)[None, None]
+
+
+class MtpHead(nn.Module):
+    """One MTP block, named as the family's `mtp.*` tensors."""
+
+    def __init__(self, config: Qwen3_5TextConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        block = Qwen3_5TextConfig.from_dict(
+            config.to_dict() | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        )
+        block._attn_implementation = "sdpa"
+        self.pre_fc_norm_embedding = Qwen3_5RMSNorm(size, eps=eps)
+        self.pre_fc_norm_hidden = Qwen3_5RMSNorm(size, eps=eps)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(block, 0)])
+        self.norm = Qwen3_5RMSNorm(size, eps=eps)
+
+    def forward(
+        self, hidden: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], past: DraftKeys
+    ) -> Tensor:
+        """One draft step for T rows at once.
+
+        Row i pairs `hidden` after the trunk's final norm at position i (later steps: this method's
+        own output) with the embedding of the token that follows it; `rope` is that token's.
+        Returns the post-norm state (B, T, C) that goes to the output matrix and to the next step.
+        """
+        mask = draft_mask(hidden.shape[1], len(past.keys))
+        pair = (self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden))
+        x = self.fc(torch.cat(pair, dim=-1))
+        x = self.layers[0](x, position_embeddings=rope, attention_mask=mask, past_key_values=past)
+        return self.norm(x)
+
+
+class DemoModel(nn.Module):
+    """Trunk and head, with the losses that train them."""
+
+    def __init__(self, config: Qwen3_5TextConfig) -> None:
+        super().__init__()
+        self.trunk = Qwen3_5ForCausalLM(config)
+        self.mtp = MtpHead(config)
+        for name, parameter in self.mtp.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=config.initializer_range)
+            elif "norm" in name:
+                nn.init.zeros_(parameter)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """The trunk's state after its final norm; (B, T) -> (B, T, C)."""
+        return self.trunk.model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def draft_states(self, hidden: Tensor, tokens: Tensor, steps: int) -> list[Tensor]:
+        """The head's post-norm states of `steps` unrolled draft steps.
+
+        Entry s has T - 1 - s rows; its row i was fed the token at i + 1 + s and predicts the token
+        at i + 2 + s, as the trunk's own state at position i + 1 + s does.
+        """
+        length = tokens.shape[1]
+        embedding = self.trunk.model.embed_tokens(tokens)
+        positions = torch.arange(length + steps)[None, None].expand(3, 1, -1)
+        cos, sin = self.trunk.model.rotary_emb(embedding, positions)
+        past, states, state = DraftKeys(), [], hidden
+        for step in range(steps):
+            # Rolled rows at the end pair a state with a token it never meets; they are cut below
+            # and, being last, no kept row sees them.
+            shift = step + 1
+            rope = (cos[:, shift : shift + length], sin[:, shift : shift + length])
+            state = self.mtp(state, embedding.roll(-shift, dims=1), rope, past)
+            states.append(state[:, : length - shift])
+        return states
+
+    def output(self) -> Tensor:
+        """The output matrix (V, C), shared by trunk, head and (tied) the token embedding."""
+        weight: Tensor = self.trunk.lm_head.weight
+        return weight
