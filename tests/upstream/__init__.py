@@ -1,0 +1,1 @@
+"""What the tests take from upstream: its sources, its two conversion steps, goldens of both."""
