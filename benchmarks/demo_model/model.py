@@ -7,6 +7,7 @@ size C, vocabulary V.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -115,6 +116,17 @@ class MtpHead(nn.Module):
         return self.norm(x)
 
 
+@torch.no_grad()
+def remember(dt_bias: Tensor) -> None:
+    """Start the time steps between 0.001 and 0.1, as the gated delta rule's authors do.
+
+    The library's own start (1 throughout) makes every state forget within a token, and a short
+    training never quite recovers from it.
+    """
+    step = torch.empty_like(dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+    dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+
+
 class DemoModel(nn.Module):
     """Trunk and head, with the losses that train them."""
 
@@ -122,11 +134,12 @@ class DemoModel(nn.Module):
         super().__init__()
         self.trunk = Qwen3_5ForCausalLM(config)
         self.mtp = MtpHead(config)
-        for name, parameter in self.mtp.named_parameters():
+        for parameter in self.mtp.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=config.initializer_range)
-            elif "norm" in name:
-                nn.init.zeros_(parameter)
+        for layer in self.trunk.model.layers:
+            if layer.block_type == "linear_attention":
+                remember(layer.linear_attn.dt_bias)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """The trunk's state after its final norm; (B, T) -> (B, T, C)."""

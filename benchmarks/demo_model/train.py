@@ -38,10 +38,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--muon-lr", type=float, default=6e-3)
-    parser.add_argument("--adam-lr", type=float, default=4e-3)
+    parser.add_argument("--muon-lr", type=float, default=4e-3)
+    parser.add_argument("--adam-lr", type=float, default=3e-3)
     parser.add_argument(
-        "--fall", type=float, default=0.5, help="share of steps with a falling rate"
+        "--fall", type=float, default=0.6, help="share of steps with a falling rate"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", action="store_true")
@@ -76,9 +76,9 @@ def batches(
 
 
 def rate(step: int, steps: int, fall: float) -> float:
-    """Factor on the learning rates: 50 steps up, level, then linearly to zero."""
+    """Factor on the learning rates: 30 steps up, level, then linearly to zero."""
     falling = max(1.0, steps * fall)
-    return min((step + 1) / 50, 1.0, max(0.0, (steps - step) / falling))
+    return min((step + 1) / 30, 1.0, max(0.0, (steps - step) / falling))
 
 
 def optimizers(
@@ -234,7 +234,7 @@ def main() -> None:
             log.write(
                 step=done, loss=[round(x, 4) for x in parts], lr=round(factor, 4), tokens_s=speed
             )
-        if done % 200 == 0 or done == args.steps:
+        if done % 100 == 0 or done == args.steps:
             log.write(step=done, **validate(model, held_out))
             state = {
                 "model": model.state_dict(),
