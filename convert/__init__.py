@@ -1,0 +1,1 @@
+"""Hugging Face safetensors to one GGUF: checkpoint, family, precision, plan, pipeline."""

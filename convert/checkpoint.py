@@ -1,0 +1,170 @@
+"""A Hugging Face checkpoint folder: its config and the names, shapes and places of its tensors."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.safetensors import StoredTensor, open_safetensors
+from mtp_gguf.gguf_tools.sources import FileSource
+
+INDEX_NAME = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class PlacedTensor:
+    """A tensor of the checkpoint and the open file that holds it."""
+
+    stored: StoredTensor
+    source: FileSource
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder holds: `config` as it stands there, and its tensors by name."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, PlacedTensor]
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tensor in self.tensors.values():
+            tensor.source.close()
+
+    def with_head_of(self, other: "Checkpoint") -> "Checkpoint":
+        """This checkpoint with the `mtp.*` tensors of another one in place of its own."""
+        own = {name: t for name, t in self.tensors.items() if not is_head(name)}
+        head = {name: t for name, t in other.tensors.items() if is_head(name)}
+        key = "mtp_num_hidden_layers"
+        layers = {**other.config, **(other.config.get("text_config") or {})}.get(key)
+        config = {**self.config, key: layers}
+        if isinstance(config.get("text_config"), dict):
+            config["text_config"] = {**config["text_config"], key: layers}
+        return Checkpoint(self.folder, config, {**own, **head})
+
+
+def is_head(name: str) -> bool:
+    """Whether a tensor belongs to the MTP head."""
+    return name.startswith(("mtp.", "model.mtp.", "model.language_model.mtp."))
+
+
+def open_checkpoint(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> Checkpoint:
+    """Read the config and the safetensors headers of `folder`; no tensor data is read.
+
+    wanted: says by a tensor's name whether it is needed; shards that hold none may be missing.
+    """
+    config = read_config(folder)
+    tensors: dict[str, PlacedTensor] = {}
+    origin: dict[str, str] = {}
+    for name in shard_names(folder, wanted):
+        file = open_safetensors(folder / name)
+        assert isinstance(file.source, FileSource)
+        for tensor in file.tensors.values():
+            if tensor.name in tensors:
+                raise CheckpointError(
+                    f"{folder}: tensor {tensor.name!r} is in both {origin[tensor.name]} and {name}"
+                )
+            tensors[tensor.name] = PlacedTensor(tensor, file.source)
+            origin[tensor.name] = name
+    _check_against_index(folder, origin)
+    return Checkpoint(folder, config, tensors)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint folder."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: expected a folder with config.json, found none")
+    return read_json_object(folder / "config.json")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file at `path`; CheckpointError when there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected this file, found none") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected JSON, found: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_weight_map(folder: Path) -> dict[str, str] | None:
+    """Tensor name to file name, as the index of `folder` has it; None when there is no index.
+
+    A file name that is not a plain name inside the folder is refused.
+    """
+    path = folder / INDEX_NAME
+    if not path.exists():
+        return None
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path}: weight_map: expected file names by tensor name")
+    for tensor, file in weight_map.items():
+        plain = isinstance(file, str) and file not in ("", ".", "..") and "\0" not in file
+        if not plain or "/" in file or "\\" in file:
+            raise CheckpointError(
+                f"{path}: weight_map of {tensor!r}: expected a file name inside the folder, "
+                f"found {file!r}"
+            )
+    return weight_map
+
+
+def shard_names(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> list[str]:
+    """The safetensors files of `folder` that hold wanted tensors, none missing."""
+    weight_map = read_weight_map(folder)
+    if weight_map is not None:
+        names = sorted({file for tensor, file in weight_map.items() if wanted(tensor)})
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{folder}: {INDEX_NAME} names {len(absent)} files that "
+                f"are missing: {', '.join(absent[:3])}{', …' if len(absent) > 3 else ''}; "
+                "finish the download and try again"
+            )
+        return names
+    names = sorted(p.name for p in folder.glob("model*.safetensors"))
+    if not names:
+        others = sorted(p.name for p in folder.glob("*.bin"))
+        found = f"only {others[0]}, which is a pickle" if others else "none"
+        raise CheckpointError(
+            f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+        )
+    for name in names:
+        if match := _SHARD.fullmatch(name):
+            total = int(match[2])
+            missing = [
+                shard
+                for i in range(1, total + 1)
+                if (shard := f"model-{i:05}-of-{total:05}.safetensors") not in names
+            ]
+            if missing:
+                raise CheckpointError(f"{folder}: expected {total} shards, {missing[0]} is missing")
+    return names
+
+
+def _check_against_index(folder: Path, origin: dict[str, str]) -> None:
+    weight_map = read_weight_map(folder)
+    if weight_map is None:
+        return
+    read = set(origin.values())
+    for name, file in weight_map.items():
+        if file in read and origin.get(name) != file:
+            raise FormatError(
+                f"{folder / INDEX_NAME}: tensor {name!r}: expected in {file}, "
+                f"found {'in ' + origin[name] if name in origin else 'nowhere'}"
+            )
+    for name, file in origin.items():
+        if name not in weight_map:
+            raise FormatError(
+                f"{folder / file}: tensor {name!r} is not in {INDEX_NAME}, which should name "
+                "every tensor"
+            )

@@ -1,0 +1,97 @@
+"""Importance matrices in llama.cpp's GGUF format.
+
+A file holds, for each tensor NAME that was seen, `NAME.in_sum2` [row length, experts] (sums of
+squared activations) and `NAME.counts` [1, experts] (how many were summed), both F32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR
+from mtp_gguf.gguf_tools.format import GgufFile, TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.tensor_types import F32
+
+from .recipe import Target
+
+SUMS_SUFFIX = ".in_sum2"
+COUNTS_SUFFIX = ".counts"
+
+
+@dataclass(frozen=True, eq=False)
+class Imatrix:
+    """Mean squared activation by tensor name, shape (experts, row length), and its origin."""
+
+    path: Path
+    weights: dict[str, NDArray[np.float32]]
+    datasets: list[str]
+    chunks: int
+
+    def fitted(self, targets: Sequence[Target]) -> "Imatrix":
+        """Only what is for these targets; RequestError when a shape does not fit one of them."""
+        kept = {}
+        for target in targets:
+            weights = self.weights.get(target.name)
+            if weights is None:
+                continue
+            experts = target.shape[2] if len(target.shape) > 2 else 1
+            if weights.shape == (experts, target.shape[0]):
+                kept[target.name] = weights
+            elif target.name != EMBEDDING_TENSOR:  # its rows are looked up, not multiplied
+                raise RequestError(
+                    f"--imatrix: {target.name}: expected weights of shape "
+                    f"{[target.shape[0], experts]}, found {list(weights.shape[::-1])}; "
+                    "was it made for another model?"
+                )
+        return replace(self, weights=kept)
+
+
+def read_imatrix(path: Path) -> Imatrix:
+    """Read an imatrix; FormatError when the file is another kind of GGUF or is inconsistent."""
+    with open_gguf(path) as file:
+        return _read(path, file)
+
+
+def _read(path: Path, file: GgufFile) -> Imatrix:
+    kind = file.scalar("general.type")
+    if kind != "imatrix":
+        raise FormatError(f"{path}: general.type: expected 'imatrix', found {kind!r}")
+    weights = {}
+    for name, sums in file.by_name.items():
+        if not name.endswith(SUMS_SUFFIX):
+            continue
+        base = name.removesuffix(SUMS_SUFFIX)
+        counts = file.by_name.get(base + COUNTS_SUFFIX)
+        if counts is None:
+            raise FormatError(f"{path}: {base}: has sums, expected {base + COUNTS_SUFFIX} too")
+        weights[base] = _mean(_f32(file, sums), _f32(file, counts), f"{path}: {base}")
+    datasets = [str(d) for d in file.array("imatrix.datasets") or []]
+    return Imatrix(path, weights, datasets, file.integer("imatrix.chunk_count") or 0)
+
+
+def _f32(file: GgufFile, tensor: TensorInfo) -> NDArray[np.float32]:
+    """A tensor of the imatrix as (experts, values)."""
+    if tensor.type is not F32:
+        raise FormatError(
+            f"{file.source.name}: {tensor.name}: expected F32, found {tensor.type.name}"
+        )
+    data = np.frombuffer(file.source.read(tensor.offset, tensor.nbytes), "<f4")
+    return data.reshape(-1, tensor.shape[0])
+
+
+def _mean(
+    sums: NDArray[np.float32], counts: NDArray[np.float32], where: str
+) -> NDArray[np.float32]:
+    """Sums over counts in F32, as llama-quantize divides; an expert never seen weighs 1."""
+    if counts.shape != (len(sums), 1):
+        raise FormatError(
+            f"{where}: counts: expected shape {[1, len(sums)]}, found {list(counts.shape[::-1])}"
+        )
+    if not (np.isfinite(sums).all() and np.isfinite(counts).all()):
+        raise FormatError(f"{where}: expected finite values, found NaN or infinity")
+    seen = counts > 0
+    return np.where(seen, sums / np.where(seen, counts, np.float32(1)), np.float32(1))

@@ -1,0 +1,165 @@
+"""A type for every target.
+
+The mix of types behind a name such as Q4_K_M depends on layer, role, row length, head counts,
+experts and on whether there is an imatrix. It is asked from the linked llama.cpp, not copied: its
+quantizer runs on a miniature of the model, a file with the same metadata, the same tensor names
+and row lengths, and at most two rows (and two experts) each, and the types in its output are the
+answer. docs/decisions.md says why this and not `llama_quant_compute_types`.
+"""
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
+from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
+
+from .imatrix import Imatrix
+from .recipe import Target
+
+# Names of `llama-quantize` and their llama_ftype (enum in llama.h).
+FILE_TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q8_0": 7,
+    "Q6_K": 18,
+    "Q5_K_M": 17,
+    "Q5_K_S": 16,
+    "Q5_1": 9,
+    "Q5_0": 8,
+    "Q4_K_M": 15,
+    "Q4_K_S": 14,
+    "Q4_1": 3,
+    "Q4_0": 2,
+    "IQ4_NL": 25,
+    "IQ4_XS": 30,
+    "MXFP4_MOE": 38,
+    "Q3_K_L": 13,
+    "Q3_K_M": 12,
+    "Q3_K_S": 11,
+    "IQ3_M": 27,
+    "IQ3_S": 26,
+    "IQ3_XS": 22,
+    "IQ3_XXS": 23,
+    "Q2_K": 10,
+    "Q2_K_S": 21,
+    "IQ2_M": 29,
+    "IQ2_S": 28,
+    "IQ2_XS": 20,
+    "IQ2_XXS": 19,
+    "IQ1_M": 31,
+    "IQ1_S": 24,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+}
+UNQUANTIZED = {"F32": F32, "F16": F16, "BF16": BF16}
+# Types that a single tensor can be asked for: all that ggml can write and llama.cpp can run.
+_NOT_WRITTEN = ("Q8_1", "Q8_K", "NVFP4", "Q1_0", "Q2_0", "I8", "I16", "I32", "I64", "F64")
+TENSOR_TYPES = tuple(name for name in BY_NAME if name not in _NOT_WRITTEN)
+
+
+@dataclass(frozen=True)
+class Override:
+    """Tensors whose name `pattern` (a regular expression) is found in get the type `kind`."""
+
+    pattern: str
+    kind: TensorType
+
+    def matches(self, name: str) -> bool:
+        """Whether the override is for the tensor of this name."""
+        return re.search(self.pattern, name) is not None
+
+
+def parse_override(text: str) -> Override:
+    """`REGEX=TYPE` from the command line; RequestError says which half is wrong."""
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise RequestError(f"--tensor-type: expected REGEX=TYPE, found {text!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise RequestError(
+            f"--tensor-type: {pattern!r} is no regular expression: {error}"
+        ) from None
+    return Override(pattern, parse_tensor_type(name, "--tensor-type"))
+
+
+def parse_tensor_type(name: str, option: str) -> TensorType:
+    """The type of this name, in either case; RequestError lists those that can be written."""
+    if name.upper() not in TENSOR_TYPES:
+        raise RequestError(f"{option}: expected one of {', '.join(TENSOR_TYPES)}, found {name!r}")
+    return BY_NAME[name.upper()]
+
+
+def choose_types(
+    targets: Sequence[Target],
+    metadata: Mapping[str, Value],
+    quant: str,
+    overrides: Sequence[Override],
+    imatrix: Imatrix | None,
+) -> dict[str, TensorType]:
+    """The type of each target, by name.
+
+    quant: a key of FILE_TYPES. overrides: the first that matches wins over the mix.
+    imatrix: fitted to the targets.
+    RequestError when llama.cpp refuses the combination, for instance for want of an imatrix.
+    """
+    if quant in UNQUANTIZED:
+        return {t.name: _plain_type(t, UNQUANTIZED[quant], overrides) for t in targets}
+    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
+        source, target = Path(folder) / "miniature.gguf", Path(folder) / "quantized.gguf"
+        _write_miniature(source, targets, metadata)
+        try:
+            quantize_file(
+                source,
+                target,
+                FILE_TYPES[quant],
+                [(o.pattern, o.kind) for o in overrides],
+                _miniature_imatrix(targets, imatrix),
+            )
+        except QuantizeError as error:
+            hint = "; pass one with --imatrix" if "importance matrix" in str(error) else ""
+            raise RequestError(f"--quant {quant}: llama.cpp refuses: {error}{hint}") from None
+        with open_gguf(target) as file:
+            return {t.name: file.by_name[t.name].type for t in targets}
+
+
+def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override]) -> TensorType:
+    """The type in a file that is not quantized, where llama-quantize knows no overrides."""
+    if target.always_f32:
+        return F32
+    kind = next((o.kind for o in overrides if o.matches(target.name)), base)
+    return kind if target.shape[0] % kind.block_length == 0 else F16
+
+
+def _miniature_shape(target: Target) -> tuple[int, ...]:
+    return (target.shape[0], *(min(n, 2) for n in target.shape[1:]))
+
+
+def _write_miniature(path: Path, targets: Sequence[Target], metadata: Mapping[str, Value]) -> None:
+    specs = [TensorSpec(t.name, _miniature_shape(t), F32) for t in targets]
+    layout = lay_out(metadata, specs)
+    noise = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(layout.header)
+        for spec, offset in zip(specs, layout.offsets, strict=True):
+            file.seek(offset)
+            file.write(noise.standard_normal(spec.nbytes // 4, np.float32).tobytes())
+        file.truncate(layout.size)
+
+
+def _miniature_imatrix(
+    targets: Sequence[Target], imatrix: Imatrix | None
+) -> dict[str, NDArray[np.float32]] | None:
+    if imatrix is None:
+        return None
+    experts = {t.name: min(2, t.shape[2]) for t in targets if len(t.shape) == 3}
+    return {name: w[: experts.get(name, 1)] for name, w in imatrix.weights.items()}

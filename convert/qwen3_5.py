@@ -1,0 +1,668 @@
+"""Qwen3.5, 3.6 and 3.8, dense and mixture of experts: names, shapes and transforms.
+
+The GGUF side is llama.cpp's `qwen35` and `qwen35moe` (src/models/qwen35.cpp, qwen35moe.cpp), the
+Hugging Face side transformers' `qwen3_5` and `qwen3_5_moe`. Three things differ between the two:
+
+- Norm weights are stored as their difference from one: Qwen3_5RMSNorm multiplies by `1 + weight`.
+  The gated norm of linear attention (Qwen3_5RMSNormGated) multiplies by `weight` itself.
+- Where linear attention has more value heads than key heads, Hugging Face groups the value heads
+  by key head (repeat_interleave in Qwen3_5GatedDeltaNet.forward), ggml broadcasts key heads in
+  turn. So value heads are reordered wherever they appear.
+- The decay is stored as `A_log`; the graph wants `-exp(A_log)`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.format import Value, ValueType
+
+from .checkpoint import Checkpoint, is_head
+from .family import Blueprint, HeadChoice
+from .recipe import Arithmetic, Order, Recipe, Target
+
+DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
+MOE = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
+ARCHITECTURES: tuple[str, ...] = DENSE + MOE
+
+# llama.cpp requires the sections; transformers assumes these (Qwen3_5TextRotaryEmbedding) when
+# the config has none.
+DEFAULT_MROPE_SECTION = [11, 11, 10]
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes in config.json; `recurrent[i]` says whether trunk layer i is linear attention."""
+
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int
+    vocab: int
+    experts: int
+    expert_ffn: int
+    shared_ffn: int
+    recurrent: tuple[bool, ...]
+    n_mtp: int
+    tied: bool
+
+    @property
+    def moe(self) -> bool:
+        """Whether the feed-forward networks are mixtures of experts."""
+        return self.experts > 0
+
+    @property
+    def q_width(self) -> int:
+        """Width of all attention heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key/value heads of an attention layer together."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads of linear attention together."""
+        return self.k_heads * self.k_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all value heads of linear attention together."""
+        return self.v_heads * self.v_dim
+
+    def v_order(self, head_dim: int, before: int = 0) -> Order | None:
+        """Order that turns grouped value heads of `head_dim` rows into tiled ones.
+
+        `before` rows in front of them stay. None when every key head has one value head.
+        """
+        if self.v_heads == self.k_heads:
+            return None
+        rows = np.arange(self.v_heads * head_dim).reshape(self.k_heads, -1, head_dim)
+        tiled = rows.transpose(1, 0, 2).reshape(-1) + before
+        return np.concatenate([np.arange(before), tiled])
+
+
+class Transform(Enum):
+    """What the converter does to a tensor; the text is what docs/tensors.md says."""
+
+    PLAIN = "as it is"
+    NORM = "1 + w"
+    V_ROWS = "value-head rows tiled"
+    QKV_ROWS = "value-head rows tiled, those of queries and keys kept"
+    HEAD_ROWS = "rows tiled, one per value head"
+    V_COLUMNS = "value-head columns tiled"
+    PER_HEAD = "tiled, one per value head"
+    DECAY = "-exp(w), tiled, one per value head"
+    CONV = "squeezed, value channels tiled, those of queries and keys kept"
+
+    def recipe(self, source: str, d: Dims) -> Recipe:
+        """The recipe that makes the target from `source`."""
+        if self is Transform.NORM:
+            return Recipe((source,), arithmetic=Arithmetic.ADD_ONE)
+        if self is Transform.DECAY:
+            return Recipe((source,), column_order=d.v_order(1), arithmetic=Arithmetic.NEGATED_EXP)
+        if self is Transform.PER_HEAD:
+            return Recipe((source,), column_order=d.v_order(1))
+        if self is Transform.V_COLUMNS:
+            return Recipe((source,), column_order=d.v_order(d.v_dim))
+        if self is Transform.HEAD_ROWS:
+            return Recipe((source,), row_order=d.v_order(1))
+        if self is Transform.V_ROWS:
+            return Recipe((source,), row_order=d.v_order(d.v_dim))
+        if self in (Transform.QKV_ROWS, Transform.CONV):
+            return Recipe((source,), row_order=d.v_order(d.v_dim, before=2 * d.keys))
+        return Recipe((source,))
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its name below the source's and the target's block, its source shape."""
+
+    source: str
+    target: str
+    shape: Callable[[Dims], Shape]
+    transform: Transform = Transform.PLAIN
+    always_f32: bool = False
+
+
+def _norm(source: str, target: str, shape: Callable[[Dims], Shape]) -> Entry:
+    return Entry(source, target, shape, Transform.NORM, always_f32=True)
+
+
+NORMS = (
+    _norm("input_layernorm.weight", "attn_norm.weight", lambda d: (d.hidden,)),
+    _norm("post_attention_layernorm.weight", "post_attention_norm.weight", lambda d: (d.hidden,)),
+)
+FULL_ATTENTION = (
+    Entry("self_attn.q_proj.weight", "attn_q.weight", lambda d: (2 * d.q_width, d.hidden)),
+    Entry("self_attn.k_proj.weight", "attn_k.weight", lambda d: (d.kv_width, d.hidden)),
+    Entry("self_attn.v_proj.weight", "attn_v.weight", lambda d: (d.kv_width, d.hidden)),
+    Entry("self_attn.o_proj.weight", "attn_output.weight", lambda d: (d.hidden, d.q_width)),
+    _norm("self_attn.q_norm.weight", "attn_q_norm.weight", lambda d: (d.head_dim,)),
+    _norm("self_attn.k_norm.weight", "attn_k_norm.weight", lambda d: (d.head_dim,)),
+)
+LINEAR_ATTENTION = (
+    Entry(
+        "linear_attn.in_proj_qkv.weight",
+        "attn_qkv.weight",
+        lambda d: (2 * d.keys + d.values, d.hidden),
+        Transform.QKV_ROWS,
+    ),
+    Entry(
+        "linear_attn.in_proj_z.weight",
+        "attn_gate.weight",
+        lambda d: (d.values, d.hidden),
+        Transform.V_ROWS,
+    ),
+    Entry(
+        "linear_attn.in_proj_a.weight",
+        "ssm_alpha.weight",
+        lambda d: (d.v_heads, d.hidden),
+        Transform.HEAD_ROWS,
+    ),
+    Entry(
+        "linear_attn.in_proj_b.weight",
+        "ssm_beta.weight",
+        lambda d: (d.v_heads, d.hidden),
+        Transform.HEAD_ROWS,
+    ),
+    Entry(
+        "linear_attn.conv1d.weight",
+        "ssm_conv1d.weight",
+        lambda d: (2 * d.keys + d.values, 1, d.conv),
+        Transform.CONV,
+        always_f32=True,
+    ),
+    Entry(
+        "linear_attn.dt_bias",
+        "ssm_dt.bias",
+        lambda d: (d.v_heads,),
+        Transform.PER_HEAD,
+        always_f32=True,
+    ),
+    Entry("linear_attn.A_log", "ssm_a", lambda d: (d.v_heads,), Transform.DECAY, always_f32=True),
+    Entry("linear_attn.norm.weight", "ssm_norm.weight", lambda d: (d.v_dim,), always_f32=True),
+    Entry(
+        "linear_attn.out_proj.weight",
+        "ssm_out.weight",
+        lambda d: (d.hidden, d.values),
+        Transform.V_COLUMNS,
+    ),
+)
+DENSE_FFN = (
+    Entry("mlp.gate_proj.weight", "ffn_gate.weight", lambda d: (d.ffn, d.hidden)),
+    Entry("mlp.up_proj.weight", "ffn_up.weight", lambda d: (d.ffn, d.hidden)),
+    Entry("mlp.down_proj.weight", "ffn_down.weight", lambda d: (d.hidden, d.ffn)),
+)
+SHARED_EXPERT = (
+    Entry(
+        "mlp.gate.weight", "ffn_gate_inp.weight", lambda d: (d.experts, d.hidden), always_f32=True
+    ),
+    Entry(
+        "mlp.shared_expert_gate.weight",
+        "ffn_gate_inp_shexp.weight",
+        lambda d: (1, d.hidden),
+        always_f32=True,
+    ),
+    Entry(
+        "mlp.shared_expert.gate_proj.weight",
+        "ffn_gate_shexp.weight",
+        lambda d: (d.shared_ffn, d.hidden),
+    ),
+    Entry(
+        "mlp.shared_expert.up_proj.weight",
+        "ffn_up_shexp.weight",
+        lambda d: (d.shared_ffn, d.hidden),
+    ),
+    Entry(
+        "mlp.shared_expert.down_proj.weight",
+        "ffn_down_shexp.weight",
+        lambda d: (d.hidden, d.shared_ffn),
+    ),
+)
+# Experts come as one tensor per projection (gate and up fused, gate first) or one per expert.
+EXPERT_GATE_UP = Entry(
+    "mlp.experts.gate_up_proj",
+    "ffn_gate_exps.weight, ffn_up_exps.weight",
+    lambda d: (d.experts, 2 * d.expert_ffn, d.hidden),
+)
+EXPERT_PROJECTIONS = (
+    Entry("gate_proj", "ffn_gate_exps.weight", lambda d: (d.expert_ffn, d.hidden)),
+    Entry("up_proj", "ffn_up_exps.weight", lambda d: (d.expert_ffn, d.hidden)),
+    Entry("down_proj", "ffn_down_exps.weight", lambda d: (d.hidden, d.expert_ffn)),
+)
+MTP = (
+    Entry("fc.weight", "nextn.eh_proj.weight", lambda d: (d.hidden, 2 * d.hidden)),
+    _norm("pre_fc_norm_embedding.weight", "nextn.enorm.weight", lambda d: (d.hidden,)),
+    _norm("pre_fc_norm_hidden.weight", "nextn.hnorm.weight", lambda d: (d.hidden,)),
+    _norm("norm.weight", "nextn.shared_head_norm.weight", lambda d: (d.hidden,)),
+)
+# Present only where the head does not share the trunk's table (mtp_use_dedicated_embeddings).
+MTP_EMBEDDING = Entry(
+    "embed_tokens.weight", "nextn.embed_tokens.weight", lambda d: (d.vocab, d.hidden)
+)
+EMBEDDING = Entry("model.embed_tokens.weight", "token_embd.weight", lambda d: (d.vocab, d.hidden))
+OUTPUT_NORM = _norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidden,))
+OUTPUT = Entry("lm_head.weight", "output.weight", lambda d: (d.vocab, d.hidden))
+
+VISION = ("model.visual.", "visual.")
+VISION_NOTE = (
+    "vision tower; make the mmproj file with llama.cpp's convert_hf_to_gguf.py --mmproj FOLDER"
+)
+
+
+def wants(name: str, head: HeadChoice) -> bool:
+    """Whether a conversion of this part of the model reads the source tensor `name`."""
+    if name.startswith(VISION):
+        return False
+    if head is HeadChoice.NONE:
+        return not is_head(name)
+    return head is HeadChoice.WITH_TRUNK or not _canonical(name).startswith("model.layers.")
+
+
+def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+    """Name and shape every target of a Qwen3.5 checkpoint.
+
+    CheckpointError when config and tensors contradict each other, when a tensor is missing or has
+    another shape than the config says, and when a tensor is left that nobody claimed.
+    """
+    where = str(checkpoint.folder / "config.json")
+    text_config = checkpoint.config.get("text_config") or {}
+    if not isinstance(text_config, dict):
+        raise CheckpointError(f"{where}: text_config: expected an object, found {text_config!r}")
+    reader = _ConfigReader(where, {**checkpoint.config, **text_config})
+    moe = checkpoint.config["architectures"][0] in MOE
+    dims = _read_dims(reader, moe)
+    claims = _Claims(checkpoint, dims)
+    _check_head_is_there(checkpoint, dims, claims, head)
+
+    trunk = [] if head is HeadChoice.ALONE else list(_trunk_targets(claims, dims))
+    embedding = claims.take("", "", EMBEDDING)
+    shared = [claims.take("", "", OUTPUT_NORM), embedding]
+    if claims.has(OUTPUT.source):
+        shared.append(claims.take("", "", OUTPUT))
+    elif not dims.tied:
+        raise CheckpointError(
+            f"{where}: tie_word_embeddings is false, but the checkpoint has no {OUTPUT.source}"
+        )
+    with_head = dims.n_mtp and head is not HeadChoice.NONE
+    mtp = list(_mtp_targets(claims, dims)) if with_head else []
+    skipped = claims.skipped(
+        {
+            HeadChoice.ALONE: ("model.layers.", "trunk (--head-only)"),
+            HeadChoice.NONE: ("mtp.", "MTP head (--no-mtp)"),
+        }.get(head)
+    )
+    n_mtp = dims.n_mtp if mtp else 0
+    architecture = "qwen35moe" if moe else "qwen35"
+    return Blueprint(
+        architecture=architecture,
+        hparams=_hparams(reader, dims, architecture, n_mtp),
+        targets=(*shared, *trunk, *mtp),
+        skipped=skipped,
+        n_trunk=dims.layers,
+        n_mtp=n_mtp,
+        n_vocab=dims.vocab,
+        output=shared[-1],
+    )
+
+
+def _check_head_is_there(
+    checkpoint: Checkpoint, dims: Dims, claims: "_Claims", head: HeadChoice
+) -> None:
+    found = claims.names_under("mtp.")
+    config = checkpoint.folder / "config.json"
+    if head is HeadChoice.ALONE and not found:
+        raise CheckpointError(
+            f"{checkpoint.folder}: --head-only: expected mtp.* tensors, found none; "
+            "use the publisher's original checkpoint, or --mtp-from to take them from another one"
+        )
+    if head is HeadChoice.NONE or bool(found) == bool(dims.n_mtp):
+        return
+    if dims.n_mtp:
+        raise CheckpointError(
+            f"{config}: mtp_num_hidden_layers is {dims.n_mtp}, but the checkpoint has no mtp.* "
+            "tensor (first missing: mtp.fc.weight); either convert without the head (--no-mtp), "
+            "or take it from the original model (--mtp-from ORIGINAL), or download a checkpoint "
+            "that still has it"
+        )
+    raise CheckpointError(
+        f"{config}: mtp_num_hidden_layers is 0 or missing, but the checkpoint has {len(found)} "
+        f"mtp.* tensors (first: {found[0]}); set it to 1 to use them, or pass --no-mtp"
+    )
+
+
+class _Claims:
+    """Source tensors by canonical name; remembers which were taken, and checks their shapes."""
+
+    def __init__(self, checkpoint: Checkpoint, dims: Dims) -> None:
+        self._checkpoint = checkpoint
+        self._dims = dims
+        self._actual: dict[str, str] = {}
+        self._vision: list[str] = []
+        self._taken: set[str] = set()
+        for name in checkpoint.tensors:
+            if name.startswith(VISION):
+                self._vision.append(name)
+                continue
+            canonical = _canonical(name)
+            if canonical in self._actual:
+                raise CheckpointError(
+                    f"{checkpoint.folder}: {name!r} and {self._actual[canonical]!r} are the "
+                    "same tensor of the model"
+                )
+            self._actual[canonical] = name
+
+    def has(self, canonical: str) -> bool:
+        return canonical in self._actual
+
+    def names_under(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._actual if name.startswith(prefix))
+
+    def source(self, canonical: str, shape: Shape) -> str:
+        """Claim a source tensor: its name in the files."""
+        name = self._actual.get(canonical)
+        if name is None:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {canonical}: expected shape {list(shape)} by the "
+                "config, found no such tensor"
+            )
+        found = self._checkpoint.tensors[name].stored.shape
+        if found != shape:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {name}: expected shape {list(shape)} by the config, "
+                f"found {list(found)}"
+            )
+        self._taken |= {canonical, canonical + "_scale_inv"}
+        return name
+
+    def take(self, source_prefix: str, target_prefix: str, entry: Entry) -> Target:
+        """Claim the source of an entry and describe its target."""
+        shape = entry.shape(self._dims)
+        source = self.source(source_prefix + entry.source, shape)
+        return Target(
+            name=target_prefix + entry.target,
+            shape=ggml_shape(shape),
+            recipe=entry.transform.recipe(source, self._dims),
+            always_f32=entry.always_f32,
+        )
+
+    def skipped(self, unwanted: tuple[str, str] | None) -> dict[str, str]:
+        """Sources left on purpose, with the reason.
+
+        unwanted: the prefix of a part of the model that is not converted, and why.
+        CheckpointError when a tensor outside of it was claimed by nobody.
+        """
+        skipped = dict.fromkeys(self._vision, VISION_NOTE)
+        lost = []
+        for canonical in sorted(self._actual.keys() - self._taken):
+            if unwanted and canonical.startswith(unwanted[0]):
+                skipped[self._actual[canonical]] = unwanted[1]
+            else:
+                lost.append(self._actual[canonical])
+        if lost:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {len(lost)} tensors have no place in this model, "
+                f"first {lost[0]!r}; the checkpoint is of a kind that is not known here"
+            )
+        return skipped
+
+
+def ggml_shape(shape: Shape) -> Shape:
+    """A source shape in ggml order, without trailing ones (as ggml_n_dims counts)."""
+    out = [n for i, n in enumerate(shape) if n != 1 or i == len(shape) - 1]
+    return tuple(reversed(out))
+
+
+def _canonical(name: str) -> str:
+    """A tensor's name without the prefixes of multimodal checkpoints."""
+    name = name.replace("language_model.", "")
+    if name.startswith("model.mtp.") or name == "model.lm_head.weight":
+        name = name.removeprefix("model.")
+    return name
+
+
+def _trunk_targets(claims: _Claims, dims: Dims) -> Iterator[Target]:
+    for index, recurrent in enumerate(dims.recurrent):
+        attention = LINEAR_ATTENTION if recurrent else FULL_ATTENTION
+        yield from _block(claims, dims, f"model.layers.{index}.", f"blk.{index}.", attention)
+
+
+def _mtp_targets(claims: _Claims, dims: Dims) -> Iterator[Target]:
+    target_prefix = f"blk.{dims.layers}."
+    for entry in MTP:
+        yield claims.take("mtp.", target_prefix, entry)
+    if claims.has("mtp." + MTP_EMBEDDING.source):
+        yield claims.take("mtp.", target_prefix, MTP_EMBEDDING)
+    for index in range(dims.n_mtp):
+        target_prefix = f"blk.{dims.layers + index}."
+        yield from _block(claims, dims, f"mtp.layers.{index}.", target_prefix, FULL_ATTENTION)
+
+
+def _block(
+    claims: _Claims, dims: Dims, source: str, target: str, attention: tuple[Entry, ...]
+) -> Iterator[Target]:
+    for entry in (*NORMS, *attention, *(SHARED_EXPERT if dims.moe else DENSE_FFN)):
+        yield claims.take(source, target, entry)
+    if dims.moe:
+        yield from _experts(claims, dims, source + "mlp.experts.", target)
+
+
+def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[Target]:
+    fused = next((s for s in ("", ".weight") if claims.has(f"{source}gate_up_proj{s}")), None)
+    for entry in EXPERT_PROJECTIONS:
+        rows, columns = entry.shape(dims)
+        shape = (columns, rows, dims.experts)
+        if fused is None:
+            sources = tuple(
+                claims.source(f"{source}{i}.{entry.source}.weight", (rows, columns))
+                for i in range(dims.experts)
+            )
+            recipe = Recipe(sources)
+        elif entry.source == "down_proj":
+            name = claims.source(f"{source}down_proj{fused}", (dims.experts, rows, columns))
+            recipe = Recipe((name,))
+        else:
+            name = claims.source(f"{source}gate_up_proj{fused}", EXPERT_GATE_UP.shape(dims))
+            stack = np.arange(dims.experts * 2 * rows).reshape(dims.experts, 2, rows)
+            half = 0 if entry.source == "gate_proj" else 1
+            recipe = Recipe((name,), row_order=stack[:, half].reshape(-1))
+        yield Target(target + entry.target, shape, recipe, always_f32=False)
+
+
+class _ConfigReader:
+    """Typed access to config.json; a value of another type is named in the error."""
+
+    def __init__(self, where: str, config: dict[str, Any]) -> None:
+        self.where = where
+        self.config = config
+
+    def fault(self, key: str, expected: str, found: object) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r}")
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.config.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+            raise self.fault(key, f"a whole number from {least}", value)
+        return value
+
+    def number(self, holder: dict[str, Any], key: str, default: float) -> float:
+        value = holder.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.fault(key, "a number", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.config.get(key, False)
+        if not isinstance(value, bool):
+            raise self.fault(key, "true or false", value)
+        return value
+
+    def rope(self) -> dict[str, Any]:
+        """The rope parameters, whichever of the two places they stand in."""
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise self.fault("rope_parameters", "an object", rope)
+        merged = dict(rope)
+        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+            if key not in merged and self.config.get(key) is not None:
+                merged[key] = self.config[key]
+        return merged
+
+
+def _read_dims(c: _ConfigReader, moe: bool) -> Dims:
+    """The sizes of the config; absent ones default as in transformers' Qwen3_5TextConfig."""
+    layers = c.size("num_hidden_layers")
+    n_mtp = c.size("mtp_num_hidden_layers", 0, least=0)
+    if layers + n_mtp > MAX_LAYERS:
+        raise c.fault("num_hidden_layers", f"at most {MAX_LAYERS} with the MTP layers", layers)
+    dims = Dims(
+        hidden=c.size("hidden_size"),
+        ffn=0 if moe else c.size("intermediate_size"),
+        layers=layers,
+        heads=c.size("num_attention_heads"),
+        kv_heads=c.size("num_key_value_heads"),
+        head_dim=c.size("head_dim", 256),
+        k_heads=c.size("linear_num_key_heads", 16),
+        v_heads=c.size("linear_num_value_heads", 32),
+        k_dim=c.size("linear_key_head_dim", 128),
+        v_dim=c.size("linear_value_head_dim", 128),
+        conv=c.size("linear_conv_kernel_dim", 4),
+        vocab=c.size("vocab_size"),
+        experts=c.size("num_experts") if moe else 0,
+        expert_ffn=c.size("moe_intermediate_size") if moe else 0,
+        shared_ffn=c.size("shared_expert_intermediate_size") if moe else 0,
+        recurrent=_recurrent_layers(c, layers),
+        n_mtp=n_mtp,
+        tied=c.flag("tie_word_embeddings"),
+    )
+    if dims.v_heads % dims.k_heads:
+        raise c.fault(
+            "linear_num_value_heads",
+            f"a multiple of linear_num_key_heads ({dims.k_heads})",
+            dims.v_heads,
+        )
+    return dims
+
+
+def _recurrent_layers(c: _ConfigReader, layers: int) -> tuple[bool, ...]:
+    kinds = c.config.get("layer_types")
+    if kinds is None:
+        interval = c.size("full_attention_interval", 4)
+        return tuple((i + 1) % interval != 0 for i in range(layers))
+    known = ("linear_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        found = len(kinds) if isinstance(kinds, list) else kinds
+        raise c.fault("layer_types", f"{layers} entries (num_hidden_layers)", found)
+    if any(kind not in known for kind in kinds):
+        raise c.fault("layer_types", " or ".join(known), next(k for k in kinds if k not in known))
+    return tuple(kind == "linear_attention" for kind in kinds)
+
+
+def _hparams(c: _ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value]:
+    """The architecture's metadata, keys and types as llama.cpp's converter writes them."""
+    rope = c.rope()
+    eps = c.number(c.config, "rms_norm_eps", 1e-6)
+    partial = c.number(rope, "partial_rotary_factor", 0.25)
+
+    def u32(value: int) -> Value:
+        return Value(ValueType.U32, value)
+
+    def f32(value: float) -> Value:
+        return Value(ValueType.F32, value)
+
+    keys: dict[str, Value] = {
+        "block_count": u32(d.layers + n_mtp),
+        "context_length": u32(c.size("max_position_embeddings", 32768)),
+        "embedding_length": u32(d.hidden),
+    }
+    if d.ffn:
+        keys["feed_forward_length"] = u32(d.ffn)
+    keys |= {
+        "attention.head_count": u32(d.heads),
+        "attention.head_count_kv": u32(d.kv_heads),
+        **_rope_scaling(c, rope),
+        "rope.dimension_sections": Value(ValueType.I32, _mrope_sections(c, rope)),
+    }
+    if "rope_theta" in rope:
+        keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", 0))
+    keys["attention.layer_norm_rms_epsilon"] = f32(eps)
+    if d.moe:
+        keys |= {
+            "expert_count": u32(d.experts),
+            "expert_used_count": u32(c.size("num_experts_per_tok")),
+        }
+    keys |= {"attention.key_length": u32(d.head_dim), "attention.value_length": u32(d.head_dim)}
+    if d.moe:
+        keys |= {
+            "expert_feed_forward_length": u32(d.expert_ffn),
+            "expert_shared_feed_forward_length": u32(d.shared_ffn),
+        }
+    if n_mtp:
+        keys["nextn_predict_layers"] = u32(n_mtp)
+    recurrent = (*d.recurrent, *(False for _ in range(n_mtp)))
+    keys |= {
+        "ssm.conv_kernel": u32(d.conv),
+        "ssm.state_size": u32(d.k_dim),
+        "ssm.group_count": u32(d.k_heads),
+        "ssm.time_step_rank": u32(d.v_heads),
+        "ssm.inner_size": u32(d.values),
+        "attention.recurrent_layers": Value(ValueType.BOOL, recurrent),
+        "full_attention_interval": u32(c.size("full_attention_interval", 4)),
+        "rope.dimension_count": u32(int(d.head_dim * partial)),
+    }
+    return {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _mrope_sections(c: _ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
+    sections = rope.get("mrope_section", DEFAULT_MROPE_SECTION)
+    whole = isinstance(sections, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sections
+    )
+    if not whole or len(sections) > 4:
+        raise c.fault("mrope_section", "at most four whole numbers", sections)
+    return (*sections, *(0 for _ in range(4 - len(sections))))
+
+
+def _rope_scaling(c: _ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default" or "factor" not in rope:
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise c.fault("rope_type", "default, linear or yarn", kind)
+    keys = {
+        "rope.scaling.type": Value(ValueType.STRING, kind),
+        "rope.scaling.factor": Value(ValueType.F32, c.number(rope, "factor", 1.0)),
+    }
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings")
+        if not isinstance(original, int):
+            raise c.fault("original_max_position_embeddings", "a whole number for yarn", original)
+        keys["rope.scaling.original_context_length"] = Value(ValueType.U32, original)
+        for ours, theirs in (
+            ("yarn_ext_factor", "extrapolation_factor"),
+            ("yarn_attn_factor", "attention_factor"),
+            ("yarn_beta_fast", "beta_fast"),
+            ("yarn_beta_slow", "beta_slow"),
+        ):
+            if rope.get(theirs) is not None:
+                keys[f"rope.scaling.{ours}"] = Value(ValueType.F32, c.number(rope, theirs, 0.0))
+    return keys

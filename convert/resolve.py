@@ -1,0 +1,34 @@
+"""From what the user names a model by to an open checkpoint."""
+
+from pathlib import Path
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
+from .family import HeadChoice, find_family
+from .hub import download, looks_like_hub_id
+
+
+def model_name(model: str) -> str | None:
+    """The model's name where its folder's is none of its own (the hub's cache)."""
+    return model.rpartition("/")[2] if looks_like_hub_id(model) else None
+
+
+def open_model(
+    model: str, revision: str | None, head: HeadChoice, mtp_from: str | None
+) -> Checkpoint:
+    """Open a hub id or a folder; `mtp_from` names another one to take the head from."""
+    own = HeadChoice.NONE if mtp_from else head
+    checkpoint = _open(model, revision, own)
+    if mtp_from is None:
+        return checkpoint
+    donor = _open(mtp_from, None, HeadChoice.ALONE)
+    if not any(is_head(name) for name in donor.tensors):
+        raise CheckpointError(f"{mtp_from}: --mtp-from: expected mtp.* tensors, found none")
+    return checkpoint.with_head_of(donor)
+
+
+def _open(model: str, revision: str | None, head: HeadChoice) -> Checkpoint:
+    folder = download(model, revision, head) if looks_like_hub_id(model) else Path(model)
+    family = find_family(read_config(folder), folder / "config.json")
+    return open_checkpoint(folder, lambda name: family.wants(name, head))

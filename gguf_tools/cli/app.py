@@ -1,0 +1,46 @@
+"""`mtp-gguf`: the commands under one name."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from .convert import ConvertCommand, convert
+from .demo import demo
+from .list_tensors import list_tensors
+
+app = typer.Typer(
+    name="mtp-gguf",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mtp-gguf {version('mtp-gguf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Make and inspect GGUF files of Qwen3.5 / 3.6 / 3.8 with their Multi-Token Prediction head."""
+
+
+app.command("convert", cls=ConvertCommand)(convert)
+app.command("list-tensors")(list_tensors)
+app.command("demo")(demo)
+
+
+def main() -> None:
+    """Run the command line; what is expected to go wrong ends in a sentence and an exit code."""
+    app()

@@ -1,0 +1,180 @@
+"""`mtp-gguf convert`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ..fastmtp import DraftLayout
+from ..listing import list_tensors as read_listing
+from ..output import check_output
+from .console import byte_progress, parse_bytes, reports_errors
+from .list_tensors import head_verdict
+from .plan_report import plan_json, plan_text, summary_json, summary_text
+
+_CORPUS = "--fastmtp-corpus"
+_DEFAULT_SIZE = 0  # stands for --fastmtp without a number
+
+
+class ConvertCommand(TyperCommand):
+    """A command whose `--fastmtp` may stand alone, and whose corpus may be several files."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare `--fastmtp` its stand-in value, and each corpus file its own option."""
+        given: list[str] = []
+        corpus = False
+        for index, arg in enumerate(args):
+            following = args[index + 1] if index + 1 < len(args) else ""
+            if corpus and given[-1] != _CORPUS and Path(arg).is_file():
+                given.append(_CORPUS)
+            corpus = arg == _CORPUS or (corpus and not arg.startswith("-"))
+            given.append(arg)
+            if arg == "--fastmtp" and not following.isdecimal():
+                given.append(str(_DEFAULT_SIZE))
+        return super().parse_args(ctx, given)
+
+
+@reports_errors
+def convert(
+    model: Annotated[str, typer.Argument(help="Hub id (OWNER/NAME) or a local checkpoint folder.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write, or folder; default: here, by name."),
+    ] = None,
+    quant: Annotated[
+        str, typer.Option("--quant", help="Mix of the base, a name of llama-quantize.")
+    ] = "Q4_K_M",
+    mtp_f16: Annotated[
+        bool, typer.Option("--mtp-f16", help="MTP head in F16; short for --mtp-type F16.")
+    ] = False,
+    mtp_type: Annotated[
+        str | None, typer.Option("--mtp-type", help="Type of the MTP head's matrices [Q8_0].")
+    ] = None,
+    no_mtp: Annotated[bool, typer.Option("--no-mtp", help="Leave the MTP head out.")] = False,
+    head_only: Annotated[
+        bool, typer.Option("--head-only", help="Write the head alone (an mtp- file for -md).")
+    ] = False,
+    mtp_from: Annotated[
+        str | None,
+        typer.Option("--mtp-from", metavar="MODEL", help="Take the head from another checkpoint."),
+    ] = None,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option("--tensor-type", metavar="REGEX=TYPE", help="Type for tensors; repeatable."),
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option("--imatrix", help="Importance matrix in GGUF format.")
+    ] = None,
+    fastmtp: Annotated[
+        int | None,
+        typer.Option(
+            "--fastmtp", metavar="[N]", min=0, help="Add a draft vocabulary of N tokens [32768]."
+        ),
+    ] = None,
+    fastmtp_layout: Annotated[
+        DraftLayout, typer.Option("--fastmtp-layout", help="How the draft vocabulary is stored.")
+    ] = DraftLayout.IDS,
+    fastmtp_corpus: Annotated[
+        list[Path] | None,
+        typer.Option("--fastmtp-corpus", metavar="FILE", help="Text files to rank tokens by."),
+    ] = None,
+    fastmtp_ids: Annotated[
+        Path | None,
+        typer.Option("--fastmtp-ids", metavar="FILE", help="Ranked ids: JSON, .npy or text."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    ] = None,
+    tokenizer_pre: Annotated[
+        str | None, typer.Option("--tokenizer-pre", help="llama.cpp's name of the pre-tokenizer.")
+    ] = None,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Write shards.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Worker threads.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan: sources, targets, types, sizes.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print plan or summary as one JSON object.")
+    ] = False,
+) -> None:
+    """Convert a Qwen3.5 checkpoint to one GGUF, its MTP head included.
+
+    One pass from safetensors to the final file, at mixed precision: the base in the mix that
+    llama-quantize would give it, the head in a type of its own (Q8_0 unless told otherwise).
+
+    **Examples**
+
+    mtp-gguf convert Qwen/Qwen3.5-4B --mtp-f16 --fastmtp
+
+    mtp-gguf convert ./Qwen3.5-4B -o out.gguf --quant Q5_K_M --mtp-type Q8_0 --imatrix i.gguf
+
+    mtp-gguf convert ./Qwen3.5-4B --fastmtp 16384 --fastmtp-corpus notes.txt --dry-run
+    """
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
+    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
+    from mtp_gguf.convert.plan import DraftRequest, Request, make_plan  # noqa: PLC0415
+    from mtp_gguf.convert.precision import (  # noqa: PLC0415
+        FILE_TYPES,
+        parse_override,
+        parse_tensor_type,
+    )
+    from mtp_gguf.convert.resolve import model_name, open_model  # noqa: PLC0415
+    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+
+    if quant.upper() not in FILE_TYPES:
+        raise typer.BadParameter(
+            f"expected one of {', '.join(FILE_TYPES)}; found {quant!r}", param_hint="--quant"
+        )
+    if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
+        raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
+    if no_mtp and (head_only or mtp_from or fastmtp is not None):
+        raise typer.BadParameter("--no-mtp goes with no other option on the head")
+    wants_draft = fastmtp is not None or fastmtp_corpus or fastmtp_ids
+    sidecar = fastmtp_layout is DraftLayout.SIDECAR
+    if sidecar and not wants_draft:
+        raise typer.BadParameter("--fastmtp-layout sidecar needs --fastmtp")
+    head = HeadChoice.WITH_TRUNK
+    if head_only or sidecar:
+        head = HeadChoice.ALONE
+    elif no_mtp:
+        head = HeadChoice.NONE
+    head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
+    with open_model(model, revision, head, mtp_from) as checkpoint:
+        request = Request(
+            quant=quant.upper(),
+            head=head,
+            head_type=head_type,
+            overrides=tuple(parse_override(text) for text in tensor_type or ()),
+            imatrix=read_imatrix(imatrix) if imatrix else None,
+            draft=DraftRequest(
+                fastmtp_layout, fastmtp or None, tuple(fastmtp_corpus or ()), fastmtp_ids
+            )
+            if wants_draft
+            else None,
+            tokenizer_pre=tokenizer_pre,
+            model_name=model_name(model),
+            split_max_size=parse_bytes(split_max_size) if split_max_size else None,
+            output=output,
+        )
+        plan = make_plan(checkpoint, request)
+        if dry_run:
+            typer.echo(plan_json(plan) if as_json else plan_text(plan))
+            return
+        sources = [p.source.path for p in checkpoint.tensors.values()]
+        for shard in plan.shards:
+            check_output(shard.path, sources, overwrite)
+        with byte_progress("convert", plan.size) as progress:
+            outcome = run(plan, SourceRows(checkpoint), progress, threads)
+    if as_json:
+        typer.echo(summary_json(plan, outcome))
+        return
+    report = read_listing(plan.shards[0].path).head
+    assert report is not None
+    typer.echo(summary_text(plan, outcome, report, head_verdict(report)))

@@ -1,0 +1,81 @@
+"""FastMTP draft vocabularies in GGUF files: the names of their keys and tensors, reading one.
+
+A draft vocabulary is a ranked list of target token ids, most useful first; docs/fastmtp.md has the
+three layouts byte by byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import FormatError
+from .format import ArrayRef, GgufFile, TensorInfo, ValueType
+from .tensor_types import I64
+
+IDS_KEY = "mtp_gguf.fastmtp.token_ids"
+SOURCE_KEY = "mtp_gguf.fastmtp.source"
+COVERAGE_KEY = "mtp_gguf.fastmtp.coverage"
+ID_MAP_TENSOR = "d2t"
+SHORT_HEAD_SUFFIX = "nextn.shared_head_head.weight"
+OUTPUT_TENSOR = "output.weight"
+EMBEDDING_TENSOR = "token_embd.weight"
+
+
+class DraftLayout(str, Enum):
+    """How a draft vocabulary is stored."""
+
+    IDS = "ids"
+    TABLE = "table"
+    SIDECAR = "sidecar"
+
+
+@dataclass(frozen=True)
+class StoredDraftVocabulary:
+    """What a file says of its draft vocabulary: its layout, its size, where the list came from."""
+
+    layout: DraftLayout
+    size: int
+    source: str | None
+    coverage: float | None
+
+
+def find_draft_vocabulary(
+    file: GgufFile, tensors: Mapping[str, TensorInfo]
+) -> StoredDraftVocabulary | None:
+    """The draft vocabulary of a model, by its headers alone; None when it has none.
+
+    file: has the metadata. tensors: those of all shards, by name.
+
+    FormatError when its parts contradict each other. The ids themselves are not read.
+    """
+    source = file.scalar(SOURCE_KEY)
+    coverage = file.scalar(COVERAGE_KEY)
+    about = (
+        source if isinstance(source, str) else None,
+        coverage if isinstance(coverage, float) else None,
+    )
+    held = file.keys.get(IDS_KEY)
+    if held is not None:
+        if not isinstance(held, ArrayRef) or held.type is not ValueType.U32 or not held.count:
+            raise FormatError(f"{file.source.name}: {IDS_KEY}: expected a filled array of U32")
+        return StoredDraftVocabulary(DraftLayout.IDS, held.count, *about)
+    id_map = tensors.get(ID_MAP_TENSOR)
+    if id_map is None:
+        return None
+    if id_map.type is not I64 or len(id_map.shape) != 1:
+        raise FormatError(
+            f"{file.source.name}: {ID_MAP_TENSOR}: expected one dimension of I64, "
+            f"found {list(id_map.shape)} {id_map.type.name}"
+        )
+    size = id_map.shape[0]
+    short = next((t for t in tensors.values() if t.name.endswith(SHORT_HEAD_SUFFIX)), None)
+    layout = DraftLayout.TABLE if short is not None else DraftLayout.SIDECAR
+    rows = short or tensors.get(OUTPUT_TENSOR)
+    if rows is None or rows.shape[1:] != (size,):
+        name = OUTPUT_TENSOR if rows is None else rows.name
+        found = "no such tensor" if rows is None else f"shape {list(rows.shape)}"
+        raise FormatError(
+            f"{file.source.name}: {name}: expected {size} rows, as {ID_MAP_TENSOR} has ids, "
+            f"found {found}"
+        )
+    return StoredDraftVocabulary(layout, size, *about)

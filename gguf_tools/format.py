@@ -1,0 +1,526 @@
+"""GGUF, read strictly and written plainly.
+
+A file is, little-endian and without gaps up to the tensor data:
+
+    "GGUF" | u32 version (2, 3) | u64 n_tensors | u64 n_kv
+    n_kv     x  string key | u32 value type | value
+    n_tensors x string name | u32 n_dims | n_dims x u64 | u32 tensor type | u64 offset
+    zeros up to a multiple of general.alignment (default 32)
+    tensor data, each tensor followed by zeros up to a multiple of the alignment
+
+A string is u64 length and UTF-8 bytes; an array is u32 element type, u64 count and the elements.
+Dimensions stand in ggml order, row length first. A tensor's offset counts from the start of the
+tensor data, and tensors follow one another in the order of their entries.
+
+The reader trusts nothing: each count, length and offset is held against the bytes that are really
+there before memory is taken, and arrays are skipped until somebody asks for them.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from math import prod
+from pathlib import Path
+
+from .errors import FormatError
+from .sources import FileSource, Source
+from .tensor_types import BY_ID, TensorType
+
+MAGIC = b"GGUF"
+VERSION = 3
+READABLE_VERSIONS = (2, 3)
+ALIGNMENT_KEY = "general.alignment"
+DEFAULT_ALIGNMENT = 32
+
+# ggml's own limits: GGML_MAX_DIMS and GGML_MAX_NAME in ggml.h, the other two in gguf.cpp.
+MAX_DIMS = 4
+MAX_NAME_BYTES = 63
+MAX_STRING_BYTES = 1 << 30
+MAX_ARRAY_LENGTH = 1 << 30
+
+_WINDOW_BYTES = 1 << 20
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class ValueType(IntEnum):
+    """Types of metadata values (`enum gguf_type` in gguf.h)."""
+
+    U8 = 0
+    I8 = 1
+    U16 = 2
+    I16 = 3
+    U32 = 4
+    I32 = 5
+    F32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    U64 = 10
+    I64 = 11
+    F64 = 12
+
+
+_SCALARS = {
+    ValueType.U8: struct.Struct("<B"),
+    ValueType.I8: struct.Struct("<b"),
+    ValueType.U16: struct.Struct("<H"),
+    ValueType.I16: struct.Struct("<h"),
+    ValueType.U32: struct.Struct("<I"),
+    ValueType.I32: struct.Struct("<i"),
+    ValueType.F32: struct.Struct("<f"),
+    ValueType.BOOL: struct.Struct("<?"),
+    ValueType.U64: struct.Struct("<Q"),
+    ValueType.I64: struct.Struct("<q"),
+    ValueType.F64: struct.Struct("<d"),
+}
+
+Scalar = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metadata value to write: a scalar of `type`, or an array whose elements are of `type`."""
+
+    type: ValueType
+    data: Scalar | Sequence[Scalar]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether `data` is a sequence of scalars."""
+        return not isinstance(self.data, Scalar)
+
+
+@dataclass(frozen=True)
+class ArrayRef:
+    """An array of metadata that has been measured but not read.
+
+    `offset` is where its first element starts in the file, `length` its bytes.
+    """
+
+    type: ValueType
+    count: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of a file: `shape` in ggml order, `offset` from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data, padding excluded."""
+        return tensor_bytes(self.shape, self.type)
+
+
+def tensor_bytes(shape: Sequence[int], kind: TensorType) -> int:
+    """Bytes of a tensor of ggml `shape`, whose row length the type's block divides."""
+    return kind.row_bytes(shape[0]) * prod(shape[1:])
+
+
+def padded(length: int, alignment: int) -> int:
+    """`length` rounded up to a multiple of `alignment`."""
+    return -(-length // alignment) * alignment
+
+
+class GgufFile:
+    """The header of a GGUF file: metadata and tensor entries, all checked against the source.
+
+    `version`, `alignment`, `data_offset` (start of the tensor data), `keys` (key to scalar or
+    ArrayRef, in file order), `types` (key to ValueType), `tensors` (in file order).
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        cursor = _Cursor(source)
+        self.version = _read_version(cursor)
+        n_tensors = cursor.u64("tensor count")
+        n_kv = cursor.u64("metadata count")
+        # The shortest entries: empty key, type and one byte; empty name, one dimension.
+        cursor.check_count("metadata count", n_kv, 8 + 4 + 1)
+        cursor.check_count("tensor count", n_tensors, 8 + 4 + 8 + 4 + 8)
+        self.keys: dict[str, Scalar | ArrayRef] = {}
+        self.types: dict[str, ValueType] = {}
+        for index in range(n_kv):
+            key = cursor.text(f"metadata key {index}")
+            if not key or key in self.keys:
+                fault = "a key that occurred before" if key else "an empty key"
+                raise cursor.fault(f"metadata key {index}", "a new name", f"{fault} {key!r}")
+            self.types[key], self.keys[key] = _read_value(cursor, key)
+        self.alignment = self._checked_alignment()
+        self.tensors = _read_tensors(cursor, n_tensors, self.alignment)
+        self.data_offset = padded(cursor.position, self.alignment)
+        self.tensors = [
+            TensorInfo(t.name, t.shape, t.type, t.offset + self.data_offset) for t in self.tensors
+        ]
+        for tensor in self.tensors:
+            if tensor.offset + tensor.nbytes > source.size:
+                raise FormatError(
+                    f"{source.name}: tensor {tensor.name!r}: expected data up to byte "
+                    f"{tensor.offset + tensor.nbytes}, found a file of {source.size} bytes"
+                )
+
+    def __enter__(self) -> "GgufFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+    def _checked_alignment(self) -> int:
+        alignment = self.keys.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
+        kind = self.types.get(ALIGNMENT_KEY, ValueType.U32)
+        if kind is not ValueType.U32 or not isinstance(alignment, int):
+            raise FormatError(
+                f"{self.source.name}: {ALIGNMENT_KEY}: expected type U32, found {kind.name}"
+            )
+        if alignment == 0 or alignment & (alignment - 1):
+            raise FormatError(
+                f"{self.source.name}: {ALIGNMENT_KEY}: expected a power of two, found {alignment}"
+            )
+        return alignment
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorInfo]:
+        """Tensors by name."""
+        return {t.name: t for t in self.tensors}
+
+    def scalar(self, key: str) -> Scalar | None:
+        """The scalar under `key`; None when it is absent; FormatError when it is an array."""
+        value = self.keys.get(key)
+        if isinstance(value, ArrayRef):
+            raise FormatError(f"{self.source.name}: {key}: expected one value, found an array")
+        return value
+
+    def integer(self, key: str) -> int | None:
+        """The whole number under `key`; None when absent; FormatError when of another type."""
+        value = self.scalar(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise FormatError(
+                f"{self.source.name}: {key}: expected a whole number, "
+                f"found type {self.types[key].name}"
+            )
+        return value
+
+    def array(self, key: str) -> list[Scalar] | None:
+        """The elements of the array under `key`; None when it is absent."""
+        value = self.keys.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, ArrayRef):
+            raise FormatError(f"{self.source.name}: {key}: expected an array, found one value")
+        data = self.source.read(value.offset, value.length)
+        if value.type is not ValueType.STRING:
+            return [x for (x,) in _SCALARS[value.type].iter_unpack(data)]
+        strings: list[Scalar] = []
+        at = 0
+        for _ in range(value.count):
+            (length,) = _U64.unpack_from(data, at)
+            strings.append(data[at + 8 : at + 8 + length].decode("utf-8", "surrogateescape"))
+            at += 8 + length
+        return strings
+
+    def value(self, key: str) -> Value:
+        """What stands under the present `key`, as it would be written."""
+        held = self.keys[key]
+        if isinstance(held, ArrayRef):
+            return Value(held.type, self.array(key) or [])
+        return Value(self.types[key], held)
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read the header of the GGUF file at `path`; the file stays open for reads of its data."""
+    source = FileSource(path)
+    try:
+        return GgufFile(source)
+    except BaseException:
+        source.close()
+        raise
+
+
+class _Cursor:
+    """A position in a source that is read front to back through a window."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.position = 0
+        self._window = b""
+        self._window_start = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.source.size - self.position
+
+    def fault(self, field: str, expected: str, found: str) -> FormatError:
+        return FormatError(
+            f"{self.source.name}: {field} at byte {self.position}: "
+            f"expected {expected}, found {found}"
+        )
+
+    def check_count(self, field: str, count: int, least_bytes: int) -> None:
+        """Refuse a count whose shortest possible entries would not fit into the rest."""
+        if count > self.remaining // least_bytes:
+            raise self.fault(
+                field, f"at most {self.remaining // least_bytes} (by the file's size)", str(count)
+            )
+
+    def take(self, length: int, field: str) -> bytes:
+        if length > self.remaining:
+            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
+        start = self.position - self._window_start
+        if start + length > len(self._window):
+            self._slide(length)
+            start = 0
+        self.position += length
+        return self._window[start : start + length]
+
+    def _slide(self, at_least: int) -> None:
+        length = min(max(at_least, _WINDOW_BYTES), self.remaining)
+        self._window = self.source.read(self.position, length)
+        self._window_start = self.position
+
+    def u32(self, field: str) -> int:
+        return int.from_bytes(self.take(4, field), "little")
+
+    def u64(self, field: str) -> int:
+        return int.from_bytes(self.take(8, field), "little")
+
+    def string(self, field: str) -> bytes:
+        length = self.u64(field)
+        if length > min(self.remaining, MAX_STRING_BYTES):
+            raise self.fault(
+                field,
+                f"a length of at most {min(self.remaining, MAX_STRING_BYTES)} bytes",
+                str(length),
+            )
+        return self.take(length, field)
+
+    def text(self, field: str) -> str:
+        data = self.string(field)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise self.fault(field, "UTF-8 text", repr(data[:40])) from None
+
+    def skip(self, length: int, field: str) -> None:
+        if length > self.remaining:
+            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
+        self.position += length
+
+    def skip_strings(self, count: int, field: str) -> None:
+        """Walk over `count` strings: the inner loop of listing a file with a large vocabulary."""
+        unpack = _U64.unpack_from
+        while count:
+            at = self.position - self._window_start
+            window, end = self._window, len(self._window) - 8
+            while count and 0 <= at <= end:
+                after = at + 8 + unpack(window, at)[0]
+                if after > end + 8:
+                    break
+                at = after
+                count -= 1
+            self.position = self._window_start + at
+            if count:
+                self.string(field)  # crosses the window's edge, or is too long
+                count -= 1
+
+
+def _read_version(cursor: _Cursor) -> int:
+    magic = cursor.take(4, "magic")
+    if magic != MAGIC:
+        raise FormatError(f"{cursor.source.name}: magic: expected {MAGIC!r}, found {magic!r}")
+    raw = cursor.take(4, "version")
+    version = int.from_bytes(raw, "little")
+    if int.from_bytes(raw, "big") in READABLE_VERSIONS:
+        raise FormatError(
+            f"{cursor.source.name}: version: this is a big-endian GGUF file, and only "
+            "little-endian ones can be read"
+        )
+    if version not in READABLE_VERSIONS:
+        raise FormatError(f"{cursor.source.name}: version: expected 2 or 3, found {version}")
+    return version
+
+
+def _value_type(cursor: _Cursor, field: str) -> ValueType:
+    number = cursor.u32(field)
+    try:
+        return ValueType(number)
+    except ValueError:
+        raise cursor.fault(field, "a value type of 0 to 12", str(number)) from None
+
+
+def _read_value(cursor: _Cursor, key: str) -> tuple[ValueType, Scalar | ArrayRef]:
+    kind = _value_type(cursor, f"type of {key!r}")
+    if kind is ValueType.ARRAY:
+        return kind, _measure_array(cursor, key)
+    if kind is ValueType.STRING:
+        return kind, cursor.string(key).decode("utf-8", "surrogateescape")
+    scalar = _SCALARS[kind]
+    (value,) = scalar.unpack(cursor.take(scalar.size, key))
+    return kind, value
+
+
+def _measure_array(cursor: _Cursor, key: str) -> ArrayRef:
+    element = _value_type(cursor, f"element type of {key!r}")
+    count = cursor.u64(f"length of {key!r}")
+    if element is ValueType.ARRAY:
+        raise cursor.fault(f"element type of {key!r}", "scalars or strings", "nested arrays")
+    if count > MAX_ARRAY_LENGTH:
+        raise cursor.fault(f"length of {key!r}", f"at most {MAX_ARRAY_LENGTH}", str(count))
+    start = cursor.position
+    if element is ValueType.STRING:
+        cursor.check_count(f"length of {key!r}", count, 8)
+        cursor.skip_strings(count, key)
+    else:
+        size = _SCALARS[element].size
+        cursor.check_count(f"length of {key!r}", count, size)
+        cursor.skip(count * size, key)
+    return ArrayRef(element, count, start, cursor.position - start)
+
+
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> list[TensorInfo]:
+    tensors: list[TensorInfo] = []
+    names: set[str] = set()
+    expected_offset = 0
+    for index in range(count):
+        name = cursor.text(f"name of tensor {index}")
+        if len(name.encode()) > MAX_NAME_BYTES or not name or name in names:
+            fault = "a name that occurred before" if name in names else f"{len(name)} characters"
+            raise cursor.fault(
+                f"name of tensor {index}",
+                f"a new name of 1 to {MAX_NAME_BYTES} bytes",
+                f"{fault}: {name[:80]!r}",
+            )
+        names.add(name)
+        shape = _read_shape(cursor, name)
+        number = cursor.u32(f"type of tensor {name!r}")
+        kind = BY_ID.get(number)
+        if kind is None:
+            raise cursor.fault(f"type of tensor {name!r}", "a known tensor type", str(number))
+        if shape[0] % kind.block_length:
+            raise cursor.fault(
+                f"row length of tensor {name!r}",
+                f"a multiple of {kind.block_length} for {kind.name}",
+                str(shape[0]),
+            )
+        offset = cursor.u64(f"offset of tensor {name!r}")
+        if offset != expected_offset:
+            raise cursor.fault(f"offset of tensor {name!r}", str(expected_offset), str(offset))
+        expected_offset += padded(tensor_bytes(shape, kind), alignment)
+        if expected_offset > cursor.source.size + alignment:
+            raise cursor.fault(
+                f"data of tensor {name!r}",
+                f"an end before byte {cursor.source.size} of the file",
+                f"shape {list(shape)} {kind.name}",
+            )
+        tensors.append(TensorInfo(name, shape, kind, offset))
+    return tensors
+
+
+def _read_shape(cursor: _Cursor, name: str) -> tuple[int, ...]:
+    n_dims = cursor.u32(f"dimension count of tensor {name!r}")
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise cursor.fault(f"dimension count of tensor {name!r}", f"1 to {MAX_DIMS}", str(n_dims))
+    shape = tuple(cursor.u64(f"dimension {i} of tensor {name!r}") for i in range(n_dims))
+    # Python's integers do not overflow; ggml's are signed and 64 bits wide.
+    if min(shape) < 1 or max(shape) >= 1 << 63 or prod(shape) >= 1 << 63:
+        raise cursor.fault(
+            f"shape of tensor {name!r}", "positive dimensions, fewer than 2^63 elements", f"{shape}"
+        )
+    return shape
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to write: `shape` in ggml order."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data, padding excluded."""
+        return tensor_bytes(self.shape, self.type)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything of a file to be written stands.
+
+    `header` ends where the tensor data starts; `offsets` are absolute, one for each tensor;
+    `size` is the length of the whole file.
+    """
+
+    header: bytes
+    offsets: tuple[int, ...]
+    size: int
+
+
+def lay_out(metadata: Mapping[str, Value], tensors: Sequence[TensorSpec]) -> Layout:
+    """The header's bytes and every tensor's place, in the order given.
+
+    The alignment is that of `general.alignment` in the metadata, where it stands.
+    """
+    alignment = DEFAULT_ALIGNMENT
+    if ALIGNMENT_KEY in metadata:
+        held = metadata[ALIGNMENT_KEY].data
+        assert isinstance(held, int)
+        alignment = held
+    parts = [MAGIC, _U32.pack(VERSION), _U64.pack(len(tensors)), _U64.pack(len(metadata))]
+    for key, value in metadata.items():
+        parts += [_string_bytes(key), _value_bytes(key, value)]
+    relative = 0
+    offsets = []
+    for tensor in tensors:
+        if len(tensor.name.encode()) > MAX_NAME_BYTES:
+            raise FormatError(
+                f"tensor {tensor.name!r}: expected a name of at most {MAX_NAME_BYTES} bytes"
+            )
+        parts += [_string_bytes(tensor.name), _U32.pack(len(tensor.shape))]
+        parts += [_U64.pack(n) for n in tensor.shape]
+        parts += [_U32.pack(tensor.type.id), _U64.pack(relative)]
+        offsets.append(relative)
+        relative += padded(tensor.nbytes, alignment)
+    header = b"".join(parts)
+    data_offset = padded(len(header), alignment)
+    header += bytes(data_offset - len(header))
+    return Layout(header, tuple(data_offset + o for o in offsets), data_offset + relative)
+
+
+def _string_bytes(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    return _U64.pack(len(data)) + data
+
+
+def _value_bytes(key: str, value: Value) -> bytes:
+    data = value.data
+    try:
+        if isinstance(data, Scalar):
+            return _U32.pack(value.type) + _scalar_bytes(value.type, (data,))
+        head = _U32.pack(ValueType.ARRAY) + _U32.pack(value.type) + _U64.pack(len(data))
+        return head + _scalar_bytes(value.type, data)
+    except (struct.error, TypeError, AttributeError):
+        raise FormatError(
+            f"{key}: expected {'an array of ' if value.is_array else ''}{value.type.name}, "
+            f"found {str(data)[:80]}"
+        ) from None
+
+
+def _scalar_bytes(kind: ValueType, values: Iterable[Scalar]) -> bytes:
+    if kind is ValueType.STRING:
+        return b"".join(_string_bytes(v) for v in values)  # type: ignore[arg-type]
+    pack = _SCALARS[kind].pack
+    return b"".join(pack(v) for v in values)

@@ -1,0 +1,91 @@
+"""The tensors of a model on disk: GGUF (split or whole), safetensors, checkpoint folders."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import FormatError
+from .format import open_gguf
+from .head import HeadReport, head_report, part_of
+from .safetensors import open_safetensors
+from .shards import shard_paths
+
+
+@dataclass(frozen=True)
+class ListedTensor:
+    """One line of a listing: `shape` in the order of its format, `offset` from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    nbytes: int
+    offset: int
+    part: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of a model, and what is to be said of its head.
+
+    head: the report for GGUF; None for safetensors, where the tensors' names say it.
+    """
+
+    tensors: tuple[ListedTensor, ...]
+    head: HeadReport | None
+
+
+def list_tensors(path: Path) -> Listing:
+    """List the model at `path` by its headers alone; any shard stands for the whole model."""
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise FormatError(f"{path}: expected safetensors files in the folder, found none")
+        return _list_safetensors(files)
+    if not path.exists():
+        raise FormatError(f"{path}: expected a file or folder, found none")
+    if path.suffix == ".safetensors":
+        return _list_safetensors([path])
+    return _list_gguf(path)
+
+
+def _list_gguf(path: Path) -> Listing:
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_gguf(p)) for p in shard_paths(path)]
+        first = files[0]
+        report = head_report(first, [t for file in files for t in file.tensors])
+        layout = report.draft.layout if report.draft else None
+        tensors = tuple(
+            ListedTensor(
+                t.name,
+                t.shape,
+                t.type.name,
+                t.nbytes,
+                t.offset,
+                part_of(t.name, report.block, layout),
+                Path(file.source.name).name,
+            )
+            for file in files
+            for t in file.tensors
+        )
+        return Listing(tensors, report)
+
+
+def _list_safetensors(paths: list[Path]) -> Listing:
+    tensors = []
+    for path in paths:
+        file = open_safetensors(path)
+        file.source.close()
+        tensors += [
+            ListedTensor(
+                t.name,
+                t.shape,
+                t.dtype,
+                t.nbytes,
+                t.offset,
+                "head" if "mtp." in t.name else "base",
+                path.name,
+            )
+            for t in file.tensors.values()
+        ]
+    return Listing(tuple(tensors), None)

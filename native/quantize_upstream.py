@@ -1,0 +1,72 @@
+"""llama.cpp's own quantizer on a file, with its log kept for the error message."""
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.tensor_types import TensorType
+
+
+class QuantizeError(Exception):
+    """llama.cpp's quantizer failed; the text is the last line of its log that names an error."""
+
+
+def quantize_file(
+    source: Path,
+    target: Path,
+    file_type: int,
+    overrides: Sequence[tuple[str, TensorType]] = (),
+    imatrix: Mapping[str, NDArray[np.float32]] | None = None,
+) -> None:
+    """Write `source` (GGUF in F32, F16 or BF16) to `target` at the llama_ftype `file_type`.
+
+    overrides: regular expressions (C++ std::regex, searched) with the type of what they match.
+    imatrix: importance by tensor name, as many values as row length times experts.
+    """
+    import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = file_type
+    patterns = (llama_cpp.llama_cpp.llama_model_tensor_override * (len(overrides) + 1))()
+    for slot, (pattern, kind) in zip(patterns, overrides, strict=False):
+        slot.pattern, slot.type = pattern.encode(), kind.id
+    params.tt_overrides = patterns
+    entries = (llama_cpp.llama_cpp.llama_model_imatrix_data * (len(imatrix or {}) + 1))()
+    kept = []  # the arrays must outlive the call
+    for slot, (name, weights) in zip(entries, (imatrix or {}).items(), strict=False):
+        data = np.ascontiguousarray(weights, np.float32).reshape(-1)
+        kept.append(data)
+        slot.name, slot.size = name.encode(), data.size
+        slot.data = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    if imatrix:
+        params.imatrix = entries
+    with _captured_log() as log:
+        status = llama_cpp.llama_model_quantize(
+            str(source).encode(), str(target).encode(), ctypes.byref(params)
+        )
+    if status:
+        lines = [line for line in "".join(log).splitlines() if "failed to quantize" in line]
+        raise QuantizeError(lines[-1].partition("failed to quantize: ")[2] if lines else "no reason")
+
+
+@contextmanager
+def _captured_log() -> Iterator[list[str]]:
+    """What llama.cpp logs meanwhile, instead of its way to standard error."""
+    import llama_cpp  # noqa: PLC0415
+    from llama_cpp._logger import llama_log_callback  # noqa: PLC0415
+
+    log: list[str] = []
+
+    def capture(_level: int, text: bytes, _data: ctypes.c_void_p) -> None:
+        log.append(text.decode("utf-8", "replace"))
+
+    callback = llama_cpp.llama_log_callback(capture)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    try:
+        yield log
+    finally:
+        llama_cpp.llama_log_set(llama_log_callback, ctypes.c_void_p(0))
