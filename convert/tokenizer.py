@@ -68,7 +68,21 @@ def tokenizer_metadata(
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Value(ValueType.I32, kinds),
     }
-    return keys | _special_vocabulary(folder)
+    keys |= _special_vocabulary(folder)
+    if _adds_nothing(definition):
+        keys["tokenizer.ggml.add_bos_token"] = Value(ValueType.BOOL, False)
+        keys["tokenizer.ggml.add_eos_token"] = Value(ValueType.BOOL, False)
+    return keys
+
+
+def _adds_nothing(definition: dict[str, Any]) -> bool:
+    """Whether the post-processor is plain ByteLevel, which puts no token around a text.
+
+    It outweighs tokenizer_config.json; released versions of the gguf package overlook it.
+    """
+    processor = definition.get("post_processor") or {}
+    kinds = [p.get("type") for p in processor.get("processors", [processor])]
+    return "ByteLevel" in kinds and "TemplateProcessing" not in kinds
 
 
 def _recognise(folder: Path, definition: dict[str, Any]) -> str:
