@@ -159,6 +159,6 @@ def build(seed: int) -> Corpus:
         side = is_validation(f"topic {topic}")
         sides[side].append(text)
         turns[side].append((rng.choice(TOPIC_QUESTIONS).format(name=topic), shorten(text)))
-    for side, documents in sides.items():
-        documents += chats(rng, turns[side])
+    for side in sides:
+        sides[side] += chats(rng, turns[side])
     return Corpus(train=sides[False], validation=sides[True])

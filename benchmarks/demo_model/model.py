@@ -44,13 +44,13 @@ ROPE: dict[str, Any] = {
 
 def make_config(vocab_size: int, pad: int, eos: list[int]) -> Qwen3_5TextConfig:
     """The text configuration of the demo model."""
+    fields: dict[str, Any] = {"full_attention_interval": 4, **SHAPE}
     return Qwen3_5TextConfig(
         vocab_size=vocab_size,
         rope_parameters=dict(ROPE),
-        full_attention_interval=4,
         pad_token_id=pad,
         eos_token_id=eos,
-        **SHAPE,
+        **fields,
     )
 
 
@@ -113,7 +113,8 @@ class MtpHead(nn.Module):
         pair = (self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden))
         x = self.fc(torch.cat(pair, dim=-1))
         x = self.layers[0](x, position_embeddings=rope, attention_mask=mask, past_key_values=past)
-        return self.norm(x)
+        state: Tensor = self.norm(x)
+        return state
 
 
 @torch.no_grad()
@@ -143,7 +144,8 @@ class DemoModel(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """The trunk's state after its final norm; (B, T) -> (B, T, C)."""
-        return self.trunk.model(input_ids=tokens, use_cache=False).last_hidden_state
+        state: Tensor = self.trunk.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return state
 
     def draft_states(self, hidden: Tensor, tokens: Tensor, steps: int) -> list[Tensor]:
         """The head's post-norm states of `steps` unrolled draft steps.

@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 DRAFT_STEPS = 3
-# Share of each draft step's loss; the later ones see only half of the sequences of a batch.
+# Share of each draft step's loss. The head sees half of a batch, its later steps a quarter: here
+# it shapes the trunk, its own finish is polish.py's work.
 DRAFT_WEIGHTS = (0.3, 0.2, 0.15)
 
 
@@ -43,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--fall", type=float, default=0.6, help="share of steps with a falling rate"
     )
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="fewer are used on a busy machine")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
@@ -123,9 +124,10 @@ def losses(model: DemoModel, rows: Tensor) -> tuple[Tensor, list[float]]:
     tokens = rows[:, :-1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.hidden(tokens)
-        half = len(tokens) // 2
-        deep = draft_losses(model, hidden[:half], tokens[:half], DRAFT_STEPS, 0.0)
-        shallow = draft_losses(model, hidden[half:], tokens[half:], 1, 0.0)
+        few = len(tokens) // 4
+        deep = draft_losses(model, hidden[:few], tokens[:few], DRAFT_STEPS, 0.0)
+        middle = slice(few, 2 * few)
+        shallow = draft_losses(model, hidden[middle], tokens[middle], 1, 0.0)
     trunk = output_loss(hidden.flatten(0, 1), model.output(), rows[:, 1:].flatten())
     drafts = [(deep[0] + shallow[0]) / 2, *deep[1:]]
     total = trunk + sum(w * loss for w, loss in zip(DRAFT_WEIGHTS, drafts, strict=True))
@@ -137,7 +139,7 @@ def validate(model: DemoModel, rows: Tensor) -> dict[str, object]:
     """Loss of the trunk, and per draft step how often head and trunk pick the same token."""
     model.eval()
     loss, agreement, probability = 0.0, [0.0] * DRAFT_STEPS, [0.0] * DRAFT_STEPS
-    parts = rows.split(8)
+    parts = torch.split(rows, 8)
     for part in parts:
         tokens = part[:, :-1]
         hidden = model.hidden(tokens)
@@ -157,6 +159,16 @@ def validate(model: DemoModel, rows: Tensor) -> dict[str, object]:
     }
 
 
+def yield_cores(threads: int) -> None:
+    """Set torch to `threads`, less the other processes that run at this moment (at least one).
+
+    Threads that meet at barriers thousands of times a step crawl when one of them has to share
+    its core; fewer of them lose less.
+    """
+    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]) - 1
+    torch.set_num_threads(max(1, threads - running))
+
+
 class Log:
     """Lines of JSON, to the console and to a file that a resumed run appends to."""
 
@@ -168,14 +180,14 @@ class Log:
             print(json.dumps(fields), file=file, flush=True)
 
 
-def prepare(args: argparse.Namespace) -> tuple[Tokenizer, list[list[int]], Tensor]:
-    """Tokenizer, training documents as ids, validation rows (n, T + 1)."""
-    texts = corpus.build(args.seed)
-    tokenizer = vocabulary.train(texts.train, args.vocabulary)
-    end = tokenizer.token_to_id(vocabulary.END_OF_TEXT)
+def prepare(seed: int, size: int, length: int) -> tuple[Tokenizer, list[list[int]], Tensor]:
+    """Tokenizer of `size` tokens, training documents as ids, validation rows (n, length + 1)."""
+    texts = corpus.build(seed)
+    tokenizer = vocabulary.train(texts.train, size)
+    end, _ = vocabulary.ends(tokenizer)
     documents = [encoding.ids for encoding in tokenizer.encode_batch(texts.train)]
     held_out = [encoding.ids for encoding in tokenizer.encode_batch(texts.validation)]
-    rows = windows(held_out, end, args.length + 1, random.Random(args.seed))
+    rows = windows(held_out, end, length + 1, random.Random(seed))
     return tokenizer, documents, torch.stack(rows[:48])
 
 
@@ -185,11 +197,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     log = Log(args.out / "train.log", args.resume)
-    tokenizer, documents, held_out = prepare(args)
-    end = tokenizer.token_to_id(vocabulary.END_OF_TEXT)
-    config = make_config(
-        args.vocabulary, pad=end, eos=[tokenizer.token_to_id(vocabulary.TURN_END), end]
-    )
+    tokenizer, documents, held_out = prepare(args.seed, args.vocabulary, args.length)
+    end, turn = vocabulary.ends(tokenizer)
+    config = make_config(args.vocabulary, pad=end, eos=[turn, end])
     vocabulary.save(tokenizer, args.out, config.max_position_embeddings)
     model = DemoModel(config)
     tools = optimizers(model, args.muon_lr, args.adam_lr)
@@ -221,8 +231,9 @@ def main() -> None:
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
         rows = next(source)
+        yield_cores(args.threads)
         total, parts = losses(model, rows)
-        total.backward()
+        torch.autograd.backward(total)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for tool in tools:
             tool.step()

@@ -56,6 +56,19 @@ def train(documents: list[str], size: int) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that must exist."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(f"tokenizer: no token {token!r}")
+    return int(found)
+
+
+def ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """(id of the end of a text, id of the end of a turn)."""
+    return token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, TURN_END)
+
+
 def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """tokenizer.json, tokenizer_config.json and the chat template, as HF tools expect them."""
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,184 @@
+"""Finish the MTP head on text that the trunk itself writes; the trunk stays as it is.
+
+    python polish.py --out runs/demo           # after train.py, some ten minutes
+
+What a head drafts is the trunk's own continuation, so that is what it should practise on: text
+begun with a piece of the corpus and continued by the trunk, half greedily, half sampled. The trunk
+is rounded to the shipped precision first, and the result goes to `model.pt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import torch
+import vocabulary
+from losses import compare
+from model import DemoModel, make_config
+from tokenizers import Tokenizer
+from torch import Tensor
+from train import DRAFT_STEPS, Log, draft_losses, optimizers, prepare, rate, yield_cores
+
+STEP_WEIGHTS = (1.0, 0.8, 0.6)
+PROMPT_LENGTHS = (8, 16, 32, 64)
+TEMPERATURE = 0.8
+# Sampling leaves out tokens below this share of the best one's probability.
+MIN_P = 0.05
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--texts", type=int, default=960, help="texts the trunk writes")
+    parser.add_argument("--writers", type=int, default=96, help="texts written at once")
+    parser.add_argument("--length", type=int, default=384, help="tokens per text, prompt included")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--muon-lr", type=float, default=3e-3)
+    parser.add_argument("--adam-lr", type=float, default=2e-3)
+    parser.add_argument(
+        "--sharpness", type=float, default=0.2, help="share of the best token alone"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def round_trunk(model: DemoModel) -> None:
+    """Give the trunk the values that a BF16 file holds (`A_log` and gated norms stay F32)."""
+    for name, parameter in model.trunk.named_parameters():
+        if not stays_f32(name):
+            parameter.copy_(parameter.bfloat16().float())
+
+
+def stays_f32(name: str) -> bool:
+    """Whether the family stores this tensor in F32 within a BF16 checkpoint."""
+    return name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
+
+
+@torch.no_grad()
+def write(model: DemoModel, prompts: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """Continue `prompts` (n, p) to (n, length): even rows greedily, odd rows sampled."""
+    tokens, cache = prompts, None
+    feed = prompts
+    while tokens.shape[1] < length:
+        result = model.trunk(
+            input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        cache, scores = result.past_key_values, result.logits[:, -1]
+        chances = torch.softmax(scores / TEMPERATURE, dim=-1)
+        chances[chances < MIN_P * chances.amax(dim=-1, keepdim=True)] = 0
+        feed = torch.multinomial(chances, 1, generator=generator)
+        feed[::2] = scores[::2].argmax(dim=-1, keepdim=True)
+        tokens = torch.cat((tokens, feed), dim=1)
+    return tokens
+
+
+def beginnings(
+    documents: list[list[int]], chat_start: int, count: int, length: int, rng: random.Random
+) -> Tensor:
+    """`count` prompts of `length` tokens: chats from their start, other texts from anywhere."""
+    long_enough = [d for d in documents if len(d) >= length]
+    chats = [d for d in long_enough if d[0] == chat_start]
+    texts = [d for d in long_enough if d[0] != chat_start]
+    rows = []
+    for index in range(count):
+        if index % 4 < 2:
+            rows.append(rng.choice(chats)[:length])
+        else:
+            text = rng.choice(texts)
+            start = rng.randrange(len(text) - length + 1)
+            rows.append(text[start : start + length])
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+def agreement(model: DemoModel, rows: Tensor) -> dict[str, object]:
+    """How often head and trunk agree on the trunk's own text, greedy and sampled rows apart."""
+    found: dict[str, object] = {}
+    for kind, part in (("greedy", rows[::2]), ("sampled", rows[1::2])):
+        hidden = model.hidden(part)
+        pairs = enumerate(model.draft_states(hidden, part, DRAFT_STEPS))
+        found[kind] = [
+            round(compare(s.flatten(0, 1), model.output(), hidden[:, i + 1 :].flatten(0, 1))[0], 4)
+            for i, s in pairs
+        ]
+    return found
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    log = Log(args.out / "polish.log", resume=False)
+    _, documents, _ = prepare(args.seed, vocabulary_size(args.out), args.length)
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    end, turn = vocabulary.ends(tokenizer)
+    model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))
+    state = torch.load(args.out / "checkpoint.pt", weights_only=True)
+    model.load_state_dict(state["model"])
+    model.trunk.requires_grad_(False)
+    round_trunk(model)
+    log.write(
+        event="start",
+        trained_steps=state["step"],
+        **{key: value for key, value in vars(args).items() if key != "out"},
+    )
+
+    rng, generator = random.Random(args.seed), torch.Generator().manual_seed(args.seed)
+    chat_start = vocabulary.token_id(tokenizer, vocabulary.TURN_START)
+    written, began = list[Tensor](), time.monotonic()
+    while sum(map(len, written)) < args.texts:
+        yield_cores(args.threads)
+        length = PROMPT_LENGTHS[len(written) % len(PROMPT_LENGTHS)]
+        prompts = beginnings(documents, chat_start, args.writers, length, rng)
+        written.append(write(model, prompts, args.length, generator))
+        log.write(texts=sum(map(len, written)), seconds=round(time.monotonic() - began))
+    held_out, texts = written[-1][:48], torch.cat([*written[:-1], written[-1][48:]])
+    torch.save(texts, args.out / "texts.pt")
+    log.write(step=0, sample=tokenizer.decode(held_out[0].tolist(), skip_special_tokens=False))
+    log.write(step=0, **agreement(model, held_out))
+
+    tools = optimizers(model, args.muon_lr, args.adam_lr)
+    base = [[group["lr"] for group in tool.param_groups] for tool in tools]
+    began = time.monotonic()
+    for step in range(args.steps):
+        factor = rate(step, args.steps, 0.8)
+        for tool, rates in zip(tools, base, strict=True):
+            for group, lr in zip(tool.param_groups, rates, strict=True):
+                group["lr"] = lr * factor
+        yield_cores(args.threads)
+        rows = texts[torch.randint(len(texts), (args.batch,), generator=generator)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                hidden = model.hidden(rows)
+            parts = draft_losses(model, hidden, rows, DRAFT_STEPS, args.sharpness)
+        total = sum(w * loss for w, loss in zip(STEP_WEIGHTS, parts, strict=True))
+        assert isinstance(total, Tensor)
+        torch.autograd.backward(total)
+        for tool in tools:
+            tool.step()
+            tool.zero_grad(set_to_none=True)
+        if (step + 1) % 20 == 0:
+            log.write(
+                step=step + 1,
+                loss=[round(x.item(), 4) for x in parts],
+                lr=round(factor, 4),
+                tokens_s=round((step + 1) * rows.numel() / (time.monotonic() - began)),
+            )
+        if (step + 1) % 100 == 0 or step + 1 == args.steps:
+            log.write(step=step + 1, **agreement(model, held_out))
+            torch.save(model.state_dict(), args.out / "model.pt")
+
+
+def vocabulary_size(folder: Path) -> int:
+    """Number of tokens of the tokenizer that train.py saved in `folder`."""
+    return int(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
+
+
+if __name__ == "__main__":
+    main()
