@@ -22,6 +22,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .checkpoint import Checkpoint, is_head
+from .config import ConfigReader
 from .family import Blueprint, HeadChoice
 from .recipe import Arithmetic, Order, Recipe, Target
 
@@ -283,12 +284,8 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     another shape than the config says, and when a tensor is left that nobody claimed.
     """
     where = str(checkpoint.folder / "config.json")
-    text_config = checkpoint.config.get("text_config") or {}
-    if not isinstance(text_config, dict):
-        raise CheckpointError(f"{where}: text_config: expected an object, found {text_config!r}")
-    reader = _ConfigReader(where, {**checkpoint.config, **text_config})
-    moe = checkpoint.config["architectures"][0] in MOE
-    dims = _read_dims(reader, moe)
+    reader = ConfigReader(where, checkpoint.config)
+    dims = read_dims(reader)
     claims = _Claims(checkpoint, dims)
     _check_head_is_there(checkpoint, dims, claims, head)
 
@@ -310,7 +307,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         }.get(head)
     )
     n_mtp = dims.n_mtp if mtp else 0
-    architecture = "qwen35moe" if moe else "qwen35"
+    architecture = "qwen35moe" if dims.moe else "qwen35"
     return Blueprint(
         architecture=architecture,
         hparams=_hparams(reader, dims, architecture, n_mtp),
@@ -486,50 +483,9 @@ def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[
         yield Target(target + entry.target, shape, recipe, always_f32=False)
 
 
-class _ConfigReader:
-    """Typed access to config.json; a value of another type is named in the error."""
-
-    def __init__(self, where: str, config: dict[str, Any]) -> None:
-        self.where = where
-        self.config = config
-
-    def fault(self, key: str, expected: str, found: object) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r}")
-
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self.config.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
-            raise self.fault(key, f"a whole number from {least}", value)
-        return value
-
-    def number(self, holder: dict[str, Any], key: str, default: float) -> float:
-        value = holder.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.fault(key, "a number", value)
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.config.get(key, False)
-        if not isinstance(value, bool):
-            raise self.fault(key, "true or false", value)
-        return value
-
-    def rope(self) -> dict[str, Any]:
-        """The rope parameters, whichever of the two places they stand in."""
-        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            raise self.fault("rope_parameters", "an object", rope)
-        merged = dict(rope)
-        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
-            if key not in merged and self.config.get(key) is not None:
-                merged[key] = self.config[key]
-        return merged
-
-
-def _read_dims(c: _ConfigReader, moe: bool) -> Dims:
+def read_dims(c: ConfigReader) -> Dims:
     """The sizes of the config; absent ones default as in transformers' Qwen3_5TextConfig."""
+    moe = c.config["architectures"][0] in MOE
     layers = c.size("num_hidden_layers")
     n_mtp = c.size("mtp_num_hidden_layers", 0, least=0)
     if layers + n_mtp > MAX_LAYERS:
@@ -563,7 +519,7 @@ def _read_dims(c: _ConfigReader, moe: bool) -> Dims:
     return dims
 
 
-def _recurrent_layers(c: _ConfigReader, layers: int) -> tuple[bool, ...]:
+def _recurrent_layers(c: ConfigReader, layers: int) -> tuple[bool, ...]:
     kinds = c.config.get("layer_types")
     if kinds is None:
         interval = c.size("full_attention_interval", 4)
@@ -577,7 +533,7 @@ def _recurrent_layers(c: _ConfigReader, layers: int) -> tuple[bool, ...]:
     return tuple(kind == "linear_attention" for kind in kinds)
 
 
-def _hparams(c: _ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value]:
+def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value]:
     """The architecture's metadata, keys and types as llama.cpp's converter writes them."""
     rope = c.rope()
     eps = c.number(c.config, "rms_norm_eps", 1e-6)
@@ -632,7 +588,7 @@ def _hparams(c: _ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Valu
     return {f"{arch}.{key}": value for key, value in keys.items()}
 
 
-def _mrope_sections(c: _ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
+def _mrope_sections(c: ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
     sections = rope.get("mrope_section", DEFAULT_MROPE_SECTION)
     whole = isinstance(sections, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sections
@@ -642,7 +598,7 @@ def _mrope_sections(c: _ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
     return (*sections, *(0 for _ in range(4 - len(sections))))
 
 
-def _rope_scaling(c: _ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
+def _rope_scaling(c: ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default" or "factor" not in rope:
         return {}

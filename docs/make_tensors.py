@@ -1,0 +1,268 @@
+"""Write the tables of docs/tensors.md from the converter's own code.
+
+    python docs/make_tensors.py            prints the page
+    python docs/make_tensors.py --write    replaces docs/tensors.md
+
+A test holds the page against this output, so that it cannot drift.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.convert import qwen3_5
+from mtp_gguf.convert.checkpoint import Checkpoint, PlacedTensor
+from mtp_gguf.convert.config import ConfigReader
+from mtp_gguf.convert.family import Blueprint, HeadChoice
+from mtp_gguf.convert.precision import Override, choose_types
+from mtp_gguf.convert.qwen3_5 import Dims, Entry
+from mtp_gguf.convert.recipe import Target
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.safetensors import StoredTensor
+from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.tensor_types import Q8_0
+
+PAGE = Path(__file__).with_name("tensors.md")
+
+_COMMON: dict[str, Any] = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "max_position_embeddings": 262144,
+    "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000_000,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+    "vocab_size": 248320,
+}
+DENSE_9B = _COMMON | {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+MOE_35B = _COMMON | {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "hidden_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
+
+INTRODUCTION = """\
+# Tensors and metadata
+
+Every tensor of the Qwen3.5 family, from its Hugging Face name to its place in the GGUF file.
+This page is written by `python docs/make_tensors.py --write` from the converter's code, and a
+test compares the two.
+
+Shapes stand in ggml order (row length first) and are those of the 9B dense model and of
+35B-A3B. `i` counts trunk layers; the MTP block is block `N`, the number of trunk layers, and
+`block_count` is N + 1. Multimodal checkpoints carry the trunk under `model.language_model.`
+instead of `model.`; tensors under `model.visual.` are skipped. The types are those of
+`mtp-gguf convert` without options: a Q4_K_M base, the mix asked from llama.cpp, and a Q8_0 head.
+Where several are named, layers differ.
+
+Transforms:
+
+- *1 + w*: the family stores norm weights as their difference from one (`Qwen3_5RMSNorm` in
+  transformers), ggml multiplies by the weight itself.
+- *value heads tiled*: Hugging Face groups the value heads of linear attention by key head,
+  ggml broadcasts key heads in turn; without the reordering each value head would meet the wrong
+  key. Nothing moves where both have the same number of heads.
+- *-exp(w)*: the decay `A_log`, computed in double precision and rounded once.
+- F16 sources keep F16 arithmetic, as in llama.cpp's converter; all others compute in F32.
+"""
+
+DIFFERENCES = """\
+## Metadata
+
+Keys, types and values are those of llama.cpp's converter and quantizer for the same checkpoint
+(`tests/goldens/`), with these differences:
+
+| key | here | upstream |
+| --- | --- | --- |
+| `{arch}.full_attention_interval` | the config's own value | 4 whenever transformers reads the \
+config, which drops the key; `attention.recurrent_layers` decides in both |
+| `quantize.imatrix.file` | the file's name | its path as given |
+| `mtp_gguf.fastmtp.*` | where a draft vocabulary was asked for ([fastmtp.md](fastmtp.md)) | \
+absent |
+
+Beside `general.*` (from the model card, the config and the folder's name, by the rules of the
+`gguf` package) and `tokenizer.*`, a file has:
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    dense, moe = _Model(DENSE_9B), _Model(MOE_35B)
+    sections = [
+        INTRODUCTION,
+        "## Outside the blocks\n",
+        *_table(dense, ("", ""), [qwen3_5.EMBEDDING, qwen3_5.OUTPUT_NORM, qwen3_5.OUTPUT]),
+        "Tied models have no `lm_head.weight`: the output is `token_embd.weight` then.\n",
+        "## Every block\n",
+        *_table(dense, _TRUNK, qwen3_5.NORMS),
+        "## Full attention (every fourth layer, and the MTP block)\n",
+        *_table(dense, _FULL, qwen3_5.FULL_ATTENTION),
+        "`attn_q.weight` yields query and gate, interleaved per head.\n",
+        "## Linear attention (the other layers)\n",
+        *_table(dense, _TRUNK, qwen3_5.LINEAR_ATTENTION),
+        "## Feed-forward, dense (`qwen35`)\n",
+        *_table(dense, _TRUNK, qwen3_5.DENSE_FFN),
+        "## Feed-forward, mixture of experts (`qwen35moe`)\n",
+        *_table(moe, _TRUNK, qwen3_5.SHARED_EXPERT),
+        *_experts(moe),
+        "## MTP block\n",
+        "A full-attention block (`mtp.layers.0.*` to `blk.N.*`, the tables above) and:\n",
+        *_table(dense, ("mtp.", "blk.32."), qwen3_5.MTP),
+        "`nextn.eh_proj` eats the normed embedding and the normed hidden state, in this order.\n"
+        "Checkpoints with dedicated embeddings also have "
+        f"`mtp.{qwen3_5.MTP_EMBEDDING.source}`, which becomes "
+        f"`blk.N.{qwen3_5.MTP_EMBEDDING.target}`.\n",
+        DIFFERENCES,
+        *_metadata(dense, moe),
+    ]
+    return "\n".join(sections).rstrip() + "\n"
+
+
+_TRUNK = ("model.layers.0.", "blk.0.")
+_FULL = ("model.layers.3.", "blk.3.")
+
+
+class _Model:
+    """A real shape of the family without its weights, planned with the default types."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.dims = qwen3_5.read_dims(ConfigReader("config.json", config))
+        checkpoint = Checkpoint(Path("model"), config, dict(_sources(self.dims)))
+        self.blueprint: Blueprint = qwen3_5.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
+        self.targets = {t.name: t for t in self.blueprint.targets}
+        metadata = {
+            "general.architecture": Value(ValueType.STRING, self.blueprint.architecture),
+            **self.blueprint.hparams,
+        }
+        head = Override(rf"^blk\.{self.dims.layers}\.", Q8_0)
+        self.types = choose_types(self.blueprint.targets, metadata, "Q4_K_M", [head], None)
+
+    def types_of(self, name: str) -> str:
+        """The types of a tensor over the trunk's layers, or in the one block named."""
+        suffix = re.sub(r"^blk\.\d+\.", "", name)
+        head = f"blk.{self.dims.layers}."
+        same = {
+            kind.name
+            for other, kind in self.types.items()
+            if re.sub(r"^blk\.\d+\.", "", other) == suffix
+            and other.startswith(head) == name.startswith(head)
+        }
+        return ", ".join(sorted(same))
+
+
+def _sources(dims: Dims) -> Iterator[tuple[str, PlacedTensor]]:
+    """Every source tensor of a model of these sizes, experts fused in trunk and head."""
+
+    def place(prefix: str, entry: Entry) -> tuple[str, PlacedTensor]:
+        name, shape = prefix + entry.source, entry.shape(dims)
+        return name, PlacedTensor(StoredTensor(name, "BF16", shape, 0, 0), _NO_FILE)
+
+    def block(prefix: str, recurrent: bool) -> Iterator[tuple[str, PlacedTensor]]:
+        attention = qwen3_5.LINEAR_ATTENTION if recurrent else qwen3_5.FULL_ATTENTION
+        ffn = qwen3_5.SHARED_EXPERT if dims.moe else qwen3_5.DENSE_FFN
+        for entry in (*qwen3_5.NORMS, *attention, *ffn):
+            yield place(prefix, entry)
+        if dims.moe:
+            yield place(prefix, qwen3_5.EXPERT_GATE_UP)
+            down = qwen3_5.EXPERT_PROJECTIONS[2]
+            yield place(
+                prefix, Entry("mlp.experts.down_proj", "", lambda d: (d.experts, *down.shape(d)))
+            )
+
+    for entry in (qwen3_5.EMBEDDING, qwen3_5.OUTPUT_NORM, qwen3_5.OUTPUT):
+        yield place("", entry)
+    for index, recurrent in enumerate(dims.recurrent):
+        yield from block(f"model.layers.{index}.", recurrent)
+    for entry in qwen3_5.MTP:
+        yield place("mtp.", entry)
+    yield from block("mtp.layers.0.", recurrent=False)
+
+
+_NO_FILE = FileSource(Path(__file__))
+
+
+def _row(model: _Model, source: str, target: Target, transform: str) -> str:
+    name = re.sub(r"^model\.layers\.\d+\.", "model.layers.i.", source)
+    block = "blk.N." if source.startswith("mtp.") else "blk.i."
+    shown = re.sub(r"^blk\.\d+\.", block, target.name)
+    shape = str(list(target.shape))
+    return f"| `{name}` | `{shown}` | {shape} | {transform} | {model.types_of(target.name)} |"
+
+
+_HEADER = ("| Hugging Face | GGUF | shape | transform | type |", "| --- | --- | --- | --- | --- |")
+
+
+def _table(
+    model: _Model, prefixes: tuple[str, str], entries: "list[Entry] | tuple[Entry, ...]"
+) -> Iterator[str]:
+    yield from _HEADER
+    for entry in entries:
+        target = model.targets[prefixes[1] + entry.target]
+        yield _row(model, prefixes[0] + entry.source, target, entry.transform.value)
+    yield ""
+
+
+def _experts(model: _Model) -> Iterator[str]:
+    yield "Experts come fused (`gate_up_proj`, gate rows first) or one by one; both give:\n"
+    yield from _HEADER
+    for entry in qwen3_5.EXPERT_PROJECTIONS:
+        target = model.targets["blk.0." + entry.target]
+        fused = "down_proj" if entry.source == "down_proj" else "gate_up_proj"
+        source = f"model.layers.i.mlp.experts.{fused}` or `….experts.e.{entry.source}.weight"
+        yield _row(model, source, target, "experts stacked")
+    yield ""
+
+
+def _metadata(dense: _Model, moe: _Model) -> Iterator[str]:
+    yield "| key | type | 9B | 35B-A3B |"
+    yield "| --- | --- | --- | --- |"
+    both = [
+        {key.partition(".")[2]: value for key, value in model.blueprint.hparams.items()}
+        for model in (dense, moe)
+    ]
+    keys = list(dict.fromkeys([*both[0], *both[1]]))
+    for key in keys:
+        value = both[0].get(key) or both[1][key]
+        kind = f"array of {value.type.name}" if value.is_array else value.type.name
+        cells = [_shown(held.get(key)) for held in both]
+        yield f"| `{{arch}}.{key}` | {kind} | {cells[0]} | {cells[1]} |"
+
+
+def _shown(value: Value | None) -> str:
+    if value is None:
+        return "—"
+    if not value.is_array:
+        return str(value.data)
+    items = [str(item).lower() for item in value.data]  # type: ignore[union-attr]
+    return ", ".join(items) if len(items) <= 4 else f"{', '.join(items[:4])}, … ({len(items)})"
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        print(page(), end="")
