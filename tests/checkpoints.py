@@ -72,6 +72,7 @@ class Spec:
     conv_kernel: int = 4
     vocab_size: int = 1024
     tied: bool = False
+    stored_head: bool = False  # tied, and `lm_head.weight` is stored nevertheless
     mtp: bool = True
 
     experts: int = 0
@@ -81,6 +82,10 @@ class Spec:
 
     nested: bool = False  # text_config inside, `model.language_model.` names, a vision tower
     layer_types: bool = True  # False: full_attention_interval alone
+    mtp_prefix: str = "mtp."  # or "model.mtp.", as some trainers save it
+    rope: Literal["parameters", "plain", "yarn"] = (
+        "parameters"  # plain: keys as before rope_parameters
+    )
     dtype: DType = "BF16"
     state_dtype: DType = "F32"  # of A_log and linear_attn.norm (mamba_ssm_dtype)
     fp8: bool = False
@@ -131,11 +136,28 @@ _ALL = (
     Spec("dense-f32", layers=3, interval=3, dtype="F32", layer_types=False),
     # Rows of 416 and 192 (no multiple of 256, but of 32) and of 144 (of neither).
     Spec(
-        "dense-ragged", intermediate=416, heads=3, kv_heads=3, head_dim=48, v_heads=6, linear_dim=32
+        "dense-ragged",
+        intermediate=416,
+        heads=3,
+        kv_heads=3,
+        head_dim=48,
+        v_heads=6,
+        linear_dim=32,
+        rope="plain",
     ),
     # KV rows fill half of an FP8 block.
     Spec("dense-fp8", kv_heads=1, nested=True, fp8=True),
     Spec("dense-no-mtp", mtp=False),
+    # A name that upstream's heuristics take apart, and habits of fine-tuned checkpoints.
+    Spec(
+        "Qwen3.5-1.5M-Chat-v1.1",
+        layers=2,
+        interval=2,
+        tied=True,
+        stored_head=True,
+        mtp_prefix="model.mtp.",
+        rope="yarn",
+    ),
     # Eight experts are special to some mixes; others are not. Expert rows of 128 and 64 elements
     # fall back to blocks of 32, rows of 256 do not.
     Spec(
@@ -258,7 +280,7 @@ def weights(spec: Spec) -> Iterator[tuple[str, F32]]:
     for layer in range(spec.layers):
         yield from block(f"model.layers.{layer}", spec.is_full(layer))
     yield norm("model.norm.weight", h)
-    if not spec.tied:
+    if not spec.tied or spec.stored_head:
         yield matrix("lm_head.weight", spec.vocab_size, h)
     if spec.mtp:
         yield matrix("mtp.fc.weight", h, 2 * h)
@@ -309,6 +331,8 @@ def _fuse(spec: Spec, tensors: Iterator[tuple[str, F32]]) -> Iterator[tuple[str,
 
 
 def _stored_name(spec: Spec, name: str) -> str:
+    if name.startswith("mtp."):
+        return spec.mtp_prefix + name.removeprefix("mtp.")
     if spec.nested and name.startswith("model.") and not name.startswith("model.visual."):
         return "model.language_model." + name.removeprefix("model.")
     return name
@@ -600,10 +624,21 @@ def write_tokenizer(folder: Path, tokenizer: dict[str, Any], *, jinja_file: bool
 # ---------------------------------------------------------------------------- configs
 
 
-def text_config(spec: Spec) -> dict[str, Any]:
-    """Build the config of the text model, with the keys that published checkpoints have."""
+def _rope_keys(spec: Spec) -> dict[str, Any]:
+    base: dict[str, Any] = {"partial_rotary_factor": 0.25, "rope_theta": 10000000}
+    if spec.rope == "plain":
+        return {**base, "rope_scaling": None}
     pairs = spec.rope_dim // 2
     third = -(-pairs // 3)
+    sections = [third, third, pairs - 2 * third]
+    rope = {**base, "mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
+    if spec.rope == "yarn":
+        rope |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
+    return {"rope_parameters": rope}
+
+
+def text_config(spec: Spec) -> dict[str, Any]:
+    """Build the config of the text model, with the keys that published checkpoints have."""
     kinds = [
         "full_attention" if spec.is_full(i) else "linear_attention" for i in range(spec.layers)
     ]
@@ -631,13 +666,7 @@ def text_config(spec: Spec) -> dict[str, Any]:
         "num_key_value_heads": spec.kv_heads,
         "output_gate_type": "swish",
         "rms_norm_eps": 1e-06,
-        "rope_parameters": {
-            "mrope_interleaved": True,
-            "mrope_section": [third, third, pairs - 2 * third],
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 10000000,
-            "rope_type": "default",
-        },
+        **_rope_keys(spec),
         "tie_word_embeddings": spec.tied,
         "use_cache": True,
         "vocab_size": spec.vocab_size,
@@ -731,6 +760,7 @@ def write_checkpoint(folder: Path, spec: Spec) -> Path:
         "do_sample": True,
         "eos_token_id": [token_id("<|im_end|>"), token_id("<|endoftext|>")],
         "pad_token_id": token_id("<|endoftext|>"),
+        "repetition_penalty": 1.05,
         "temperature": 0.6,
         "top_k": 20,
         "top_p": 0.95,

@@ -58,7 +58,7 @@ def _softmax(x: Array) -> Array:
 class ReferenceModel:
     """One checkpoint folder, all weights in memory in `dtype` (float64: 8 bytes a weight).
 
-    Reads dense and MoE checkpoints, flat and nested, sharded, fused and unfused experts, FP8.
+    Reads dense and MoE checkpoints in all layouts, FP8 included; scaled rope is not implemented.
     Raises KeyError when a tensor that the config promises is not there.
     """
 
@@ -87,7 +87,8 @@ class ReferenceModel:
         for path in sorted(folder.glob("*.safetensors")):
             for name, array in read_safetensors(path):
                 if ".visual." not in name:
-                    stored[name.replace("model.language_model.", "model.")] = array
+                    plain = name.replace("model.language_model.", "model.")
+                    stored[plain.replace("model.mtp.", "mtp.")] = array
         weights = {}
         for name, array in stored.items():
             if name.endswith("_scale_inv"):
@@ -118,7 +119,9 @@ class ReferenceModel:
 
         Pairs are (i, i + half). The three sections of M-RoPE coincide for text.
         """
-        rope = self.config["rope_parameters"]
+        rope = self.config.get("rope_parameters") or self.config
+        if rope.get("rope_type", "default") != "default":
+            raise NotImplementedError(f"rope_type {rope['rope_type']}")
         dim = int(x.shape[-1] * rope.get("partial_rotary_factor", 0.25))
         half = dim // 2
         angle = positions[:, None] * float(rope["rope_theta"]) ** -(np.arange(half) * 2 / dim)
