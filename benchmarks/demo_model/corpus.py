@@ -24,6 +24,19 @@ SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 )
 VALIDATION_ONE_IN = 40
+# What people ask about: the text of the training's last part, so that a model this small says
+# something about it.
+_WELL_KNOWN = """
+abc argparse ast asyncio.locks asyncio.queues base64 bisect calendar cmd collections
+concurrent.futures._base concurrent.futures.thread configparser contextlib copy csv
+dataclasses datetime difflib enum fileinput fnmatch fractions functools genericpath getpass
+glob graphlib gzip hashlib heapq html.parser http.client http.server io json json.decoder
+json.encoder json.tool logging operator os pathlib posixpath pprint queue random re sched
+secrets shelve shlex shutil signal socket socketserver statistics string subprocess tempfile
+textwrap threading timeit tomllib._parser types unittest.case urllib.parse urllib.request
+warnings
+"""
+WELL_KNOWN = frozenset(_WELL_KNOWN.split())
 MAX_ANSWER_CHARS = 700
 MAX_CODE_LINES = 24
 
@@ -58,6 +71,7 @@ class Corpus:
     """Documents as text; chats already carry their ChatML markers."""
 
     train: list[str]
+    well_known: list[str]  # sources and chats of `WELL_KNOWN` and the reference, out of `train`
     validation: list[str]
 
 
@@ -77,6 +91,11 @@ def library_files() -> Iterator[tuple[str, str]]:
             yield name, path.read_text("utf-8")
         except UnicodeDecodeError:
             continue
+
+
+def module_name(name: str) -> str:
+    """The dotted name under which the file `name` is imported."""
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def chat(rng: random.Random, turns: list[tuple[str, str]]) -> str:
@@ -106,7 +125,7 @@ def module_turns(rng: random.Random, name: str, source: str) -> list[tuple[str, 
         tree = ast.parse(source)
     except SyntaxError:
         return []
-    module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = module_name(name)
     turns: list[tuple[str, str]] = []
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -151,14 +170,23 @@ def build(seed: int) -> Corpus:
     rng = random.Random(seed)
     sides: dict[bool, list[str]] = {False: [], True: []}
     turns: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+    well_known: list[str] = []
+    well_known_turns: list[tuple[str, str]] = []
     for name, source in library_files():
         side = is_validation(name)
         sides[side].append(source)
-        turns[side] += module_turns(rng, name, source)
+        found = module_turns(rng, name, source)
+        turns[side] += found
+        if not side and module_name(name) in WELL_KNOWN:
+            well_known.append(source)
+            well_known_turns += found
     for topic, text in sorted(topics.items()):
         side = is_validation(f"topic {topic}")
         sides[side].append(text)
+        if not side:
+            well_known.append(text)
         turns[side].append((rng.choice(TOPIC_QUESTIONS).format(name=topic), shorten(text)))
     for side in sides:
         sides[side] += chats(rng, turns[side])
-    return Corpus(train=sides[False], validation=sides[True])
+    well_known += chats(rng, well_known_turns)
+    return Corpus(train=sides[False], well_known=well_known, validation=sides[True])

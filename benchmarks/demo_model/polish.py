@@ -115,8 +115,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     log = Log(args.out / "polish.log", resume=False)
-    _, documents, _ = prepare(args.seed, vocabulary_size(args.out), args.length)
-    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    saved = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    corpus = prepare(args.seed, saved.get_vocab_size(), args.length)
+    tokenizer = corpus.tokenizer
     end, turn = vocabulary.ends(tokenizer)
     model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))
     state = torch.load(args.out / "checkpoint.pt", weights_only=True)
@@ -135,7 +136,7 @@ def main() -> None:
     while sum(map(len, written)) < args.texts:
         yield_cores(args.threads)
         length = PROMPT_LENGTHS[len(written) % len(PROMPT_LENGTHS)]
-        prompts = beginnings(documents, chat_start, args.writers, length, rng)
+        prompts = beginnings(corpus.well_known, chat_start, args.writers, length, rng)
         written.append(write(model, prompts, args.length, generator))
         log.write(texts=sum(map(len, written)), seconds=round(time.monotonic() - began))
     held_out, texts = written[-1][:48], torch.cat([*written[:-1], written[-1][48:]])
@@ -173,11 +174,6 @@ def main() -> None:
         if (step + 1) % 100 == 0 or step + 1 == args.steps:
             log.write(step=step + 1, **agreement(model, held_out))
             torch.save(model.state_dict(), args.out / "model.pt")
-
-
-def vocabulary_size(folder: Path) -> int:
-    """Number of tokens of the tokenizer that train.py saved in `folder`."""
-    return int(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ def main() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(args.run / name, args.out / name)
     save_file(tensors(model), args.out / "model.safetensors", metadata={"format": "pt"})
+    (args.out / "model.safetensors").chmod(0o644)
     generation = {
         "do_sample": True,
         "eos_token_id": [turn, end],

@@ -3,8 +3,9 @@
     python train.py --out runs/demo            # about an hour on two cores
     python train.py --out runs/demo --resume   # goes on from the last checkpoint
 
-The learning rate rises, stays, and falls to zero over the last part of `--steps`; a resumed run
-may be given another `--steps`. See README.md for what follows (polish.py, ship.py).
+The learning rate rises, stays, and falls to zero over the last part of `--steps`, which is also
+the part that reads well-known modules only; a resumed run may be given another `--steps`. See
+README.md for what follows (polish.py, ship.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import corpus
@@ -180,15 +182,27 @@ class Log:
             print(json.dumps(fields), file=file, flush=True)
 
 
-def prepare(seed: int, size: int, length: int) -> tuple[Tokenizer, list[list[int]], Tensor]:
-    """Tokenizer of `size` tokens, training documents as ids, validation rows (n, length + 1)."""
+@dataclass(frozen=True)
+class Texts:
+    """The corpus as token ids."""
+
+    tokenizer: Tokenizer
+    all: list[list[int]]
+    well_known: list[list[int]]
+    held_out: Tensor  # validation rows (n, length)
+
+
+def prepare(seed: int, size: int, length: int) -> Texts:
+    """The corpus under a tokenizer of `size` tokens trained on it; the same for the same seed."""
     texts = corpus.build(seed)
     tokenizer = vocabulary.train(texts.train, size)
     end, _ = vocabulary.ends(tokenizer)
-    documents = [encoding.ids for encoding in tokenizer.encode_batch(texts.train)]
-    held_out = [encoding.ids for encoding in tokenizer.encode_batch(texts.validation)]
-    rows = windows(held_out, end, length + 1, random.Random(seed))
-    return tokenizer, documents, torch.stack(rows[:48])
+    train, well_known, held_out = (
+        [encoding.ids for encoding in tokenizer.encode_batch(part)]
+        for part in (texts.train, texts.well_known, texts.validation)
+    )
+    rows = windows(held_out, end, length, random.Random(seed))
+    return Texts(tokenizer, train, well_known, torch.stack(rows[:48]))
 
 
 def main() -> None:
@@ -197,10 +211,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     log = Log(args.out / "train.log", args.resume)
-    tokenizer, documents, held_out = prepare(args.seed, args.vocabulary, args.length)
-    end, turn = vocabulary.ends(tokenizer)
+    texts = prepare(args.seed, args.vocabulary, args.length + 1)
+    end, turn = vocabulary.ends(texts.tokenizer)
     config = make_config(args.vocabulary, pad=end, eos=[turn, end])
-    vocabulary.save(tokenizer, args.out, config.max_position_embeddings)
+    vocabulary.save(texts.tokenizer, args.out, config.max_position_embeddings)
     model = DemoModel(config)
     tools = optimizers(model, args.muon_lr, args.adam_lr)
     base = [[group["lr"] for group in tool.param_groups] for tool in tools]
@@ -216,21 +230,23 @@ def main() -> None:
         python=sys.version.split()[0],
         torch=torch.__version__,
         parameters=sum(p.numel() for p in model.parameters()),
-        documents=len(documents),
-        tokens=sum(map(len, documents)),
+        documents=[len(texts.all), len(texts.well_known)],
+        tokens=[sum(map(len, texts.all)), sum(map(len, texts.well_known))],
         first_step=first,
         **{key: value for key, value in vars(args).items() if key != "out"},
     )
-    source = batches(documents, end, args.length + 1, args.batch, args.seed)
-    for _ in range(first):
-        next(source)
+    broad = batches(texts.all, end, args.length + 1, args.batch, args.seed)
+    narrow = batches(texts.well_known, end, args.length + 1, args.batch, args.seed)
+    switch = round(args.steps * (1 - args.fall))
+    for step in range(first):
+        next(broad if step < switch else narrow)
     began, seen = time.monotonic(), 0
     for step in range(first, args.steps):
         factor = rate(step, args.steps, args.fall)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
-        rows = next(source)
+        rows = next(broad if step < switch else narrow)
         yield_cores(args.threads)
         total, parts = losses(model, rows)
         torch.autograd.backward(total)
@@ -246,7 +262,7 @@ def main() -> None:
                 step=done, loss=[round(x, 4) for x in parts], lr=round(factor, 4), tokens_s=speed
             )
         if done % 100 == 0 or done == args.steps:
-            log.write(step=done, **validate(model, held_out))
+            log.write(step=done, **validate(model, texts.held_out))
             state = {
                 "model": model.state_dict(),
                 "optimizers": [tool.state_dict() for tool in tools],
