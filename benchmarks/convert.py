@@ -9,8 +9,8 @@ step is a process of its own. Needs the extras `test` and `upstream`.
 """
 
 import argparse
-import hashlib
 import json
+import multiprocessing
 import os
 import platform
 import shutil
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import numpy as np  # noqa: E402
 from checkpoints import Spec, write_checkpoint  # noqa: E402
 
 from mtp_gguf.gguf_tools.format import open_gguf  # noqa: E402
@@ -111,14 +112,27 @@ def disk_seconds(path: Path, size: int) -> float:
     return seconds
 
 
-def digest(path: Path) -> str:
-    """Hash of all tensors' bytes, whatever the metadata."""
-    state = hashlib.sha256()
-    with open_gguf(path) as file:
-        for tensor in file.tensors:
-            state.update(f"{tensor.name} {tensor.shape} {tensor.type.name}".encode())
-            state.update(file.source.read(tensor.offset, tensor.nbytes))
-    return state.hexdigest()
+def differences(ours: Path, theirs: Path) -> list[str]:
+    """Tensors that are not the same, bit for bit, in both files; by how much where it is ssm_a.
+
+    torch's exponential depends on its build and is off by one in the last place here and there;
+    docs/decisions.md has more.
+    """
+    found = []
+    with open_gguf(ours) as a, open_gguf(theirs) as b:
+        for tensor in a.tensors:
+            other = b.by_name.get(tensor.name)
+            if other is None or (other.shape, other.type) != (tensor.shape, tensor.type):
+                found.append(f"{tensor.name}: another shape or type")
+                continue
+            x = a.source.read(tensor.offset, tensor.nbytes)
+            y = b.source.read(other.offset, other.nbytes)
+            if x != y and tensor.name.endswith("ssm_a"):
+                steps = np.abs(np.frombuffer(x, "<i4") - np.frombuffer(y, "<i4"))
+                found.append(f"{tensor.name}: {(steps > 0).sum()} values, {steps.max()} ulp")
+            elif x != y:
+                found.append(f"{tensor.name}: other bytes")
+    return found
 
 
 def main() -> None:
@@ -131,7 +145,12 @@ def main() -> None:
     checkpoint = args.work / f"checkpoint-{spec.name}"
     if not (checkpoint / "config.json").is_file():
         shutil.rmtree(checkpoint, ignore_errors=True)
-        write_checkpoint(checkpoint, spec)
+        # In a process of its own: a child's peak memory starts from its parent's on Linux.
+        maker = multiprocessing.get_context("spawn").Process(
+            target=write_checkpoint, args=(checkpoint, spec)
+        )
+        maker.start()
+        maker.join()
     ours, wide, theirs = (args.work / f"{n}.gguf" for n in ("ours", "bf16", "theirs"))
     tests = str(ROOT / "tests")
     converter = shutil.which("mtp-gguf") or "mtp-gguf"
@@ -166,7 +185,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "python": platform.python_version(),
         "steps": [asdict(step) for step in best],
-        "same_tensors": digest(ours) == digest(theirs),
+        "different_tensors": differences(ours, theirs),
         "times_faster": round(upstream / best[0].seconds, 2),
         "peak_ratio": round(max(best[1].peak_mb, best[2].peak_mb) / best[0].peak_mb, 2),
         "written_ratio": round((best[1].written_mb + best[2].written_mb) / best[0].written_mb, 2),

@@ -86,7 +86,8 @@ Transforms:
 - *value heads tiled*: Hugging Face groups the value heads of linear attention by key head,
   ggml broadcasts key heads in turn; without the reordering each value head would meet the wrong
   key. Nothing moves where both have the same number of heads.
-- *-exp(w)*: the decay `A_log`, computed in double precision and rounded once.
+- *-exp(w)*: the decay `A_log`, computed in double precision and rounded once
+  ([why](decisions.md)).
 - F16 sources keep F16 arithmetic, as in llama.cpp's converter; all others compute in F32.
 """
 
