@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ F16_NORM_TOLERANCE = 0.1
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(7).random_raw(33) % np.uint64(922)]
 PROMPT = TOKENS[:-1]
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 
 Folder = Callable[[Spec], Path]
 FOR_TRANSFORMERS = [s for s in SPECS.values() if not s.fp8 and s.rope != "yarn"]
@@ -141,6 +144,7 @@ def load_hf(path: Path, spec: Spec) -> Any:
 
 
 @pytest.mark.upstream
+@needs_torch
 @pytest.mark.parametrize(
     "spec", [s for s in SPECS.values() if not s.fp8 and s.rope != "yarn"], ids=ids
 )
@@ -185,11 +189,11 @@ def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: floa
 
 
 @pytest.mark.upstream
+@needs_torch
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
 def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
     from upstream.convert_upstream import convert  # noqa: PLC0415
 
-    pytest.importorskip("torch")
     gguf = convert(folder(spec), tmp_path / "f32.gguf", "f32")
     tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
     assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
