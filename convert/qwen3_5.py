@@ -14,6 +14,7 @@ Hugging Face side transformers' `qwen3_5` and `qwen3_5_moe`. Three things differ
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,21 @@ class Dims:
         """
         if self.v_heads == self.k_heads:
             return None
-        rows = np.arange(self.v_heads * head_dim).reshape(self.k_heads, -1, head_dim)
-        tiled = rows.transpose(1, 0, 2).reshape(-1) + before
-        return np.concatenate([np.arange(before), tiled])
+        return _tiled_heads(self.k_heads, self.v_heads, head_dim, before)
+
+
+# Orders are as long as the tensors they are for have rows, so all layers share them.
+@cache
+def _tiled_heads(k_heads: int, v_heads: int, head_dim: int, before: int) -> Order:
+    rows = np.arange(v_heads * head_dim).reshape(k_heads, -1, head_dim)
+    tiled = rows.transpose(1, 0, 2).reshape(-1) + before
+    return np.concatenate([np.arange(before), tiled])
+
+
+@cache
+def _half_of_experts(experts: int, rows: int, half: int) -> Order:
+    """Rows of all gate (0) or all up (1) projections in a fused stack of both."""
+    return np.arange(experts * 2 * rows).reshape(experts, 2, rows)[:, half].reshape(-1)
 
 
 class Transform(Enum):
@@ -477,9 +490,8 @@ def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[
             recipe = Recipe((name,))
         else:
             name = claims.source(f"{source}gate_up_proj{fused}", EXPERT_GATE_UP.shape(dims))
-            stack = np.arange(dims.experts * 2 * rows).reshape(dims.experts, 2, rows)
             half = 0 if entry.source == "gate_proj" else 1
-            recipe = Recipe((name,), row_order=stack[:, half].reshape(-1))
+            recipe = Recipe((name,), row_order=_half_of_experts(dims.experts, rows, half))
         yield Target(target + entry.target, shape, recipe, always_f32=False)
 
 

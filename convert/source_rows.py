@@ -1,6 +1,6 @@
 """Rows of a recipe's sources, as numbers: reads slices, dequantizes block-wise FP8, reorders."""
 
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 SCALE_SUFFIX = "_scale_inv"
+_SCALES_KEPT = 64  # slices of a tensor follow one another, so few need keeping
 
 
 def check_quantization(checkpoint: Checkpoint) -> tuple[int, int] | None:
@@ -60,7 +61,7 @@ class SourceRows:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tensors = checkpoint.tensors
         self._block = check_quantization(checkpoint)
-        self._scales = cache(self._read_scales)
+        self._scales = lru_cache(_SCALES_KEPT)(self._read_scales)
 
     def check(self, target: Target) -> None:
         """Raise CheckpointError when a source of the target is of a type that cannot be read."""
