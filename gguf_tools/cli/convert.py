@@ -13,6 +13,9 @@ from .console import byte_progress, parse_bytes, reports_errors
 from .list_tensors import head_verdict
 from .plan_report import plan_json, plan_text, summary_json, summary_text
 
+# Panels of the help.
+_PRECISION, _HEAD, _DRAFT = "Precision", "MTP head", "FastMTP draft vocabulary"
+
 _CORPUS = "--fastmtp-corpus"
 _DEFAULT_SIZE = 0  # stands for --fastmtp without a number
 
@@ -43,45 +46,88 @@ def convert(
         typer.Option("-o", "--output", help="File to write, or folder; default: here, by name."),
     ] = None,
     quant: Annotated[
-        str, typer.Option("--quant", help="Mix of the base, a name of llama-quantize.")
+        str,
+        typer.Option(
+            "--quant", rich_help_panel=_PRECISION, help="Mix of the base, a name of llama-quantize."
+        ),
     ] = "Q4_K_M",
     mtp_f16: Annotated[
-        bool, typer.Option("--mtp-f16", help="MTP head in F16; short for --mtp-type F16.")
+        bool,
+        typer.Option(
+            "--mtp-f16", rich_help_panel=_HEAD, help="MTP head in F16; short for --mtp-type F16."
+        ),
     ] = False,
     mtp_type: Annotated[
-        str | None, typer.Option("--mtp-type", help="Type of the MTP head's matrices [Q8_0].")
+        str | None,
+        typer.Option(
+            "--mtp-type", rich_help_panel=_HEAD, help="Type of the MTP head's matrices [Q8_0]."
+        ),
     ] = None,
-    no_mtp: Annotated[bool, typer.Option("--no-mtp", help="Leave the MTP head out.")] = False,
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", rich_help_panel=_HEAD, help="Leave the MTP head out.")
+    ] = False,
     head_only: Annotated[
-        bool, typer.Option("--head-only", help="Write the head alone (an mtp- file for -md).")
+        bool,
+        typer.Option(
+            "--head-only",
+            rich_help_panel=_HEAD,
+            help="Write the head alone (an mtp- file for -md).",
+        ),
     ] = False,
     mtp_from: Annotated[
         str | None,
-        typer.Option("--mtp-from", metavar="MODEL", help="Take the head from another checkpoint."),
+        typer.Option(
+            "--mtp-from",
+            metavar="MODEL",
+            rich_help_panel=_HEAD,
+            help="Take the head from another checkpoint.",
+        ),
     ] = None,
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option("--tensor-type", metavar="REGEX=TYPE", help="Type for tensors; repeatable."),
+        typer.Option(
+            "--tensor-type",
+            metavar="REGEX=TYPE",
+            rich_help_panel=_PRECISION,
+            help="Type for tensors; repeatable.",
+        ),
     ] = None,
     imatrix: Annotated[
-        Path | None, typer.Option("--imatrix", help="Importance matrix in GGUF format.")
+        Path | None,
+        typer.Option(
+            "--imatrix", rich_help_panel=_PRECISION, help="Importance matrix in GGUF format."
+        ),
     ] = None,
     fastmtp: Annotated[
         int | None,
         typer.Option(
-            "--fastmtp", metavar="[N]", min=0, help="Add a draft vocabulary of N tokens [32768]."
+            "--fastmtp",
+            metavar="[N]",
+            min=0,
+            rich_help_panel=_DRAFT,
+            help="Add a draft vocabulary of N tokens [32768].",
         ),
     ] = None,
     fastmtp_layout: Annotated[
-        DraftLayout, typer.Option("--fastmtp-layout", help="How the draft vocabulary is stored.")
+        DraftLayout,
+        typer.Option(
+            "--fastmtp-layout", rich_help_panel=_DRAFT, help="How the draft vocabulary is stored."
+        ),
     ] = DraftLayout.IDS,
     fastmtp_corpus: Annotated[
         list[Path] | None,
-        typer.Option("--fastmtp-corpus", metavar="FILE", help="Text files to rank tokens by."),
+        typer.Option(
+            _CORPUS, metavar="FILE…", rich_help_panel=_DRAFT, help="Text files to rank tokens by."
+        ),
     ] = None,
     fastmtp_ids: Annotated[
         Path | None,
-        typer.Option("--fastmtp-ids", metavar="FILE", help="Ranked ids: JSON, .npy or text."),
+        typer.Option(
+            "--fastmtp-ids",
+            metavar="FILE",
+            rich_help_panel=_DRAFT,
+            help="Ranked ids: JSON, .npy or text.",
+        ),
     ] = None,
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
