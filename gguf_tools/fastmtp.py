@@ -52,7 +52,7 @@ def find_draft_vocabulary(
     coverage = file.scalar(COVERAGE_KEY)
     about = (
         source if isinstance(source, str) else None,
-        coverage if isinstance(coverage, float) else None,
+        coverage if isinstance(coverage, float) and 0 <= coverage <= 1 else None,
     )
     held = file.keys.get(IDS_KEY)
     if held is not None:

@@ -9,15 +9,15 @@ A file is, little-endian and without gaps up to the tensor data:
     tensor data, each tensor followed by zeros up to a multiple of the alignment
 
 A string is u64 length and UTF-8 bytes; an array is u32 element type, u64 count and the elements.
-Dimensions stand in ggml order, row length first. A tensor's offset counts from the start of the
-tensor data, and tensors follow one another in the order of their entries.
+Dimensions stand in ggml order, row length first; one of them may be 0. A tensor's offset counts
+from the start of the tensor data, and tensors follow one another in the order of their entries.
 
 The reader trusts nothing: each count, length and offset is held against the bytes that are really
 there before memory is taken, and arrays are skipped until somebody asks for them.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -39,8 +39,11 @@ MAX_DIMS = 4
 MAX_NAME_BYTES = 63
 MAX_STRING_BYTES = 1 << 30
 MAX_ARRAY_LENGTH = 1 << 30
+# The format's own (ggml's docs/gguf.md, gguf_metadata_kv_t).
+MAX_KEY_BYTES = (1 << 16) - 1
 
 _WINDOW_BYTES = 1 << 20
+_SHOWN = 80  # characters of a foreign string in a message
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -94,6 +97,13 @@ class Value:
 
 
 @dataclass(frozen=True)
+class RawValue:
+    """A metadata value copied unread: its type and content, as they follow its key in a file."""
+
+    encoded: bytes
+
+
+@dataclass(frozen=True)
 class ArrayRef:
     """An array of metadata that has been measured but not read.
 
@@ -139,30 +149,27 @@ def padded(length: int, alignment: int) -> int:
 class GgufFile:
     """The header of a GGUF file: metadata and tensor entries, all checked against the source.
 
-    `version`, `alignment`, `data_offset` (start of the tensor data), `keys` (key to scalar or
-    ArrayRef, in file order), `types` (key to ValueType), `tensors` (in file order).
+    `version`, `alignment`, `data_offset` (start of the tensor data; the header's end where there
+    are no tensors, as in ggml), `keys` (key to scalar or ArrayRef, in file order), `types` (key to
+    ValueType), `tensors` (in file order).
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         cursor = _Cursor(source)
         self.version = _read_version(cursor)
-        n_tensors = cursor.u64("tensor count")
-        n_kv = cursor.u64("metadata count")
-        # The shortest entries: empty key, type and one byte; empty name, one dimension.
-        cursor.check_count("metadata count", n_kv, 8 + 4 + 1)
-        cursor.check_count("tensor count", n_tensors, 8 + 4 + 8 + 4 + 8)
+        # The shortest entries: name of one byte and one dimension; key and value of one byte.
+        n_tensors = cursor.count("tensor count", 9 + 4 + 8 + 4 + 8)
+        n_kv = cursor.count("metadata count", 9 + 4 + 1)
         self.keys: dict[str, Scalar | ArrayRef] = {}
         self.types: dict[str, ValueType] = {}
         for index in range(n_kv):
-            key = cursor.text(f"metadata key {index}")
-            if not key or key in self.keys:
-                fault = "a key that occurred before" if key else "an empty key"
-                raise cursor.fault(f"metadata key {index}", "a new name", f"{fault} {key!r}")
+            key = cursor.name(f"metadata key {index}", MAX_KEY_BYTES, self.keys)
             self.types[key], self.keys[key] = _read_value(cursor, key)
         self.alignment = self._checked_alignment()
         self.tensors = _read_tensors(cursor, n_tensors, self.alignment)
-        self.data_offset = padded(cursor.position, self.alignment)
+        end = cursor.position
+        self.data_offset = padded(end, self.alignment) if n_tensors else end
         self.tensors = [
             TensorInfo(t.name, t.shape, t.type, t.offset + self.data_offset) for t in self.tensors
         ]
@@ -186,7 +193,7 @@ class GgufFile:
             raise FormatError(
                 f"{self.source.name}: {ALIGNMENT_KEY}: expected type U32, found {kind.name}"
             )
-        if alignment == 0 or alignment & (alignment - 1):
+        if not _is_power_of_two(alignment):
             raise FormatError(
                 f"{self.source.name}: {ALIGNMENT_KEY}: expected a power of two, found {alignment}"
             )
@@ -239,6 +246,14 @@ class GgufFile:
             return Value(held.type, self.array(key) or [])
         return Value(self.types[key], held)
 
+    def raw(self, key: str) -> RawValue:
+        """What stands under the present `key`, to be written again without being understood."""
+        held = self.keys[key]
+        if not isinstance(held, ArrayRef):
+            return RawValue(_value_bytes(key, Value(self.types[key], held)))
+        head = _U32.pack(ValueType.ARRAY) + _U32.pack(held.type) + _U64.pack(held.count)
+        return RawValue(head + self.source.read(held.offset, held.length))
+
 
 def open_gguf(path: Path) -> GgufFile:
     """Read the header of the GGUF file at `path`; the file stays open for reads of its data."""
@@ -251,11 +266,15 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 class _Cursor:
-    """A position in a source that is read front to back through a window."""
+    """A position in a source that is read front to back through a window.
+
+    `field_start` is where the field that was read last begins, to be named in a fault.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.position = 0
+        self.field_start = 0
         self._window = b""
         self._window_start = 0
 
@@ -265,26 +284,27 @@ class _Cursor:
 
     def fault(self, field: str, expected: str, found: str) -> FormatError:
         return FormatError(
-            f"{self.source.name}: {field} at byte {self.position}: "
+            f"{self.source.name}: {field} at byte {self.field_start}: "
             f"expected {expected}, found {found}"
         )
 
-    def check_count(self, field: str, count: int, least_bytes: int) -> None:
-        """Refuse a count whose shortest possible entries would not fit into the rest."""
-        if count > self.remaining // least_bytes:
-            raise self.fault(
-                field, f"at most {self.remaining // least_bytes} (by the file's size)", str(count)
-            )
-
     def take(self, length: int, field: str) -> bytes:
-        if length > self.remaining:
-            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
+        self._check_rest(length, field)
         start = self.position - self._window_start
         if start + length > len(self._window):
             self._slide(length)
             start = 0
         self.position += length
         return self._window[start : start + length]
+
+    def skip(self, length: int, field: str) -> None:
+        self._check_rest(length, field)
+        self.position += length
+
+    def _check_rest(self, length: int, field: str) -> None:
+        self.field_start = self.position
+        if length > self.remaining:
+            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
 
     def _slide(self, at_least: int) -> None:
         length = min(max(at_least, _WINDOW_BYTES), self.remaining)
@@ -297,27 +317,37 @@ class _Cursor:
     def u64(self, field: str) -> int:
         return int.from_bytes(self.take(8, field), "little")
 
-    def string(self, field: str) -> bytes:
-        length = self.u64(field)
-        if length > min(self.remaining, MAX_STRING_BYTES):
-            raise self.fault(
-                field,
-                f"a length of at most {min(self.remaining, MAX_STRING_BYTES)} bytes",
-                str(length),
-            )
-        return self.take(length, field)
+    def count(self, field: str, least_bytes: int) -> int:
+        """A number of entries, refused when the shortest ones would not fit into the rest."""
+        count = self.u64(field)
+        limit = self.remaining // least_bytes
+        if count > limit:
+            raise self.fault(field, f"at most {limit} (by the file's size)", str(count))
+        return count
 
-    def text(self, field: str) -> str:
+    def string_length(self, field: str) -> int:
+        length = self.u64(field)
+        limit = min(self.remaining, MAX_STRING_BYTES)
+        if length > limit:
+            raise self.fault(field, f"a length of at most {limit} bytes", str(length))
+        return length
+
+    def string(self, field: str) -> bytes:
+        start = self.position
+        data = self.take(self.string_length(field), field)
+        self.field_start = start
+        return data
+
+    def name(self, field: str, most_bytes: int, taken: Container[str]) -> str:
+        """A key or a tensor's name: text, of a sound length, and not yet `taken`."""
         data = self.string(field)
         try:
-            return data.decode()
+            name = data.decode()
         except UnicodeDecodeError:
-            raise self.fault(field, "UTF-8 text", repr(data[:40])) from None
-
-    def skip(self, length: int, field: str) -> None:
-        if length > self.remaining:
-            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
-        self.position += length
+            raise self.fault(field, "UTF-8 text", repr(data[:_SHOWN])) from None
+        if fault := _name_fault(name, most_bytes, taken):
+            raise self.fault(field, f"a new name of 1 to {most_bytes} bytes", fault)
+        return name
 
     def skip_strings(self, count: int, field: str) -> None:
         """Walk over `count` strings: the inner loop of listing a file with a large vocabulary."""
@@ -332,9 +362,33 @@ class _Cursor:
                 at = after
                 count -= 1
             self.position = self._window_start + at
-            if count:
-                self.string(field)  # crosses the window's edge, or is too long
+            if count:  # crosses the window's edge, or is too long
+                self.skip(self.string_length(field), field)
                 count -= 1
+
+
+def _name_fault(name: str, most_bytes: int, taken: Container[str]) -> str | None:
+    """What keeps `name` from being a key or a tensor's name; None when nothing does."""
+    if not name:
+        return "an empty one"
+    if "\0" in name:  # where C's strings end: ggml would see another name
+        return f"a zero byte in {_quoted(name)}"
+    if name in taken:
+        return f"a name that occurred before: {_quoted(name)}"
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        return f"what is no UTF-8 text: {_quoted(name)}"
+    return f"{length} bytes: {_quoted(name)}" if length > most_bytes else None
+
+
+def _quoted(text: str) -> str:
+    """`text` for a message: quoted, and cut where it is long."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
 
 
 def _read_version(cursor: _Cursor) -> int:
@@ -362,31 +416,30 @@ def _value_type(cursor: _Cursor, field: str) -> ValueType:
 
 
 def _read_value(cursor: _Cursor, key: str) -> tuple[ValueType, Scalar | ArrayRef]:
-    kind = _value_type(cursor, f"type of {key!r}")
+    field = _quoted(key)
+    kind = _value_type(cursor, f"type of {field}")
     if kind is ValueType.ARRAY:
-        return kind, _measure_array(cursor, key)
+        return kind, _measure_array(cursor, field)
     if kind is ValueType.STRING:
-        return kind, cursor.string(key).decode("utf-8", "surrogateescape")
+        return kind, cursor.string(field).decode("utf-8", "surrogateescape")
     scalar = _SCALARS[kind]
-    (value,) = scalar.unpack(cursor.take(scalar.size, key))
+    (value,) = scalar.unpack(cursor.take(scalar.size, field))
     return kind, value
 
 
-def _measure_array(cursor: _Cursor, key: str) -> ArrayRef:
-    element = _value_type(cursor, f"element type of {key!r}")
-    count = cursor.u64(f"length of {key!r}")
+def _measure_array(cursor: _Cursor, field: str) -> ArrayRef:
+    element = _value_type(cursor, f"element type of {field}")
     if element is ValueType.ARRAY:
-        raise cursor.fault(f"element type of {key!r}", "scalars or strings", "nested arrays")
+        raise cursor.fault(f"element type of {field}", "scalars or strings", "nested arrays")
+    size = 8 if element is ValueType.STRING else _SCALARS[element].size
+    count = cursor.count(f"length of {field}", size)
     if count > MAX_ARRAY_LENGTH:
-        raise cursor.fault(f"length of {key!r}", f"at most {MAX_ARRAY_LENGTH}", str(count))
+        raise cursor.fault(f"length of {field}", f"at most {MAX_ARRAY_LENGTH}", str(count))
     start = cursor.position
     if element is ValueType.STRING:
-        cursor.check_count(f"length of {key!r}", count, 8)
-        cursor.skip_strings(count, key)
+        cursor.skip_strings(count, field)
     else:
-        size = _SCALARS[element].size
-        cursor.check_count(f"length of {key!r}", count, size)
-        cursor.skip(count * size, key)
+        cursor.skip(count * size, field)
     return ArrayRef(element, count, start, cursor.position - start)
 
 
@@ -395,16 +448,17 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> list[TensorInf
     names: set[str] = set()
     expected_offset = 0
     for index in range(count):
-        name = cursor.text(f"name of tensor {index}")
-        if len(name.encode()) > MAX_NAME_BYTES or not name or name in names:
-            fault = "a name that occurred before" if name in names else f"{len(name)} characters"
-            raise cursor.fault(
-                f"name of tensor {index}",
-                f"a new name of 1 to {MAX_NAME_BYTES} bytes",
-                f"{fault}: {name[:80]!r}",
-            )
+        name = cursor.name(f"name of tensor {index}", MAX_NAME_BYTES, names)
         names.add(name)
-        shape = _read_shape(cursor, name)
+        n_dims = cursor.u32(f"dimension count of tensor {name!r}")
+        if not 1 <= n_dims <= MAX_DIMS:
+            raise cursor.fault(
+                f"dimension count of tensor {name!r}", f"1 to {MAX_DIMS}", str(n_dims)
+            )
+        dims = cursor.take(8 * n_dims, f"shape of tensor {name!r}")
+        shape = tuple(n for (n,) in _U64.iter_unpack(dims))
+        if not _fits_ggml(shape):
+            raise cursor.fault(f"shape of tensor {name!r}", _FITS_GGML, str(list(shape)))
         number = cursor.u32(f"type of tensor {name!r}")
         kind = BY_ID.get(number)
         if kind is None:
@@ -419,27 +473,19 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> list[TensorInf
         if offset != expected_offset:
             raise cursor.fault(f"offset of tensor {name!r}", str(expected_offset), str(offset))
         expected_offset += padded(tensor_bytes(shape, kind), alignment)
-        if expected_offset > cursor.source.size + alignment:
-            raise cursor.fault(
-                f"data of tensor {name!r}",
-                f"an end before byte {cursor.source.size} of the file",
-                f"shape {list(shape)} {kind.name}",
-            )
         tensors.append(TensorInfo(name, shape, kind, offset))
     return tensors
 
 
-def _read_shape(cursor: _Cursor, name: str) -> tuple[int, ...]:
-    n_dims = cursor.u32(f"dimension count of tensor {name!r}")
-    if not 1 <= n_dims <= MAX_DIMS:
-        raise cursor.fault(f"dimension count of tensor {name!r}", f"1 to {MAX_DIMS}", str(n_dims))
-    shape = tuple(cursor.u64(f"dimension {i} of tensor {name!r}") for i in range(n_dims))
-    # Python's integers do not overflow; ggml's are signed and 64 bits wide.
-    if min(shape) < 1 or max(shape) >= 1 << 63 or prod(shape) >= 1 << 63:
-        raise cursor.fault(
-            f"shape of tensor {name!r}", "positive dimensions, fewer than 2^63 elements", f"{shape}"
-        )
-    return shape
+_FITS_GGML = "dimensions from 0 and fewer than 2^63 elements"
+
+
+def _fits_ggml(shape: Sequence[int]) -> bool:
+    """Whether ggml, whose integers are signed and 64 bits wide, can hold `shape`.
+
+    ggml multiplies from the left and may meet a 0 too late, so a 0 does not excuse the others.
+    """
+    return min(shape) >= 0 and prod(max(n, 1) for n in shape) < 1 << 63
 
 
 @dataclass(frozen=True)
@@ -469,26 +515,24 @@ class Layout:
     size: int
 
 
-def lay_out(metadata: Mapping[str, Value], tensors: Sequence[TensorSpec]) -> Layout:
+def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSpec]) -> Layout:
     """The header's bytes and every tensor's place, in the order given.
 
-    The alignment is that of `general.alignment` in the metadata, where it stands.
+    The alignment is that of `general.alignment` in the metadata, where it stands. FormatError for
+    what the reader would refuse.
     """
-    alignment = DEFAULT_ALIGNMENT
-    if ALIGNMENT_KEY in metadata:
-        held = metadata[ALIGNMENT_KEY].data
-        assert isinstance(held, int)
-        alignment = held
+    alignment = _alignment_to_write(metadata)
     parts = [MAGIC, _U32.pack(VERSION), _U64.pack(len(tensors)), _U64.pack(len(metadata))]
     for key, value in metadata.items():
+        if fault := _name_fault(key, MAX_KEY_BYTES, ()):
+            raise FormatError(f"key: expected a name of 1 to {MAX_KEY_BYTES} bytes, found {fault}")
         parts += [_string_bytes(key), _value_bytes(key, value)]
     relative = 0
     offsets = []
+    names: set[str] = set()
     for tensor in tensors:
-        if len(tensor.name.encode()) > MAX_NAME_BYTES:
-            raise FormatError(
-                f"tensor {tensor.name!r}: expected a name of at most {MAX_NAME_BYTES} bytes"
-            )
+        _check_spec(tensor, names)
+        names.add(tensor.name)
         parts += [_string_bytes(tensor.name), _U32.pack(len(tensor.shape))]
         parts += [_U64.pack(n) for n in tensor.shape]
         parts += [_U32.pack(tensor.type.id), _U64.pack(relative)]
@@ -500,19 +544,48 @@ def lay_out(metadata: Mapping[str, Value], tensors: Sequence[TensorSpec]) -> Lay
     return Layout(header, tuple(data_offset + o for o in offsets), data_offset + relative)
 
 
+def _alignment_to_write(metadata: Mapping[str, Value | RawValue]) -> int:
+    value = metadata.get(ALIGNMENT_KEY, Value(ValueType.U32, DEFAULT_ALIGNMENT))
+    assert isinstance(value, Value)  # raw values are for arrays and what nobody here reads
+    held = value.data
+    if value.type is not ValueType.U32 or not isinstance(held, int) or not _is_power_of_two(held):
+        raise FormatError(f"{ALIGNMENT_KEY}: expected a power of two as U32, found {value}")
+    return held
+
+
+def _check_spec(tensor: TensorSpec, names: Container[str]) -> None:
+    if fault := _name_fault(tensor.name, MAX_NAME_BYTES, names):
+        raise FormatError(
+            f"name of a tensor: expected a new one of 1 to {MAX_NAME_BYTES} bytes, found {fault}"
+        )
+    shape, kind = tensor.shape, tensor.type
+    if not 1 <= len(shape) <= MAX_DIMS or not _fits_ggml(shape):
+        raise FormatError(
+            f"shape of tensor {tensor.name!r}: expected 1 to {MAX_DIMS} {_FITS_GGML}, "
+            f"found {list(shape)}"
+        )
+    if shape[0] % kind.block_length:
+        raise FormatError(
+            f"row length of tensor {tensor.name!r}: expected a multiple of {kind.block_length} "
+            f"for {kind.name}, found {shape[0]}"
+        )
+
+
 def _string_bytes(text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
     return _U64.pack(len(data)) + data
 
 
-def _value_bytes(key: str, value: Value) -> bytes:
+def _value_bytes(key: str, value: Value | RawValue) -> bytes:
+    if isinstance(value, RawValue):
+        return value.encoded
     data = value.data
     try:
         if isinstance(data, Scalar):
             return _U32.pack(value.type) + _scalar_bytes(value.type, (data,))
         head = _U32.pack(ValueType.ARRAY) + _U32.pack(value.type) + _U64.pack(len(data))
         return head + _scalar_bytes(value.type, data)
-    except (struct.error, TypeError, AttributeError):
+    except (struct.error, TypeError, AttributeError, OverflowError, UnicodeError):
         raise FormatError(
             f"{key}: expected {'an array of ' if value.is_array else ''}{value.type.name}, "
             f"found {str(data)[:80]}"

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import FormatError
@@ -19,6 +19,7 @@ from .format import GgufFile, TensorInfo
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 ARCHITECTURES = ("qwen35", "qwen35moe")
+OUTPUT_NORM_TENSOR = "output_norm.weight"
 
 _ATTENTION = (
     "nextn.eh_proj.weight",
@@ -49,6 +50,13 @@ REQUIRED_SUFFIXES: Mapping[str, Sequence[str]] = {
     ),
 }
 
+# Fused tensors that llama.cpp takes for their parts (create_tensor_qkv, create_tensor_gate_up_exps
+# in llama-model.cpp).
+_FUSED: Mapping[str, Sequence[str]] = {
+    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    "ffn_gate_up_exps.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+}
+
 
 @dataclass(frozen=True)
 class HeadReport:
@@ -68,7 +76,17 @@ class HeadReport:
 
 
 def head_report(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
-    """Look for the head of a model: `file` has its metadata, `tensors` are those of all shards."""
+    """Look for the head of a model: `file` has its metadata, `tensors` are those of all shards.
+
+    Metadata of a wrong type is a reason not to be ready, and no error.
+    """
+    try:
+        return _examine(file, tensors)
+    except FormatError as error:
+        return _not_ready(str(error))
+
+
+def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
     architecture = file.scalar("general.architecture")
     if architecture not in ARCHITECTURES:
         return _not_ready(f"architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
@@ -82,19 +100,29 @@ def head_report(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
                 f"{stray} is there, but {architecture}.nextn_predict_layers is 0 or missing"
             )
         return _not_ready("the file has no MTP head; convert the model with its head")
-    if blocks is None or blocks <= layers:
-        return _not_ready(f"{architecture}.block_count is {blocks}, with {layers} MTP layers")
-    block = blocks - layers
+    if layers != 1:
+        return _not_ready(f"{architecture}.nextn_predict_layers is {layers}, and 1 can be run")
+    if blocks is None or blocks < 2:
+        return _not_ready(f"{architecture}.block_count is {blocks}, with an MTP layer among them")
+    block = blocks - 1
     prefix = f"blk.{block}."
-    missing = [s for s in REQUIRED_SUFFIXES[str(architecture)] if prefix + s not in names]
+    standing = next((n for n in names if _BLOCK.match(n) and ".nextn." in n), prefix)
+    if not standing.startswith(prefix):
+        return _not_ready(
+            f"{architecture}.block_count is {blocks}, which puts the MTP head in block {block}, "
+            f"but {standing} is there",
+            block,
+        )
+    missing = _missing_suffixes(str(architecture), prefix, names)
     if missing:
         return _not_ready(
             f"the metadata claims an MTP head in block {block}, but {prefix}{missing[0]}"
             f"{f' and {len(missing) - 1} more are' if len(missing) > 1 else ' is'} missing",
             block,
         )
-    if EMBEDDING_TENSOR not in names:
-        return _not_ready(f"{EMBEDDING_TENSOR} is missing, which the head needs", block)
+    for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
+        if needed not in names:
+            return _not_ready(f"{needed} is missing, which the head needs", block)
     try:
         draft = find_draft_vocabulary(file, names)
     except FormatError as error:
@@ -104,6 +132,13 @@ def head_report(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
     alone = "blk.0.attn_norm.weight" not in names
     reason = f"{'a head alone, ' if alone else ''}MTP head in block {block}"
     return HeadReport(True, reason, block, dict(types), draft, stock)
+
+
+def _missing_suffixes(architecture: str, prefix: str, names: Container[str]) -> list[str]:
+    fused = [s for f, parts in _FUSED.items() if prefix + f in names for s in parts]
+    return [
+        s for s in REQUIRED_SUFFIXES[architecture] if prefix + s not in names and s not in fused
+    ]
 
 
 def part_of(name: str, head_block: int | None, layout: DraftLayout | None) -> str:

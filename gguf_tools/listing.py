@@ -1,14 +1,19 @@
 """The tensors of a model on disk: GGUF (split or whole), safetensors, checkpoint folders."""
 
+import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import FormatError
-from .format import open_gguf
+from .format import GgufFile, open_gguf
 from .head import HeadReport, head_report, part_of
 from .safetensors import open_safetensors
-from .shards import shard_paths
+from .shards import SPLIT_COUNT_KEY, SPLIT_INDEX_KEY, safetensors_files, shard_paths
+
+# Names of MTP tensors in a checkpoint: of a text model, and of one with a vision tower.
+_SOURCE_HEAD = re.compile(r"(model\.)?(language_model\.)?mtp\.")
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,7 @@ class Listing:
 def list_tensors(path: Path) -> Listing:
     """List the model at `path` by its headers alone; any shard stands for the whole model."""
     if path.is_dir():
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise FormatError(f"{path}: expected safetensors files in the folder, found none")
-        return _list_safetensors(files)
+        return _list_safetensors(safetensors_files(path))
     if not path.exists():
         raise FormatError(f"{path}: expected a file or folder, found none")
     if path.suffix == ".safetensors":
@@ -52,6 +54,7 @@ def list_tensors(path: Path) -> Listing:
 def _list_gguf(path: Path) -> Listing:
     with ExitStack() as stack:
         files = [stack.enter_context(open_gguf(p)) for p in shard_paths(path)]
+        _check_shards(files)
         first = files[0]
         report = head_report(first, [t for file in files for t in file.tensors])
         layout = report.draft.layout if report.draft else None
@@ -71,6 +74,25 @@ def _list_gguf(path: Path) -> Listing:
         return Listing(tensors, report)
 
 
+def _check_shards(files: Sequence[GgufFile]) -> None:
+    """Refuse what is no shard of one model: llama.cpp loads it neither."""
+    seen: dict[str, str] = {}
+    for index, file in enumerate(files):
+        for key, expected in ((SPLIT_INDEX_KEY, index), (SPLIT_COUNT_KEY, len(files))):
+            found = file.integer(key)
+            if found != expected and (len(files) > 1 or (found or 0) > 1):
+                raise FormatError(
+                    f"{file.source.name}: {key}: expected {expected} by the file's name, "
+                    f"found {found}"
+                )
+        for tensor in file.tensors:
+            if tensor.name in seen:
+                raise FormatError(
+                    f"{file.source.name}: tensor {tensor.name!r} is also in {seen[tensor.name]}"
+                )
+            seen[tensor.name] = file.source.name
+
+
 def _list_safetensors(paths: list[Path]) -> Listing:
     tensors = []
     for path in paths:
@@ -83,7 +105,7 @@ def _list_safetensors(paths: list[Path]) -> Listing:
                 t.dtype,
                 t.nbytes,
                 t.offset,
-                "head" if "mtp." in t.name else "base",
+                "head" if _SOURCE_HEAD.match(t.name) else "base",
                 path.name,
             )
             for t in file.tensors.values()

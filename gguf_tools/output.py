@@ -3,11 +3,28 @@
 import errno
 import os
 import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from .errors import OutputError
+from .errors import FormatError, OutputError
+from .sources import FileSource, Source
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# One system call copies this much at most, so that progress is shown and Ctrl-C is heard.
+_COPY_BYTES = 64 << 20
+_BUFFER_BYTES = 4 << 20
+# What copy_file_range(2) and sendfile(2) answer where they cannot serve these two files.
+_CANNOT_COPY = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EBADF,
+)
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the file system
 
 
 class OutputFile:
@@ -22,6 +39,7 @@ class OutputFile:
         self.size = size
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._fd = -1
+        self._created = False
 
     def __enter__(self) -> "OutputFile":
         try:
@@ -30,18 +48,26 @@ class OutputFile:
                 raise OutputError(
                     f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
                 )
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-            self._fd = os.open(self._partial, flags, 0o666)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, self.size)
-            else:
-                os.ftruncate(self._fd, self.size)
+            self._partial.unlink(missing_ok=True)  # of a process of that number that was killed
+            self._fd = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            self._created = True
+            self._reserve()
         except BaseException as error:
             self._discard()
             if isinstance(error, OSError):
                 raise self._fault(error) from None
             raise
         return self
+
+    def _reserve(self) -> None:
+        """Take the disk space now, where the file system can; a full disk shows at once."""
+        os.ftruncate(self._fd, self.size)
+        if self.size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._fd, 0, self.size)
+            except OSError as error:
+                if error.errno not in _CANNOT_RESERVE:
+                    raise
 
     def write(self, offset: int, data: "bytes | memoryview") -> None:
         """Write all of `data` at `offset`."""
@@ -53,6 +79,39 @@ class OutputFile:
         except OSError as error:
             raise self._fault(error) from None
 
+    def copy(
+        self,
+        offset: int,
+        source: Source,
+        start: int,
+        length: int,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Write `length` bytes of `source` from `start` at `offset`; not from several threads.
+
+        Between files the kernel copies (and shares blocks where the file system can); the bytes of
+        other sources pass through memory a few at a time. progress: called with each part's bytes.
+        """
+        ways = [_copy_by_read]
+        if isinstance(source, FileSource):
+            ways = [*_KERNEL_COPIES, _copy_by_read]
+        done = 0
+        while done < length:
+            part = min(length - done, _COPY_BYTES)
+            try:
+                count = ways[0](self._fd, offset + done, source, start + done, part)
+            except OSError as error:
+                if error.errno not in _CANNOT_COPY or len(ways) == 1:
+                    raise self._fault(error) from None
+                ways = ways[1:]
+                continue
+            if count == 0:
+                raise FormatError(
+                    f"{source.name}: the file ends at byte {start + done}, data is missing"
+                )
+            done += count
+            progress(count)
+
     def commit(self) -> None:
         """Put the complete file under its name, replacing what stood there."""
         try:
@@ -60,6 +119,7 @@ class OutputFile:
             os.close(self._fd)
             self._fd = -1
             os.replace(self._partial, self.path)
+            self._created = False
         except OSError as error:
             raise self._fault(error) from None
 
@@ -70,12 +130,38 @@ class OutputFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._partial.unlink(missing_ok=True)
+        if self._created:
+            self._created = False
+            with suppress(OSError):
+                self._partial.unlink()
 
     def _fault(self, error: OSError) -> OutputError:
         if error.errno in _NO_SPACE:
             return OutputError(f"{self.path}: no space for its {self.size} bytes: {error.strerror}")
         return OutputError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def _copy_in_kernel(out: int, offset: int, source: Source, start: int, length: int) -> int:
+    assert isinstance(source, FileSource)
+    return os.copy_file_range(source.fileno(), out, length, start, offset)
+
+
+def _copy_by_sendfile(out: int, offset: int, source: Source, start: int, length: int) -> int:
+    assert isinstance(source, FileSource)
+    os.lseek(out, offset, os.SEEK_SET)
+    return os.sendfile(out, source.fileno(), start, length)
+
+
+def _copy_by_read(out: int, offset: int, source: Source, start: int, length: int) -> int:
+    view = memoryview(source.read(start, min(length, _BUFFER_BYTES)))
+    done = 0
+    while done < len(view):
+        done += os.pwrite(out, view[done:], offset + done)
+    return done
+
+
+# Elsewhere sendfile wants a socket, and copy_file_range is not there.
+_KERNEL_COPIES = [_copy_in_kernel, _copy_by_sendfile] if sys.platform == "linux" else []
 
 
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:

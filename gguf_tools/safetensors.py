@@ -2,12 +2,13 @@
 
 A file is: u64 header length, little-endian | the header, JSON | tensor data. The header maps names
 to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from the end of the header;
-`__metadata__` maps strings to strings. Tensors cover the data without holes or overlaps.
+`__metadata__` maps strings to strings. Tensors cover the data without holes or overlaps. Nothing
+else may stand in it: what the reader has no use for is refused and not skipped.
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,33 @@ from .sources import FileSource, Source
 # The limit of the reference implementation (MAX_HEADER_SIZE in safetensors' tensor.rs).
 MAX_HEADER_BYTES = 100_000_000
 
-DTYPE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+DTYPE_BITS = {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E8M0": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
 }
+
+_FIELDS = ("dtype", "shape", "data_offsets")
+_SHOWN = 80  # characters of a foreign value in a message
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,16 @@ def read_safetensors(source: Source) -> SafetensorsFile:
     start = 8 + length
     notes = header.pop("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(v, str) for v in notes.values()):
-        raise FormatError(f"{source.name}: __metadata__: expected strings by name")
+        raise FormatError(
+            f"{source.name}: __metadata__: expected strings by name, found {_shown(notes)}"
+        )
     tensors = [_check_entry(source, name, entry, start) for name, entry in header.items()]
     tensors.sort(key=lambda t: (t.offset, t.nbytes))
     position = start
     for tensor in tensors:
         if tensor.offset != position:
             raise FormatError(
-                f"{source.name}: data_offsets of {tensor.name!r}: expected to begin at "
+                f"{source.name}: data_offsets of {_shown(tensor.name)}: expected to begin at "
                 f"{position - start}, found {tensor.offset - start} "
                 f"({'overlap' if tensor.offset < position else 'hole'})"
             )
@@ -111,42 +122,49 @@ def _parse_json(source: Source, length: int) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         held = dict(pairs)
         if len(held) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in held if names.count(name) > 1)
-            raise FormatError(f"{source.name}: header: {twice!r} occurs twice")
+            name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+            raise FormatError(f"{source.name}: header: {_shown(name)} occurs twice")
         return held
 
+    data = source.read(8, length)
+    if data[:1] != b"{":
+        raise FormatError(f"{source.name}: header: expected '{{' first, found {data[:1]!r}")
     try:
-        header = json.loads(source.read(8, length).decode(), object_pairs_hook=unique)
+        header: dict[str, Any] = json.loads(data.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{source.name}: header: expected JSON, found: {error}") from None
-    if not isinstance(header, dict):
-        raise FormatError(f"{source.name}: header: expected a JSON object")
     return header
 
 
 def _check_entry(source: Source, name: str, entry: Any, start: int) -> StoredTensor:
-    where = f"{source.name}: tensor {name!r}"
-    if not isinstance(entry, dict):
-        raise FormatError(f"{where}: expected dtype, shape and data_offsets, found {entry!r:.60}")
-    dtype, shape, offsets = (entry.get(k) for k in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+    where = f"{source.name}: tensor {_shown(name)}"
+    if not _is_utf8(name):
+        raise FormatError(f"{where}: expected a name in UTF-8, found half a surrogate pair")
+    if not isinstance(entry, dict) or sorted(entry) != sorted(_FIELDS):
+        raise FormatError(f"{where}: expected dtype, shape and data_offsets, found {_shown(entry)}")
+    dtype, shape, offsets = (entry[field] for field in _FIELDS)
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise FormatError(
-            f"{where}: dtype: expected one of {', '.join(DTYPE_BYTES)}, found {dtype!r:.40}"
+            f"{where}: dtype: expected one of {', '.join(DTYPE_BITS)}, found {_shown(dtype)}"
         )
     if not isinstance(shape, list) or not _are_sizes(shape):
-        raise FormatError(f"{where}: shape: expected whole numbers from 0, found {shape!r:.60}")
+        raise FormatError(f"{where}: shape: expected whole numbers from 0, found {_shown(shape)}")
     if (
         not isinstance(offsets, list)
         or not _are_sizes(offsets)
         or len(offsets) != 2
         or offsets[0] > offsets[1]
     ):
-        raise FormatError(f"{where}: data_offsets: expected [begin, end], found {offsets!r:.60}")
-    nbytes = prod(shape) * DTYPE_BYTES[dtype]
+        raise FormatError(f"{where}: data_offsets: expected [begin, end], found {_shown(offsets)}")
+    bits = _product(shape, DTYPE_BITS[dtype])
+    if bits is None:
+        raise FormatError(f"{where}: shape: expected fewer than 2^64 bits, found {_shown(shape)}")
+    nbytes, odd_bits = divmod(bits, 8)
+    if odd_bits:
+        raise FormatError(f"{where}: shape: expected whole bytes, found {_shown(shape)} of {dtype}")
     if offsets[1] - offsets[0] != nbytes:
         raise FormatError(
-            f"{where}: data_offsets: expected {nbytes} bytes for {dtype} {shape}, "
+            f"{where}: data_offsets: expected {nbytes} bytes for {dtype} {_shown(shape)}, "
             f"found {offsets[1] - offsets[0]}"
         )
     return StoredTensor(name, dtype, tuple(shape), start + offsets[0], nbytes)
@@ -154,3 +172,26 @@ def _check_entry(source: Source, name: str, entry: Any, start: int) -> StoredTen
 
 def _are_sizes(values: list[Any]) -> bool:
     return all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63 for v in values)
+
+
+def _product(shape: list[int], bits: int) -> int | None:
+    """Bits of a tensor; None where they overflow 64 bits on the way, be there a 0 further on."""
+    for length in shape:
+        bits *= length
+        if bits >= 1 << 64:
+            return None
+    return bits
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """`value` for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,11 +1,17 @@
-"""Models split over several GGUF files: `NAME-00001-of-00003.gguf`, as llama.cpp names them."""
+"""Models in several files: GGUF shards, as llama.cpp names them, and safetensors folders."""
 
+import json
 import re
 from pathlib import Path
 
 from .errors import FormatError
 
-_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+_SAFETENSORS_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
+
+SPLIT_INDEX_KEY = "split.no"
+SPLIT_COUNT_KEY = "split.count"
+INDEX_NAME = "model.safetensors.index.json"
 
 
 def shard_path(path: Path, index: int, count: int) -> Path:
@@ -16,15 +22,48 @@ def shard_path(path: Path, index: int, count: int) -> Path:
 def shard_paths(path: Path) -> list[Path]:
     """All shards of the model that `path` is a shard of, or `path` alone.
 
-    FormatError when one of them is missing.
+    FormatError when one of them is missing, or when the name counts what cannot be.
     """
     match = _NAME.fullmatch(path.name)
     if match is None:
         return [path]
-    count = int(match[3])
+    index, count = int(match[2]), int(match[3])
+    if not 1 <= index <= count:
+        raise FormatError(f"{path}: expected a shard of 1 to {count} by its name, found {index}")
     whole = path.with_name(match[1] + ".gguf")
     paths = [shard_path(whole, index, count) for index in range(count)]
     for shard in paths:
         if not shard.is_file():
             raise FormatError(f"{path}: expected {count} shards, {shard.name} is missing")
     return paths
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The safetensors files of `folder`: those its index names, or else all of them.
+
+    FormatError when there is none, or when one that the index or the numbering asks for is missing.
+    """
+    present = {p.name for p in folder.glob("*.safetensors")}
+    if not present:
+        raise FormatError(f"{folder}: expected safetensors files in the folder, found none")
+    wanted = _indexed(folder / INDEX_NAME) or present
+    for match in filter(None, map(_SAFETENSORS_NAME.fullmatch, sorted(wanted))):
+        count = match[3]
+        wanted |= {f"{match[1]}-{i:05}-of-{count}.safetensors" for i in range(1, int(count) + 1)}
+    if missing := sorted(wanted - present):
+        others = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise FormatError(f"{folder}: expected {len(wanted)} files, {missing[0]!r}{others} missing")
+    return [folder / name for name in sorted(wanted)]
+
+
+def _indexed(path: Path) -> set[str] | None:
+    """The files that an index names; None when there is no index."""
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return set(map(str, weight_map.values()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: expected a JSON object whose weight_map has file names, found: {error!r}"
+        ) from None

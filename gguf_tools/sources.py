@@ -1,6 +1,7 @@
 """Where bytes come from: anything with a name, a size and reads at an offset."""
 
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -31,20 +32,25 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
+        self._fd = -1
         try:
+            mode = os.stat(path).st_mode
+            if not stat.S_ISREG(mode):  # opening a pipe would wait for its other end
+                found = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
+                raise FormatError(f"{path}: expected a file, found {found}")
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self.size = os.fstat(self._fd).st_size
         except OSError as error:
             raise FormatError(f"{path}: cannot be opened: {error.strerror}") from None
-        self.size = os.fstat(self._fd).st_size
-        if path.is_dir():
-            self.close()
-            raise FormatError(f"{path}: expected a file, found a folder")
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; FormatError when the file ends before."""
         parts = []
         while length > 0:
-            part = os.pread(self._fd, length, offset)
+            try:
+                part = os.pread(self._fd, length, offset)
+            except OSError as error:
+                raise self._fault(error) from None
             if not part:
                 raise FormatError(f"{self.name}: the file ends at byte {offset}, data is missing")
             parts.append(part)
@@ -56,12 +62,22 @@ class FileSource:
         """Fill `buffer` (writable bytes) from `offset`; FormatError when the file ends before."""
         done = 0
         while done < len(buffer):
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            try:
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise self._fault(error) from None
             if count == 0:
                 raise FormatError(
                     f"{self.name}: the file ends at byte {offset + done}, data is missing"
                 )
             done += count
+
+    def fileno(self) -> int:
+        """The open file's descriptor, for copies that the kernel does."""
+        return self._fd
+
+    def _fault(self, error: OSError) -> FormatError:
+        return FormatError(f"{self.name}: cannot be read: {error.strerror}")
 
     def close(self) -> None:
         """Close the file; reading afterwards fails."""

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from ..errors import RequestError
 from ..head import HeadReport
 from ..listing import ListedTensor, Listing
 from ..listing import list_tensors as read_listing
@@ -46,8 +45,9 @@ def list_tensors(
     Only headers are read, so a file of any size is listed at once. Shapes stand in ggml order
     (row length first) for GGUF, outermost first for safetensors.
     """
+    wanted = _compiled(pattern or "")
     listing = read_listing(path)
-    shown = _chosen(listing.tensors, mtp, pattern, sort)
+    shown = _chosen(listing.tensors, mtp, wanted, sort)
     if as_json:
         report = asdict(listing.head) if listing.head else None
         typer.echo(json.dumps({"tensors": [asdict(t) for t in shown], "head": report}, indent=1))
@@ -59,13 +59,18 @@ def list_tensors(
     typer.echo(_verdict(listing))
 
 
-def _chosen(
-    tensors: Sequence[ListedTensor], mtp: bool, pattern: str | None, sort: SortKey
-) -> list[ListedTensor]:
+def _compiled(pattern: str) -> re.Pattern[str]:
     try:
-        wanted = re.compile(pattern or "")
-    except re.error as error:
-        raise RequestError(f"--filter: {pattern!r} is no regular expression: {error}") from None
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+        ) from None
+
+
+def _chosen(
+    tensors: Sequence[ListedTensor], mtp: bool, wanted: re.Pattern[str], sort: SortKey
+) -> list[ListedTensor]:
     chosen = [t for t in tensors if wanted.search(t.name) and (not mtp or t.part != "base")]
     if sort is SortKey.NAME:
         chosen.sort(key=lambda t: t.name)
