@@ -18,8 +18,15 @@ from upstream.variants import Variant, all_cases, variants
 
 from mtp_gguf.gguf_tools.cli import app
 
-CASES = all_cases()
-IDS = [f"{spec.name}-{variant.label}" for spec, variant in CASES]
+CASES = [
+    pytest.param(
+        spec,
+        variant,
+        id=f"{spec.name}-{variant.label}",
+        marks=[pytest.mark.slow] if variant.slow else [],
+    )
+    for spec, variant in all_cases()
+]
 
 # Keys that may differ from upstream's file, each with its reason. docs/tensors.md repeats the list.
 ALLOWED_KEYS = {
@@ -58,7 +65,7 @@ def convert(arguments: list[str]) -> None:
         raise AssertionError(f"exit code {result.exit_code}\n{result.output}") from result.exception
 
 
-@pytest.mark.parametrize(("spec", "variant"), CASES, ids=IDS)
+@pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_tensors_and_metadata_equal_upstreams(
     spec: Spec,
     variant: Variant,

@@ -95,7 +95,7 @@ def quantize(
     """
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread = QUANTIZE_THREADS
-    params.ftype = LlamaFileType[f"MOSTLY_{ftype}"].value
+    params.ftype = LlamaFileType["ALL_F32" if ftype == "F32" else f"MOSTLY_{ftype}"].value
 
     overrides = (llama_cpp.llama_model_tensor_override * (len(tensor_types) + 1))()
     for slot, (pattern, kind) in zip(overrides, tensor_types, strict=False):

@@ -35,6 +35,11 @@ class Variant:
             words.append("imatrix")
         return "+".join(words)
 
+    @property
+    def slow(self) -> bool:
+        """Say whether ggml first builds search tables for this type, which takes it 3 to 20 s."""
+        return self.quant.startswith(("IQ1_", "IQ2_", "IQ3_X"))
+
     def our_arguments(self, imatrix: Path | None) -> list[str]:
         """Give the options of `mtp-gguf convert` that ask for this variant."""
         args = ["--quant", self.quant]
@@ -67,7 +72,7 @@ CORE = (
 
 _OTHER_QUANTS = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q5_K_S"),
-    *("IQ4_NL", "IQ3_S", "IQ3_M"),
+    *("IQ4_NL", "IQ3_S", "IQ3_M", "TQ1_0", "TQ2_0", "MXFP4_MOE"),
 )
 
 
@@ -80,7 +85,8 @@ _MORE: dict[str, tuple[Variant, ...]] = {
     "dense-deep": (
         *(Variant(quant) for quant in _OTHER_QUANTS),
         *_with_imatrix("Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "IQ4_NL", "Q4_0", "Q5_0", "Q2_K"),
-        *_with_imatrix("Q3_K_M", "Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ2_M"),
+        *_with_imatrix("Q3_K_M", "Q2_K_S", "IQ3_XXS", "IQ3_XS"),
+        *_with_imatrix("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
     ),
     "moe-fused": (*(Variant(quant) for quant in _OTHER_QUANTS), *_with_imatrix("Q4_K_M", "IQ4_XS")),
     "moe-mixed": (Variant("Q4_K_M", mtp="Q8_0"), *_with_imatrix("Q4_K_M", "IQ4_XS", "Q4_0")),
@@ -96,7 +102,8 @@ _MORE: dict[str, tuple[Variant, ...]] = {
         Variant("Q8_0", part="no-mtp"),
         Variant("Q4_K_M", part="head-only"),
     ),
-    "dense-f32": _with_imatrix("Q4_K_M"),
+    "dense-f32": (Variant("F32", mtp="F32"), *_with_imatrix("Q4_K_M")),
+    "dense-fp8": (Variant("F32", mtp="F32"),),
 }
 
 
