@@ -148,7 +148,7 @@ def main() -> None:
     base = [[group["lr"] for group in tool.param_groups] for tool in tools]
     began = time.monotonic()
     for step in range(args.steps):
-        factor = rate(step, args.steps, 0.8)
+        factor = rate(step, args.steps, args.steps * 4 // 5)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor

@@ -37,15 +37,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--muon-lr", type=float, default=4e-3)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
-    parser.add_argument(
-        "--fall", type=float, default=0.6, help="share of steps with a falling rate"
-    )
+    parser.add_argument("--fall", type=int, default=800, help="last steps, with a falling rate")
     parser.add_argument("--threads", type=int, default=2, help="fewer are used on a busy machine")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
@@ -78,10 +76,9 @@ def batches(
         del pending[:size]
 
 
-def rate(step: int, steps: int, fall: float) -> float:
-    """Factor on the learning rates: 30 steps up, level, then linearly to zero."""
-    falling = max(1.0, steps * fall)
-    return min((step + 1) / 30, 1.0, max(0.0, (steps - step) / falling))
+def rate(step: int, steps: int, fall: int) -> float:
+    """Factor on the learning rates: 30 steps up, level, then linearly to zero in `fall` steps."""
+    return min((step + 1) / 30, 1.0, max(0.0, (steps - step) / fall))
 
 
 def optimizers(
@@ -237,7 +234,7 @@ def main() -> None:
     )
     broad = batches(texts.all, end, args.length + 1, args.batch, args.seed)
     narrow = batches(texts.well_known, end, args.length + 1, args.batch, args.seed)
-    switch = round(args.steps * (1 - args.fall))
+    switch = args.steps - args.fall
     for step in range(first):
         next(broad if step < switch else narrow)
     began, seen = time.monotonic(), 0
