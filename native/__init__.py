@@ -1,0 +1,22 @@
+"""The native library and the classes over it; nothing heavy is imported before it is asked for."""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "Draft": "head",
+    "Head": "head",
+    "ContextFull": "errors",
+    "HeadMissing": "errors",
+    "LibraryMismatch": "errors",
+    "ModelRefused": "errors",
+    "NativeError": "errors",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605  (a list, though computed)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

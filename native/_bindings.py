@@ -1,0 +1,159 @@
+"""Every declaration of mtp.h for ctypes: the prototype as a comment, the types below it.
+
+`library()` loads libmtp once, after llama_cpp, so that it resolves to the llama.cpp that llama_cpp
+has loaded. The environment variable MTP_GGUF_NATIVE_LIB names another build of it, e.g. one with
+sanitizers.
+"""
+
+import ctypes
+import os
+import sys
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from .errors import ContextFull, HeadMissing, LibraryMismatch, ModelRefused, NativeError
+
+API_VERSION = 1
+MAX_DEPTH = 16
+LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
+
+# mtp_status values that have a class of their own.
+_ERRORS: dict[int, type[NativeError]] = {
+    2: ModelRefused,
+    3: ModelRefused,
+    4: HeadMissing,
+    5: ModelRefused,
+    8: ContextFull,
+    10: LibraryMismatch,
+}
+
+
+class HeadParams(ctypes.Structure):
+    """mtp_head_params."""
+
+    _fields_ = (
+        ("trunk_path", c_char_p),
+        ("device", c_char_p),
+        ("n_threads", c_int32),
+        ("n_ctx", c_int32),
+        ("n_seq_max", c_int32),
+        ("n_batch", c_int32),
+        ("fastmtp_size", c_int32),
+    )
+
+
+class HeadInfo(ctypes.Structure):
+    """mtp_head_info."""
+
+    _fields_ = (
+        ("n_embd", c_int32),
+        ("n_vocab", c_int32),
+        ("n_draft_vocab", c_int32),
+        ("block", c_int32),
+        ("n_ctx", c_int32),
+        ("n_seq_max", c_int32),
+        ("layout", c_int32),
+        ("moe", c_bool),
+        ("tied", c_bool),
+        ("weight_bytes", c_int64),
+        ("mapped_bytes", c_int64),
+        ("cache_bytes", c_int64),
+    )
+
+
+def library_path() -> Path:
+    """Where libmtp is: the variable's file, else the one that was installed with this package."""
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        return Path(override)
+    suffix = {"darwin": "libmtp.dylib", "win32": "mtp.dll"}.get(sys.platform, "libmtp.so")
+    return Path(str(resources.files(__package__).joinpath("lib").joinpath(suffix)))
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libmtp with typed functions; LibraryMismatch when it cannot be used with this llama_cpp."""
+    import llama_cpp  # noqa: F401, PLC0415  (loads llama.cpp's libraries, which libmtp resolves to)
+
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryMismatch(f"{path}: cannot be loaded: {error}") from None
+    _declare(lib)
+    if (found := lib.mtp_api_version()) != API_VERSION:
+        raise LibraryMismatch(f"{path}: expected API version {API_VERSION}, found {found}")
+    if lib.mtp_check_runtime():
+        raise LibraryMismatch(lib.mtp_last_error().decode())
+    return lib
+
+
+def check(status: int) -> None:
+    """Raise what a status other than MTP_OK stands for, with the library's sentence."""
+    if status:
+        text = library().mtp_last_error().decode(errors="replace")
+        raise _ERRORS.get(status, NativeError)(text)
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    i32_p, f32_p = POINTER(c_int32), POINTER(c_float)
+
+    # const char * mtp_last_error(void);
+    lib.mtp_last_error.restype = c_char_p
+    lib.mtp_last_error.argtypes = []
+    # int32_t mtp_api_version(void);
+    lib.mtp_api_version.restype = c_int32
+    lib.mtp_api_version.argtypes = []
+    # const char * mtp_built_for(void);
+    lib.mtp_built_for.restype = c_char_p
+    lib.mtp_built_for.argtypes = []
+    # mtp_status mtp_check_runtime(void);
+    lib.mtp_check_runtime.restype = c_int32
+    lib.mtp_check_runtime.argtypes = []
+
+    # mtp_head_params mtp_head_default_params(void);
+    lib.mtp_head_default_params.restype = HeadParams
+    lib.mtp_head_default_params.argtypes = []
+    # mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out);
+    lib.mtp_head_load.restype = c_int32
+    lib.mtp_head_load.argtypes = [c_char_p, POINTER(HeadParams), POINTER(c_void_p)]
+    # void mtp_head_free(mtp_head * head);
+    lib.mtp_head_free.restype = None
+    lib.mtp_head_free.argtypes = [c_void_p]
+    # mtp_status mtp_head_get_info(const mtp_head * head, mtp_head_info * out);
+    lib.mtp_head_get_info.restype = c_int32
+    lib.mtp_head_get_info.argtypes = [c_void_p, POINTER(HeadInfo)]
+    # mtp_status mtp_head_get_draft_ids(const mtp_head * head, int32_t * out, size_t n);
+    lib.mtp_head_get_draft_ids.restype = c_int32
+    lib.mtp_head_get_draft_ids.argtypes = [c_void_p, i32_p, c_size_t]
+    # mtp_status mtp_head_next_position(const mtp_head * head, int32_t seq, int32_t * out);
+    lib.mtp_head_next_position.restype = c_int32
+    lib.mtp_head_next_position.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_head_feed(mtp_head * head, int32_t seq, int32_t first, const int32_t * tokens,
+    #     const float * hidden, int32_t n_rows);
+    lib.mtp_head_feed.restype = c_int32
+    lib.mtp_head_feed.argtypes = [c_void_p, c_int32, c_int32, i32_p, f32_p, c_int32]
+    # mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int32_t * tokens,
+    #     const float * hidden, int32_t n_rows, int32_t depth, int32_t * out_tokens,
+    #     float * out_probs, float * out_logits);
+    lib.mtp_head_draft.restype = c_int32
+    lib.mtp_head_draft.argtypes = [
+        c_void_p,
+        c_int32,
+        c_int32,
+        i32_p,
+        f32_p,
+        c_int32,
+        c_int32,
+        i32_p,
+        f32_p,
+        f32_p,
+    ]
+    # mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position);
+    lib.mtp_head_rollback.restype = c_int32
+    lib.mtp_head_rollback.argtypes = [c_void_p, c_int32, c_int32]
+    # mtp_status mtp_head_ops(mtp_head * head, const char ** out);
+    lib.mtp_head_ops.restype = c_int32
+    lib.mtp_head_ops.argtypes = [c_void_p, POINTER(c_char_p)]

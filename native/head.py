@@ -1,0 +1,184 @@
+"""An MTP head on its own: drafts tokens from hidden states, without a trunk."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._bindings import HeadInfo, check, library
+from .errors import NativeError
+
+LAYOUTS = ("none", "ids", "table", "sidecar")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a head drafted: `depth` target ids, their probabilities among the draft vocabulary.
+
+    logits: [depth, n_draft_vocab] in rank order, None unless asked for.
+    """
+
+    tokens: list[int]
+    probabilities: list[float]
+    logits: NDArray[np.float32] | None
+
+
+class Head:
+    """The MTP block and draft vocabulary of a GGUF on a ggml device. Close it, or use `with`.
+
+    path: the file with the MTP block. trunk: the file with the embedding, where a head-only file
+    has none. device: ggml's name of it ("CPU", "CUDA0", "Metal"). n_ctx: positions of each of
+    n_seq_max sequences. n_batch: most rows fed in one graph. fastmtp_size: how much of a ranked
+    draft vocabulary to use; 0 all of it, -1 none (layout ids only).
+
+    Raises HeadMissing for a model without a head, ModelRefused for a file that is not sound.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        trunk: str | Path | None = None,
+        device: str = "CPU",
+        n_threads: int = 2,
+        n_ctx: int = 512,
+        n_seq_max: int = 1,
+        n_batch: int = 512,
+        fastmtp_size: int = 0,
+    ) -> None:
+        lib = library()
+        params = lib.mtp_head_default_params()
+        params.trunk_path = None if trunk is None else str(trunk).encode()
+        params.device = device.encode()
+        params.n_threads, params.n_ctx = n_threads, n_ctx
+        params.n_seq_max, params.n_batch = n_seq_max, n_batch
+        params.fastmtp_size = fastmtp_size
+        handle = ctypes.c_void_p()
+        check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+        self._handle: ctypes.c_void_p | None = handle
+        self._free = weakref.finalize(self, lib.mtp_head_free, handle)
+        info = HeadInfo()
+        check(lib.mtp_head_get_info(handle, ctypes.byref(info)))
+        self.n_embd: int = info.n_embd
+        self.n_vocab: int = info.n_vocab
+        self.n_draft_vocab: int = info.n_draft_vocab
+        self.block: int = info.block
+        self.n_ctx: int = info.n_ctx
+        self.n_seq_max: int = info.n_seq_max
+        self.layout: str = LAYOUTS[info.layout]
+        self.moe: bool = info.moe
+        self.tied: bool = info.tied
+        self.weight_bytes: int = info.weight_bytes
+        self.mapped_bytes: int = info.mapped_bytes
+        self.cache_bytes: int = info.cache_bytes
+
+    def close(self) -> None:
+        """Free the head; a second call does nothing."""
+        self._handle = None
+        self._free()
+
+    def __enter__(self) -> "Head":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The C handle, for what is built on a head; NativeError once closed."""
+        if self._handle is None:
+            raise NativeError("the head is closed")
+        return self._handle
+
+    def draft_ids(self) -> NDArray[np.int32]:
+        """Target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
+        out = np.empty(self.n_draft_vocab, np.int32)
+        check(library().mtp_head_get_draft_ids(self.handle, _ints(out), out.size))
+        return out
+
+    def next_position(self, seq: int = 0) -> int:
+        """The first position after the rows of a sequence."""
+        out = ctypes.c_int32()
+        check(library().mtp_head_next_position(self.handle, seq, ctypes.byref(out)))
+        return out.value
+
+    def feed(self, tokens: Sequence[int], hidden: ArrayLike, first: int, seq: int = 0) -> None:
+        """Put rows into the cache: token at position first + i with hidden[i], that of the one before.
+
+        hidden: [len(tokens), n_embd].
+        """
+        ids, states = self._rows(tokens, hidden)
+        check(
+            library().mtp_head_feed(self.handle, seq, first, _ints(ids), _floats(states), len(ids))
+        )
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        hidden: ArrayLike,
+        first: int,
+        depth: int,
+        seq: int = 0,
+        *,
+        logits: bool = False,
+    ) -> Draft:
+        """Feed rows, then draft `depth` tokens that follow the last one; drafts are not kept."""
+        ids, states = self._rows(tokens, hidden)
+        drafted = np.empty(max(depth, 0), np.int32)
+        probabilities = np.empty(max(depth, 0), np.float32)
+        all_logits = np.empty((max(depth, 0), self.n_draft_vocab), np.float32) if logits else None
+        check(
+            library().mtp_head_draft(
+                self.handle,
+                seq,
+                first,
+                _ints(ids),
+                _floats(states),
+                len(ids),
+                depth,
+                _ints(drafted),
+                _floats(probabilities),
+                None if all_logits is None else _floats(all_logits),
+            )
+        )
+        return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
+
+    def rollback(self, position: int, seq: int = 0) -> None:
+        """Forget the rows at positions >= position."""
+        check(library().mtp_head_rollback(self.handle, seq, position))
+
+    def ops(self) -> list[str]:
+        """Names of the ggml ops of this head's graph, sorted."""
+        out = ctypes.c_char_p()
+        check(library().mtp_head_ops(self.handle, ctypes.byref(out)))
+        return (out.value or b"").decode().split()
+
+    def _rows(
+        self, tokens: Sequence[int], hidden: ArrayLike
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        ids = np.ascontiguousarray(tokens, np.int32)
+        states = np.ascontiguousarray(hidden, np.float32)
+        if states.shape != (len(ids), self.n_embd):
+            raise NativeError(
+                f"hidden: expected shape {[len(ids), self.n_embd]}, found {list(states.shape)}"
+            )
+        return ids, states
+
+
+def _ints(array: NDArray[np.int32]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+
+def _floats(array: NDArray[np.float32]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

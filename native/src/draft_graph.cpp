@@ -1,0 +1,319 @@
+#include "draft_graph.h"
+
+#include "error.h"
+
+#include <cmath>
+
+namespace mtp {
+
+// Builds the tensors of one graph. Shapes are in ggml's order; R rows or 1.
+class DraftGraph::Builder {
+public:
+    Builder(DraftGraph & g, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache)
+        : g_(g), c_(config), w_(weights), cache_(cache), ctx_(g.context_.get()) {}
+
+    void build() {
+        const int64_t rows = g_.key_.rows;
+        const int64_t depth = g_.key_.depth;
+        g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
+        g_.hidden_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "hidden");
+        g_.feed_positions_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * rows), "feed positions");
+        g_.feed_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, rows), "feed slots");
+        if (depth > 0) {
+            g_.step_positions_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_I32, 4, depth), "step positions");
+            g_.mask_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, g_.key_.n_kv, depth), "mask");
+        }
+        if (depth > 1) { // the first step's slot is among the fed ones
+            g_.step_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, depth), "step slots");
+        }
+
+        keys_ = sequence_rows(cache_.keys());
+        values_ = sequence_rows(cache_.values());
+
+        ggml_tensor * x = project(g_.embedding_, g_.hidden_);
+        ggml_tensor * normed = norm(x, w_.attn_norm);
+        write_cache(normed, g_.feed_positions_, g_.feed_slots_);
+        if (depth == 0) {
+            return;
+        }
+        x = last_column(x);
+        normed = last_column(normed);
+        for (int64_t step = 0; step < depth; ++step) {
+            if (step > 0) {
+                ggml_tensor * chosen = ggml_get_rows(ctx_, w_.draft_embedding, g_.indices_.back());
+                x = project(chosen, hidden_);
+                normed = norm(x, w_.attn_norm);
+                write_cache(normed, positions(step), ggml_view_1d(ctx_, g_.step_slots_, 1, size_t(step) * sizeof(int64_t)));
+            }
+            hidden_ = block(x, normed, step);
+            draft(hidden_);
+        }
+    }
+
+private:
+    ggml_tensor * input(ggml_tensor * tensor, const char * name) {
+        ggml_set_input(tensor);
+        ggml_set_name(tensor, name);
+        return tensor;
+    }
+
+    void output(ggml_tensor * tensor) {
+        ggml_set_output(tensor);
+        ggml_build_forward_expand(g_.graph_, tensor);
+    }
+
+    // [kv_width, rows_per_seq] of this graph's sequence
+    ggml_tensor * sequence_rows(ggml_tensor * all) {
+        const size_t offset = size_t(g_.key_.seq) * size_t(cache_.rows_per_seq()) * all->nb[1];
+        return ggml_view_2d(ctx_, all, all->ne[0], cache_.rows_per_seq(), all->nb[1], offset);
+    }
+
+    ggml_tensor * last_column(ggml_tensor * x) {
+        return ggml_view_2d(ctx_, x, x->ne[0], 1, x->nb[1], size_t(x->ne[1] - 1) * x->nb[1]);
+    }
+
+    ggml_tensor * positions(int64_t step) {
+        return ggml_view_1d(ctx_, g_.step_positions_, 4, size_t(step) * g_.step_positions_->nb[1]);
+    }
+
+    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) {
+        return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, c_.norm_eps), weight);
+    }
+
+    ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
+        int sections[4] = {c_.rope_sections[0], c_.rope_sections[1], c_.rope_sections[2], c_.rope_sections[3]};
+        return ggml_rope_multi(ctx_, x, positions, nullptr, c_.n_rot, sections, GGML_ROPE_TYPE_IMROPE, c_.n_ctx_orig,
+                               c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
+                               c_.beta_slow);
+    }
+
+    // [n_embd, n] from embeddings and hidden states of the same shape
+    ggml_tensor * project(ggml_tensor * embedding, ggml_tensor * hidden) {
+        ggml_tensor * both = ggml_concat(ctx_, norm(embedding, w_.enorm), norm(hidden, w_.hnorm), 0);
+        return ggml_mul_mat(ctx_, w_.eh_proj, both);
+    }
+
+    // Writes the keys and values of n normed rows. What set_rows returns is what later reads go to,
+    // so that they depend on the write.
+    void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots) {
+        const int64_t n = normed->ne[1];
+        ggml_tensor * k = ggml_reshape_3d(ctx_, ggml_mul_mat(ctx_, w_.k, normed), c_.head_dim, c_.n_head_kv, n);
+        k = rope(norm(k, w_.k_norm), at);
+        k = ggml_reshape_2d(ctx_, k, c_.kv_width(), n);
+        ggml_tensor * v = ggml_mul_mat(ctx_, w_.v, normed);
+        keys_ = ggml_set_rows(ctx_, keys_, k, slots);
+        values_ = ggml_set_rows(ctx_, values_, v, slots);
+        ggml_build_forward_expand(g_.graph_, keys_);
+        ggml_build_forward_expand(g_.graph_, values_);
+    }
+
+    // [head_dim, n_kv, n_head_kv]
+    ggml_tensor * readable(ggml_tensor * rows) {
+        ggml_tensor * view = ggml_view_3d(ctx_, rows, c_.head_dim, c_.n_head_kv, g_.key_.n_kv,
+                                          ggml_row_size(rows->type, c_.head_dim), rows->nb[1], 0);
+        return ggml_permute(ctx_, view, 0, 2, 1, 3);
+    }
+
+    // One row through the block: [n_embd, 1] after the head's norm.
+    ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, int64_t step) {
+        const size_t element = sizeof(float);
+        const size_t head = size_t(c_.head_dim) * element;
+        ggml_tensor * both = ggml_mul_mat(ctx_, w_.q, normed); // per head query then gate
+        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, 1, 2 * head, 2 * head * size_t(c_.n_head), 0);
+        ggml_tensor * gate =
+            ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, 1, 2 * head, 2 * head * size_t(c_.n_head), head);
+        gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, 1);
+
+        q = ggml_permute(ctx_, rope(norm(q, w_.q_norm), positions(step)), 0, 2, 1, 3);
+        ggml_tensor * mask = ggml_view_2d(ctx_, g_.mask_, g_.key_.n_kv, 1, g_.mask_->nb[1], size_t(step) * g_.mask_->nb[1]);
+        ggml_tensor * attention = ggml_flash_attn_ext(ctx_, q, readable(keys_), readable(values_), mask,
+                                                      1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
+        ggml_prec_set_acc(attention, GGML_PREC_F32);
+        attention = ggml_reshape_2d(ctx_, attention, c_.head_dim * c_.n_head, 1);
+        attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
+        x = ggml_add(ctx_, ggml_mul_mat(ctx_, w_.attn_out, attention), x);
+
+        normed = norm(x, w_.post_norm);
+        x = ggml_add(ctx_, c_.moe ? mixture(normed) : feed_forward(normed, w_.ffn_gate, w_.ffn_up, w_.ffn_down), x);
+        return norm(x, w_.head_norm);
+    }
+
+    ggml_tensor * feed_forward(ggml_tensor * x, ggml_tensor * gate, ggml_tensor * up, ggml_tensor * down) {
+        ggml_tensor * both = ggml_swiglu_split(ctx_, ggml_mul_mat(ctx_, gate, x), ggml_mul_mat(ctx_, up, x));
+        return ggml_mul_mat(ctx_, down, both);
+    }
+
+    // The chosen experts, weighted by their renormed probabilities, and the gated shared one.
+    ggml_tensor * mixture(ggml_tensor * x) {
+        const int64_t used = c_.n_expert_used;
+        ggml_tensor * probabilities = ggml_soft_max(ctx_, ggml_mul_mat(ctx_, w_.router, x)); // [n_expert, 1]
+        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, probabilities, int(used));           // [used, 1]
+        ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, 1), chosen);
+        shares = ggml_reshape_2d(ctx_, shares, used, 1);
+        // The smallest normal F16 keeps the division sound, as in llama.cpp's build_moe_ffn.
+        ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
+        shares = ggml_reshape_3d(ctx_, ggml_div(ctx_, shares, sum), 1, used, 1);
+        if (c_.expert_scale != 1.0f) {
+            shares = ggml_scale(ctx_, shares, c_.expert_scale);
+        }
+
+        ggml_tensor * row = ggml_reshape_3d(ctx_, x, c_.n_embd, 1, 1);
+        ggml_tensor * gate;
+        ggml_tensor * up;
+        if (w_.gate_up_exps != nullptr) {
+            ggml_tensor * both = ggml_mul_mat_id(ctx_, w_.gate_up_exps, row, chosen); // [2 n_ff, used, 1]
+            const size_t half = size_t(c_.n_ff_expert) * sizeof(float);
+            gate = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, 1, both->nb[1], both->nb[2], 0);
+            up = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, 1, both->nb[1], both->nb[2], half);
+        } else {
+            gate = ggml_mul_mat_id(ctx_, w_.gate_exps, row, chosen);
+            up = ggml_mul_mat_id(ctx_, w_.up_exps, row, chosen);
+        }
+        ggml_tensor * experts = ggml_mul_mat_id(ctx_, w_.down_exps, ggml_swiglu_split(ctx_, gate, up), chosen);
+        experts = ggml_mul(ctx_, experts, shares); // [n_embd, used, 1]
+        ggml_tensor * out = nullptr;
+        for (int64_t i = 0; i < used; ++i) {
+            ggml_tensor * one = ggml_view_2d(ctx_, experts, c_.n_embd, 1, experts->nb[2], size_t(i) * experts->nb[1]);
+            out = out == nullptr ? one : ggml_add(ctx_, out, one);
+        }
+        if (used == 1) {
+            out = ggml_cont(ctx_, out); // the caller adds to it
+        }
+        if (w_.shared_up != nullptr) {
+            ggml_tensor * shared = feed_forward(x, w_.shared_gate, w_.shared_up, w_.shared_down);
+            ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, 1]
+            out = ggml_add(ctx_, out, ggml_mul(ctx_, shared, share));
+        }
+        return out;
+    }
+
+    // Logits, argmax and its probability of one hidden state.
+    void draft(ggml_tensor * hidden) {
+        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
+        ggml_tensor * index = ggml_argmax(ctx_, logits);              // [1]
+        ggml_tensor * all = ggml_reshape_2d(ctx_, ggml_soft_max(ctx_, logits), 1, logits->ne[0]);
+        ggml_tensor * probability = ggml_get_rows(ctx_, all, index); // [1, 1]
+        output(logits);
+        output(index);
+        output(probability);
+        g_.logits_.push_back(logits);
+        g_.indices_.push_back(index);
+        g_.probabilities_.push_back(probability);
+    }
+
+    DraftGraph & g_;
+    const HeadConfig & c_;
+    const BlockTensors & w_;
+    const HeadCache & cache_;
+    ggml_context * ctx_;
+    ggml_tensor * keys_ = nullptr;   // the sequence's rows after the last write
+    ggml_tensor * values_ = nullptr; // likewise
+    ggml_tensor * hidden_ = nullptr; // the last step's hidden state, after the head's norm
+};
+
+static std::string op_name(const ggml_tensor * node) {
+    const std::string name = ggml_op_name(node->op);
+    return node->op == GGML_OP_UNARY || node->op == GGML_OP_GLU ? name + ":" + ggml_op_desc(node) : name;
+}
+
+DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights,
+                       const HeadCache & cache, ggml_backend_t backend)
+    : key_(key), backend_(backend) {
+    // A step has some 70 tensors, an expert adds two; counted once, doubled.
+    const size_t most = size_t(160 + 4 * config.n_expert_used) * size_t(key.depth + 1);
+    context_.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
+    if (!context_) {
+        throw std::bad_alloc();
+    }
+    graph_ = ggml_new_graph_custom(context_.get(), most, false);
+    Builder(*this, config, weights, cache).build();
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph_, i);
+        if (!ggml_backend_supports_op(backend, node)) {
+            const char * type = ggml_type_name(node->src[0] != nullptr ? node->src[0]->type : node->type);
+            throw Error(MTP_ERROR_UNSUPPORTED, format("%s cannot run the draft graph: no %s for %s",
+                                                      ggml_backend_name(backend), op_name(node).c_str(), type));
+        }
+    }
+    allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)));
+    if (!allocator_ || !ggml_gallocr_alloc_graph(allocator_.get(), graph_)) {
+        throw Error(MTP_ERROR_MEMORY, format("the draft graph for %lld rows and depth %lld does not fit on %s",
+                                             (long long) key.rows, (long long) key.depth, ggml_backend_name(backend)));
+    }
+}
+
+void DraftGraph::run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first) {
+    const int64_t rows = key_.rows;
+    const int64_t depth = key_.depth;
+    const int64_t last = first + rows - 1;
+
+    ggml_backend_tensor_set(embedding_, embedding, 0, ggml_nbytes(embedding_));
+    ggml_backend_tensor_set(hidden_, hidden, 0, ggml_nbytes(hidden_));
+
+    // M-RoPE takes four positions for each row; text has the same in the first three, and the
+    // fourth turns nothing.
+    std::vector<int32_t> positions(size_t(4 * rows));
+    std::vector<int64_t> slots(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i) {
+        slots[size_t(i)] = first + i;
+        for (int64_t section = 0; section < 4; ++section) {
+            positions[size_t(section * rows + i)] = section < 3 ? int32_t(first + i) : 0;
+        }
+    }
+    ggml_backend_tensor_set(feed_positions_, positions.data(), 0, ggml_nbytes(feed_positions_));
+    ggml_backend_tensor_set(feed_slots_, slots.data(), 0, ggml_nbytes(feed_slots_));
+
+    if (depth > 0) {
+        positions.assign(size_t(4 * depth), 0);
+        slots.assign(size_t(depth), 0);
+        const ggml_fp16_t shown = ggml_fp32_to_fp16(0.0f);
+        const ggml_fp16_t hidden_away = ggml_fp32_to_fp16(-INFINITY);
+        std::vector<ggml_fp16_t> mask(size_t(key_.n_kv * depth));
+        for (int64_t step = 0; step < depth; ++step) {
+            const int64_t at = last + step;
+            slots[size_t(step)] = at;
+            for (int64_t section = 0; section < 3; ++section) {
+                positions[size_t(4 * step + section)] = int32_t(at);
+            }
+            for (int64_t i = 0; i < key_.n_kv; ++i) {
+                mask[size_t(step * key_.n_kv + i)] = i >= first_kept && i <= at ? shown : hidden_away;
+            }
+        }
+        ggml_backend_tensor_set(step_positions_, positions.data(), 0, ggml_nbytes(step_positions_));
+        ggml_backend_tensor_set(mask_, mask.data(), 0, ggml_nbytes(mask_));
+        if (step_slots_ != nullptr) {
+            ggml_backend_tensor_set(step_slots_, slots.data(), 0, ggml_nbytes(step_slots_));
+        }
+    }
+
+    const ggml_status status = ggml_backend_graph_compute(backend_, graph_);
+    if (status != GGML_STATUS_SUCCESS) {
+        throw Error(MTP_ERROR_BACKEND, format("%s: the draft graph failed: %s", ggml_backend_name(backend_),
+                                              ggml_status_to_string(status)));
+    }
+}
+
+int32_t DraftGraph::index(int64_t step) const {
+    int32_t out = 0;
+    ggml_backend_tensor_get(indices_[size_t(step)], &out, 0, sizeof(out));
+    return out;
+}
+
+float DraftGraph::probability(int64_t step) const {
+    float out = 0;
+    ggml_backend_tensor_get(probabilities_[size_t(step)], &out, 0, sizeof(out));
+    return out;
+}
+
+void DraftGraph::logits(int64_t step, float * out) const {
+    ggml_tensor * tensor = logits_[size_t(step)];
+    ggml_backend_tensor_get(tensor, out, 0, ggml_nbytes(tensor));
+}
+
+void DraftGraph::collect_ops(std::set<std::string> & names) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+        names.insert(op_name(ggml_graph_node(graph_, i)));
+    }
+}
+
+} // namespace mtp

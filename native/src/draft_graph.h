@@ -1,0 +1,77 @@
+#pragma once
+// One evaluation: feed R rows into the MTP layer's cache, then draft D tokens without leaving the
+// device.
+//
+// Step 1 is the last fed row; each later step takes the embedding of the step before's argmax and
+// the block's own hidden state after its norm. Of the fed rows only keys and values are needed,
+// except for the last one. Rows of the cache beyond the last position hold what rejected drafts
+// left; the mask hides them until they are written again.
+
+#include "head_cache.h"
+#include "head_config.h"
+#include "weights.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace mtp {
+
+class DraftGraph {
+public:
+    // What a graph is built for; two calls with equal keys share one.
+    struct Key {
+        int seq;
+        int64_t rows;  // R >= 1
+        int64_t depth; // D >= 0
+        int64_t n_kv;  // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
+
+        bool operator==(const Key & other) const {
+            return seq == other.seq && rows == other.rows && depth == other.depth && n_kv == other.n_kv;
+        }
+    };
+
+    // MTP_ERROR_UNSUPPORTED, naming op and type, when the backend cannot run it.
+    DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
+               ggml_backend_t backend);
+
+    const Key & key() const { return key_; }
+
+    // embedding, hidden: [R][n_embd]. first_kept: lowest position in the cache. first: position of row 0.
+    void run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first);
+
+    // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits.
+    int32_t index(int64_t step) const;
+    float probability(int64_t step) const;
+    void logits(int64_t step, float * out) const;
+
+    // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
+    void collect_ops(std::set<std::string> & names) const;
+
+private:
+    class Builder;
+
+    Key key_;
+    ggml_backend_t backend_;
+    ggml_context_ptr context_;
+    ggml_gallocr_ptr allocator_;
+    ggml_cgraph * graph_ = nullptr;
+
+    ggml_tensor * embedding_ = nullptr;      // [n_embd, R]
+    ggml_tensor * hidden_ = nullptr;         // [n_embd, R]
+    ggml_tensor * feed_positions_ = nullptr; // [4 R] I32
+    ggml_tensor * feed_slots_ = nullptr;     // [R] I64, rows of the sequence's cache
+    ggml_tensor * step_positions_ = nullptr; // [4, D] I32
+    ggml_tensor * step_slots_ = nullptr;     // [D] I64
+    ggml_tensor * mask_ = nullptr;           // [n_kv, D] F16
+    std::vector<ggml_tensor *> indices_;       // D of [1] I32
+    std::vector<ggml_tensor *> probabilities_; // D of [1, 1] F32
+    std::vector<ggml_tensor *> logits_;        // D of [draft vocabulary, 1] F32
+};
+
+} // namespace mtp

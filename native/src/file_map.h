@@ -1,0 +1,26 @@
+#pragma once
+// A whole file, mapped read-only.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace mtp {
+
+class FileMap {
+public:
+    // Error MTP_ERROR_FILE with the path and the system's reason.
+    explicit FileMap(const std::string & path);
+    ~FileMap();
+    FileMap(const FileMap &) = delete;
+    FileMap & operator=(const FileMap &) = delete;
+
+    const uint8_t * data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    const uint8_t * data_ = nullptr;
+    size_t size_ = 0;
+};
+
+} // namespace mtp

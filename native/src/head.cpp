@@ -1,0 +1,190 @@
+#include "head.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <set>
+
+namespace mtp {
+
+// Graphs kept: depths and row counts of a few buckets and sequences. One holds its activations,
+// some hundred KiB plus four bytes a step for each row of the head.
+static const size_t MOST_GRAPHS = 32;
+
+static ggml_backend_ptr open_backend(const char * name, int n_threads) {
+    if (ggml_backend_reg_count() == 0) {
+        ggml_backend_load_all();
+    }
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(name);
+    if (device == nullptr) {
+        std::string known;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            known += (i ? ", " : "") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
+        }
+        throw Error(MTP_ERROR_ARGUMENT, format("device: expected one of %s, found %s", known.c_str(), name));
+    }
+    ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    if (!backend) {
+        throw Error(MTP_ERROR_BACKEND, format("%s: ggml cannot start this device", name));
+    }
+    const auto set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"));
+    if (set_n_threads != nullptr) {
+        set_n_threads(backend.get(), n_threads);
+    }
+    return backend;
+}
+
+Head::Head(const std::string & path, const mtp_head_params & params)
+    : file_(path), trunk_(params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr),
+      config_(HeadConfig::read(file_)), n_ctx_(params.n_ctx), n_seq_max_(params.n_seq_max), n_batch_(params.n_batch) {
+    require_range(params.n_threads, 1, 1024, "n_threads");
+    require_range(n_ctx_, 1, 1 << 24, "n_ctx");
+    require_range(n_seq_max_, 1, MTP_MAX_SEQUENCES, "n_seq_max");
+    require_range(n_batch_, MTP_MAX_DEPTH + 1, 1 << 16, "n_batch");
+    require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
+    vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), config_, params.fastmtp_size);
+    backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
+    weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
+    cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
+    graph({0, 1, 1, CACHE_BUCKET}); // says now, not in the middle of a text, what the device cannot do
+}
+
+mtp_head_info Head::info() const {
+    mtp_head_info out = {};
+    out.n_embd = int32_t(config_.n_embd);
+    out.n_vocab = int32_t(vocabulary_.n_vocab);
+    out.n_draft_vocab = int32_t(vocabulary_.size());
+    out.block = config_.block;
+    out.n_ctx = int32_t(n_ctx_);
+    out.n_seq_max = int32_t(n_seq_max_);
+    out.layout = vocabulary_.layout;
+    out.moe = config_.moe;
+    out.tied = vocabulary_.tied;
+    out.weight_bytes = weights_->copied_bytes();
+    out.mapped_bytes = weights_->mapped_bytes();
+    out.cache_bytes = cache_->bytes();
+    return out;
+}
+
+void Head::check_seq(int32_t seq) const {
+    require_range(seq, 0, n_seq_max_ - 1, "seq");
+}
+
+void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
+                      int64_t least) const {
+    check_seq(seq);
+    require_range(n_rows, least, n_ctx_, "n_rows");
+    if (n_rows > 0) {
+        require(tokens, "tokens");
+        require(hidden, "hidden");
+    }
+    require_range(first, 0, n_ctx_ - 1, "first");
+    if (!cache_->empty(seq) && first != cache_->next(seq)) {
+        throw Error(MTP_ERROR_STATE, format("first: expected the next position %lld of sequence %d, found %lld",
+                                            (long long) cache_->next(seq), seq, (long long) first));
+    }
+    if (n_rows > n_ctx_ - first) {
+        throw Error(MTP_ERROR_FULL, format("the MTP layer's cache of %lld positions is full: %lld rows from position %lld",
+                                           (long long) n_ctx_, (long long) n_rows, (long long) first));
+    }
+    for (int64_t i = 0; i < n_rows; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= vocabulary_.n_vocab) {
+            throw Error(MTP_ERROR_ARGUMENT, format("tokens[%lld]: expected 0 to %lld, found %d", (long long) i,
+                                                   (long long) vocabulary_.n_vocab - 1, tokens[i]));
+        }
+    }
+}
+
+DraftGraph & Head::graph(const DraftGraph::Key & key) {
+    ++clock_;
+    for (CachedGraph & cached : graphs_) {
+        if (cached.graph->key() == key) {
+            cached.last_used = clock_;
+            return *cached.graph;
+        }
+    }
+    if (graphs_.size() == MOST_GRAPHS) {
+        graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), [](const auto & a, const auto & b) {
+            return a.last_used < b.last_used;
+        }));
+    }
+    graphs_.push_back({std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, backend_.get()), clock_});
+    return *graphs_.back().graph;
+}
+
+DraftGraph & Head::run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
+                       int64_t depth) {
+    embedding_.resize(size_t(n_rows * config_.n_embd));
+    read_rows(*vocabulary_.embedding, tokens, size_t(n_rows), embedding_.data());
+    const int64_t end = first + n_rows + depth; // drafts stand past the last row
+    const int64_t n_kv = depth == 0 ? 0 : (end + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET;
+    DraftGraph & g = graph({seq, n_rows, depth, std::min(n_kv, cache_->rows_per_seq())});
+    g.run(embedding_.data(), hidden, cache_->empty(seq) ? first : cache_->first(seq), first);
+    cache_->extend(seq, first, n_rows);
+    return g;
+}
+
+void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows) {
+    check_rows(seq, first, tokens, hidden, n_rows, 0);
+    const int64_t before = cache_->next(seq);
+    try {
+        for (int64_t done = 0; done < n_rows;) {
+            const int64_t n = std::min(n_rows - done, n_batch_);
+            run(seq, first + done, tokens + done, hidden + done * config_.n_embd, n, 0);
+            done += n;
+        }
+    } catch (...) {
+        cache_->truncate(seq, before);
+        throw;
+    }
+}
+
+void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
+                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits) {
+    check_rows(seq, first, tokens, hidden, n_rows, 1);
+    require_range(depth, 1, MTP_MAX_DEPTH, "depth");
+    require(out_tokens, "out_tokens");
+    require(out_probs, "out_probs");
+    const int64_t before = cache_->next(seq);
+    const int64_t ahead = std::max<int64_t>(0, n_rows - n_batch_);
+    feed(seq, first, tokens, hidden, ahead);
+    DraftGraph * g;
+    try {
+        g = &run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead, depth);
+    } catch (...) {
+        cache_->truncate(seq, before);
+        throw;
+    }
+    for (int32_t step = 0; step < depth; ++step) {
+        const int32_t index = g->index(step);
+        if (index < 0 || index >= vocabulary_.size()) {
+            throw Error(MTP_ERROR_BACKEND, format("the draft graph chose row %d of %lld", index,
+                                                  (long long) vocabulary_.size()));
+        }
+        out_tokens[step] = vocabulary_.target_id(index);
+        out_probs[step] = g->probability(step);
+        if (out_logits != nullptr) {
+            g->logits(step, out_logits + int64_t(step) * vocabulary_.size());
+        }
+    }
+}
+
+void Head::rollback(int32_t seq, int64_t position) {
+    check_seq(seq);
+    require_range(position, 0, n_ctx_, "position");
+    cache_->truncate(seq, position);
+}
+
+const std::string & Head::ops() {
+    if (ops_.empty()) {
+        std::set<std::string> names;
+        graph({0, 2, 2, CACHE_BUCKET}).collect_ops(names);
+        for (const std::string & name : names) {
+            ops_ += (ops_.empty() ? "" : " ") + name;
+        }
+    }
+    return ops_;
+}
+
+} // namespace mtp

@@ -1,0 +1,65 @@
+#pragma once
+// A loaded MTP head: weights, cache and the graphs built so far.
+
+#include "draft_graph.h"
+#include "draft_vocabulary.h"
+#include "gguf_file.h"
+#include "head_cache.h"
+#include "head_config.h"
+#include "weights.h"
+
+#include "mtp.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace mtp {
+
+class Head {
+public:
+    Head(const std::string & path, const mtp_head_params & params);
+
+    const HeadConfig & config() const { return config_; }
+    const DraftVocabulary & vocabulary() const { return vocabulary_; }
+    const HeadCache & cache() const { return *cache_; }
+    mtp_head_info info() const;
+
+    // As the functions of the same names in mtp.h; arguments are checked here.
+    void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
+    void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
+               int32_t * out_tokens, float * out_probs, float * out_logits);
+    void rollback(int32_t seq, int64_t position);
+    const std::string & ops();
+
+    void check_seq(int32_t seq) const;
+
+private:
+    void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
+                    int64_t least) const;
+    DraftGraph & run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
+                     int64_t depth);
+    DraftGraph & graph(const DraftGraph::Key & key);
+
+    struct CachedGraph {
+        std::unique_ptr<DraftGraph> graph;
+        uint64_t last_used;
+    };
+
+    GgufFile file_;
+    std::unique_ptr<GgufFile> trunk_; // nullptr: everything is in file_
+    HeadConfig config_;
+    DraftVocabulary vocabulary_;
+    ggml_backend_ptr backend_;
+    std::unique_ptr<Weights> weights_;
+    std::unique_ptr<HeadCache> cache_;
+    int64_t n_ctx_;
+    int64_t n_seq_max_;
+    int64_t n_batch_;
+    std::vector<CachedGraph> graphs_; // the most recently used ones
+    uint64_t clock_ = 0;
+    std::vector<float> embedding_; // scratch, [rows][n_embd]
+    std::string ops_;
+};
+
+} // namespace mtp

@@ -1,0 +1,75 @@
+// The C functions of the head: checks that need no object, then a call.
+
+#include "error.h"
+#include "head.h"
+
+using mtp::guard;
+using mtp::require;
+
+struct mtp_head : mtp::Head {
+    using Head::Head;
+};
+
+mtp_head_params mtp_head_default_params(void) {
+    mtp_head_params params = {};
+    params.n_threads = 2;
+    params.n_ctx = 512;
+    params.n_seq_max = 1;
+    params.n_batch = 512;
+    return params;
+}
+
+mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out) {
+    return guard([&] {
+        *require(out, "out") = nullptr;
+        const std::string file = require(path, "path");
+        *out = new mtp_head(file, *require(params, "params"));
+    });
+}
+
+void mtp_head_free(mtp_head * head) {
+    delete head;
+}
+
+mtp_status mtp_head_get_info(const mtp_head * head, mtp_head_info * out) {
+    return guard([&] { *require(out, "out") = require(head, "head")->info(); });
+}
+
+mtp_status mtp_head_get_draft_ids(const mtp_head * head, int32_t * out, size_t n) {
+    return guard([&] {
+        const mtp::DraftVocabulary & vocabulary = require(head, "head")->vocabulary();
+        mtp::require_range((long long) n, vocabulary.size(), vocabulary.size(), "n");
+        require(out, "out");
+        for (size_t i = 0; i < n; ++i) {
+            out[i] = vocabulary.target_id(int32_t(i));
+        }
+    });
+}
+
+mtp_status mtp_head_next_position(const mtp_head * head, int32_t seq, int32_t * out) {
+    return guard([&] {
+        require(head, "head")->check_seq(seq);
+        *require(out, "out") = int32_t(head->cache().next(seq));
+    });
+}
+
+mtp_status mtp_head_feed(mtp_head * head, int32_t seq, int32_t first, const int32_t * tokens, const float * hidden,
+                         int32_t n_rows) {
+    return guard([&] { require(head, "head")->feed(seq, first, tokens, hidden, n_rows); });
+}
+
+mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int32_t * tokens, const float * hidden,
+                          int32_t n_rows, int32_t depth, int32_t * out_tokens, float * out_probs,
+                          float * out_logits) {
+    return guard([&] {
+        require(head, "head")->draft(seq, first, tokens, hidden, n_rows, depth, out_tokens, out_probs, out_logits);
+    });
+}
+
+mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position) {
+    return guard([&] { require(head, "head")->rollback(seq, position); });
+}
+
+mtp_status mtp_head_ops(mtp_head * head, const char ** out) {
+    return guard([&] { *require(out, "out") = require(head, "head")->ops().c_str(); });
+}

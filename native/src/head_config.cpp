@@ -1,0 +1,125 @@
+#include "head_config.h"
+
+#include "error.h"
+
+#include <cmath>
+
+namespace mtp {
+
+// No model is near these; they keep every product of two far below 2^63.
+static const int64_t MOST_WIDTH = 1 << 20;
+static const int64_t MOST_COUNT = 1 << 14;
+
+std::string HeadConfig::name(const std::string & suffix) const {
+    return "blk." + std::to_string(block) + "." + suffix;
+}
+
+static void read_rope(const GgufFile & file, const std::string & arch, HeadConfig & c) {
+    c.n_rot = int(file.integer(arch + ".rope.dimension_count", 2, c.head_dim));
+    if (c.n_rot % 2 != 0) {
+        file.refuse(format("%s.rope.dimension_count: expected an even number, found %d", arch.c_str(), c.n_rot));
+    }
+    const std::string sections = arch + ".rope.dimension_sections";
+    const std::vector<int32_t> found = file.integers(sections, 4, 0, c.n_rot);
+    if (found.size() < 3) {
+        file.refuse(format("%s: expected 3 or 4 values, found %zu", sections.c_str(), found.size()));
+    }
+    int sum = 0;
+    for (size_t i = 0; i < 4; ++i) {
+        c.rope_sections[i] = i < found.size() ? found[i] : 0;
+        sum += c.rope_sections[i];
+    }
+    if (sum == 0) {
+        file.refuse(sections + ": expected a sum above 0, found 0");
+    }
+    c.freq_base = file.number_or(arch + ".rope.freq_base", 10000.0f);
+    if (c.freq_base <= 0) {
+        file.refuse(format("%s.rope.freq_base: expected more than 0, found %g", arch.c_str(), double(c.freq_base)));
+    }
+
+    // As llama_context derives them: with YaRN its magnitude factor and the one that ggml's rope
+    // applies by itself cancel, and what the file asks for on top is left.
+    const std::string scaling = arch + ".rope.scaling.";
+    const std::string kind = file.has_key(scaling + "type") ? file.text(scaling + "type") : "linear";
+    if (kind != "none" && kind != "linear" && kind != "yarn") {
+        throw Error(MTP_ERROR_UNSUPPORTED, format("%s: %stype: expected none, linear or yarn, found %s",
+                                                  file.path().c_str(), scaling.c_str(), kind.c_str()));
+    }
+    const float factor = file.number_or(scaling + "factor", 0.0f);
+    c.freq_scale = factor == 0.0f || kind == "none" ? 1.0f : 1.0f / factor;
+    c.ext_factor = kind == "yarn" ? 1.0f : 0.0f;
+    c.attn_factor = file.number_or(scaling + "attn_factor", 1.0f);
+    c.beta_fast = file.number_or(scaling + "yarn_beta_fast", 32.0f);
+    c.beta_slow = file.number_or(scaling + "yarn_beta_slow", 1.0f);
+    const int64_t trained = file.integer_or(arch + ".context_length", 1, 1 << 30, 1 << 18);
+    c.n_ctx_orig = int(file.integer_or(scaling + "original_context_length", 1, 1 << 30, trained));
+}
+
+HeadConfig HeadConfig::read(const GgufFile & file) {
+    HeadConfig c = {};
+    c.arch = file.text("general.architecture");
+    if (c.arch != "qwen35" && c.arch != "qwen35moe") {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("%s: general.architecture: expected qwen35 or qwen35moe, found %s",
+                           file.path().c_str(), c.arch.c_str()));
+    }
+    const std::string prefix = c.arch + ".";
+    if (file.integer_or("split.count", 0, 1 << 16, 0) > 1) {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    file.path() + ": expected one file, found a shard of a split model; join the shards "
+                                  "with llama-gguf-split --merge");
+    }
+
+    c.moe = c.arch == "qwen35moe";
+    const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
+    if (n_mtp == 0) {
+        throw Error(MTP_ERROR_NO_HEAD,
+                    file.path() + ": the model has no MTP head (" + prefix +
+                        "nextn_predict_layers is 0 or absent); convert it with its head, or graft one "
+                        "with mtp-gguf graft");
+    }
+    if (n_mtp != 1) {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("%s: %snextn_predict_layers: expected 1, found %lld", file.path().c_str(),
+                           prefix.c_str(), (long long) n_mtp));
+    }
+    c.block = int(file.integer(prefix + "block_count", 1, MOST_COUNT)) - 1;
+    if (!file.find(c.name("nextn.eh_proj.weight"))) {
+        throw Error(MTP_ERROR_NO_HEAD,
+                    file.path() + ": the metadata promise an MTP head, but " +
+                        c.name("nextn.eh_proj.weight") + " is missing; graft a head with mtp-gguf graft");
+    }
+
+    c.n_embd = file.integer(prefix + "embedding_length", 1, MOST_WIDTH);
+    c.n_head = file.integer(prefix + "attention.head_count", 1, MOST_COUNT, c.block);
+    c.n_head_kv = file.integer(prefix + "attention.head_count_kv", 1, c.n_head, c.block);
+    if (c.n_head % c.n_head_kv != 0) {
+        file.refuse(format("%sattention.head_count: expected a multiple of %lld KV heads, found %lld",
+                           prefix.c_str(), (long long) c.n_head_kv, (long long) c.n_head));
+    }
+    c.head_dim = file.integer_or(prefix + "attention.key_length", 1, MOST_COUNT, c.n_embd / c.n_head);
+    const int64_t value_dim = file.integer_or(prefix + "attention.value_length", 1, MOST_COUNT, c.head_dim);
+    if (c.head_dim < 1 || value_dim != c.head_dim) {
+        file.refuse(format("%sattention.value_length: expected the key length %lld, found %lld",
+                           prefix.c_str(), (long long) c.head_dim, (long long) value_dim));
+    }
+    c.norm_eps = file.number(prefix + "attention.layer_norm_rms_epsilon");
+    if (c.norm_eps < 0) {
+        file.refuse(format("%sattention.layer_norm_rms_epsilon: expected 0 or more, found %g",
+                           prefix.c_str(), double(c.norm_eps)));
+    }
+    if (c.moe) {
+        c.n_expert = file.integer(prefix + "expert_count", 1, MOST_COUNT);
+        c.n_expert_used = file.integer(prefix + "expert_used_count", 1, c.n_expert);
+        c.n_ff_expert = file.integer(prefix + "expert_feed_forward_length", 1, MOST_WIDTH, c.block);
+        c.n_ff_shared = file.integer_or(prefix + "expert_shared_feed_forward_length", 0, MOST_WIDTH, 0);
+        const float scale = file.number_or(prefix + "expert_weights_scale", 0.0f);
+        c.expert_scale = scale == 0.0f ? 1.0f : scale;
+    } else {
+        c.n_ff = file.integer(prefix + "feed_forward_length", 1, MOST_WIDTH, c.block);
+    }
+    read_rope(file, c.arch, c);
+    return c;
+}
+
+} // namespace mtp

@@ -1,0 +1,49 @@
+#pragma once
+// The shape of an MTP block, read from a GGUF's metadata and bounded.
+
+#include "gguf_file.h"
+
+#include <cstdint>
+#include <string>
+
+namespace mtp {
+
+struct HeadConfig {
+    std::string arch; // "qwen35" or "qwen35moe"
+    bool moe;
+    int block;        // N of blk.N
+
+    int64_t n_embd;
+    int64_t n_head;
+    int64_t n_head_kv;
+    int64_t head_dim;
+    int64_t n_ff;          // dense only
+    int64_t n_expert;      // MoE only, as the next three
+    int64_t n_expert_used;
+    int64_t n_ff_expert;
+    int64_t n_ff_shared;
+    float   expert_scale;  // factor on the experts' weights; 1 when the file says nothing
+    float   norm_eps;
+
+    // Arguments of ggml_rope_multi, as llama.cpp derives them from the same keys.
+    int   n_rot;
+    int   rope_sections[4];
+    int   n_ctx_orig;
+    float freq_base;
+    float freq_scale;
+    float ext_factor;
+    float attn_factor;
+    float beta_fast;
+    float beta_slow;
+
+    int64_t kv_width() const { return head_dim * n_head_kv; }
+
+    // "blk.<N>.<suffix>"
+    std::string name(const std::string & suffix) const;
+
+    // MTP_ERROR_NO_HEAD for a model without an MTP block, MTP_ERROR_UNSUPPORTED for another
+    // architecture, MTP_ERROR_FORMAT for values that cannot be.
+    static HeadConfig read(const GgufFile & file);
+};
+
+} // namespace mtp

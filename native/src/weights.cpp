@@ -1,0 +1,191 @@
+#include "weights.h"
+
+#include "error.h"
+
+#include <cstring>
+
+namespace mtp {
+
+// ggml's CPU kernels load whole vectors; a file may be aligned to less than they like.
+static const uintptr_t IN_PLACE_ALIGNMENT = 32;
+
+void read_rows(const StoredTensor & stored, const int32_t * ids, size_t n, float * out) {
+    const size_t row_bytes = stored.row_bytes();
+    const ggml_type_traits * traits = ggml_get_type_traits(stored.type);
+    for (size_t i = 0; i < n; ++i) {
+        const uint8_t * row = stored.data + size_t(ids[i]) * row_bytes;
+        float * to = out + i * size_t(stored.ne[0]);
+        if (stored.type == GGML_TYPE_F32) {
+            std::memcpy(to, row, row_bytes);
+        } else {
+            traits->to_float(row, to, stored.ne[0]);
+        }
+    }
+}
+
+ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
+    int64_t ne[GGML_MAX_DIMS];
+    std::memcpy(ne, stored.ne, sizeof(ne));
+    if (rows >= 0) {
+        ne[1] = rows; // the first rows of a matrix: a ranked list used in part
+    }
+    ggml_tensor * tensor = ggml_new_tensor(context_.get(), stored.type, GGML_MAX_DIMS, ne);
+    ggml_set_name(tensor, stored.name.c_str());
+    if (in_place_ && reinterpret_cast<uintptr_t>(stored.data) % IN_PLACE_ALIGNMENT == 0) {
+        const size_t size = ggml_nbytes(tensor);
+        ggml_backend_buffer_t buffer =
+            ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t *>(stored.data), size);
+        if (buffer == nullptr || ggml_backend_tensor_alloc(buffer, tensor, const_cast<uint8_t *>(stored.data)) !=
+                                     GGML_STATUS_SUCCESS) {
+            ggml_backend_buffer_free(buffer);
+            throw Error(MTP_ERROR_MEMORY, stored.name + ": ggml cannot use it in place");
+        }
+        buffers_.emplace_back(buffer);
+        mapped_bytes_ += int64_t(size);
+    } else {
+        const uint8_t * data = stored.data;
+        pending_.emplace_back(tensor, [data](ggml_tensor * t) { ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t)); });
+    }
+    return tensor;
+}
+
+ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
+    ggml_tensor * tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
+    ggml_format_name(tensor, "%s (draft rows)", stored.name.c_str());
+    pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) {
+        const size_t to_bytes = ggml_row_size(t->type, t->ne[0]);
+        std::vector<uint8_t> rows(to_bytes * ids.size());
+        std::vector<float> row(t->type == stored.type ? 0 : size_t(t->ne[0]));
+        for (size_t i = 0; i < ids.size(); ++i) {
+            uint8_t * to = rows.data() + i * to_bytes;
+            if (row.empty()) { // a quantized row is contiguous: the gather is exact
+                std::memcpy(to, stored.data + size_t(ids[i]) * to_bytes, to_bytes);
+            } else {
+                read_rows(stored, &ids[i], 1, row.data());
+                ggml_fp32_to_fp16_row(row.data(), reinterpret_cast<ggml_fp16_t *>(to), t->ne[0]);
+            }
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
+    });
+    return tensor;
+}
+
+bool Weights::can_get_rows(ggml_type type) const {
+    ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), type, config_.n_embd, 2);
+    ggml_tensor * index = ggml_new_tensor_1d(scratch.get(), GGML_TYPE_I32, 1);
+    return ggml_backend_supports_op(backend_, ggml_get_rows(scratch.get(), rows, index));
+}
+
+void Weights::upload() {
+    if (pending_.empty()) {
+        return;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(context_.get(), backend_);
+    if (buffer == nullptr) {
+        throw Error(MTP_ERROR_MEMORY, format("the weights of the MTP head do not fit on %s",
+                                             ggml_backend_name(backend_)));
+    }
+    buffers_.emplace_back(buffer);
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (auto & [tensor, fill] : pending_) {
+        fill(tensor);
+    }
+    pending_.clear();
+    copied_bytes_ = int64_t(ggml_backend_buffer_get_size(buffer));
+}
+
+Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig & c,
+                 const DraftVocabulary & vocabulary, ggml_backend_t backend)
+    : config_(c), backend_(backend),
+      in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
+      context_(ggml_init({40 * ggml_tensor_overhead(), nullptr, true})) {
+    // NVFP4 files carry a scale beside each matrix, which this graph does not apply.
+    for (const std::string & name : head.tensor_names()) {
+        if (name.rfind(c.name(""), 0) == 0 && name.size() > 6 && name.compare(name.size() - 6, 6, ".scale") == 0) {
+            throw Error(MTP_ERROR_UNSUPPORTED,
+                        head.path() + ": " + name + ": expected matrices without scales beside them, found one");
+        }
+    }
+
+    auto norm = [&](const GgufFile & file, const std::string & name, int64_t n) {
+        const StoredTensor stored = file.get(name, {n});
+        if (stored.type != GGML_TYPE_F32) {
+            file.refuse(name + ": expected F32, found " + ggml_type_name(stored.type));
+        }
+        return place(stored);
+    };
+    auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
+        const StoredTensor stored = head.get(c.name(suffix), shape);
+        if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
+            head.refuse(stored.name + ": expected a type of floats, found " + ggml_type_name(stored.type));
+        }
+        return place(stored);
+    };
+
+    BlockTensors & t = tensors_;
+    t.enorm     = norm(head, c.name("nextn.enorm.weight"), c.n_embd);
+    t.hnorm     = norm(head, c.name("nextn.hnorm.weight"), c.n_embd);
+    t.eh_proj   = matrix("nextn.eh_proj.weight", {2 * c.n_embd, c.n_embd});
+    t.attn_norm = norm(head, c.name("attn_norm.weight"), c.n_embd);
+    t.q         = matrix("attn_q.weight", {c.n_embd, 2 * c.head_dim * c.n_head});
+    t.k         = matrix("attn_k.weight", {c.n_embd, c.kv_width()});
+    t.v         = matrix("attn_v.weight", {c.n_embd, c.kv_width()});
+    t.q_norm    = norm(head, c.name("attn_q_norm.weight"), c.head_dim);
+    t.k_norm    = norm(head, c.name("attn_k_norm.weight"), c.head_dim);
+    t.attn_out  = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
+    t.post_norm = norm(head, c.name("post_attention_norm.weight"), c.n_embd);
+
+    if (c.moe) {
+        t.router = matrix("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
+        if (head.find(c.name("ffn_gate_up_exps.weight"))) {
+            t.gate_up_exps = matrix("ffn_gate_up_exps.weight", {c.n_embd, 2 * c.n_ff_expert, c.n_expert});
+        } else {
+            t.gate_exps = matrix("ffn_gate_exps.weight", {c.n_embd, c.n_ff_expert, c.n_expert});
+            t.up_exps   = matrix("ffn_up_exps.weight", {c.n_embd, c.n_ff_expert, c.n_expert});
+        }
+        t.down_exps = matrix("ffn_down_exps.weight", {c.n_ff_expert, c.n_embd, c.n_expert});
+        if (const auto up = head.find(c.name("ffn_up_shexp.weight"))) {
+            const int64_t n = c.n_ff_shared > 0 ? c.n_ff_shared : up->ne[1];
+            t.shared_router = matrix("ffn_gate_inp_shexp.weight", {c.n_embd});
+            t.shared_gate   = matrix("ffn_gate_shexp.weight", {c.n_embd, n});
+            t.shared_up     = matrix("ffn_up_shexp.weight", {c.n_embd, n});
+            t.shared_down   = matrix("ffn_down_shexp.weight", {n, c.n_embd});
+        }
+    } else {
+        t.ffn_gate = matrix("ffn_gate.weight", {c.n_embd, c.n_ff});
+        t.ffn_up   = matrix("ffn_up.weight", {c.n_embd, c.n_ff});
+        t.ffn_down = matrix("ffn_down.weight", {c.n_ff, c.n_embd});
+    }
+
+    // llama.cpp falls back to output_norm where the block has no norm of its own.
+    const std::string head_norm = c.name("nextn.shared_head_norm.weight");
+    if (head.find(head_norm)) {
+        t.head_norm = norm(head, head_norm, c.n_embd);
+    } else {
+        const GgufFile & file = head.find("output_norm.weight") || trunk == nullptr ? head : *trunk;
+        t.head_norm = norm(file, "output_norm.weight", c.n_embd);
+    }
+
+    const DraftVocabulary & v = vocabulary;
+    const ggml_type embedding_type = can_get_rows(v.embedding->type) ? v.embedding->type : GGML_TYPE_F16;
+    if (v.output_is_short || v.ids.empty()) {
+        t.output = place(*v.output, v.size());
+    } else {
+        t.output = place_rows(*v.output, v.ids, v.output->type);
+    }
+    if (v.tied && embedding_type == v.output->type) {
+        t.draft_embedding = t.output;
+    } else if (!v.ids.empty()) {
+        t.draft_embedding = place_rows(*v.embedding, v.ids, embedding_type);
+    } else if (embedding_type == v.embedding->type) {
+        t.draft_embedding = place(*v.embedding);
+    } else {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
+                           ggml_backend_name(backend), ggml_type_name(v.embedding->type)));
+    }
+    upload();
+}
+
+} // namespace mtp

@@ -1,0 +1,89 @@
+#pragma once
+// The tensors of an MTP block on a ggml device.
+//
+// On the CPU a tensor is used where it lies in the mapped file (the trunk maps the same pages), on
+// other devices and for gathered rows it is copied. Nothing but the draft vocabulary's rows of the
+// embedding is placed: fed tokens can be any of the target's, and their few rows are read from the
+// mapped file as floats.
+
+#include "draft_vocabulary.h"
+#include "gguf_file.h"
+#include "head_config.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace mtp {
+
+// Tensor shapes in ggml's order (columns first). Pointers are nullptr where a model has no such part.
+struct BlockTensors {
+    ggml_tensor * enorm;     // [n_embd]
+    ggml_tensor * hnorm;     // [n_embd]
+    ggml_tensor * eh_proj;   // [2 * n_embd, n_embd], eats [embedding, hidden]
+    ggml_tensor * attn_norm; // [n_embd]
+    ggml_tensor * q;         // [n_embd, 2 * head_dim * n_head], per head query then gate
+    ggml_tensor * k;         // [n_embd, kv_width]
+    ggml_tensor * v;         // [n_embd, kv_width]
+    ggml_tensor * q_norm;    // [head_dim]
+    ggml_tensor * k_norm;    // [head_dim]
+    ggml_tensor * attn_out;  // [head_dim * n_head, n_embd]
+    ggml_tensor * post_norm; // [n_embd]
+
+    ggml_tensor * ffn_gate;  // [n_embd, n_ff]
+    ggml_tensor * ffn_up;    // [n_embd, n_ff]
+    ggml_tensor * ffn_down;  // [n_ff, n_embd]
+
+    ggml_tensor * router;       // [n_embd, n_expert]
+    ggml_tensor * gate_up_exps; // [n_embd, 2 * n_ff_expert, n_expert], or the next two
+    ggml_tensor * gate_exps;    // [n_embd, n_ff_expert, n_expert]
+    ggml_tensor * up_exps;      // [n_embd, n_ff_expert, n_expert]
+    ggml_tensor * down_exps;    // [n_ff_expert, n_embd, n_expert]
+    ggml_tensor * shared_router; // [n_embd]
+    ggml_tensor * shared_gate;  // [n_embd, n_ff_shared]
+    ggml_tensor * shared_up;    // [n_embd, n_ff_shared]
+    ggml_tensor * shared_down;  // [n_ff_shared, n_embd]
+
+    ggml_tensor * head_norm;       // [n_embd]
+    ggml_tensor * output;          // [n_embd, draft vocabulary]
+    ggml_tensor * draft_embedding; // [n_embd, draft vocabulary]; may be the same tensor as output
+};
+
+class Weights {
+public:
+    // backend: where the graph will run. The files must outlive this object.
+    Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig & config,
+            const DraftVocabulary & vocabulary, ggml_backend_t backend);
+
+    const BlockTensors & tensors() const { return tensors_; }
+    int64_t copied_bytes() const { return copied_bytes_; }
+    int64_t mapped_bytes() const { return mapped_bytes_; }
+
+private:
+    // Writes the tensor's bytes once it has a place.
+    using Fill = std::function<void(ggml_tensor *)>;
+
+    ggml_tensor * place(const StoredTensor & stored, int64_t rows = -1);
+    ggml_tensor * place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type);
+    bool can_get_rows(ggml_type type) const;
+    void upload();
+
+    const HeadConfig & config_;
+    ggml_backend_t backend_;
+    bool in_place_; // the device reads host memory
+    ggml_context_ptr context_;
+    std::vector<ggml_backend_buffer_ptr> buffers_;
+    std::vector<std::pair<ggml_tensor *, Fill>> pending_;
+    BlockTensors tensors_ = {};
+    int64_t copied_bytes_ = 0;
+    int64_t mapped_bytes_ = 0;
+};
+
+// Reads rows of a stored matrix as floats. out: [ids.size()][ne[0]]. Ids must be in range.
+void read_rows(const StoredTensor & stored, const int32_t * ids, size_t n, float * out);
+
+} // namespace mtp

@@ -1,0 +1,125 @@
+"""Small GGUF files for the native library's tests, made by our own converter, and a way to break them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import SPECS, Spec, write_checkpoint
+from reference import ReferenceModel
+
+from mtp_gguf.convert.checkpoint import open_checkpoint
+from mtp_gguf.convert.family import HeadChoice
+from mtp_gguf.convert.pipeline import run
+from mtp_gguf.convert.plan import DraftRequest, Request, make_plan
+from mtp_gguf.convert.precision import parse_tensor_type
+from mtp_gguf.convert.source_rows import SourceRows
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.tensor_types import TensorType
+
+DRAFT_SIZE = 300  # of the 1,024 tokens of the tiny checkpoints
+
+
+class Models:
+    """Checkpoints and GGUF files by what they are, each made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._references: dict[str, ReferenceModel] = {}
+
+    def checkpoint(self, spec: str | Spec) -> Path:
+        spec = SPECS[spec] if isinstance(spec, str) else spec
+        folder = self.root / spec.name
+        return folder if folder.is_dir() else write_checkpoint(folder, spec)
+
+    def reference(self, spec: str | Spec) -> ReferenceModel:
+        name = spec if isinstance(spec, str) else spec.name
+        if name not in self._references:
+            self._references[name] = ReferenceModel(self.checkpoint(spec))
+        return self._references[name]
+
+    def ranked_ids(self, seed: int = 3) -> list[int]:
+        """A list in no order that its ids could explain; the converter adds the required ones."""
+        return np.random.default_rng(seed).permutation(900)[:DRAFT_SIZE].tolist()
+
+    def gguf(
+        self,
+        spec: str | Spec = "dense-tied",
+        quant: str = "F32",
+        head: str = "F32",
+        layout: str | None = None,
+        choice: HeadChoice = HeadChoice.WITH_TRUNK,
+    ) -> Path:
+        """The converted file: base and head types, and a draft vocabulary in `layout`."""
+        name = spec if isinstance(spec, str) else spec.name
+        path = self.root / f"{name}-{quant}-{head}-{layout}-{choice.name}.gguf"
+        if path.exists():
+            return path
+        draft = None
+        if layout:
+            ids = self.root / "ids.txt"
+            ids.write_text("\n".join(map(str, self.ranked_ids())), encoding="utf-8")
+            draft = DraftRequest(DraftLayout(layout), ids_file=ids)
+        checkpoint = open_checkpoint(self.checkpoint(spec))
+        request = Request(
+            quant=quant,
+            head=choice,
+            head_type=parse_tensor_type(head, "head"),
+            draft=draft,
+            output=path,
+        )
+        run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
+        return path
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+Tensor = tuple[tuple[int, ...], TensorType, bytes]
+Rewrite = Callable[..., Path]
+
+
+@pytest.fixture
+def rewrite(tmp_path: Path) -> Rewrite:
+    """Copy a GGUF with some keys and tensors changed; None drops one."""
+
+    def copy(
+        path: Path,
+        keys: Mapping[str, Value | None] | None = None,
+        tensors: Mapping[str, Tensor | None] | None = None,
+    ) -> Path:
+        with open_gguf(path) as file:
+            metadata: dict[str, Any] = {key: file.value(key) for key in file.keys}
+            metadata.update(keys or {})
+            metadata = {key: value for key, value in metadata.items() if value is not None}
+            content: dict[str, Tensor | None] = {
+                t.name: (t.shape, t.type, bytes(file.source.read(t.offset, t.nbytes)))
+                for t in file.tensors
+            }
+        content.update(tensors or {})
+        kept = {name: tensor for name, tensor in content.items() if tensor is not None}
+        layout = lay_out(
+            metadata, [TensorSpec(n, shape, kind) for n, (shape, kind, _) in kept.items()]
+        )
+        data = bytearray(layout.size)
+        data[: len(layout.header)] = layout.header
+        for offset, (_, _, raw) in zip(layout.offsets, kept.values(), strict=True):
+            data[offset : offset + len(raw)] = raw
+        out = tmp_path / f"rewritten-{len(list(tmp_path.iterdir()))}.gguf"
+        out.write_bytes(data)
+        return out
+
+    return copy
+
+
+def wide(spec: str, **changes: Any) -> Spec:
+    """A variant of a spec under a name of its own."""
+    suffix = "-".join(f"{k}{v}" for k, v in changes.items())
+    return replace(SPECS[spec], name=f"{spec}-{suffix}", **changes)

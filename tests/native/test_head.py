@@ -1,0 +1,316 @@
+"""The head layer: drafts against the NumPy reference and llama.cpp, caches, layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import ReferenceModel
+from upstream.llama_mtp import LlamaMtp
+
+from mtp_gguf.convert.family import HeadChoice
+from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
+from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.head import Draft, Head
+
+# Logits have a standard deviation of 1.1; a wrong norm, position or hidden state shows as 0.05 to
+# 5. Measured: 0.002 with F32 weights, all of it from keys and values kept in F16.
+CACHE_TOLERANCE = 0.01
+# Against llama.cpp on the same quantized file, root mean square: activations are rounded to 8 bits
+# before each product, so that a last bit can become a step of a block's scale, and the next step
+# starts from there. Measured: up to 0.05.
+QUANTIZED_RMS_TOLERANCE = 0.08
+
+DEPTH = 4
+TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
+
+
+def rows_for(hidden: np.ndarray, n: int) -> np.ndarray:
+    """Hidden states for rows 0 .. n - 1: zeros first, as llama.cpp's draft-mtp has it."""
+    return np.concatenate([np.zeros((1, hidden.shape[1])), hidden[: n - 1]]).astype(np.float32)
+
+
+def draft_all(head: Head, hidden: np.ndarray, tokens: list[int] = TOKENS, seq: int = 0) -> Draft:
+    return head.draft(tokens, rows_for(hidden, len(tokens)), 0, DEPTH, seq, logits=True)
+
+
+def logits_of(draft: Draft) -> np.ndarray:
+    assert draft.logits is not None
+    return draft.logits
+
+
+@pytest.mark.parametrize(
+    "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed"]
+)
+def test_drafts_equal_the_reference(models, spec: str) -> None:
+    reference: ReferenceModel = models.reference(spec)
+    hidden = reference.trunk(TOKENS[:-1])[1]
+    with Head(models.gguf(spec)) as head:
+        draft = draft_all(head, hidden)
+    # Follow our own drafts, so that a near tie does not make later steps incomparable.
+    want_ids, want = reference.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)
+    assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
+    assert draft.tokens == want_ids
+    chances = np.exp(want - want.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+    assert np.allclose(draft.probabilities, chances.max(1), rtol=0.02)
+
+
+@pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
+def test_drafts_equal_llama_cpp_at_every_type(models, spec: str, head_type: str) -> None:
+    path = models.gguf(spec, "Q4_K_M", head_type)
+    with LlamaMtp(path) as upstream, Head(path) as head:
+        hidden = upstream.trunk(TOKENS[:-1])[1]
+        draft = draft_all(head, hidden)
+        want = upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
+    assert np.sqrt(np.mean((logits_of(draft) - want) ** 2)) < QUANTIZED_RMS_TOLERANCE
+
+
+def test_rope_scaling_is_that_of_the_metadata(models) -> None:
+    path = models.gguf("Qwen3.5-1.5M-Chat-v1.1")  # YaRN
+    with LlamaMtp(path) as upstream, Head(path) as head:
+        hidden = upstream.trunk(TOKENS[:-1])[1]
+        draft = draft_all(head, hidden)
+        want = upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
+    assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
+
+
+# ------------------------------------------------------------------------------ the cache
+
+
+@pytest.fixture
+def hidden(models) -> np.ndarray:
+    return models.reference("dense-tied").trunk(TOKENS)[1].astype(np.float32)
+
+
+def test_feeding_in_pieces_is_feeding_at_once(models, hidden) -> None:
+    path = models.gguf()
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(path) as head:
+        whole = draft_all(head, hidden)
+    with Head(path, n_batch=17) as head:
+        head.feed(TOKENS[:5], rows[:5], 0)
+        assert head.next_position() == 5
+        head.feed(TOKENS[5:25], rows[5:25], 5)  # more rows than a graph takes
+        pieces = head.draft(TOKENS[25:], rows[25:], 25, DEPTH, logits=True)
+        assert head.next_position() == len(TOKENS)
+    # Not bit by bit: ggml multiplies one row and many with different kernels.
+    assert pieces.tokens == whole.tokens
+    assert np.abs(logits_of(pieces) - logits_of(whole)).max() < CACHE_TOLERANCE
+
+
+def test_a_cycle_like_decoding_equals_feeding_all(models, hidden) -> None:
+    """Drafts leave nothing behind: feeding on after a draft is as if it had not been."""
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(models.gguf()) as head:
+        want = draft_all(head, hidden)
+        head.rollback(0)
+        head.feed(TOKENS[:20], rows[:20], 0)
+        for start, stop in ((20, 21), (21, 24), (24, 25)):
+            head.draft(TOKENS[start:stop], rows[start:stop], start, 5)
+        got = head.draft(TOKENS[25:], rows[25:], 25, DEPTH, logits=True)
+    assert got.tokens == want.tokens
+    assert np.abs(logits_of(got) - logits_of(want)).max() < CACHE_TOLERANCE
+
+
+def test_rollback_and_refeed_give_the_same_bits(models, hidden) -> None:
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(models.gguf()) as head:
+        head.feed(TOKENS[:20], rows[:20], 0)
+        first = head.draft(TOKENS[20:], rows[20:], 20, DEPTH, logits=True)
+        head.rollback(20)
+        assert head.next_position() == 20
+        head.draft(TOKENS[:3], rows[1:4], 20, 2)  # another continuation
+        head.rollback(20)
+        second = head.draft(TOKENS[20:], rows[20:], 20, DEPTH, logits=True)
+        assert np.array_equal(logits_of(first), logits_of(second))
+        head.rollback(0)
+        assert head.next_position() == 0
+        head.feed(TOKENS[:20], rows[:20], 0)
+        third = head.draft(TOKENS[20:], rows[20:], 20, DEPTH, logits=True)
+        assert np.array_equal(logits_of(first), logits_of(third))
+
+
+def test_sequences_do_not_mix(models, hidden) -> None:
+    other_tokens = TOKENS[::-1]
+    with Head(models.gguf(), n_seq_max=3) as head:
+        alone = [draft_all(head, hidden, TOKENS), draft_all(head, hidden, other_tokens, seq=2)]
+        head.rollback(0, 0)
+        head.rollback(0, 2)
+        rows = rows_for(hidden, len(TOKENS))
+        for start, stop in ((0, 7), (7, 20)):
+            for seq, tokens in ((1, TOKENS), (0, other_tokens)):
+                head.feed(tokens[start:stop], rows[start:stop], start, seq)
+        together = [
+            head.draft(tokens[20:], rows[20:], 20, DEPTH, seq, logits=True)
+            for seq, tokens in ((1, TOKENS), (0, other_tokens))
+        ]
+        head.rollback(0, 1)
+        assert (head.next_position(0), head.next_position(1)) == (len(TOKENS), 0)
+    for a, b in zip(alone, together, strict=True):
+        assert a.tokens == b.tokens
+        assert np.abs(logits_of(a) - logits_of(b)).max() < CACHE_TOLERANCE
+
+
+def test_a_sequence_can_start_at_any_position(models, hidden) -> None:
+    """Without the row of zeros at position 0, as transformers has it."""
+    reference = models.reference("dense-tied")
+    want = reference.draft(TOKENS, hidden, DEPTH, zero_row=False)
+    with Head(models.gguf()) as head:
+        got = head.draft(TOKENS[1:], hidden[: len(TOKENS) - 1], 1, DEPTH, logits=True)
+        assert head.next_position() == len(TOKENS)
+    assert got.tokens == want[0]
+    assert np.abs(logits_of(got) - want[1]).max() < CACHE_TOLERANCE
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 600])
+def test_caches_of_more_than_one_bucket(models, length: int) -> None:
+    reference = models.reference("dense-tied")
+    tokens = [int(t) for t in np.random.PCG64(5).random_raw(length) % np.uint64(900)]
+    hidden = reference.trunk(tokens[:-1])[1]
+    with Head(models.gguf(), n_ctx=length) as head:
+        draft = draft_all(head, hidden, tokens)
+    want = reference.draft(tokens, hidden, DEPTH, follow=draft.tokens)[1]
+    assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
+
+
+# ------------------------------------------------------------------------ draft vocabulary
+
+
+def stored_ids(path: Path) -> list[int]:
+    with open_gguf(path) as file:
+        if (listed := file.array(IDS_KEY)) is not None:
+            return [int(i) for i in listed]
+        d2t = file.by_name["d2t"]
+        return np.frombuffer(file.source.read(d2t.offset, d2t.nbytes), np.int64).tolist()
+
+
+@pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
+@pytest.mark.parametrize("spec", ["dense-tied", "dense-untied", "moe-fused"])
+def test_draft_vocabularies_draft_what_the_reference_does_among_them(
+    models, spec: str, layout: str
+) -> None:
+    reference = models.reference(spec)
+    hidden = reference.trunk(TOKENS[:-1])[1]
+    choice = HeadChoice.ALONE if layout == "sidecar" else HeadChoice.WITH_TRUNK
+    path = models.gguf(spec, layout=layout, choice=choice)
+    with Head(path) as head:
+        ids = head.draft_ids()
+        assert head.layout == layout
+        assert head.n_draft_vocab == len(ids) < head.n_vocab == reference.vocab_size
+        assert ids.tolist() == stored_ids(path)
+        draft = draft_all(head, hidden)
+    want = reference.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1][:, ids]
+    assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
+    assert draft.tokens == ids[want.argmax(1)].tolist()
+
+
+def test_a_prefix_of_a_ranked_list(models, hidden) -> None:
+    for layout in ("ids", "table"):
+        path = models.gguf(layout=layout)
+        with Head(path) as whole, Head(path, fastmtp_size=37) as part:
+            assert part.draft_ids().tolist() == whole.draft_ids()[:37].tolist()
+            a, b = draft_all(whole, hidden), draft_all(part, hidden)
+        assert np.array_equal(logits_of(b)[0], logits_of(a)[0, :37])
+    with Head(models.gguf(layout="ids"), fastmtp_size=-1) as head:
+        assert (head.layout, head.n_draft_vocab) == ("none", 1024)
+        assert head.draft_ids().tolist() == list(range(1024))
+
+
+def test_a_quantized_row_is_gathered_exactly(models, hidden) -> None:
+    path = models.gguf("dense-untied", "Q4_K_M", "F16", layout="ids")
+    with Head(path) as short, Head(path, fastmtp_size=-1) as whole:
+        ids = short.draft_ids()
+        a, b = draft_all(short, hidden), draft_all(whole, hidden)
+    assert np.array_equal(logits_of(a)[0], logits_of(b)[0, ids])
+
+
+def test_nothing_of_the_file_is_copied_on_the_cpu_without_a_list(models) -> None:
+    with Head(models.gguf()) as head:
+        assert head.weight_bytes == 0
+        assert head.mapped_bytes > 1 << 20
+        assert head.tied
+
+
+def test_own_embedding_and_head_of_the_block(models, rewrite, hidden) -> None:
+    """nextn.embed_tokens and nextn.shared_head_head shadow the model's."""
+    path = models.gguf()
+    with open_gguf(path) as file:
+        stored = file.by_name["token_embd.weight"]
+        table = np.frombuffer(file.source.read(stored.offset, stored.nbytes), np.float32)
+    table = table.reshape(stored.shape[1], stored.shape[0])
+    other = {"nextn.embed_tokens": table * 2, "nextn.shared_head_head": table[::-1].copy()}
+    added = {
+        f"blk.4.{name}.weight": (stored.shape, stored.type, array.tobytes())
+        for name, array in other.items()
+    }
+    both = rewrite(path, tensors=added)
+    with Head(path) as plain, Head(both) as head:
+        assert (plain.tied, head.tied) == (True, False)
+        a, b = draft_all(plain, hidden), draft_all(head, hidden)
+    # enorm takes the factor of two away, up to its epsilon.
+    assert np.abs(logits_of(a)[0] - logits_of(b)[0, ::-1]).max() < CACHE_TOLERANCE
+    with LlamaMtp(both) as upstream:
+        want = upstream.draft(TOKENS, hidden, DEPTH, follow=b.tokens)[1]
+    assert np.abs(logits_of(b) - want).max() < CACHE_TOLERANCE
+
+
+# ------------------------------------------------------------------------------- arguments
+
+
+def test_arguments_are_checked(models, hidden) -> None:
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(models.gguf(), n_ctx=40, n_seq_max=2) as head:
+        head.feed(TOKENS[:4], rows[:4], 0)
+
+        def refused(text: str, *args, **kwargs) -> None:
+            with pytest.raises(NativeError, match=text):
+                head.draft(*args, **kwargs)
+            assert head.next_position() == 4
+
+        refused("seq: expected 0 to 1, found 2", TOKENS[:1], rows[:1], 4, 1, 2)
+        refused("seq: expected 0 to 1, found -1", TOKENS[:1], rows[:1], 4, 1, -1)
+        refused("depth: expected 1 to 16, found 0", TOKENS[:1], rows[:1], 4, 0)
+        refused("depth: expected 1 to 16, found 17", TOKENS[:1], rows[:1], 4, 17)
+        refused("n_rows: expected 1 to 40, found 0", [], rows[:0], 4, 1)
+        refused("next position 4 of sequence 0, found 5", TOKENS[:1], rows[:1], 5, 1)
+        refused("next position 4 of sequence 0, found 3", TOKENS[:1], rows[:1], 3, 1)
+        refused("first: expected 0 to 39, found -1", TOKENS[:1], rows[:1], -1, 1)
+        refused(r"tokens\[0\]: expected 0 to 1023, found 1024", [1024], rows[:1], 4, 1)
+        refused(r"tokens\[0\]: expected 0 to 1023, found -1", [-1], rows[:1], 4, 1)
+        refused(r"hidden: expected shape \[2, 256\]", TOKENS[:2], rows[:1], 4, 1)
+        refused(
+            "40 positions is full: 37 rows from position 4",
+            [1] * 37,
+            np.tile(rows[:1], (37, 1)),
+            4,
+            1,
+        )
+        with pytest.raises(NativeError, match="position: expected 0 to 40, found -1"):
+            head.rollback(-1)
+        # Up to the last position, drafts past the end of the context included.
+        draft = head.draft([1] * 36, np.tile(rows[:1], (36, 1)), 4, 16)
+        assert len(draft.tokens) == 16
+    with pytest.raises(NativeError, match="the head is closed"):
+        head.draft(TOKENS[:1], rows[:1], 0, 1)
+    head.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_ctx": 0}, "n_ctx: expected 1 to 16777216, found 0"),
+        ({"n_seq_max": 65}, "n_seq_max: expected 1 to 64, found 65"),
+        ({"n_batch": 16}, "n_batch: expected 17 to 65536, found 16"),
+        ({"n_threads": 0}, "n_threads: expected 1 to 1024, found 0"),
+        ({"device": "CUDA7"}, "device: expected one of CPU.*, found CUDA7"),
+        ({"fastmtp_size": 5}, "has no draft vocabulary"),
+        ({"fastmtp_size": -2}, "fastmtp_size: expected -1 to"),
+    ],
+)
+def test_options_are_checked(models, options, text: str) -> None:
+    with pytest.raises(NativeError, match=text):
+        Head(models.gguf(), **options)

@@ -1,0 +1,155 @@
+"""The library as such: it is the installed one, beside the right llama.cpp, and says so otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from upstream.sdist import llama_cpp_source
+
+from mtp_gguf.native import _bindings
+from mtp_gguf.native.errors import LibraryMismatch
+from mtp_gguf.native.head import Head
+
+HEADER = Path(__file__).parents[2] / "native" / "include" / "mtp.h"
+
+
+def test_it_resolves_to_the_llama_cpp_that_python_has_loaded() -> None:
+    _bindings.library()
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("no /proc here")
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/libllama.so" in line}
+    assert len(loaded) == 1, "two copies of libllama in one process"
+    assert Path(loaded.pop()).parent == Path(llama_cpp.__file__).parent / "lib"
+
+
+def test_it_names_what_it_was_built_for() -> None:
+    text = _bindings.library().mtp_built_for().decode()
+    assert re.fullmatch(r"ggml \d+\.\d+\.\d+ \([0-9a-f]{7,}\), llama.cpp [\d.]+\S*", text)
+    version = llama_cpp.llama_version()
+    assert text.endswith(version.decode() if isinstance(version, bytes) else version)
+
+
+def test_another_llama_cpp_is_refused_with_both_versions(tmp_path: Path) -> None:
+    """A preloaded library that answers with another version stands for another llama.cpp."""
+    source = tmp_path / "other.c"
+    source.write_text('const char * llama_version(void) { return "9.9.9"; }\n')
+    other = tmp_path / "other.so"
+    compiled = subprocess.run(["cc", "-shared", "-o", other, source], check=False)
+    if compiled.returncode:
+        pytest.skip("no C compiler")
+    code = "from mtp_gguf.native._bindings import library; library()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_PRELOAD": str(other)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert re.search(
+        r"built for ggml .* llama.cpp 0\.\S+, but .* has loaded ggml .* llama.cpp 9\.9\.9",
+        done.stderr,
+    )
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_bindings.LIBRARY_VARIABLE, "/nowhere/libmtp.so")
+    with pytest.raises(LibraryMismatch, match=r"/nowhere/libmtp\.so: cannot be loaded"):
+        _bindings.library.__wrapped__()
+
+
+def test_every_function_of_the_header_is_declared() -> None:
+    """Prototype comments in the bindings are the header's, and each has its types set."""
+
+    def prototypes(text: str) -> set[str]:
+        return {re.sub(r"\s+", " ", p).replace("( ", "(") for p in text}
+
+    code = re.sub(r"(?m)^#.*", "", HEADER.read_text())
+    header = re.findall(r"MTP_API\s+([^;]*?);", code)
+    comments = re.sub(r"\n\s*#", " ", Path(_bindings.__file__).read_text())
+    declared = re.findall(r"((?:const char \*|\w+) ?mtp_\w+\([^;]*?\));", comments)
+    assert prototypes(header) == prototypes(declared)
+    lib = _bindings.library()
+    for prototype in header:
+        name = re.search(r"mtp_\w+(?=\()", prototype)
+        assert name
+        function = getattr(lib, name.group())
+        arguments = prototype[prototype.index("(") + 1 : -1]
+        count = 0 if arguments.strip() == "void" else arguments.count(",") + 1
+        assert function.argtypes is not None, name.group()
+        assert len(function.argtypes) == count, name.group()
+
+
+def test_constants_of_the_header_are_those_of_the_bindings() -> None:
+    text = HEADER.read_text()
+    for name, value in (
+        ("MTP_API_VERSION", _bindings.API_VERSION),
+        ("MTP_MAX_DEPTH", _bindings.MAX_DEPTH),
+    ):
+        assert re.search(rf"#define {name} {value}\b", text)
+
+
+def test_structs_have_the_size_that_c_gives_them(tmp_path: Path) -> None:
+    source = tmp_path / "sizes.c"
+    names = re.findall(r"typedef struct (mtp_\w+) \{", HEADER.read_text())
+    prints = "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names)
+    source.write_text(
+        f'#include <stdio.h>\n#include "mtp.h"\nint main(void) {{ {prints} return 0; }}\n'
+    )
+    program = tmp_path / "sizes"
+    if subprocess.run(["cc", f"-I{HEADER.parent}", "-o", program, source], check=False).returncode:
+        pytest.skip("no C compiler")
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    for line in printed.splitlines():
+        name, size = line.split()
+        ours = getattr(_bindings, "".join(part.title() for part in name.split("_")[1:]))
+        assert ctypes.sizeof(ours) == int(size), name
+
+
+def test_null_pointers_are_arguments_too() -> None:
+    lib = _bindings.library()
+    assert lib.mtp_head_get_info(None, None) == 1
+    assert b"expected a pointer, found NULL" in lib.mtp_last_error()
+    assert lib.mtp_head_draft(None, 0, 0, None, None, 0, 0, None, None, None) == 1
+    lib.mtp_head_free(None)
+
+
+BACKENDS = {
+    "cuda": ("ggml/src/ggml-cuda/ggml-cuda.cu", "static bool ggml_backend_cuda_device_supports_op"),
+    "metal": ("ggml/src/ggml-metal/ggml-metal-device.m", "bool ggml_metal_device_supports_op"),
+}
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spec", ["dense-tied", "moe-fused"])
+def test_every_op_of_the_graph_is_one_that_the_backend_knows(
+    models, spec: str, backend: str
+) -> None:
+    file, function = BACKENDS[backend]
+    text = (llama_cpp_source() / file).read_text()
+    body = text[text.index(function) :]
+    known = set(re.findall(r"case GGML_(?:OP|UNARY_OP|GLU_OP)_(\w+):", body[: body.index("\n}\n")]))
+    with Head(models.gguf(spec)) as head:
+        used = {part for op in head.ops() for part in op.split(":")}
+    assert len(used) > 15
+    assert used <= known
+
+
+@pytest.mark.upstream
+def test_the_cpu_computes_every_op_of_the_graph(models) -> None:
+    """ggml-cpu's supports_op knows only exceptions; its dispatch lists what there is."""
+    text = (llama_cpp_source() / "ggml/src/ggml-cpu/ggml-cpu.c").read_text()
+    body = text[text.index("static void ggml_compute_forward(struct") :]
+    known = set(re.findall(r"case GGML_OP_(\w+):", body[: body.index("\n}\n")]))
+    for spec in ("dense-tied", "moe-fused"):
+        with Head(models.gguf(spec)) as head:
+            assert {op.split(":")[0] for op in head.ops()} <= known

@@ -1,0 +1,234 @@
+"""Files that the head must refuse, each with a sentence that names the field."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.tensor_types import F16, F32, I64
+from mtp_gguf.native.errors import HeadMissing, ModelRefused, NativeError
+from mtp_gguf.native.head import Head
+
+IDS = "mtp_gguf.fastmtp.token_ids"
+
+
+def u32(value: int) -> Value:
+    return Value(ValueType.U32, value)
+
+
+def ids(values: list[int], kind: ValueType = ValueType.U32) -> Value:
+    return Value(kind, values)
+
+
+def zeros(*shape: int) -> tuple[tuple[int, ...], object, bytes]:
+    return shape, F32, bytes(4 * int(np.prod(shape)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (
+            {"general.architecture": Value(ValueType.STRING, "llama")},
+            "expected qwen35 or qwen35moe, found llama",
+        ),
+        ({"general.architecture": u32(1)}, "general.architecture: expected a string, found u32"),
+        ({"general.architecture": None}, "general.architecture: expected this key, found none"),
+        ({"qwen35.nextn_predict_layers": u32(2)}, "nextn_predict_layers: expected 1, found 2"),
+        ({"qwen35.block_count": u32(0)}, "block_count: expected 1 to 16384, found 0"),
+        (
+            {"qwen35.block_count": Value(ValueType.F32, 5.0)},
+            "block_count: expected an integer, found f32",
+        ),
+        (
+            {"qwen35.embedding_length": Value(ValueType.U64, 2**63)},
+            "embedding_length: expected 1 to 1048576",
+        ),
+        ({"qwen35.embedding_length": u32(512)}, r"nextn.*: expected \[.*\], found"),
+        ({"qwen35.attention.head_count": u32(0)}, "head_count: expected 1 to 16384, found 0"),
+        (
+            {"qwen35.attention.head_count": u32(3)},
+            "head_count: expected a multiple of 2 KV heads, found 3",
+        ),
+        (
+            {"qwen35.attention.head_count": ids([4, 4])},
+            "head_count: expected an integer for block 4, found 2",
+        ),
+        ({"qwen35.attention.head_count_kv": u32(8)}, "head_count_kv: expected 1 to 4, found 8"),
+        (
+            {"qwen35.attention.value_length": u32(32)},
+            "value_length: expected the key length 64, found 32",
+        ),
+        (
+            {"qwen35.attention.layer_norm_rms_epsilon": Value(ValueType.F32, float("nan"))},
+            "layer_norm_rms_epsilon: expected a finite number, found nan",
+        ),
+        (
+            {"qwen35.rope.dimension_count": u32(15)},
+            "dimension_count: expected an even number, found 15",
+        ),
+        ({"qwen35.rope.dimension_count": u32(65)}, "dimension_count: expected 2 to 64, found 65"),
+        (
+            {"qwen35.rope.dimension_sections": ids([-1, 1, 1], ValueType.I32)},
+            r"sections\[0\]: expected 0 to 16",
+        ),
+        (
+            {"qwen35.rope.dimension_sections": ids([0, 0, 0])},
+            "sections: expected a sum above 0, found 0",
+        ),
+        ({"qwen35.rope.dimension_sections": ids([1] * 5)}, "sections: expected 1 to 4 integers"),
+        ({"qwen35.rope.scaling.type": Value(ValueType.STRING, "longrope")}, "found longrope"),
+        (
+            {"qwen35.feed_forward_length": u32(255)},
+            r"ffn_gate.weight: expected \[256, 255\], found \[256, 256\] f32",
+        ),
+        ({"split.count": u32(2)}, "found a shard of a split model"),
+        ({IDS: ids([])}, "token_ids: expected 1 to 1024 integers of 32 bits, found 0"),
+        ({IDS: ids([1, 1024])}, r"token_ids\[1\]: expected 0 to 1023, found 1024"),
+        ({IDS: ids([1, -1], ValueType.I32)}, r"token_ids\[1\]: expected 0 to 1023, found -1"),
+        ({IDS: ids([7, 3, 7])}, r"token_ids\[2\]: expected absolute ids, each once, found 7 again"),
+        (
+            {IDS: Value(ValueType.STRING, ["a"])},
+            "token_ids: expected 1 to 1024 integers of 32 bits, found 1 of str",
+        ),
+        ({IDS: u32(7)}, "token_ids: expected an array, found u32"),
+    ],
+)
+def test_metadata(models, rewrite, keys, text: str) -> None:
+    with pytest.raises(ModelRefused, match=text):
+        Head(rewrite(models.gguf(), keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        (
+            {"blk.4.nextn.eh_proj.weight": zeros(256, 512)},
+            r"eh_proj.weight: expected \[512, 256\], found \[256, 512\] F32",
+        ),
+        (
+            {"blk.4.attn_q.weight": None},
+            r"attn_q.weight: expected \[256, 512\], found no such tensor",
+        ),
+        ({"blk.4.attn_k.weight": zeros(256, 64)}, r"attn_k.weight: expected \[256, 128\]"),
+        (
+            {"blk.4.attn_q_norm.weight": zeros(64, 2)},
+            r"attn_q_norm.weight: expected \[64\], found \[64, 2\] F32",
+        ),
+        (
+            {"blk.4.nextn.enorm.weight": ((256,), F16, bytes(512))},
+            "enorm.weight: expected F32, found f16",
+        ),
+        ({"blk.4.attn_v.scale": zeros(1)}, "attn_v.scale: expected matrices without scales"),
+        (
+            {"token_embd.weight": None},
+            "token_embd.weight: expected this tensor here or in the trunk's file",
+        ),
+        (
+            {"token_embd.weight": zeros(128, 1024)},
+            r"token_embd.weight: expected \[256, rows\], found \[128, 1024\]",
+        ),
+        (
+            {"output.weight": zeros(256, 1000)},
+            r"output.weight: expected \[256, 1024\], found \[256, 1000\]",
+        ),
+        ({"d2t": ((3,), F32, bytes(12))}, r"d2t: expected one dimension of I64, found \[3\] f32"),
+        (
+            {"d2t": ((2,), I64, struct.pack("<2q", 5, 5))},
+            r"d2t\[1\]: expected absolute ids, each once, found 5",
+        ),
+        (
+            {"d2t": ((2,), I64, struct.pack("<2q", 5, -5))},
+            r"d2t\[1\]: expected a token id from 0 to 1023, found -5",
+        ),
+        (
+            {"d2t": ((1,), I64, struct.pack("<q", 2**62))},
+            r"d2t\[0\]: expected a token id from 0 to 1023",
+        ),
+        ({"d2t": ((2,), I64, struct.pack("<2q", 5, 6))}, "expected the short output that d2t maps"),
+        (
+            {
+                "d2t": ((2,), I64, struct.pack("<2q", 5, 6)),
+                "blk.4.nextn.shared_head_head.weight": zeros(256, 3),
+            },
+            r"shared_head_head.weight: expected \[256, 2\], found \[256, 3\]",
+        ),
+    ],
+)
+def test_tensors(models, rewrite, tensors, text: str) -> None:
+    with pytest.raises(ModelRefused, match=f"(?i){text}"):
+        Head(rewrite(models.gguf(), tensors=tensors))
+
+
+def test_a_dense_block_on_a_moe_base(models, rewrite) -> None:
+    with pytest.raises(
+        ModelRefused, match=r"ffn_down_exps.weight: expected .*, found no such tensor"
+    ):
+        Head(rewrite(models.gguf("moe-fused"), tensors={"blk.2.ffn_down_exps.weight": None}))
+    with pytest.raises(ModelRefused, match="expert_used_count: expected 1 to 8, found 9"):
+        Head(rewrite(models.gguf("moe-fused"), keys={"qwen35moe.expert_used_count": u32(9)}))
+
+
+def test_a_model_without_a_head_says_how_to_get_one(models, rewrite) -> None:
+    with pytest.raises(HeadMissing, match="has no MTP head .* graft"):
+        Head(models.gguf("dense-no-mtp"))
+    with pytest.raises(
+        HeadMissing, match="promise an MTP head, but blk.4.nextn.eh_proj.weight is missing"
+    ):
+        Head(rewrite(models.gguf(), tensors={"blk.4.nextn.eh_proj.weight": None}))
+
+
+def test_files_that_are_none(models, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="cannot be opened: No such file"):
+        Head(tmp_path / "absent.gguf")
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(ModelRefused, match="expected a file with content"):
+        Head(tmp_path / "empty.gguf")
+    with pytest.raises(ModelRefused, match="expected a file with content"):
+        Head(tmp_path)
+    (tmp_path / "text.gguf").write_text("not a model")
+    with pytest.raises(ModelRefused, match="expected a GGUF file"):
+        Head(tmp_path / "text.gguf")
+
+
+def test_every_truncation_is_refused(models, tmp_path: Path) -> None:
+    """Cut within the header, at its end, within each tensor of the block: never a crash."""
+    path = models.gguf()
+    data = path.read_bytes()
+    with open_gguf(path) as file:
+        cuts = {4, 12, 24, 60, 1000, file.data_offset - 1, file.data_offset, len(data) - 1}
+        used = [
+            t for t in file.tensors if t.name.startswith("blk.4.") or t.name == "token_embd.weight"
+        ]
+        cuts |= {t.offset + t.nbytes // 2 for t in used} | {t.offset + t.nbytes - 1 for t in used}
+    short = tmp_path / "short.gguf"
+    last_used = max(t.offset + t.nbytes for t in used)
+    for cut in sorted(c for c in cuts if c < last_used):
+        short.write_bytes(data[:cut])
+        with pytest.raises(ModelRefused, match=r"found the end of the file|expected a GGUF file"):
+            Head(short)
+
+
+def test_random_damage_to_the_header_never_crashes(models, tmp_path: Path) -> None:
+    """A short run of the fuzz target's idea: a byte changed anywhere in the header."""
+    path = models.gguf(layout="table")
+    data = bytearray(path.read_bytes())
+    with open_gguf(path) as file:
+        header = file.data_offset
+        first = file.tensors[0].name.encode()
+    start = bytes(data).index(first) - 100  # tensor entries; the vocabulary before them is long
+    rng = np.random.default_rng(1)
+    hurt = tmp_path / "hurt.gguf"
+    for _ in range(150):
+        copy = bytearray(data)
+        at = int(rng.integers(start, header)) if rng.random() < 0.7 else int(rng.integers(0, 2000))
+        copy[at] = int(rng.integers(0, 256))
+        hurt.write_bytes(copy)
+        try:
+            with Head(hurt) as head:
+                head.draft([1], np.zeros((1, head.n_embd)), 0, 2)
+        except NativeError:
+            pass
