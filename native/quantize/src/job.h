@@ -1,0 +1,31 @@
+// What a kernel is given. The same in every instruction set.
+#pragma once
+
+#include <stdint.h>
+
+// Sixteen-bit floats as they lie in memory; distinct from integers so that loads can be overloaded.
+struct F16 { uint16_t bits; };
+struct BF16 { uint16_t bits; };
+
+// Consecutive blocks to quantize, and where what the kernel cannot do is left.
+struct Job {
+    const void *  source;          // values of `n_blocks` blocks, F32, F16 or BF16 by the kernel
+    int64_t       n_blocks;
+    int64_t       blocks_per_row;
+    const float * importance;      // a weight for each column of a row, or NULL; then block 0
+                                   // is the first of a row
+    uint8_t *     out;
+
+    // Called for each block whose result a kernel does not vouch for, after its bytes are written:
+    // NaN or infinity among its values, or arithmetic outside the range that the kernel assumes.
+    void (*leave)(const Job & job, int64_t block, bool is_finite);
+    void * context;                // for `leave`
+};
+
+using Kernel = void (*)(const Job &);
+
+// The kernels of one type: by source type (F32, F16, BF16) and by whether importance is given.
+struct KernelSet {
+    int    type;                   // enum ggml_type
+    Kernel kernels[2][3];
+};

@@ -1,0 +1,117 @@
+"""Typed surface of libmtp_quantize (quantize/include/mtp_quantize.h), which says what it promises.
+
+All releases the GIL while it works and may be called from several threads.
+"""
+
+import ctypes
+import importlib.resources
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.tensor_types import BF16, F16, F32, TensorType
+
+_API_VERSION = 1
+_OK = 0
+_REASONS = {
+    1: "not a type that can be quantized",
+    2: "a row is no multiple of the block",
+    3: "it needs importance weights (an imatrix), found none",
+    4: "MTP_QUANTIZE_TARGET: expected one of {targets}",
+    5: "out of memory",
+}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """libmtp_quantize, resolved to the ggml that llama_cpp has loaded, with typed functions."""
+    import llama_cpp  # noqa: F401, PLC0415  (loads the libraries)
+
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    prefix = "" if sys.platform == "win32" else "lib"
+    folder = importlib.resources.files("mtp_gguf.native") / "lib"
+    lib = ctypes.CDLL(str(folder / f"{prefix}mtp_quantize.{suffix}"))
+    # int32_t mtp_quantize_api_version(void);
+    lib.mtp_quantize_api_version.restype = ctypes.c_int32
+    lib.mtp_quantize_api_version.argtypes = []
+    # mtp_quantize_status mtp_quantize_rows(int32_t type, int32_t source_type, const void * rows,
+    #     int64_t n_rows, int64_t row_length, const float * importance, void * out,
+    #     int64_t * n_not_finite);
+    lib.mtp_quantize_rows.restype = ctypes.c_int
+    lib.mtp_quantize_rows.argtypes = [
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_int64),
+    ]
+    # const char * mtp_quantize_kernel(int32_t type, bool with_importance);
+    lib.mtp_quantize_kernel.restype = ctypes.c_char_p
+    lib.mtp_quantize_kernel.argtypes = [ctypes.c_int32, ctypes.c_bool]
+    # const char * mtp_quantize_targets(void);
+    lib.mtp_quantize_targets.restype = ctypes.c_char_p
+    lib.mtp_quantize_targets.argtypes = []
+    found = lib.mtp_quantize_api_version()
+    if found != _API_VERSION:
+        raise ImportError(f"libmtp_quantize: expected version {_API_VERSION}, found {found}")
+    return lib
+
+
+def targets() -> list[str]:
+    """The instruction sets that can be used here, best first; the last is "ggml", always there.
+
+    The environment variable MTP_QUANTIZE_TARGET, read once, forces one of them.
+    """
+    return str(_library().mtp_quantize_targets().decode()).split()
+
+
+def kernel(kind: TensorType, with_importance: bool) -> str:
+    """What quantizes this type here: an instruction set, or "ggml", perhaps with ": reason"."""
+    return str(_library().mtp_quantize_kernel(kind.id, with_importance).decode())
+
+
+def quantize_rows(
+    kind: TensorType,
+    rows: NDArray[Any],
+    weights: NDArray[np.float32] | None = None,
+    *,
+    count_not_finite: bool = True,
+) -> tuple[NDArray[np.uint8], int]:
+    """Rows (n, row length) of F32, F16 or BF16 in the blocks of `kind`, shape (n, bytes of a row).
+
+    weights: importance of each column (row length), or None.
+    The second result is the number of blocks that hold NaN or infinity, whose bytes mean nothing;
+    without `count_not_finite` it is 0 and such blocks are what ggml makes of them. ValueError when
+    the shapes or types do not fit.
+    """
+    source = {"float32": F32, "float16": F16, "bfloat16": BF16}.get(rows.dtype.name)
+    if source is None or rows.ndim != 2:
+        raise ValueError(f"expected rows of F32, F16 or BF16, found {rows.dtype} {rows.shape}")
+    count, length = rows.shape
+    rows = np.ascontiguousarray(rows)
+    out = np.empty((count, kind.row_bytes(length)), np.uint8)
+    if weights is not None:
+        weights = np.ascontiguousarray(weights, np.float32)
+        if weights.shape != (length,):
+            raise ValueError(f"expected {length} importance weights, found {weights.shape}")
+    not_finite = ctypes.c_int64(0)
+    status = _library().mtp_quantize_rows(
+        kind.id,
+        source.id,
+        rows.ctypes.data,
+        count,
+        length,
+        None if weights is None else weights.ctypes.data,
+        out.ctypes.data,
+        ctypes.byref(not_finite) if count_not_finite else None,
+    )
+    if status != _OK:
+        reason = _REASONS.get(status, f"status {status}").format(targets=", ".join(targets()))
+        raise ValueError(f"{kind.name} from {source.name} {list(rows.shape)}: {reason}")
+    return out, not_finite.value

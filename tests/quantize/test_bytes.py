@@ -1,0 +1,102 @@
+"""The kernels give the bytes of ggml_quantize_chunk."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.native import quantizer
+from quantize.cases import CASES, KINDS, SOURCES, reference, rows_of, weights_of
+from quantize.compare import difference
+
+VALUES = 1_000_000
+SLOW_VALUES = 100_000_000
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+WEIGHTED = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+
+
+@ALL_KINDS
+@WEIGHTED
+def test_a_kernel_is_used(kind: TensorType, weighted: bool) -> None:
+    """Without this the comparisons below could compare ggml with itself."""
+    assert quantizer.kernel(kind, weighted) == quantizer.targets()[0] != "ggml"
+
+
+@ALL_KINDS
+@WEIGHTED
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_case(kind: TensorType, weighted: bool, source: str) -> None:
+    length = kind.block_length * 4
+    weights = weights_of(length) if weighted else None
+    rows = VALUES // len(CASES) // len(SOURCES) // length
+    for case in CASES:
+        assert difference(kind, rows_of(case, source, (rows, length)), weights) is None, case
+
+
+@ALL_KINDS
+@WEIGHTED
+def test_row_lengths(kind: TensorType, weighted: bool) -> None:
+    """Every number of blocks in a row up to 20, and numbers of rows that leave lanes empty."""
+    for blocks in range(1, 21):
+        length = blocks * kind.block_length
+        weights = weights_of(length, seed=blocks) if weighted else None
+        for count in (1, 2, 17):
+            rows = rows_of("mixture", "BF16", (count, length), seed=blocks)
+            assert difference(kind, rows, weights) is None, (blocks, count)
+
+
+@ALL_KINDS
+@WEIGHTED
+def test_odd_weights(kind: TensorType, weighted: bool) -> None:
+    """Weights no imatrix should hold: all zero, one column, negative, huge, infinite, NaN."""
+    length = kind.block_length * 2
+    rows = rows_of("pieces", "F32", (64, length))
+    one = np.zeros(length, np.float32)
+    one[5] = 1
+    for weights in (
+        np.zeros(length, np.float32),
+        one,
+        -weights_of(length),
+        np.minimum(weights_of(length), 1) * np.float32(3e38),
+        np.full(length, 1e-42, np.float32),
+        np.where(one == 0, weights_of(length), np.float32(np.inf)),
+        np.where(one == 0, weights_of(length), np.float32(np.nan)),
+    ):
+        assert difference(kind, rows, weights if weighted else None) is None
+
+
+@ALL_KINDS
+def test_threads(kind: TensorType) -> None:
+    """Calls from several threads do not disturb one another."""
+    rows = [rows_of("mixture", "BF16", (64, 1024), seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda r: quantizer.quantize_rows(kind, r)[0], rows))
+    for got, source in zip(results, rows, strict=True):
+        assert np.array_equal(got, reference(kind, source))
+
+
+@pytest.mark.parametrize("name", ["Q5_0", "MXFP4", "IQ3_S", "F16", "BF16"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_types_without_a_kernel(name: str, source: str) -> None:
+    kind = BY_NAME[name]
+    assert quantizer.kernel(kind, False) == "ggml"
+    assert difference(kind, rows_of("mixture", source, (40, 512)), None) is None
+
+
+@pytest.mark.slow
+@ALL_KINDS
+@WEIGHTED
+def test_long(kind: TensorType, weighted: bool) -> None:
+    """10^8 values, most of them like weights."""
+    length, count, done, seed = 2048, 512, 0, 1
+    while done < SLOW_VALUES:
+        weights = weights_of(length, seed) if weighted else None
+        for case in ("normal", "mixture", "mixture", "pieces", "every size", "nearly equal"):
+            source = list(SOURCES)[seed % len(SOURCES)]
+            rows = rows_of(case, source, (count, length), seed)
+            assert difference(kind, rows, weights) is None, (case, source, seed)
+            done += rows.size
+        seed += 1

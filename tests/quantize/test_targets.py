@@ -1,0 +1,51 @@
+"""Every instruction set, forced in a process of its own; and what a forced one may be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.native import quantizer
+
+COMPARE = str(Path(__file__).parent / "compare.py")
+
+
+def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"MTP_QUANTIZE_TARGET": target},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", quantizer.targets())
+def test_bytes(target: str) -> None:
+    result = run(target, COMPARE, "--kernel", target)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("target", quantizer.targets()[:-1])
+def test_not_finite(target: str) -> None:
+    """NaN and infinity are treated as ggml treats them, unless it was built to abort on them."""
+    result = run(target, COMPARE, "--values", "30000", "--not-finite")
+    if result.returncode < 0:
+        pytest.skip("this build of ggml asserts that values are finite")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_unknown_target() -> None:
+    code = (
+        "import numpy as np\n"
+        "from mtp_gguf.gguf_tools.tensor_types import BY_NAME\n"
+        "from mtp_gguf.native import quantizer\n"
+        "quantizer.quantize_rows(BY_NAME['Q4_K'], np.zeros((1, 256), np.float32))\n"
+    )
+    result = run("mmx", "-c", code)
+    assert result.returncode == 1
+    assert "MTP_QUANTIZE_TARGET: expected one of " in result.stderr
