@@ -171,11 +171,17 @@ def _make(job: _Slice, rows: SourceRows, imatrix: Imatrix | None) -> NDArray[np.
 def encode(
     rows: Rows, kind: TensorType, importance: NDArray[np.float32] | None
 ) -> NDArray[np.generic]:
-    """Rows in the encoding of `kind`; 16-bit floats of the same type pass as they are."""
-    if rows.dtype == DTYPES.get(kind.name):
-        return rows.view(np.uint8)
-    values = ggml.to_f32(rows)
-    return values if kind is F32 else ggml.quantize(kind, values, importance)
+    """Rows in the encoding of `kind`; 16-bit floats of the same type pass as they are.
+
+    GgmlError when they hold NaN or infinity, or weights that are too large for the type.
+    """
+    if rows.dtype != DTYPES.get(kind.name):
+        if kind is not F32:
+            return ggml.quantize(kind, rows, importance)
+        rows = ggml.to_f32(rows)
+    if not ggml.is_finite(rows):
+        raise ggml.GgmlError("expected finite weights, found NaN or infinity")
+    return rows.view(np.uint8)
 
 
 def _importance(job: _Slice, target: Target, imatrix: Imatrix | None) -> NDArray[np.float32] | None:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.tensor_types import BF16, F16, TensorType
 
+from .quantizer import quantize_rows
+
 
 class GgmlError(Exception):
     """ggml refused its input; the text says what it was given."""
@@ -25,21 +27,11 @@ def _library() -> ctypes.CDLL:
     """libggml-base as llama_cpp loaded it, with typed functions."""
     import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
-    folder = Path(getattr(llama_cpp.llama_cpp, "_base_path", Path(llama_cpp.__file__).parent / "lib"))
+    folder = Path(
+        getattr(llama_cpp.llama_cpp, "_base_path", Path(llama_cpp.__file__).parent / "lib")
+    )
     names = {"darwin": "libggml-base.dylib", "win32": "ggml-base.dll"}
     lib = ctypes.CDLL(str(folder / names.get(sys.platform, "libggml-base.so")))
-    # size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst,
-    #     int64_t start, int64_t nrows, int64_t n_per_row, const float * imatrix);
-    lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-    lib.ggml_quantize_chunk.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-    ]
     # void ggml_quantize_init(enum ggml_type type);
     lib.ggml_quantize_init.restype = None
     lib.ggml_quantize_init.argtypes = [ctypes.c_int]
@@ -62,6 +54,11 @@ def prepare(kind: TensorType) -> None:
     _library().ggml_quantize_init(kind.id)
 
 
+def needs_importance(kind: TensorType) -> bool:
+    """Whether ggml quantizes to a type only with importance weights."""
+    return bool(_library().ggml_quantize_requires_imatrix(kind.id))
+
+
 def to_f32(rows: NDArray[Any]) -> NDArray[np.float32]:
     """F32, F16 or BF16 rows as F32; F32 rows come back as they are."""
     if rows.dtype == np.float32:
@@ -73,31 +70,38 @@ def to_f32(rows: NDArray[Any]) -> NDArray[np.float32]:
     return out
 
 
-def quantize(
-    kind: TensorType, rows: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-) -> NDArray[np.uint8]:
-    """Rows (n, row length) in the blocks of `kind`, shape (n, bytes of a row).
+def is_finite(rows: NDArray[Any]) -> bool:
+    """Whether F32, F16 or BF16 rows are free of NaN and infinity."""
+    if rows.dtype == np.float32:
+        return bool(np.isfinite(rows).all())
+    exponent = np.uint16(0x7C00 if rows.dtype == np.float16 else 0x7F80)
+    bits = rows.view(np.uint16)
+    return not ((bits & exponent) == exponent).any()
 
-    weights: importance of each column (row length), or None. GgmlError when the result holds
-    values that ggml calls invalid, which NaN or infinity in the input causes.
+
+def quantize(
+    kind: TensorType, rows: NDArray[Any], weights: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """F32, F16 or BF16 rows (n, row length) in the blocks of `kind`, shape (n, bytes of a row).
+
+    The bytes are those of ggml_quantize_chunk; quantizer.py has the fast ways to them.
+    weights: importance of each column (row length), or None. GgmlError when the rows hold NaN or
+    infinity, or weights that are too large for the type.
     """
     lib = _library()
-    count, length = rows.shape
-    rows = np.ascontiguousarray(rows, np.float32)
-    out = np.empty((count, kind.row_bytes(length)), np.uint8)
-    importance = None
-    if weights is not None and kind not in (F16, BF16):
-        weights = np.ascontiguousarray(weights, np.float32)
-        if weights.shape != (length,):
-            raise GgmlError(f"expected {length} importance weights, found {weights.shape}")
-        importance = weights.ctypes.data
-    elif lib.ggml_quantize_requires_imatrix(kind.id):
+    if kind in (F16, BF16):
+        weights = None
+    elif weights is None and lib.ggml_quantize_requires_imatrix(kind.id):
         raise GgmlError(f"{kind.name} needs importance weights (an imatrix), found none")
-    if kind.is_quantized and not np.isfinite(rows).all():
+    try:
+        out, not_finite = quantize_rows(kind, rows, weights)
+    except ValueError as error:
+        raise GgmlError(str(error)) from None
+    if not_finite:
         raise GgmlError("expected finite weights, found NaN or infinity")
-    lib.ggml_quantize_chunk(
-        kind.id, rows.ctypes.data, out.ctypes.data, 0, count, length, importance
-    )
     if not lib.ggml_validate_row_data(kind.id, out.ctypes.data, out.nbytes):
-        raise GgmlError(f"expected valid {kind.name} blocks, found NaN or infinity in them")
+        if not is_finite(rows):
+            raise GgmlError("expected finite weights, found NaN or infinity")
+        largest = float(np.abs(to_f32(rows)).max())
+        raise GgmlError(f"weights of up to {largest:g} are too large for it")
     return out

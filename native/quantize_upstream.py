@@ -50,7 +50,9 @@ def quantize_file(
         )
     if status:
         lines = [line for line in "".join(log).splitlines() if "failed to quantize" in line]
-        raise QuantizeError(lines[-1].partition("failed to quantize: ")[2] if lines else "no reason")
+        raise QuantizeError(
+            lines[-1].partition("failed to quantize: ")[2] if lines else "no reason"
+        )
 
 
 @contextmanager
