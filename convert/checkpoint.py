@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.safetensors import StoredTensor, open_safetensors
 from mtp_gguf.gguf_tools.sources import FileSource
+
+from .config import ConfigReader
 
 INDEX_NAME = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
@@ -25,29 +28,48 @@ class PlacedTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds: `config` as it stands there, and its tensors by name."""
+    """What a folder holds: `config` as it stands there, and its tensors by name.
+
+    folders: those that the checkpoint was put together from, `folder` first. sources: the open
+    files; leaving the checkpoint as a context manager closes them.
+    """
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, PlacedTensor]
+    folders: tuple[Path, ...]
+    sources: tuple[FileSource, ...]
 
     def __enter__(self) -> "Checkpoint":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for tensor in self.tensors.values():
-            tensor.source.close()
+        for source in self.sources:
+            source.close()
+
+    def files(self) -> list[Path]:
+        """All files of the folders, but for GGUF files: those are made here, not read."""
+        return [
+            path for folder in self.folders for path in folder.iterdir() if path.suffix != ".gguf"
+        ]
 
     def with_head_of(self, other: "Checkpoint") -> "Checkpoint":
         """This checkpoint with the `mtp.*` tensors of another one in place of its own."""
         own = {name: t for name, t in self.tensors.items() if not is_head(name)}
         head = {name: t for name, t in other.tensors.items() if is_head(name)}
         key = "mtp_num_hidden_layers"
-        layers = {**other.config, **(other.config.get("text_config") or {})}.get(key)
+        layers = other.text_config.get(key)
         config = {**self.config, key: layers}
         if isinstance(config.get("text_config"), dict):
             config["text_config"] = {**config["text_config"], key: layers}
-        return Checkpoint(self.folder, config, {**own, **head})
+        folders = (*self.folders, *other.folders)
+        sources = (*self.sources, *other.sources)
+        return Checkpoint(self.folder, config, {**own, **head}, folders, sources)
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The config of the language model, which multimodal checkpoints nest."""
+        return ConfigReader(str(self.folder / "config.json"), self.config).config
 
 
 def is_head(name: str) -> bool:
@@ -63,18 +85,24 @@ def open_checkpoint(folder: Path, wanted: Callable[[str], bool] = lambda _: True
     config = read_config(folder)
     tensors: dict[str, PlacedTensor] = {}
     origin: dict[str, str] = {}
-    for name in shard_names(folder, wanted):
-        file = open_safetensors(folder / name)
-        assert isinstance(file.source, FileSource)
-        for tensor in file.tensors.values():
-            if tensor.name in tensors:
-                raise CheckpointError(
-                    f"{folder}: tensor {tensor.name!r} is in both {origin[tensor.name]} and {name}"
-                )
-            tensors[tensor.name] = PlacedTensor(tensor, file.source)
-            origin[tensor.name] = name
-    _check_against_index(folder, origin)
-    return Checkpoint(folder, config, tensors)
+    with ExitStack() as opened:
+        sources = []
+        for name in shard_names(folder, wanted):
+            file = open_safetensors(folder / name)
+            assert isinstance(file.source, FileSource)
+            sources.append(file.source)
+            opened.callback(file.source.close)
+            for tensor in file.tensors.values():
+                if tensor.name in tensors:
+                    raise CheckpointError(
+                        f"{folder}: tensor {tensor.name!r} is in both {origin[tensor.name]} "
+                        f"and {name}"
+                    )
+                tensors[tensor.name] = PlacedTensor(tensor, file.source)
+                origin[tensor.name] = name
+        _check_against_index(folder, origin)
+        opened.pop_all()
+    return Checkpoint(folder, config, tensors, (folder,), tuple(sources))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -106,8 +134,8 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
     if not path.exists():
         return None
     weight_map = read_json_object(path).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{path}: weight_map: expected file names by tensor name")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map: expected file names by tensor name, found none")
     for tensor, file in weight_map.items():
         plain = isinstance(file, str) and file not in ("", ".", "..") and "\0" not in file
         if not plain or "/" in file or "\\" in file:

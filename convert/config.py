@@ -1,8 +1,13 @@
 """Reading config.json with types."""
 
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
+
+LARGEST_SIZE = (1 << 31) - 1
+LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
 class ConfigReader:
@@ -22,22 +27,31 @@ class ConfigReader:
 
     def fault(self, key: str, expected: str, found: object) -> CheckpointError:
         """An error about `key`, to be raised."""
-        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r}")
+        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r:.80}")
 
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number from `least`; `default` where the key is absent or null."""
+    def size(
+        self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE
+    ) -> int:
+        """A whole number from `least` to `most`; `default` where the key is absent or null."""
         value = self.config.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
-            raise self.fault(key, f"a whole number from {least}", value)
+        if not is_whole(value) or not least <= value <= most:
+            raise self.fault(key, f"a whole number from {least} to {most}", value)
         return value
 
-    def number(self, holder: dict[str, Any], key: str, default: float) -> float:
-        """The number under `key` of the config or of an object in it."""
+    def number(
+        self,
+        holder: dict[str, Any],
+        key: str,
+        default: float,
+        least: float = -LARGEST_F32,
+        most: float = LARGEST_F32,
+    ) -> float:
+        """The number under `key` of the config or of an object in it, which F32 can hold."""
         value = holder.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.fault(key, "a number", value)
+        if not (is_whole(value) or isinstance(value, float)) or not least <= value <= most:
+            raise self.fault(key, f"a number from {least:g} to {most:g}", value)
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -57,3 +71,8 @@ class ConfigReader:
             if key not in merged and self.config.get(key) is not None:
                 merged[key] = self.config[key]
         return merged
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value of JSON is a whole number (Python counts true and false among them)."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,9 +1,11 @@
 """The general.* metadata: names, sizes and licence, by the rules of the gguf package."""
 
 import logging
+import re
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import Any, cast
 
 import gguf
 
@@ -11,8 +13,11 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .checkpoint import read_json_object
+from .config import LARGEST_F32, LARGEST_SIZE, is_whole
 from .recipe import Target
 from .tokenizer import collected
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 def general_metadata(
@@ -24,21 +29,26 @@ def general_metadata(
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
     total, shared, expert, experts = _parameters(targets)
+    penalty = _repetition_penalty(folder)
     try:
         held = gguf.Metadata.load(None, folder, name, total)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: its model card cannot be understood: {error}") from None
+    except Exception as error:  # the YAML reader has exceptions of its own
+        raise CheckpointError(
+            f"{folder / 'README.md'}: this model card cannot be understood: "
+            f"{' '.join(str(error).split())}; correct or remove it"
+        ) from None
     held.name = held.name or name or folder.resolve().name
     if held.size_label is None and total:
         held.size_label = gguf.size_label(total, shared, expert, experts)
-    penalty = _repetition_penalty(folder)
     if penalty is not None and held.sampling_penalty_repeat is None:
         held.sampling_penalty_repeat = penalty
     collector = gguf.GGUFWriter(path=None, arch="")
     held.set_gguf_meta_model(collector)
+    keys = collected(collector)
+    _check_sampling(folder, keys)
     return {
         "general.type": Value(ValueType.STRING, "model"),
-        **collected(collector),
+        **keys,
         "general.file_type": Value(ValueType.U32, file_type),
         "general.quantization_version": Value(ValueType.U32, gguf.GGML_QUANT_VERSION),
     }
@@ -51,16 +61,36 @@ def file_stem(general: dict[str, Value], quant: str) -> str:
         value = general.get(f"general.{key}")
         return str(value.data) if value is not None else None
 
-    return gguf.naming_convention(
+    stem = gguf.naming_convention(
         text("name"), text("basename"), text("finetune"), text("version"), text("size_label"), quant
     )
+    # A model card may say anything, also what leads out of the folder.
+    return re.sub(r"[^\w.+-]+", "-", stem).lstrip(".-") or "model"
 
 
-def _repetition_penalty(folder: Path) -> float | None:
+def _repetition_penalty(folder: Path) -> Any:
     """What generation_config.json says; released versions of the gguf package overlook it."""
-    path = folder / "generation_config.json"
-    value = read_json_object(path).get("repetition_penalty") if path.is_file() else None
-    return float(value) if isinstance(value, int | float) else None
+    path = folder / GENERATION_CONFIG
+    return read_json_object(path).get("repetition_penalty") if path.is_file() else None
+
+
+def _check_sampling(folder: Path, keys: dict[str, Value]) -> None:
+    """Refuse defaults of the sampler that are no numbers, or that the types do not hold."""
+    for key, value in keys.items():
+        if not key.startswith("general.sampling.") or value.type is ValueType.STRING:
+            continue
+        data = value.data
+        if value.type is ValueType.F32:
+            number = is_whole(data) or isinstance(data, float)
+            fits = number and -LARGEST_F32 <= cast(float, data) <= LARGEST_F32
+        else:
+            fits = is_whole(data) and -LARGEST_SIZE <= data <= LARGEST_SIZE
+        if not fits:
+            raise CheckpointError(
+                f"{folder / GENERATION_CONFIG}: {key.removeprefix('general.sampling.')}: "
+                f"expected {'a number' if value.type is ValueType.F32 else 'a whole number'}, "
+                f"found {data!r:.60}"
+            )
 
 
 def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """The whole of a conversion, decided before a tensor is read: what is written, how, and where."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.format import Layout, TensorSpec, Value, ValueType, lay
 from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.shards import shard_path
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
+from mtp_gguf.native import ggml
 
 from . import draft_vocabulary
 from .checkpoint import Checkpoint
@@ -120,11 +121,11 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     for target in blueprint.targets:
         rows.check(target)
     tokenizer = load_tokenizer(checkpoint.folder)
+    required = special_ids(checkpoint.folder, tokenizer, blueprint.n_vocab)
     draft = None
     if request.draft:
         if not blueprint.n_mtp:
             raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-        required = special_ids(checkpoint.folder, tokenizer)
         draft = _rank(request.draft, tokenizer, required, blueprint.n_vocab)
     head_blocks = range(blueprint.n_trunk, blueprint.n_trunk + blueprint.n_mtp)
     overrides = (
@@ -149,6 +150,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     )
     imatrix = request.imatrix.fitted(targets) if request.imatrix else None
     types = choose_types(targets, architecture, request.quant, overrides, imatrix)
+    _check_importance(types, imatrix)
     tensors = [
         PlannedTensor(
             TensorSpec(t.name, t.shape, types[t.name]), part_of(t.name, head_block, layout), t
@@ -197,6 +199,15 @@ def _with_draft_rows(
         recipe=Recipe(output.recipe.sources, row_order=draft.ids),
     )
     return [*(t for t in targets if t.name != name), short]
+
+
+def _check_importance(types: Mapping[str, TensorType], imatrix: Imatrix | None) -> None:
+    for name, kind in types.items():
+        if ggml.needs_importance(kind) and (imatrix is None or name not in imatrix.weights):
+            raise RequestError(
+                f"{name}: {kind.name} needs an imatrix that has this tensor, found none; pass one "
+                "with --imatrix, or choose another type"
+            )
 
 
 def _file_order(name: str) -> tuple[int, str]:

@@ -126,8 +126,9 @@ def choose_types(
                 _miniature_imatrix(targets, imatrix),
             )
         except QuantizeError as error:
-            hint = "; pass one with --imatrix" if "importance matrix" in str(error) else ""
-            raise RequestError(f"--quant {quant}: llama.cpp refuses: {error}{hint}") from None
+            hint = "; pass one with --imatrix" if "imatrix" in str(error) else ""
+            reason = str(error).rstrip(".!")
+            raise RequestError(f"--quant {quant}: llama.cpp refuses: {reason}{hint}") from None
         with open_gguf(target) as file:
             return {t.name: file.by_name[t.name].type for t in targets}
 

@@ -23,7 +23,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .checkpoint import Checkpoint, is_head
-from .config import ConfigReader
+from .config import LARGEST_SIZE, ConfigReader, is_whole
 from .family import Blueprint, HeadChoice
 from .recipe import Arithmetic, Order, Recipe, Target
 
@@ -396,8 +396,8 @@ class _Claims:
         found = self._checkpoint.tensors[name].stored.shape
         if found != shape:
             raise CheckpointError(
-                f"{self._checkpoint.folder}: {name}: expected shape {list(shape)} by the config, "
-                f"found {list(found)}"
+                f"{self._checkpoint.tensors[name].source.name}: {name}: expected shape "
+                f"{list(shape)} by the config, found {list(found)}"
             )
         self._taken |= {canonical, canonical + "_scale_inv"}
         return name
@@ -522,12 +522,12 @@ def read_dims(c: ConfigReader) -> Dims:
         n_mtp=n_mtp,
         tied=c.flag("tie_word_embeddings"),
     )
-    if dims.v_heads % dims.k_heads:
-        raise c.fault(
-            "linear_num_value_heads",
-            f"a multiple of linear_num_key_heads ({dims.k_heads})",
-            dims.v_heads,
-        )
+    for key, value, divisor_key, divisor in (
+        ("linear_num_value_heads", dims.v_heads, "linear_num_key_heads", dims.k_heads),
+        ("num_attention_heads", dims.heads, "num_key_value_heads", dims.kv_heads),
+    ):
+        if value % divisor:
+            raise c.fault(key, f"a multiple of {divisor_key} ({divisor})", value)
     return dims
 
 
@@ -548,8 +548,8 @@ def _recurrent_layers(c: ConfigReader, layers: int) -> tuple[bool, ...]:
 def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value]:
     """The architecture's metadata, keys and types as llama.cpp's converter writes them."""
     rope = c.rope()
-    eps = c.number(c.config, "rms_norm_eps", 1e-6)
-    partial = c.number(rope, "partial_rotary_factor", 0.25)
+    eps = c.number(c.config, "rms_norm_eps", 1e-6, least=0)
+    partial = c.number(rope, "partial_rotary_factor", 0.25, least=0, most=1)
 
     def u32(value: int) -> Value:
         return Value(ValueType.U32, value)
@@ -571,12 +571,12 @@ def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value
         "rope.dimension_sections": Value(ValueType.I32, _mrope_sections(c, rope)),
     }
     if "rope_theta" in rope:
-        keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", 0))
+        keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", 0, least=0))
     keys["attention.layer_norm_rms_epsilon"] = f32(eps)
     if d.moe:
         keys |= {
             "expert_count": u32(d.experts),
-            "expert_used_count": u32(c.size("num_experts_per_tok")),
+            "expert_used_count": u32(c.size("num_experts_per_tok", most=d.experts)),
         }
     keys |= {"attention.key_length": u32(d.head_dim), "attention.value_length": u32(d.head_dim)}
     if d.moe:
@@ -603,7 +603,7 @@ def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value
 def _mrope_sections(c: ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
     sections = rope.get("mrope_section", DEFAULT_MROPE_SECTION)
     whole = isinstance(sections, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sections
+        is_whole(n) and 0 <= n <= LARGEST_SIZE for n in sections
     )
     if not whole or len(sections) > 4:
         raise c.fault("mrope_section", "at most four whole numbers", sections)
@@ -618,11 +618,11 @@ def _rope_scaling(c: ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
         raise c.fault("rope_type", "default, linear or yarn", kind)
     keys = {
         "rope.scaling.type": Value(ValueType.STRING, kind),
-        "rope.scaling.factor": Value(ValueType.F32, c.number(rope, "factor", 1.0)),
+        "rope.scaling.factor": Value(ValueType.F32, c.number(rope, "factor", 1.0, least=0)),
     }
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings")
-        if not isinstance(original, int):
+        if not is_whole(original) or not 0 < original <= LARGEST_SIZE:
             raise c.fault("original_max_position_embeddings", "a whole number for yarn", original)
         keys["rope.scaling.original_context_length"] = Value(ValueType.U32, original)
         for ours, theirs in (

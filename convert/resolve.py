@@ -1,5 +1,6 @@
 """From what the user names a model by to an open checkpoint."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
@@ -22,10 +23,14 @@ def open_model(
     checkpoint = _open(model, revision, own)
     if mtp_from is None:
         return checkpoint
-    donor = _open(mtp_from, None, HeadChoice.ALONE)
-    if not any(is_head(name) for name in donor.tensors):
-        raise CheckpointError(f"{mtp_from}: --mtp-from: expected mtp.* tensors, found none")
-    return checkpoint.with_head_of(donor)
+    with ExitStack() as opened:
+        opened.enter_context(checkpoint)
+        donor = opened.enter_context(_open(mtp_from, None, HeadChoice.ALONE))
+        if not any(is_head(name) for name in donor.tensors):
+            raise CheckpointError(f"{mtp_from}: --mtp-from: expected mtp.* tensors, found none")
+        joined = checkpoint.with_head_of(donor)
+        opened.pop_all()
+    return joined
 
 
 def _open(model: str, revision: str | None, head: HeadChoice) -> Checkpoint:

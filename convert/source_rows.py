@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from .checkpoint import Checkpoint, PlacedTensor
+from .config import is_whole
 from .recipe import Arithmetic, Order, Recipe, Target
 
 Rows: TypeAlias = NDArray[Any]
@@ -32,9 +33,7 @@ def check_quantization(checkpoint: Checkpoint) -> tuple[int, int] | None:
     CheckpointError for every other scheme.
     """
     where = f"{checkpoint.folder / 'config.json'}: quantization_config"
-    text_config = checkpoint.config.get("text_config")
-    nested = text_config.get("quantization_config") if isinstance(text_config, dict) else None
-    quantization = checkpoint.config.get("quantization_config", nested)
+    quantization = checkpoint.text_config.get("quantization_config")
     if quantization is None:
         return None
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -47,7 +46,7 @@ def check_quantization(checkpoint: Checkpoint) -> tuple[int, int] | None:
     if (
         not isinstance(block, list)
         or len(block) != 2
-        or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block)
+        or not all(is_whole(n) and n > 0 for n in block)
     ):
         raise CheckpointError(
             f"{where}: weight_block_size: expected [rows, columns], found {block!r}"
@@ -154,6 +153,10 @@ class SourceRows:
         if scale is None or self._block is None:
             missing = "its tensor " + name + SCALE_SUFFIX if scale is None else "fp8 in the config"
             raise CheckpointError(f"{where}: FP8 weights need {missing}, found none")
+        if len(self._tensors[name].stored.shape) < 2:
+            raise CheckpointError(
+                f"{where}: expected scales of matrices only, found {scale.stored.name}"
+            )
         *outer, rows, columns = self._tensors[name].stored.shape
         expected = (*outer, -(-rows // self._block[0]), -(-columns // self._block[1]))
         if scale.stored.shape != expected or scale.stored.dtype not in ("F32", "BF16", "F16"):

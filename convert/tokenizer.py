@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .checkpoint import read_json_object
+from .config import ConfigReader, is_whole
 
 # Regular expressions of tokenizer.json and llama.cpp's names for them (src/llama-vocab.cpp).
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -62,13 +63,14 @@ def tokenizer_metadata(
     """
     definition = read_json_object(folder / "tokenizer.json")
     tokens, kinds = _tokens(folder, tokenizer, n_vocab)
+    _check_is_bpe(folder, definition)
     keys = {
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
         "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _recognise(folder, definition)),
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Value(ValueType.I32, kinds),
     }
-    keys |= _special_vocabulary(folder)
+    keys |= _special_vocabulary(folder, n_vocab)
     if _adds_nothing(definition):
         keys["tokenizer.ggml.add_bos_token"] = Value(ValueType.BOOL, False)
         keys["tokenizer.ggml.add_eos_token"] = Value(ValueType.BOOL, False)
@@ -85,13 +87,16 @@ def _adds_nothing(definition: dict[str, Any]) -> bool:
     return "ByteLevel" in kinds and "TemplateProcessing" not in kinds
 
 
-def _recognise(folder: Path, definition: dict[str, Any]) -> str:
+def _check_is_bpe(folder: Path, definition: dict[str, Any]) -> None:
     model = definition.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind != "BPE":
         raise CheckpointError(
             f"{folder / 'tokenizer.json'}: model.type: expected BPE, found {kind!r}"
         )
+
+
+def _recognise(folder: Path, definition: dict[str, Any]) -> str:
     patterns = list(_split_patterns(definition.get("pre_tokenizer")))
     for pattern in patterns:
         if pattern in PRE_TOKENIZERS:
@@ -142,18 +147,24 @@ def _tokens(folder: Path, tokenizer: Tokenizer, n_vocab: int) -> tuple[list[str]
     return tokens, [int(kind) for kind in kinds]
 
 
-def _special_vocabulary(folder: Path) -> dict[str, Value]:
+def _special_vocabulary(folder: Path, n_vocab: int) -> dict[str, Value]:
     """Merges, special ids and chat template, found by the rules of the gguf package."""
+    companion = folder / "tokenizer_config.json"
+    if companion.exists():
+        read_json_object(companion)  # the package passes over some that are none
     with _quiet_gguf():
         try:
             special = gguf.SpecialVocab(folder, load_merges=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{folder / 'tokenizer_config.json'}: cannot be understood: {error}"
-            ) from None
+            raise CheckpointError(f"{companion}: cannot be understood: {error}") from None
         collector = gguf.GGUFWriter(path=None, arch="")
         special.add_to_gguf(collector)
-    return collected(collector)
+    keys = collected(collector)
+    for key, value in keys.items():
+        if key.endswith("_token_id"):
+            name = key.rpartition(".")[2]
+            _check_id(companion, name, value.data, n_vocab)
+    return keys
 
 
 def collected(writer: gguf.GGUFWriter) -> dict[str, Value]:
@@ -195,16 +206,25 @@ def _quiet_gguf() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def special_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
+def special_ids(folder: Path, tokenizer: Tokenizer, n_vocab: int) -> list[int]:
     """Ids that a draft vocabulary never lacks: added tokens and the end-of-turn ids.
 
     Added tokens are those of chat turns, tools and thinking; generation_config.json may name
-    further ids that end a turn.
+    further ids that end a turn. CheckpointError when one is outside the vocabulary.
     """
     ids = set(tokenizer.get_added_tokens_decoder())
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
-            ends = read_json_object(path).get("eos_token_id")
-            ids |= {e for e in (ends if isinstance(ends, list) else [ends]) if isinstance(e, int)}
+            ends = ConfigReader(str(path), read_json_object(path)).config.get("eos_token_id")
+            for end in ends if isinstance(ends, list) else [] if ends is None else [ends]:
+                ids.add(_check_id(path, "eos_token_id", end, n_vocab))
     return sorted(ids)
+
+
+def _check_id(path: Path, key: str, value: Any, n_vocab: int) -> int:
+    if not is_whole(value) or not 0 <= value < n_vocab:
+        raise CheckpointError(
+            f"{path}: {key}: expected an id from 0 to {n_vocab - 1}, found {value!r:.40}"
+        )
+    return value

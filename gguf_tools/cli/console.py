@@ -26,6 +26,9 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except MtpGgufError as error:
             typer.echo(f"mtp-gguf: {printable(str(error))}", err=True)
+        except OSError as error:  # of the system: a name too long, a full temporary folder
+            where = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"mtp-gguf: {printable(f'{where}{error.strerror or error}')}", err=True)
         except KeyboardInterrupt:
             typer.echo("mtp-gguf: interrupted; nothing was written", err=True)
         raise typer.Exit(1)
@@ -54,7 +57,10 @@ def parse_bytes(text: str) -> int:
     units = {"K": 10**3, "M": 10**6, "G": 10**9}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not number.isascii() or not number.isdigit() or not int(number):
-        raise typer.BadParameter(f"expected a number and K, M or G, such as 4G; found {text!r}")
+        raise typer.BadParameter(
+            f"expected a number and K, M or G, such as 4G; found {text!r}",
+            param_hint="--split-max-size",
+        )
     return int(number) * units[unit]
 
 

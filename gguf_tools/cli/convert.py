@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ..errors import RequestError
 from ..fastmtp import DraftLayout
 from ..listing import list_tensors as read_listing
 from ..output import check_output
@@ -17,7 +18,8 @@ from .plan_report import plan_json, plan_text, summary_json, summary_text
 _PRECISION, _HEAD, _DRAFT = "Precision", "MTP head", "FastMTP draft vocabulary"
 
 _CORPUS = "--fastmtp-corpus"
-_DEFAULT_SIZE = 0  # stands for --fastmtp without a number
+_DEFAULT_SIZE = -1  # stands for --fastmtp without a number
+_MAX_THREADS = 512
 
 
 class ConvertCommand(TyperCommand):
@@ -40,7 +42,10 @@ class ConvertCommand(TyperCommand):
 
 @reports_errors
 def convert(
-    model: Annotated[str, typer.Argument(help="Hub id (OWNER/NAME) or a local checkpoint folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Hub id (OWNER/NAME) or a local checkpoint folder."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File to write, or folder; default: here, by name."),
@@ -103,7 +108,6 @@ def convert(
         typer.Option(
             "--fastmtp",
             metavar="[N]",
-            min=0,
             rich_help_panel=_DRAFT,
             help="Add a draft vocabulary of N tokens [32768].",
         ),
@@ -138,7 +142,9 @@ def convert(
     split_max_size: Annotated[
         str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Write shards.")
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Worker threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=_MAX_THREADS, help="Worker threads.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output.")
     ] = False,
@@ -180,40 +186,54 @@ def convert(
         )
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
-    if no_mtp and (head_only or mtp_from or fastmtp is not None):
+    wants_draft = bool(fastmtp is not None or fastmtp_corpus or fastmtp_ids)
+    if no_mtp and (head_only or mtp_from or mtp_f16 or mtp_type or wants_draft):
         raise typer.BadParameter("--no-mtp goes with no other option on the head")
-    wants_draft = fastmtp is not None or fastmtp_corpus or fastmtp_ids
+    if fastmtp_corpus and fastmtp_ids:
+        raise typer.BadParameter("--fastmtp-ids and --fastmtp-corpus contradict each other")
+    if fastmtp is not None and fastmtp < 1 and fastmtp != _DEFAULT_SIZE:
+        raise typer.BadParameter(f"expected a size from 1, found {fastmtp}", param_hint="--fastmtp")
     sidecar = fastmtp_layout is DraftLayout.SIDECAR
-    if sidecar and not wants_draft:
-        raise typer.BadParameter("--fastmtp-layout sidecar needs --fastmtp")
+    if fastmtp_layout is not DraftLayout.IDS and not wants_draft:
+        raise typer.BadParameter(f"--fastmtp-layout {fastmtp_layout.value} needs --fastmtp")
     head = HeadChoice.WITH_TRUNK
     if head_only or sidecar:
         head = HeadChoice.ALONE
     elif no_mtp:
         head = HeadChoice.NONE
-    head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
+    try:
+        head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
+        overrides = tuple(parse_override(text) for text in tensor_type or ())
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
+    shard_size = parse_bytes(split_max_size) if split_max_size else None
+    importance = read_imatrix(imatrix) if imatrix else None
     with open_model(model, revision, head, mtp_from) as checkpoint:
         request = Request(
             quant=quant.upper(),
             head=head,
             head_type=head_type,
-            overrides=tuple(parse_override(text) for text in tensor_type or ()),
-            imatrix=read_imatrix(imatrix) if imatrix else None,
+            overrides=overrides,
+            imatrix=importance,
             draft=DraftRequest(
-                fastmtp_layout, fastmtp or None, tuple(fastmtp_corpus or ()), fastmtp_ids
+                fastmtp_layout,
+                None if fastmtp == _DEFAULT_SIZE else fastmtp,
+                tuple(fastmtp_corpus or ()),
+                fastmtp_ids,
             )
             if wants_draft
             else None,
             tokenizer_pre=tokenizer_pre,
             model_name=model_name(model),
-            split_max_size=parse_bytes(split_max_size) if split_max_size else None,
+            split_max_size=shard_size,
             output=output,
         )
         plan = make_plan(checkpoint, request)
         if dry_run:
             typer.echo(plan_json(plan) if as_json else plan_text(plan))
             return
-        sources = [p.source.path for p in checkpoint.tensors.values()]
+        sources = [*checkpoint.files(), *(fastmtp_corpus or ())]
+        sources += [path for path in (imatrix, fastmtp_ids) if path]
         for shard in plan.shards:
             check_output(shard.path, sources, overwrite)
         with byte_progress("convert", plan.size) as progress:
