@@ -12,6 +12,11 @@ import numpy as np
 import pytest
 from checkpoints import SPECS, Spec, fp8_blocks, write_checkpoint
 from reference import ReferenceModel
+from typer.testing import CliRunner
+from upstream.convert_upstream import convert
+from upstream.llama_mtp import LlamaMtp
+
+from mtp_gguf.gguf_tools.cli import app
 
 # Logits have a standard deviation of 1.1. F32 implementations differ by up to 2e-4 in them after
 # eight layers (sums in another order); a wrong norm, head or position shows as 0.05 to 5.
@@ -176,8 +181,6 @@ def test_trunk_and_head_equal_transformers(spec: Spec, folder: Folder) -> None:
 
 
 def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: float) -> None:
-    from upstream.llama_mtp import LlamaMtp  # noqa: PLC0415
-
     logits, h = model.trunk(PROMPT)
     drafted, drafts = model.draft(TOKENS, h, DEPTH)
     with LlamaMtp(gguf) as llama:
@@ -192,8 +195,17 @@ def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: floa
 @needs_torch
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
 def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
-    from upstream.convert_upstream import convert  # noqa: PLC0415
-
     gguf = convert(folder(spec), tmp_path / "f32.gguf", "f32")
+    tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
+    assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
+
+
+@pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
+def test_equal_to_llama_cpp_on_our_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
+    gguf = tmp_path / "f32.gguf"
+    arguments = ["convert", str(folder(spec)), "-o", str(gguf)]
+    arguments += ["--quant", "F32", "--mtp-type", "F32"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
     tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
     assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
