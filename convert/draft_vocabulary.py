@@ -5,13 +5,14 @@ tokens that no list may lack (turn ends, tools, thinking) stand in front: every 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
@@ -19,15 +20,17 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 
 DEFAULT_SIZE = 32768
 COVERAGE_SIZES = (8192, 16384, 32768, 65536)
-_CORPUS_CHUNK = 1 << 20  # characters tokenized at a time
+_LARGEST_I64 = (1 << 63) - 1
+_CORPUS_CHUNK = 1 << 20  # characters, about; a token across the edge of two counts as its parts
+_CHUNKS_AT_ONCE = 8  # tokenized side by side
 
 
 @dataclass(frozen=True, eq=False)
 class DraftVocabulary:
     """A ranked list of target ids.
 
-    source: how it was ranked, in a few words. coverage: the share of the corpus's tokens that is
-    in the list, by list size up to the whole; empty when no corpus was counted.
+    source: how it was ranked, in a few words. coverage: the share of the corpus's tokens that a
+    list of so many ids has, for this size and the usual ones; empty when no corpus was counted.
     """
 
     ids: NDArray[np.int64]
@@ -45,41 +48,56 @@ class DraftVocabulary:
         return keys
 
 
-def default_size(n_vocab: int) -> int:
+def default_size(n_vocab: int, n_required: int) -> int:
     """The size when none is given: 32K as in FastMTP, a quarter of a small vocabulary."""
-    return min(DEFAULT_SIZE, max(n_vocab // 4, 1))
+    return max(min(DEFAULT_SIZE, n_vocab // 4), n_required)
+
+
+class Encoder(Protocol):
+    """What counting needs of a tokenizer: that of a checkpoint, or llama.cpp's of a GGUF."""
+
+    def encode_batch(self, input: list[str], *, add_special_tokens: bool) -> Sequence[Any]:  # noqa: A002
+        """The tokens of each text, as objects with `ids`."""
 
 
 def rank_by_corpus(
-    files: Sequence[Path], tokenizer: Tokenizer, required: Sequence[int], n_vocab: int, size: int
+    files: Sequence[Path], tokenizer: Encoder, required: Sequence[int], n_vocab: int, size: int
 ) -> DraftVocabulary:
     """Rank by how often the tokens occur in text files; RequestError when none can be counted."""
+    _check_size(size, required, n_vocab)
     counts = np.zeros(n_vocab, np.int64)
     for path in files:
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise RequestError(
-                f"--fastmtp-corpus: {path}: cannot be read: {error.strerror}"
-            ) from None
-        chunks = [text[i : i + _CORPUS_CHUNK] for i in range(0, len(text), _CORPUS_CHUNK)]
-        for encoding in tokenizer.encode_batch(chunks, add_special_tokens=False):
-            counts += np.bincount(np.asarray(encoding.ids, np.int64), minlength=n_vocab)[:n_vocab]
-    if not counts.sum():
+        chunks = _chunks(path)
+        while batch := list(islice(chunks, _CHUNKS_AT_ONCE)):
+            for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+                counts += np.bincount(np.asarray(encoding.ids, np.int64), minlength=n_vocab)[
+                    :n_vocab
+                ]
+    total = counts.sum()
+    if not total:
         raise RequestError(f"--fastmtp-corpus: no text in {', '.join(map(str, files))}")
-    ranked = np.argsort(-counts, kind="stable")  # equally frequent tokens by id
-    ids = _with_required(ranked, required, n_vocab, size)
-    covered = np.cumsum(counts[ids]) / counts.sum()
-    sizes = {n for n in COVERAGE_SIZES if n < len(ids)} | {len(ids)}
-    source = f"counted on {counts.sum()} tokens of {len(files)} files"
-    return DraftVocabulary(ids, source, {n: float(covered[n - 1]) for n in sorted(sizes)})
+    ranked = _required_first(np.argsort(-counts, kind="stable"), required)  # equal counts by id
+    covered = np.cumsum(counts[ranked]) / total
+    sizes = {n for n in COVERAGE_SIZES if n < n_vocab} | {size}
+    source = f"counted on {total} tokens of {len(files)} files"
+    return DraftVocabulary(ranked[:size], source, {n: float(covered[n - 1]) for n in sorted(sizes)})
+
+
+def _chunks(path: Path) -> Iterator[str]:
+    """The text of a file in pieces of whole lines."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while lines := file.readlines(_CORPUS_CHUNK):
+                yield "".join(lines)
+    except OSError as error:
+        raise RequestError(f"--fastmtp-corpus: {path}: cannot be read: {error.strerror}") from None
 
 
 def rank_by_id(required: Sequence[int], n_vocab: int, size: int) -> DraftVocabulary:
     """Rank by id: in a byte-level BPE the order in which tokens were merged into being."""
-    return DraftVocabulary(
-        _with_required(np.arange(n_vocab), required, n_vocab, size), "by id (merge rank)", {}
-    )
+    _check_size(size, required, n_vocab)
+    ids = _required_first(np.arange(n_vocab), required)[:size]
+    return DraftVocabulary(ids, "by id (merge rank)", {})
 
 
 def rank_by_list(
@@ -103,22 +121,29 @@ def rank_by_list(
             f"--fastmtp-ids: {path}: expected each id once, found {values[counts > 1][0]} "
             f"{counts.max()} times"
         )
+    ranked = _required_first(given, required)
     if size is None:
-        size = len(given) + len(np.setdiff1d(required, given))
-    return DraftVocabulary(_with_required(given, required, n_vocab, size), f"from {path.name}", {})
+        size = len(ranked)
+    _check_size(size, required, n_vocab)
+    if size > len(ranked):
+        raise RequestError(
+            f"--fastmtp-ids: {path}: expected {size} ids as --fastmtp asks, found {len(ranked)} "
+            "with the special tokens"
+        )
+    return DraftVocabulary(ranked[:size], f"from {path.name}", {})
 
 
-def _with_required(
-    ranked: NDArray[np.int64], required: Sequence[int], n_vocab: int, size: int
-) -> NDArray[np.int64]:
-    if not len(required) <= size < n_vocab:
+def _check_size(size: int, required: Sequence[int], n_vocab: int) -> None:
+    if not max(len(required), 1) <= size < n_vocab:
         raise RequestError(
             f"--fastmtp: expected a size from {max(len(required), 1)} (the special tokens) "
             f"to {n_vocab - 1} (below the vocabulary's), found {size}"
         )
+
+
+def _required_first(ranked: NDArray[np.int64], required: Sequence[int]) -> NDArray[np.int64]:
     front = np.asarray(required, np.int64)
-    rest = ranked[~np.isin(ranked, front)]
-    return np.concatenate([front, rest])[:size]
+    return np.concatenate([front, ranked[~np.isin(ranked, front)]])
 
 
 def _read_ids(path: Path) -> NDArray[np.int64]:
@@ -126,18 +151,19 @@ def _read_ids(path: Path) -> NDArray[np.int64]:
     expected = f"--fastmtp-ids: {path}: expected whole numbers as JSON list, .npy or text"
     try:
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
+            with path.open("rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
         else:
             text = path.read_text(encoding="utf-8")
             numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
             array = np.array([_whole(n) for n in numbers], np.int64)
     except OSError as error:
         raise RequestError(f"--fastmtp-ids: {path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RequestError(f"{expected}: {error}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise RequestError(f"{expected}: {' '.join(str(error).split())}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(f"{expected}, found {array.ndim} dimensions of {array.dtype}")
-    return np.asarray(array, np.int64)
+    return np.asarray(array.clip(None, _LARGEST_I64), np.int64)
 
 
 def _whole(value: object) -> int:

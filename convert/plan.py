@@ -173,7 +173,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
 def _rank(
     request: DraftRequest, tokenizer: Tokenizer, required: Sequence[int], n_vocab: int
 ) -> DraftVocabulary:
-    size = request.size or draft_vocabulary.default_size(n_vocab)
+    size = request.size or draft_vocabulary.default_size(n_vocab, len(required))
     if request.ids_file:
         return draft_vocabulary.rank_by_list(request.ids_file, required, n_vocab, request.size)
     if request.corpus:

@@ -1,0 +1,501 @@
+"""FastMTP draft vocabularies: which ids in which order, and the three layouts byte by byte."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoints import ADDED_TOKENS, TRAINING_TEXT, token_id
+from conversions import (
+    SMALL,
+    TINY,
+    Checkpoints,
+    converted,
+    differing,
+    edit_json,
+    invoke,
+    read_tensors,
+    refused,
+    value_of,
+    write_repeating,
+)
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from tokenizers import Tokenizer
+
+from mtp_gguf.convert import draft_vocabulary
+
+IDS_KEY = "mtp_gguf.fastmtp.token_ids"
+SHORT_HEAD = "blk.2.nextn.shared_head_head.weight"
+TIED = replace(SMALL, name="small-tied", tied=True)
+# The added tokens are the last of the vocabulary; they come first in every list.
+REQUIRED = [token_id(text) for text, _ in ADDED_TOKENS]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+def planned(model: Path, *options: object) -> dict[str, Any]:
+    """The plan of a conversion, as --json prints it."""
+    result = invoke("convert", model, "--quant", "F16", "--dry-run", "--json", *options)
+    assert result.exit_code == 0, result.output
+    plan: dict[str, Any] = json.loads(result.stdout)
+    return plan
+
+
+def ids_of(model: Path, output: Path, *options: object) -> list[int]:
+    """The list that a conversion stores."""
+    converted(model, output, "--quant", "F16", "--overwrite", *options)
+    ids: list[int] = value_of(output, IDS_KEY)
+    return ids
+
+
+class TestLayouts:
+    def test_ids(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """The list is one array of metadata, and no tensor knows of it."""
+        model = checkpoints.get(SMALL)
+        plain = converted(model, tmp_path / "plain.gguf")
+        listed = converted(model, tmp_path / "listed.gguf", "--fastmtp", 100)
+        assert not differing(plain, listed)
+        assert [*plain] == [*listed]
+        ids = [*REQUIRED, *range(100 - len(REQUIRED))]
+        entry = struct.pack(f"<Q26sIIQ{len(ids)}I", 26, IDS_KEY.encode(), 9, 4, len(ids), *ids)
+        assert (tmp_path / "listed.gguf").read_bytes().count(entry) == 1
+
+    @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "Q4_K"])
+    @pytest.mark.parametrize("spec", [SMALL, TIED], ids=lambda spec: spec.name)
+    def test_table(self, spec: Any, kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """Row r of the short head is row d2t[r] of the output, in the type of the head."""
+        model = checkpoints.get(spec)
+        options = "--quant", "Q6_K", "--mtp-type", kind
+        plain = converted(model, tmp_path / "plain.gguf", *options)
+        table = converted(
+            model, tmp_path / "table.gguf", *options, "--fastmtp", 64, "--fastmtp-layout", "table"
+        )
+        assert differing(plain, table) == [SHORT_HEAD, "d2t"]
+        ids = [*REQUIRED, *range(64 - len(REQUIRED))]
+        assert table["d2t"].tensor_type == GGMLQuantizationType.I64
+        assert table["d2t"].data.tobytes() == struct.pack("<64q", *ids)
+
+        name = "output" if spec is SMALL else "token_embd"
+        whole = converted(
+            model, tmp_path / "whole.gguf", *options, "--tensor-type", f"^{name}={kind}"
+        )[f"{name}.weight"]
+        short = table[SHORT_HEAD]
+        assert short.tensor_type.name == whole.tensor_type.name == kind
+        assert [*short.shape] == [256, 64]
+        assert short.data.tobytes() == np.ascontiguousarray(whole.data[ids]).tobytes()
+
+    def test_table_against_the_source(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """The same by other code: rows of the checkpoint, quantized by the gguf package."""
+        model = checkpoints.get(SMALL)
+        options = "--mtp-type", "Q8_0", "--fastmtp", 64, "--fastmtp-layout", "table"
+        table = converted(model, tmp_path / "table.gguf", *options)
+        rows = read_tensors(model / "model.safetensors")["lm_head.weight"]
+        assert rows.dtype == ml_dtypes.bfloat16
+        ids = table["d2t"].data
+        expected = quantize(rows[ids].astype(np.float32), GGMLQuantizationType.Q8_0)
+        assert table[SHORT_HEAD].data.tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize("spec", [SMALL, TIED], ids=lambda spec: spec.name)
+    def test_sidecar(self, spec: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """A head alone whose output has the rows of d2t and no others."""
+        model = checkpoints.get(spec)
+        options = "--quant", "F16"
+        alone = converted(model, tmp_path / "alone.gguf", *options, "--head-only")
+        sidecar = converted(
+            model, tmp_path / "side.gguf", *options, "--fastmtp", 64, "--fastmtp-layout", "sidecar"
+        )
+        assert differing(alone, sidecar) == ["d2t", "output.weight"]
+        assert not any(name.startswith(("blk.0.", "blk.1.")) for name in sidecar)
+        ids = [*REQUIRED, *range(64 - len(REQUIRED))]
+        assert sidecar["d2t"].data.tobytes() == struct.pack("<64q", *ids)
+        whole = alone["output.weight" if spec is SMALL else "token_embd.weight"]
+        short = sidecar["output.weight"]
+        assert [*short.shape] == [256, 64]
+        assert short.data.tobytes() == np.ascontiguousarray(whole.data[ids]).tobytes()
+
+    @pytest.mark.parametrize("layout", ["table", "sidecar"])
+    def test_says_what_stock_llama_cpp_cannot_load(
+        self, layout: str, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        model = checkpoints.get(TINY)
+        options = "--quant", "F16", "--fastmtp", "--fastmtp-layout", layout
+        result = invoke("convert", model, "-o", tmp_path / "x.gguf", *options)
+        assert f"FastMTP 256 tokens, layout {layout}" in result.stdout
+        assert "stock llama.cpp cannot load this layout" in result.stdout
+        assert not loads(tmp_path / "x.gguf")
+
+    def test_is_listed_as_a_part(self, checkpoints: Checkpoints) -> None:
+        plan = planned(checkpoints.get(TINY), "--fastmtp", "--fastmtp-layout", "table")
+        parts = {t["name"]: t["part"] for t in plan["tensors"]}
+        own = [name for name, part in parts.items() if part == "draft vocabulary"]
+        assert sorted(own) == [SHORT_HEAD, "d2t"]
+
+
+_SILENCE = llama_cpp.llama_log_callback(lambda *_: None)  # llama.cpp keeps calling it
+
+
+def loads(path: Path) -> bool:
+    """Whether an unpatched llama.cpp loads a file, weights and all."""
+    llama_cpp.llama_log_set(_SILENCE, ctypes.c_void_p(0))
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    if model:
+        llama_cpp.llama_model_free(model)
+    return bool(model)
+
+
+@pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
+def test_stock_llama_cpp_generates_from_the_ids_layout(
+    quant: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.gguf"
+    converted(checkpoints.get(SMALL), output, "--quant", quant, "--mtp-f16", "--fastmtp")
+    llama = llama_cpp.Llama(str(output), n_ctx=64, n_threads=2, verbose=False)
+    try:
+        texts = [llama("The draft head", max_tokens=8, temperature=0) for _ in range(2)]
+    finally:
+        llama.close()
+    first, again = (text["choices"][0]["text"] for text in texts)
+    assert texts[0]["usage"]["completion_tokens"] == 8
+    assert first == again
+
+
+class TestSize:
+    def test_default_of_a_small_vocabulary(self, checkpoints: Checkpoints) -> None:
+        """A quarter of 1024."""
+        assert planned(checkpoints.get(TINY), "--fastmtp")["draft_vocabulary"]["size"] == 256
+
+    def test_default_of_a_large_vocabulary(self, tmp_path: Path) -> None:
+        model = write_repeating(tmp_path / "wide", replace(TINY, vocab_size=140_000))
+        (tmp_path / "corpus.txt").write_text(TRAINING_TEXT, encoding="utf-8")
+        draft = planned(model, "--fastmtp-corpus", tmp_path / "corpus.txt")["draft_vocabulary"]
+        assert draft["size"] == 32768
+        assert [*draft["coverage"]] == ["8192", "16384", "32768", "65536"]
+        smaller = planned(model, "--fastmtp", 5000, "--fastmtp-corpus", tmp_path / "corpus.txt")
+        sizes = ["5000", "8192", "16384", "32768", "65536"]
+        assert [*smaller["draft_vocabulary"]["coverage"]] == sizes
+
+    def test_default_has_room_for_the_special_tokens(self) -> None:
+        assert draft_vocabulary.default_size(1024, 300) == 300
+        assert draft_vocabulary.default_size(248_320, 33) == 32768
+        assert draft_vocabulary.default_size(131_071, 33) == 32767
+
+    @pytest.mark.parametrize("size", [26, 27, 1000, 1023])
+    def test_given(self, size: int, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp", size)
+        assert len(ids) == size
+        assert len({*ids}) == size
+        assert 0 <= min(ids) <= max(ids) < 1024
+
+    @pytest.mark.parametrize("size", [1, 25, 1024, 10**12])
+    def test_out_of_range(self, size: int, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("text")
+        for more in ([], ["--fastmtp-corpus", tmp_path / "text"]):
+            arguments = [checkpoints.get(TINY), "-o", tmp_path / "x.gguf", "--fastmtp", size, *more]
+            words = "--fastmtp", "from 26 (the special tokens) to 1023", f"found {size}"
+            refused(arguments, *words, output=tmp_path)
+
+
+class TestArguments:
+    """`--fastmtp` may stand bare, before or after the model; `--fastmtp-corpus` takes several."""
+
+    @pytest.fixture
+    def corpora(self, tmp_path: Path) -> list[Path]:
+        paths = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+        for path, text in zip(paths, ("aaa the", "bbb the", "ccc the"), strict=True):
+            path.write_text(text)
+        return paths
+
+    def arguments(self, text: str, model: Path, corpora: list[Path]) -> list[object]:
+        known: dict[str, object] = dict(zip("abc", corpora, strict=True))
+        return [known.get(word, model if word == "MODEL" else word) for word in text.split()]
+
+    @pytest.mark.parametrize(
+        ("text", "size", "files"),
+        [
+            ("MODEL --fastmtp", 256, 0),
+            ("--fastmtp MODEL", 256, 0),
+            ("MODEL --fastmtp 300", 300, 0),
+            ("--fastmtp 300 MODEL", 300, 0),
+            ("--fastmtp=300 MODEL", 300, 0),
+            ("--fastmtp --head-only MODEL", 256, 0),
+            ("MODEL --fastmtp-corpus a", 256, 1),
+            ("MODEL --fastmtp-corpus a b c", 256, 3),
+            ("--fastmtp-corpus a b c MODEL", 256, 3),
+            ("--fastmtp-corpus a b c --fastmtp MODEL", 256, 3),
+            ("--fastmtp-corpus a b --fastmtp 300 MODEL", 300, 2),
+            ("MODEL --fastmtp --fastmtp-corpus a --fastmtp-corpus b", 256, 2),
+            ("--fastmtp-corpus=a MODEL", 256, 1),
+        ],
+    )
+    def test_order(
+        self, text: str, size: int, files: int, checkpoints: Checkpoints, corpora: list[Path]
+    ) -> None:
+        words = self.arguments(text.replace("=a", f"={corpora[0]}"), checkpoints.get(TINY), corpora)
+        result = invoke("convert", *words, "--quant", "F16", "--dry-run", "--json")
+        assert result.exit_code == 0, result.output
+        draft = json.loads(result.stdout)["draft_vocabulary"]
+        assert draft["size"] == size
+        assert (f"of {files} files" in draft["source"]) == bool(files)
+
+    def test_a_file_that_is_no_corpus_is_no_model_either(
+        self, checkpoints: Checkpoints, corpora: list[Path], tmp_path: Path
+    ) -> None:
+        words = ["--fastmtp-corpus", corpora[0], tmp_path / "missing.txt", checkpoints.get(TINY)]
+        refused(words, "unexpected extra argument", output=tmp_path, code=2)
+
+
+class TestRanking:
+    def test_by_id(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        model = checkpoints.get(TINY)
+        ids = ids_of(model, tmp_path / "x.gguf", "--fastmtp", 200)
+        assert ids == [*REQUIRED, *range(200 - len(REQUIRED))]
+        assert value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.source") == "by id (merge rank)"
+        assert value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.coverage") is None
+        result = invoke("convert", model, "--fastmtp", "--quant", "F16", "--dry-run")
+        assert "--fastmtp-corpus FILES" in result.stdout
+
+    @pytest.fixture
+    def corpus(self, tmp_path: Path) -> list[Path]:
+        """Two texts; the second has Windows line ends, bytes that are no UTF-8, special tokens."""
+        paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+        paths[0].write_text(TRAINING_TEXT * 3, encoding="utf-8")
+        paths[1].write_bytes(b"the end\r\n\xff\xfe of <|im_end|><think>it\r\n" * 50)
+        return paths
+
+    def counted(self, model: Path, corpus: list[Path]) -> Counter[int]:
+        """How often each token occurs, counted the plain way."""
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        counts: Counter[int] = Counter()
+        for path in corpus:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            counts.update(tokenizer.encode(text, add_special_tokens=False).ids)
+        return counts
+
+    def test_by_corpus(self, checkpoints: Checkpoints, corpus: list[Path], tmp_path: Path) -> None:
+        model = checkpoints.get(TINY)
+        options = "--fastmtp", 300, "--fastmtp-corpus", *corpus
+        ids = ids_of(model, tmp_path / "x.gguf", *options)
+        counts = self.counted(model, corpus)
+        by_count = sorted(range(1024), key=lambda i: (-counts[i], i))
+        expected = [*REQUIRED, *(i for i in by_count if i not in REQUIRED)][:300]
+        assert ids == expected
+        share = sum(counts[i] for i in ids) / counts.total()
+        stored = value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.coverage")
+        assert stored == pytest.approx(share, rel=1e-6)
+        source = value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.source")
+        assert source == f"counted on {counts.total()} tokens of 2 files"
+
+    def test_coverage_by_size(
+        self, checkpoints: Checkpoints, corpus: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(draft_vocabulary, "COVERAGE_SIZES", (32, 64, 128, 512, 2048))
+        model = checkpoints.get(TINY)
+        options = "--fastmtp", 300, "--fastmtp-corpus", *corpus
+        coverage = planned(model, *options)["draft_vocabulary"]["coverage"]
+        counts = self.counted(model, corpus)
+        by_count = sorted(range(1024), key=lambda i: (-counts[i], i))
+        ranked = [*REQUIRED, *(i for i in by_count if i not in REQUIRED)]
+        expected = {
+            str(n): sum(counts[i] for i in ranked[:n]) / counts.total()
+            for n in (32, 64, 128, 300, 512)
+        }
+        assert coverage == pytest.approx(expected)
+        assert all(a < b for a, b in pairwise(coverage.values()))
+        text = invoke("convert", model, *options, "--quant", "F16", "--dry-run").stdout
+        shares = ", ".join(f"{n}: {share:.1%}" for n, share in expected.items())
+        assert f"coverage of the corpus by size: {shares}" in text
+
+    def test_a_corpus_longer_than_what_is_tokenized_at_once(
+        self,
+        checkpoints: Checkpoints,
+        corpus: list[Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Pieces end with lines, so that counts stay the same where no blank line is cut."""
+        (tmp_path / "flat.txt").write_text(TRAINING_TEXT.replace("\n\n", "\n"), encoding="utf-8")
+        model = checkpoints.get(TINY)
+        options = "--fastmtp", 300, "--fastmtp-corpus", tmp_path / "flat.txt"
+        whole = ids_of(model, tmp_path / "x.gguf", *options)
+        monkeypatch.setattr(draft_vocabulary, "_CORPUS_CHUNK", 100)
+        assert ids_of(model, tmp_path / "x.gguf", *options) == whole
+
+    @pytest.mark.parametrize("by", ["id", "corpus", "list"])
+    def test_every_prefix_has_the_special_tokens(
+        self, by: str, checkpoints: Checkpoints, corpus: list[Path], tmp_path: Path
+    ) -> None:
+        model = checkpoints.copy(TINY, tmp_path)
+        end = 7  # an end of turn that is no added token
+        edit_json(model / "generation_config.json", lambda c: c.update(eos_token_id=[end, 995]))
+        (tmp_path / "ids.txt").write_text("500 501 502 996 503")
+        options: dict[str, list[object]] = {
+            "id": ["--fastmtp", 100],
+            "corpus": ["--fastmtp", 100, "--fastmtp-corpus", *corpus],
+            "list": ["--fastmtp-ids", tmp_path / "ids.txt"],
+        }
+        ids = ids_of(model, tmp_path / "x.gguf", *options[by])
+        needed = {*REQUIRED, end, 995}
+        assert {*ids[: len(needed)]} == needed
+        for text in ("<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"):
+            assert token_id(text) in ids[: len(needed)]
+
+    def test_end_of_turn_of_a_nested_config(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        model = checkpoints.copy(replace(TINY, name="nested", nested=True), tmp_path)
+        edit_json(model / "config.json", lambda c: c["text_config"].update(eos_token_id=7))
+        ids = ids_of(model, tmp_path / "x.gguf", "--fastmtp", 100)
+        assert ids[0] == 7
+
+
+class TestIdsFile:
+    GIVEN = (500, 3, 501, 996, 0, 1023)
+
+    def write(self, path: Path, ids: Any) -> Path:
+        if path.suffix == ".npy":
+            np.save(path, ids)
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(ids))
+        else:
+            path.write_text("\n".join(map(str, ids)))
+        return path
+
+    @pytest.mark.parametrize("name", ["ids.json", "ids.npy", "ids.txt", "ids"])
+    def test_is_taken_as_it_stands(
+        self, name: str, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        path = self.write(tmp_path / name, self.GIVEN)
+        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
+        assert ids == [*REQUIRED, *(i for i in self.GIVEN if i not in REQUIRED)]
+        assert value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.source") == f"from {name}"
+
+    @pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.uint64, ">i8"])
+    def test_npy_of_any_whole_type(
+        self, dtype: Any, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        path = self.write(tmp_path / "ids.npy", np.array(self.GIVEN, dtype))
+        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
+        assert ids[len(REQUIRED) :] == [i for i in self.GIVEN if i not in REQUIRED]
+
+    def test_cut_to_the_size_asked_for(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "ids.txt", [*range(100, 200)])
+        options = "--fastmtp-ids", path, "--fastmtp", 60
+        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", *options)
+        assert ids == [*REQUIRED, *range(100, 100 + 60 - len(REQUIRED))]
+
+    def refuse(self, path: Path, checkpoints: Checkpoints, *words: str, size: int = 0) -> None:
+        folder = path.parent / "output"
+        folder.mkdir()
+        options = ["--fastmtp", size] if size else []
+        arguments = [checkpoints.get(TINY), "-o", folder / "x.gguf", "--fastmtp-ids", path]
+        refused([*arguments, *options], "--fastmtp-ids", path.name, *words, output=folder)
+
+    def test_shorter_than_asked(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "ids.txt", [1, 2, 3])
+        self.refuse(path, checkpoints, "expected 60 ids", "found 29", size=60)
+
+    @pytest.mark.parametrize(
+        ("ids", "words"),
+        [
+            ([1, 1024], ["0 to 1023", "found 1024"]),
+            ([1, -1], ["0 to 1023", "found -1"]),
+            ([1, 10**30], ["whole numbers"]),
+            ([1, 2, 3, 2, 2], ["each id once", "found 2 3 times"]),
+            ([], ["found none"]),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("name", ["ids.json", "ids.txt"])
+    def test_ids_that_cannot_be(
+        self, name: str, ids: Any, words: list[str], checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        self.refuse(self.write(tmp_path / name, ids), checkpoints, *words)
+
+    @pytest.mark.parametrize(
+        ("ids", "words"),
+        [
+            (np.array([1, 1024]), ["0 to 1023", "found 1024"]),
+            (np.array([-1]), ["0 to 1023", "found -1"]),
+            (np.array([(1 << 64) - 1], np.uint64), ["0 to 1023", f"found {(1 << 63) - 1}"]),
+            (np.array([5, 5]), ["each id once"]),
+            (np.array([], np.int64), ["found none"]),
+            (np.array([1.0, 2.0]), ["whole numbers", "float64"]),
+            (np.array([[1, 2]]), ["whole numbers", "2 dimensions"]),
+            (np.array(3), ["whole numbers", "0 dimensions"]),
+            (np.array(["1"]), ["whole numbers", "<U1"]),
+            (np.array([True]), ["whole numbers", "bool"]),
+            (np.array([{"a": 1}], object), ["whole numbers", "Object arrays cannot be loaded"]),
+        ],
+        ids=str,
+    )
+    def test_npy_that_cannot_be(
+        self, ids: Any, words: list[str], checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        self.refuse(self.write(tmp_path / "ids.npy", ids), checkpoints, *words)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"\x93NUMPY",
+            b"PK\x03\x04",
+            b"cos\nsystem\n(S'false'\ntR.",  # a pickle that would run a command
+            b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1000,)}"
+            + b" " * 9
+            + b"\n",
+            b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (9**17,)"
+            + b"}" * 10,
+        ],
+    )
+    def test_damaged_npy(self, data: bytes, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "ids.npy").write_bytes(data)
+        self.refuse(tmp_path / "ids.npy", checkpoints, "whole numbers")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["1 2 x", "1.5", "[1, 2.0]", '["a"]', "[true]", "[null]", "[1,", "{}", "\xff", "[" * 10**5],
+        ids=lambda text: text[:5],
+    )
+    def test_not_numbers(self, text: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "ids.txt").write_text(text, encoding="latin-1")
+        self.refuse(tmp_path / "ids.txt", checkpoints, "expected whole numbers")
+
+    def test_missing(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        self.refuse(tmp_path / "none.txt", checkpoints, "cannot be read", "No such file")
+
+    def test_folder(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "ids.d").mkdir()
+        self.refuse(tmp_path / "ids.d", checkpoints, "cannot be read", "directory")
+
+
+class TestCorpusFile:
+    def refuse(self, path: Path, checkpoints: Checkpoints, *words: str) -> None:
+        folder = path.parent / "output"
+        folder.mkdir()
+        arguments = [checkpoints.get(TINY), "-o", folder / "x.gguf", "--fastmtp-corpus", path]
+        refused(arguments, "--fastmtp-corpus", path.name, *words, output=folder)
+
+    def test_missing(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        self.refuse(tmp_path / "none.txt", checkpoints, "cannot be read", "No such file")
+
+    def test_folder(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        self.refuse(tmp_path / "texts", checkpoints, "cannot be read", "directory")
+
+    def test_empty(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        (tmp_path / "empty.txt").touch()
+        self.refuse(tmp_path / "empty.txt", checkpoints, "no text in")
