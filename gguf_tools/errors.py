@@ -4,7 +4,8 @@ MtpGgufError
 ├── FormatError      a GGUF or safetensors file breaks its format
 ├── CheckpointError  a Hugging Face checkpoint is incomplete, contradictory or of an unknown kind
 ├── RequestError     the files are fine, but what was asked for cannot be done with them
-└── OutputError      the result cannot be written
+├── OutputError      the result cannot be written
+└── ServerError      a llama-server cannot be found, built or started
 
 Libraries raise these; commands print the text as one sentence and exit with 1.
 """
@@ -28,3 +29,7 @@ class RequestError(MtpGgufError):
 
 class OutputError(MtpGgufError):
     """The result cannot be written where it was asked for."""
+
+
+class ServerError(MtpGgufError):
+    """A llama-server cannot be found, built or started, or cannot do what was asked of it."""

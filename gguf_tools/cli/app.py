@@ -8,6 +8,7 @@ import typer
 from .convert import ConvertCommand, convert
 from .demo import demo
 from .list_tensors import list_tensors
+from .serve import serve
 
 app = typer.Typer(
     name="mtp-gguf",
@@ -39,6 +40,7 @@ def _root(
 app.command("convert", cls=ConvertCommand)(convert)
 app.command("list-tensors")(list_tensors)
 app.command("demo")(demo)
+app.command("serve")(serve)
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""`mtp-gguf serve`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..server.address import check_free, resolve
+from ..server.command import ServerCommand, server_command
+from ..server.find import VARIABLE, ask, find_server
+from ..server.launch import RunningServer
+from ..server.model import ServedModel, choose_head, open_model
+from .console import printable, reports_errors
+from .status_line import status_line
+
+
+@reports_errors
+def serve(
+    model: Annotated[Path, typer.Argument(help="GGUF model; of a split one, any shard.")],
+    passed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTIONS]", help="Options for llama-server itself, handed on as they are."
+        ),
+    ] = None,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The server to run. Without: that of {VARIABLE}, ours, the one on the PATH."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8080,
+    allow_public: Annotated[
+        bool, typer.Option("--allow-public", help="Let others reach it without an API key.")
+    ] = False,
+    head: Annotated[
+        Path | None,
+        typer.Option(help="GGUF with the head. Without: the model's, or one beside it."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--spec-draft-n-max", min=1, help="Tokens to draft. Without: by model size."),
+    ] = None,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Print the command instead of running it.")
+    ] = False,
+) -> None:
+    """Serve a model with llama-server, drafting with its MTP head.
+
+    The server is asked what it can do and the model is looked at before anything starts. Ends with
+    the server's exit code.
+
+    **Examples**
+
+    mtp-gguf serve model.gguf --port 8080
+
+    mtp-gguf serve model.gguf --print-command -- --ctx-size 32768 --parallel 4
+    """
+    passed = passed or []
+    if passed and not passed[0].startswith("-"):
+        raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
+    if no_draft and (head or depth):
+        raise typer.BadParameter("--no-draft and another option on drafting contradict each other")
+    file = open_model(model)
+    served = ServedModel(file, None) if no_draft else choose_head(file, head)
+    address = resolve(host, port)
+    server = ask(find_server(llama_server))
+    command = server_command(server, served, address, depth, allow_public, passed)
+    for note in command.notes:
+        typer.echo(f"mtp-gguf: {printable(note)}", err=True)
+    if print_command:
+        typer.echo(shlex.join(command.words))
+        return
+    check_free(address)
+    typer.echo(shlex.join(command.words), err=True)
+    raise typer.Exit(_run(command, model.name))
+
+
+def _run(command: ServerCommand, name: str) -> int:
+    """Run the server until it ends; its exit code."""
+    address = command.health.removesuffix("/health")
+    title = f"loading {printable(name)}"
+    with RunningServer(command.words, command.health, sys.stderr.buffer) as server:
+        with status_line(title) as update:
+            ready = server.wait_until_ready(lambda seconds: update(f"{title}: {seconds:.0f} s"))
+        if ready:
+            server.show_log()
+            typer.echo(f"ready: {address}", err=True)
+            return server.wait()
+        code = server.wait()
+        for line in server.last_lines():
+            typer.echo(printable(line), err=True)
+        if not server.signalled and code:
+            typer.echo(
+                f"mtp-gguf: llama-server ended with code {code} before it was ready", err=True
+            )
+        return code

@@ -1,0 +1,56 @@
+"""The address that a server listens at: who can reach it, whether it is free."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from ..errors import RequestError
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A `host` (name or IP address) and a `port`, resolved to the socket addresses `bound`."""
+
+    host: str
+    port: int
+    bound: tuple[tuple[socket.AddressFamily, str], ...]
+
+    @property
+    def public(self) -> bool:
+        """Whether other machines can reach it."""
+        return not all(ipaddress.ip_address(ip).is_loopback for _, ip in self.bound)
+
+    def url(self, scheme: str, prefix: str) -> str:
+        """Where this machine reaches it."""
+        host = _ANY.get(self.host, self.host)
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{prefix}"
+
+
+def resolve(host: str, port: int) -> Address:
+    """The address of `host`; RequestError when it is none that llama-server binds as one host."""
+    if not host or "," in host or host.endswith(".sock"):
+        raise RequestError(f"--host: expected one IP address or name, found {host!r}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RequestError(f"--host: {host!r} is no address of this machine: {error}") from None
+    bound = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
+    return Address(host, port, tuple(bound))
+
+
+def check_free(address: Address) -> None:
+    """RequestError when something listens there, or when we may not."""
+    for family, ip in address.bound:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do, so that connections in TIME_WAIT do not count as a listener.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ip, address.port))
+                probe.listen(1)
+            except OSError as error:
+                raise RequestError(
+                    f"{address.host}:{address.port} cannot be listened at: {error.strerror}; "
+                    "choose another --port"
+                ) from None

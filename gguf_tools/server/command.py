@@ -1,0 +1,106 @@
+"""The command that starts a llama-server on a model."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..errors import RequestError, ServerError
+from ..fastmtp import DraftLayout
+from .address import Address
+from .find import LlamaServer
+from .model import ServedModel
+
+# What `serve` itself decides, and so must know, in all spellings that llama-server takes.
+_OURS = {
+    "-m": "MODEL",
+    "--model": "MODEL",
+    "--host": "--host",
+    "--port": "--port",
+}
+_KEYS = ("--api-key", "--api-key-file")
+_KEY_VARIABLES = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A command line for llama-server, and what follows from it.
+
+    health: the address that answers 200 once the model is loaded. notes: sentences for the user
+    on what the server will not do with the file.
+    """
+
+    words: tuple[str, ...]
+    health: str
+    notes: tuple[str, ...]
+
+
+def server_command(
+    server: LlamaServer,
+    model: ServedModel,
+    address: Address,
+    depth: int | None,
+    allow_public: bool,
+    passed: Sequence[str],
+) -> ServerCommand:
+    """Put the command together.
+
+    model: has a head where it shall draft. depth: None for a default by the model's size. passed:
+    the user's own options, handed on as they are, after ours.
+
+    ServerError when the server cannot load the file, or cannot draft though it should.
+    RequestError when `passed` or `address` needs another word of the user.
+    """
+    for option in passed:
+        if option in _OURS:
+            raise RequestError(f"{option} after `--`: give it to serve as {_OURS[option]}, before")
+    if address.public and not allow_public and not _has_key(passed):
+        raise RequestError(
+            f"--host {address.host}: others can reach it, and there is no API key: "
+            "pass one after `--` (--api-key), or --allow-public"
+        )
+    notes = tuple(_check_layouts(server, model))
+    words = [str(server.path), "-m", str(model.file.path)]
+    words += ["--host", address.host, "--port", str(address.port)]
+    if model.head_file:
+        if not server.drafts:
+            raise ServerError(
+                f"{server.path} ({server.version}): knows no draft-mtp: make one that does with "
+                "`mtp-gguf build-server`, or serve with --no-draft"
+            )
+        depth = model.draft_depth if depth is None else depth
+        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+        if model.head_beside:
+            words += ["-md", str(model.head_beside)]
+    scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
+    prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
+    return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", notes)
+
+
+def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:
+    """Compare what the files hold with what the server reads; gives what is to be said of it."""
+    if server.fastmtp:
+        return ()
+    for file in (model.file, model.head_file):
+        if file and file.head.ready and not file.head.stock and file.head.draft:
+            raise ServerError(
+                f"{file.path}: {server.path} cannot load its FastMTP layout "
+                f"({file.head.draft.layout.value}): make a server that can with "
+                "`mtp-gguf build-server`, or convert with `--fastmtp-layout ids`"
+            )
+    if model.draft_layout is DraftLayout.IDS:
+        return (
+            "this llama-server ignores the file's FastMTP vocabulary and drafts over the whole "
+            "one: `mtp-gguf build-server` makes one that uses it",
+        )
+    return ()
+
+
+def _has_key(passed: Sequence[str]) -> bool:
+    return any(option in passed for option in _KEYS) or any(map(os.environ.get, _KEY_VARIABLES))
+
+
+def _value(passed: Sequence[str], option: str, variable: str) -> str | None:
+    """What the server will take for `option`: the last one passed, else the environment's."""
+    given = [value for name, value in pairwise(passed) if name == option]
+    return given[-1] if given else os.environ.get(variable)

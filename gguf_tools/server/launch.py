@@ -1,0 +1,130 @@
+"""Running a llama-server as a child: its log, its health, signals to it, its end."""
+
+import http.client
+import signal
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import BinaryIO
+
+from ..errors import ServerError
+
+LOG_LINES = 25
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 2.0
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RunningServer:
+    """A llama-server in a process group of its own, so that it gets each signal once: from us.
+
+    While it loads its log is kept back, the last lines for the case that it dies. `show_log` lets
+    go of the rest. As a context manager: leaving ends the server.
+    """
+
+    def __init__(self, command: Sequence[str], health: str, log: BinaryIO) -> None:
+        """Start it.
+
+        command: its words, the program first. health: the address that answers 200 when it is
+        ready. log: where its output goes from `show_log` on.
+        """
+        self._health = health
+        self._opener = _local_opener()
+        self._log = log
+        self._shown = False
+        self._tail: deque[bytes] = deque(maxlen=LOG_LINES)
+        self._tail_lock = threading.Lock()
+        self.signalled = False
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerError(f"{command[0]}: cannot be run: {error.strerror}") from None
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        self._handlers = {
+            number: signal.signal(number, self._forward)
+            for number in _FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+        }
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def wait_until_ready(self, waiting: Callable[[float], None]) -> bool:
+        """Wait until the model is loaded; False when the server ended before.
+
+        waiting: called with the seconds since the start, several times a second.
+        """
+        began = time.monotonic()
+        while self._process.poll() is None:
+            if self._is_healthy():
+                return True
+            waiting(time.monotonic() - began)
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def show_log(self) -> None:
+        """From now on, what the server writes goes to the log at once."""
+        with self._tail_lock:
+            self._shown = True
+
+    def wait(self) -> int:
+        """Wait until the server ends; its exit code, or 128 plus the signal that ended it."""
+        code = self._process.wait()
+        self._reader.join(timeout=1.0)  # a child of the server may hold the pipe open
+        return 128 - code if code < 0 else code
+
+    def last_lines(self) -> list[str]:
+        """The end of what the server wrote while it loaded."""
+        with self._tail_lock:
+            return [line.decode(errors="replace").rstrip() for line in self._tail]
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.signalled = True
+        self._process.send_signal(number)
+
+    def _read_log(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._tail_lock:
+                if not self._shown:
+                    self._tail.append(line)
+                    continue
+            self._log.write(line)
+            self._log.flush()
+
+    def _is_healthy(self) -> bool:
+        try:
+            with self._opener.open(self._health, timeout=_ANSWER_SECONDS) as answer:
+                return bool(answer.status == 200)
+        except (OSError, http.client.HTTPException):  # URLError and its children are OSErrors
+            return False
+
+
+def _local_opener() -> urllib.request.OpenerDirector:
+    """Asks this very machine: past all proxies, content with a certificate of its own making."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )

@@ -1,0 +1,63 @@
+"""A program that behaves like a llama-server in ways that a real one shows by accident only.
+
+Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+STOCK_HELP = "--model FNAME --spec-type none,draft-mtp,draft-eagle3"
+PATCHED_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file"
+
+_CODE = """
+import sys
+
+def value(option, otherwise):
+    return sys.argv[sys.argv.index(option) + 1] if option in sys.argv else otherwise
+
+if "--version" in sys.argv:
+    sys.exit(print("version: stand-in") or 0)
+if "--help" in sys.argv:
+    sys.exit(print(HELP) or 0)
+print("stand-in: started with", sys.argv[1:], flush=True)
+if "--die" in sys.argv:
+    for i in range(100):
+        print(f"loading: line {i}", flush=True)
+    sys.exit(int(value("--die", "1")))
+
+import signal, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+ready = time.monotonic() + float(value("--load", "0"))
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if time.monotonic() >= ready and self.path == "/health" else 503)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+
+def stop(number, _frame):
+    print("stand-in: signal", number, flush=True)
+    sys.exit(int(value("--end", "0")))
+
+signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
+server = HTTPServer((value("--host", ""), int(value("--port", "0"))), Health)
+server.timeout = 0.05
+while True:
+    server.handle_request()
+"""
+
+
+def write_stand_in(path: Path, usage: str = STOCK_HELP) -> Path:
+    """Write the program to `path`, with `usage` as what its --help prints."""
+    code = textwrap.dedent(_CODE)
+    path.write_text(f"#!{sys.executable}\nHELP = {usage!r}\n{code}", encoding="utf-8")
+    path.chmod(path.stat().st_mode | 0o111)
+    assert os.access(path, os.X_OK)
+    return path

@@ -1,0 +1,192 @@
+"""What is asked of a llama-server for a model: the command, or one sentence instead of it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from conversions import check_refusal, invoke
+
+from server.conftest import Files
+from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
+
+
+@pytest.fixture
+def stock(tmp_path: Path) -> Path:
+    return write_stand_in(tmp_path / "stock", STOCK_HELP)
+
+
+@pytest.fixture
+def patched(tmp_path: Path) -> Path:
+    return write_stand_in(tmp_path / "patched", PATCHED_HELP)
+
+
+def printed(server: Path, model: Path, *options: object) -> list[str]:
+    """The words after the server's own name of the command that `serve` prints."""
+    result = invoke("serve", model, "--llama-server", server, "--print-command", *options)
+    assert result.exit_code == 0, result.output
+    words = shlex.split(result.stdout)
+    assert words[0] == str(server)
+    return words[1:]
+
+
+def refusal(server: Path, model: Path, *options: object, code: int = 1) -> str:
+    """The sentence that `serve` ends with."""
+    result = invoke("serve", model, "--llama-server", server, "--print-command", *options)
+    assert result.stdout == ""
+    return check_refusal(result.exit_code, result.stderr, code=code)
+
+
+# ------------------------------------------------------------ drafting
+
+
+@pytest.mark.parametrize("name", ["plain", "ids", "table"])
+def test_a_patched_server_drafts_with_every_whole_model(
+    name: str, patched: Path, files: Files
+) -> None:
+    model = files(name)
+    assert printed(patched, model) == (
+        f"-m {model} --host 127.0.0.1 --port 8080 --spec-type draft-mtp --spec-draft-n-max 1"
+    ).split(" ")
+
+
+def test_the_user_says_how_deep_and_whether(patched: Path, files: Files) -> None:
+    model = files("plain")
+    assert printed(patched, model, "--spec-draft-n-max", 5)[-2:] == ["--spec-draft-n-max", "5"]
+    assert "--spec-type" not in printed(patched, model, "--no-draft")
+    assert "contradict" in refusal(patched, model, "--no-draft", "--spec-draft-n-max", 2, code=2)
+
+
+def test_a_stock_server_takes_what_it_can_load_and_the_user_is_told(
+    stock: Path, files: Files
+) -> None:
+    assert "draft-mtp" in printed(stock, files("plain"))
+    result = invoke("serve", files("ids"), "--llama-server", stock, "--print-command")
+    assert result.exit_code == 0
+    assert "draft-mtp" in result.stdout
+    assert "ignores" in result.stderr
+    assert "build-server" in result.stderr
+    message = refusal(stock, files("table"))
+    assert "table" in message
+    assert "build-server" in message
+    assert "--fastmtp-layout ids" in message
+    # It could not load the file without drafting either.
+    assert "table" in refusal(stock, files("table"), "--no-draft")
+
+
+def test_a_server_from_before_mtp_is_refused(tmp_path: Path, files: Files) -> None:
+    old = write_stand_in(tmp_path / "old", "--model FNAME")
+    message = refusal(old, files("plain"))
+    assert "draft-mtp" in message
+    assert "--no-draft" in message
+    assert "--spec-type" not in printed(old, files("plain"), "--no-draft")
+
+
+# ------------------------------------------------------------ where the head is
+
+
+def test_a_head_beside_the_model_is_found(patched: Path, files: Files, tmp_path: Path) -> None:
+    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    assert "--head" in refusal(patched, model)
+    head = Path(shutil.copy(files("head"), tmp_path / "mtp-model.gguf"))
+    assert printed(patched, model)[-2:] == ["-md", str(head)]
+    assert "-md" not in printed(patched, model, "--no-draft")
+    shutil.copy(files("sidecar"), tmp_path / "mtp-other.gguf")
+    message = refusal(patched, model)
+    assert "mtp-model.gguf" in message
+    assert "mtp-other.gguf" in message
+    other = tmp_path / "mtp-other.gguf"
+    assert printed(patched, model, "--head", other)[-2:] == ["-md", str(other)]
+
+
+def test_a_stock_server_cannot_take_a_short_sidecar(
+    stock: Path, files: Files, tmp_path: Path
+) -> None:
+    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    shutil.copy(files("sidecar"), tmp_path / "mtp-model.gguf")
+    assert "mtp-model.gguf" in refusal(stock, model)
+    assert "-md" in printed(stock, model, "--head", files("head"))
+
+
+def test_files_beside_that_do_not_fit_are_left_alone(
+    patched: Path, files: Files, tmp_path: Path
+) -> None:
+    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")
+    shutil.copy(files("plain"), tmp_path / "mtp-whole.gguf")
+    assert "cannot draft" in refusal(patched, model)
+
+
+def test_a_named_head_must_be_one(patched: Path, files: Files) -> None:
+    assert "cannot draft" in refusal(patched, files("plain"), "--head", files("base"))
+    assert "is a head alone" in refusal(patched, files("head"))
+
+
+def test_any_shard_stands_for_the_model(patched: Path, files: Files) -> None:
+    first = files("split")
+    assert first.name.startswith("model-00001-of-")
+    last = max(first.parent.iterdir())
+    assert last != first
+    assert printed(patched, last)[1] == str(first)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF\3\0\0\0", b"<html>"])
+def test_no_model_no_command(content: bytes | None, patched: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    if content is not None:
+        model.write_bytes(content)
+    assert "model.gguf" in refusal(patched, model)
+
+
+# ------------------------------------------------------------ words and addresses
+
+
+def test_paths_are_quoted(files: Files, tmp_path: Path) -> None:
+    folder = tmp_path / "it's $HOME; `a`"
+    folder.mkdir()
+    server = write_stand_in(folder / "llama server")
+    model = Path(shutil.copy(files("plain"), folder / "m & m.gguf"))
+    assert printed(server, model)[1] == str(model)
+
+
+def test_what_follows_the_dashes_is_handed_on_untouched(patched: Path, files: Files) -> None:
+    passed = ["--ctx-size", "32768", "--alias", "a b", "-ngl", "99", "--no-draft"]
+    assert printed(patched, files("plain"), "--", *passed)[-7:] == passed
+
+
+@pytest.mark.parametrize("option", ["--port", "--host", "-m", "--model"])
+def test_what_serve_decides_stands_before_the_dashes(
+    option: str, patched: Path, files: Files
+) -> None:
+    assert option in refusal(patched, files("plain"), "--", option, "1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_public_address_needs_a_key_or_a_word(
+    host: str, patched: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = files("plain")
+    monkeypatch.delenv("LLAMA_API_KEY", raising=False)
+    monkeypatch.delenv("LLAMA_ARG_API_KEY_FILE", raising=False)
+    assert "--allow-public" in refusal(patched, model, "--host", host)
+    assert printed(patched, model, "--host", host, "--allow-public")[3] == host
+    assert printed(patched, model, "--host", host, "--", "--api-key", "k")[3] == host
+    monkeypatch.setenv("LLAMA_API_KEY", "k")
+    assert printed(patched, model, "--host", host)[3] == host
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1,0.0.0.0", "/tmp/a.sock", "no.such.host.invalid"])
+def test_hosts_that_cannot_be_waited_for(host: str, patched: Path, files: Files) -> None:
+    assert "--host" in refusal(patched, files("plain"), "--host", host)
+
+
+def test_an_occupied_port_is_named(patched: Path, files: Files) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        result = invoke("serve", files("plain"), "--llama-server", patched, "--port", port)
+    check_refusal(result.exit_code, result.stderr, f"127.0.0.1:{port}", "--port")

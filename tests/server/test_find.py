@@ -1,0 +1,68 @@
+"""Which llama-server is run, and what it is held to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.server.build import Build
+from mtp_gguf.gguf_tools.server.find import VARIABLE, ask, find_server
+from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
+
+
+def test_option_then_environment_then_our_build_then_path(
+    no_servers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ServerError, match="build-server"):
+        find_server(None)
+    on_path = write_stand_in(no_servers / "llama-server")
+    assert find_server(None) == on_path
+    built = Build(tmp_path / "built")
+    monkeypatch.setattr("mtp_gguf.gguf_tools.server.find.find_build", lambda: built)
+    assert find_server(None) == built.server
+    stated = write_stand_in(tmp_path / "stated server")
+    monkeypatch.setenv(VARIABLE, str(stated))
+    assert find_server(None) == stated
+    named = write_stand_in(tmp_path / "named")
+    assert find_server(named) == named
+
+
+@pytest.mark.parametrize("through", ["option", "environment"])
+def test_what_was_named_must_be_a_program(
+    through: str, no_servers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server is no substitute for the one that was asked for."""
+    write_stand_in(no_servers / "llama-server")
+    named = tmp_path / "server"
+    named.write_text("no program")
+    if through == "environment":
+        monkeypatch.setenv(VARIABLE, str(named))
+    with pytest.raises(ServerError, match="expected a program"):
+        find_server(named if through == "option" else None)
+
+
+@pytest.mark.parametrize(
+    ("usage", "drafts", "fastmtp"),
+    [(PATCHED_HELP, True, True), (STOCK_HELP, True, False), ("--model FNAME", False, False)],
+)
+def test_a_server_is_what_its_help_says(
+    usage: str, drafts: bool, fastmtp: bool, tmp_path: Path
+) -> None:
+    server = ask(write_stand_in(tmp_path / "llama server", usage))
+    assert (server.drafts, server.fastmtp) == (drafts, fastmtp)
+    assert server.version == "version: stand-in"
+
+
+def test_another_program_is_not_a_server(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="another program"):
+        ask(write_stand_in(tmp_path / "other", "usage: other"))
+
+
+def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho libllama.so: not found\nexit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(ServerError, match=r"code 127: libllama\.so: not found"):
+        ask(broken)
