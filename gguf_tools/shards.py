@@ -19,6 +19,12 @@ def shard_path(path: Path, index: int, count: int) -> Path:
     return path.with_name(f"{path.stem}-{index + 1:05}-of-{count:05}.gguf")
 
 
+def whole_name(path: Path) -> str:
+    """What the model that `path` belongs to would be called in one piece."""
+    match = _NAME.fullmatch(path.name)
+    return path.name if match is None else f"{match[1]}.gguf"
+
+
 def shard_paths(path: Path) -> list[Path]:
     """All shards of the model that `path` is a shard of, or `path` alone.
 

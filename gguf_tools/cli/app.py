@@ -7,8 +7,11 @@ import typer
 
 from .convert import ConvertCommand, convert
 from .demo import demo
+from .extract import extract
+from .graft import graft
 from .list_tensors import list_tensors
 from .serve import serve
+from .strip import strip
 
 app = typer.Typer(
     name="mtp-gguf",
@@ -39,6 +42,9 @@ def _root(
 
 app.command("convert", cls=ConvertCommand)(convert)
 app.command("list-tensors")(list_tensors)
+app.command("graft", cls=ConvertCommand)(graft)
+app.command("extract")(extract)
+app.command("strip")(strip)
 app.command("demo")(demo)
 app.command("serve")(serve)
 

@@ -1,0 +1,125 @@
+"""The ids of a stored draft vocabulary, in whichever layout, and what is wrong with them."""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from sys import byteorder
+
+from .fastmtp import (
+    COVERAGE_KEY,
+    EMBEDDING_TENSOR,
+    ID_MAP_TENSOR,
+    IDS_KEY,
+    SOURCE_KEY,
+    DraftLayout,
+    StoredDraftVocabulary,
+    find_draft_vocabulary,
+)
+from .format import ArrayRef, Value, ValueType
+from .surgery import Model
+
+# Kinds of tokens that are not text (`enum llama_token_type` in llama.h): control, user-defined.
+_SPECIAL_KINDS = (3, 4)
+_TYPES_KEY = "tokenizer.ggml.token_type"
+
+
+@dataclass(frozen=True)
+class DraftList:
+    """A draft vocabulary as it is stored: `about` by the headers, `ids` in rank order."""
+
+    about: StoredDraftVocabulary
+    ids: tuple[int, ...]
+
+    def metadata(self, with_ids: bool) -> dict[str, Value]:
+        """The keys that describe it, with the ids themselves for the `ids` layout."""
+        keys = {}
+        if with_ids:
+            keys[IDS_KEY] = Value(ValueType.U32, self.ids)
+        if self.about.source is not None:
+            keys[SOURCE_KEY] = Value(ValueType.STRING, self.about.source)
+        if self.about.coverage is not None:
+            keys[COVERAGE_KEY] = Value(ValueType.F32, self.about.coverage)
+        return keys
+
+
+def read_draft_list(model: Model) -> DraftList | None:
+    """The model's draft vocabulary; None when it has none; FormatError when its parts disagree."""
+    about = find_draft_vocabulary(model.first, model.tensors)
+    if about is None:
+        return None
+    if about.layout is DraftLayout.IDS:
+        held = model.first.keys[IDS_KEY]
+        assert isinstance(held, ArrayRef)
+        data, code = model.first.source.read(held.offset, held.length), "I"
+    else:
+        data, code = model.read(ID_MAP_TENSOR), "q"
+    ids = array(code, data)
+    if byteorder == "big":
+        ids.byteswap()
+    return DraftList(about, tuple(ids))
+
+
+def list_faults(ids: Sequence[int], n_vocab: int, required: Sequence[int]) -> list[str]:
+    """What is wrong with a list of ids, a sentence for each fault; empty when it is sound.
+
+    required: ids that no list may lack.
+    """
+    if _are_relative(ids, n_vocab):
+        return [
+            "its ids are relative to their index (as d2t of EAGLE-3 has them), "
+            "expected absolute token ids"
+        ]
+    faults = []
+    outside = [i for i in ids if not 0 <= i < n_vocab]
+    if outside:
+        faults.append(
+            f"{len(outside)} of its ids are outside 0 to {n_vocab - 1}, first {outside[0]}"
+        )
+    counts = Counter(ids)
+    if len(counts) < len(ids):
+        twice = next(i for i in ids if counts[i] > 1)
+        faults.append(
+            f"{len(ids) - len(counts)} of its ids are repetitions, first {twice} "
+            f"({counts[twice]} times)"
+        )
+    absent = [i for i in required if i not in counts]
+    if absent:
+        faults.append(
+            f"{len(absent)} special tokens (turn ends, tools, thinking) are not in it, "
+            f"first {absent[0]}"
+        )
+    return faults
+
+
+def required_ids(model: Model) -> list[int]:
+    """Ids that no draft vocabulary may lack: tokens that are not text, and turn ends."""
+    ids: set[int] = set()
+    if isinstance(model.first.keys.get(_TYPES_KEY), ArrayRef):
+        kinds = model.first.array(_TYPES_KEY) or []
+        ids |= {i for i, kind in enumerate(kinds) if kind in _SPECIAL_KINDS}
+    n_vocab = vocabulary_size(model) or 0
+    for role in ("eos", "eot", "eom"):
+        held = model.first.keys.get(f"tokenizer.ggml.{role}_token_id")
+        if isinstance(held, int) and 0 <= held < n_vocab:
+            ids.add(held)
+    return sorted(ids)
+
+
+def vocabulary_size(model: Model) -> int | None:
+    """Rows of the embedding, or else tokens of the tokenizer; None where the file has neither."""
+    embedding = model.tensors.get(EMBEDDING_TENSOR)
+    if embedding is not None:
+        return embedding.shape[-1]
+    tokens = model.first.keys.get("tokenizer.ggml.tokens")
+    return tokens.count if isinstance(tokens, ArrayRef) else None
+
+
+def _are_relative(ids: Sequence[int], n_vocab: int) -> bool:
+    """Whether adding each index makes a rising list in range, as EAGLE-3 stores it."""
+    if len(ids) < 2 or len(set(ids)) == len(ids):
+        return False
+    absolute = [index + i for index, i in enumerate(ids)]
+    rising = all(a < b for a, b in pairwise(absolute))
+    return rising and absolute[0] >= 0 and absolute[-1] < n_vocab

@@ -1,0 +1,175 @@
+"""Putting an MTP head onto a model, taking it off, and taking it out: what the result shall hold.
+
+Each function answers with an `Assembly`; nothing is written here. The trunk's tensors and all
+metadata that do not speak of layers stay as they are.
+"""
+
+from collections.abc import Mapping
+
+from .draft_list import list_faults, read_draft_list, required_ids, vocabulary_size
+from .errors import RequestError
+from .fastmtp import (
+    COVERAGE_KEY,
+    EMBEDDING_TENSOR,
+    ID_MAP_TENSOR,
+    IDS_KEY,
+    OUTPUT_TENSOR,
+    SHORT_HEAD_SUFFIX,
+    SOURCE_KEY,
+    DraftLayout,
+)
+from .fit import check_fit, missing_suffixes
+from .format import ArrayRef, Scalar, Value, ValueType
+from .size_label import relabelled
+from .surgery import Assembly, Metadata, Model, inserted
+from .trunk import check_architecture, head_names, is_head_alone, trunk_layers
+
+DRAFT_KEYS = (IDS_KEY, SOURCE_KEY, COVERAGE_KEY)
+# Arrays with one entry per block (llama.cpp's get_key_or_arr), where a file has them as arrays;
+# the MTP block is full attention, and takes the sizes of the trunk's last layer.
+_RECURRENT = "attention.recurrent_layers"
+_PER_LAYER = (
+    _RECURRENT,
+    "attention.head_count",
+    "attention.head_count_kv",
+    "feed_forward_length",
+)
+# Where llama.cpp's converter puts the keys: before those of linear attention, before the tokenizer.
+_BEFORE_SSM = (".ssm.", ".attention.recurrent_layers")
+_BEFORE_TOKENIZER = ("tokenizer.",)
+_SHARED_TENSORS = (EMBEDDING_TENSOR, "output_norm.weight", OUTPUT_TENSOR)
+
+
+def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -> Assembly:
+    """`base` with the MTP head of `donor`, which is a whole model or a head alone.
+
+    draft: keys of a draft vocabulary in the `ids` layout; None takes over the donor's own, which
+    keeps its layout, except that a sidecar's becomes `ids` (the base has a whole output).
+
+    RequestError when the head does not fit, is incomplete, or is the second one.
+    """
+    architecture = check_takes_a_head(base)
+    check_architecture(donor)
+    missing = missing_suffixes(donor)
+    if missing:
+        raise RequestError(
+            f"{donor.path} has no whole MTP head: {missing[0]}"
+            f"{f' and {len(missing) - 1} more are' if len(missing) > 1 else ' is'} missing"
+        )
+    check_fit(base, donor)
+    if draft is None:
+        draft = _carried(donor, base)
+    layers = donor.first.integer(f"{architecture}.nextn_predict_layers") or 1
+    trunk = trunk_layers(base)
+    metadata = without_draft(_with_layers(base, architecture, trunk, layers))
+    metadata = inserted(metadata, draft, _BEFORE_TOKENIZER)
+    names = head_names(donor)
+    if IDS_KEY in draft:
+        names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
+    head = [donor.piece(name) for name in names]
+    pieces = (
+        *(p for p in head if p.name == ID_MAP_TENSOR),
+        *(base.piece(name) for name in base.tensors),
+        *(p for p in head if p.name != ID_MAP_TENSOR),
+    )
+    return relabelled((base.piece(n).spec for n in base.tensors), Assembly(metadata, pieces))
+
+
+def check_takes_a_head(base: Model) -> str:
+    """The architecture of `base`; RequestError when it is no model without a head."""
+    architecture = check_architecture(base)
+    if is_head_alone(base):
+        raise RequestError(f"{base.path} is a head alone; graft wants a trunk to put a head on")
+    if head_names(base):
+        raise RequestError(
+            f"{base.path} has an MTP head in block {trunk_layers(base)} already; take it off "
+            f"first: mtp-gguf strip {base.path}"
+        )
+    return architecture
+
+
+def strip(model: Model) -> Assembly:
+    """`model` without its head and its draft vocabulary; RequestError when it has none."""
+    architecture = check_architecture(model)
+    if is_head_alone(model):
+        raise RequestError(f"{model.path} is a head alone; without it nothing would be left")
+    trunk = trunk_layers(model)
+    taken = set(head_names(model))
+    claimed = model.first.integer(f"{architecture}.nextn_predict_layers") or 0
+    if not taken and not claimed and not any(key in model.first.keys for key in DRAFT_KEYS):
+        raise RequestError(f"{model.path} has no MTP head to take off")
+    metadata = without_draft(_with_layers(model, architecture, trunk, 0))
+    pieces = tuple(model.piece(name) for name in model.tensors if name not in taken)
+    return relabelled((model.piece(n).spec for n in model.tensors), Assembly(metadata, pieces))
+
+
+def extract(model: Model) -> Assembly:
+    """The head of `model` as a file of its own, in llama.cpp's `mtp-` layout.
+
+    It holds the MTP block, the embedding, the last norm, the output where the model is not tied,
+    and the draft vocabulary in the layout that the model has.
+    """
+    check_architecture(model)
+    if is_head_alone(model):
+        raise RequestError(f"{model.path} is a head alone already")
+    missing = missing_suffixes(model)
+    if missing:
+        raise RequestError(f"{model.path} has no whole MTP head: {missing[0]} is missing")
+    wanted = {*_SHARED_TENSORS, *head_names(model)}
+    pieces = tuple(model.piece(name) for name in model.tensors if name in wanted)
+    return relabelled(
+        (model.piece(n).spec for n in model.tensors), Assembly(model.metadata(), pieces)
+    )
+
+
+def without_draft(metadata: Metadata) -> Metadata:
+    """`metadata` without the keys of a draft vocabulary."""
+    return {key: value for key, value in metadata.items() if key not in DRAFT_KEYS}
+
+
+def _carried(donor: Model, base: Model) -> dict[str, Value]:
+    """The keys of the donor's draft vocabulary in its new place; RequestError if it is unsound."""
+    held = read_draft_list(donor)
+    if held is None:
+        return {}
+    faults = list_faults(held.ids, vocabulary_size(base) or 0, required_ids(base))
+    if faults:
+        raise RequestError(
+            f"{donor.path}: the draft vocabulary cannot be taken over: {faults[0]}; make a new "
+            "one with --fastmtp"
+        )
+    return held.metadata(with_ids=held.about.layout is not DraftLayout.TABLE)
+
+
+def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Metadata:
+    """The model's metadata for `layers` MTP layers after `trunk` others."""
+    metadata = model.metadata()
+    blocks = {f"{architecture}.block_count": Value(ValueType.U32, trunk + layers)}
+    key = f"{architecture}.nextn_predict_layers"
+    metadata = inserted(metadata, blocks, (f"{architecture}.",))
+    if layers:
+        before = tuple(architecture + part for part in _BEFORE_SSM)
+        metadata = inserted(metadata, {key: Value(ValueType.U32, layers)}, before)
+    else:
+        metadata.pop(key, None)
+    for suffix in _PER_LAYER:
+        array_key = f"{architecture}.{suffix}"
+        held = model.first.keys.get(array_key)
+        if isinstance(held, ArrayRef):
+            entries = _resized(
+                model, array_key, trunk, layers, last=False if suffix == _RECURRENT else None
+            )
+            metadata[array_key] = Value(held.type, entries)
+    return metadata
+
+
+def _resized(model: Model, key: str, trunk: int, layers: int, last: Scalar | None) -> list[Scalar]:
+    """A per-layer array of `trunk + layers` entries; new ones are `last`, or the trunk's last."""
+    entries = model.first.array(key) or []
+    if len(entries) < trunk:
+        raise RequestError(
+            f"{model.path}: {key}: expected an entry for each of {trunk} layers, "
+            f"found {len(entries)}"
+        )
+    kept = entries[:trunk]
+    return [*kept, *([kept[-1] if last is None else last] * layers)]

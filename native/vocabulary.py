@@ -1,0 +1,82 @@
+"""The tokenizer of a GGUF file, as llama.cpp has it: no weight is read.
+
+llama.cpp knows every pre-tokenizer that it can run, so a corpus is cut here into the very tokens
+that the model will meet.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import RequestError
+
+_THREADS = 4  # tokenizing releases the GIL
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """The tokens of a text."""
+
+    ids: NDArray[np.int32]
+
+
+class Vocabulary:
+    """A GGUF's tokenizer; a context manager. RequestError when llama.cpp cannot load it.
+
+    The file must have passed this package's own reader: llama.cpp trusts what it reads more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+        self._api: Any = llama_cpp
+        llama_cpp.llama_log_set(_silence(), ctypes.c_void_p(0))
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise RequestError(f"{path}: llama.cpp cannot load its tokenizer")
+        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self.size = int(llama_cpp.llama_vocab_n_tokens(self._vocabulary))
+
+    def __enter__(self) -> "Vocabulary":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._model:
+            self._api.llama_model_free(self._model)
+            self._model = None
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """The tokens of `text`; special tokens in it are recognised, none are added."""
+        data = text.encode("utf-8", "replace")
+        # At most one token per byte.
+        tokens = np.empty(max(len(data), 1), np.int32)
+        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = self._api.llama_tokenize(
+            self._vocabulary, data, len(data), pointer, len(tokens), False, True
+        )
+        if count < 0:
+            raise RequestError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
+        return tokens[:count]
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Encoding]:
+        """The tokens of each text; `add_special_tokens` must be false."""
+        assert not add_special_tokens
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return [Encoding(ids) for ids in pool.map(self.encode, texts)]
+
+
+@cache
+def _silence() -> Any:
+    """A log callback that says nothing; llama.cpp keeps it, so it must live on."""
+    import llama_cpp  # noqa: PLC0415
+
+    return llama_cpp.llama_log_callback(lambda *_: None)

@@ -1,0 +1,1 @@
+"""Surgery on GGUF files: graft, extract, strip, draft vocabularies, doctor, compare, remote."""

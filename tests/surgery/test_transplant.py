@@ -1,0 +1,307 @@
+"""Grafting, extracting and stripping give the very files that converting gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from checkpoints import SPECS, Spec
+from conversions import differing, tensors_of, value_of
+
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from surgery.models import COVERED, DENSE, MOE, Models, edited, greedy_text, refused, succeed
+
+
+def ids(spec: Spec) -> str:
+    return spec.name
+
+
+# The same mix for every layer: Q4_K_M and the like give layers types by their number, and the MTP
+# block is one of them, so a file converted without its head has another trunk.
+UNIFORM = ("--quant", "Q8_0")
+
+
+@pytest.mark.parametrize("spec", COVERED, ids=ids)
+def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(spec, *UNIFORM, "--mtp-f16")
+    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
+    head = models.gguf(spec, *UNIFORM, "--mtp-f16", "--head-only")
+    made = tmp_path / "made.gguf"
+
+    succeed("extract", whole, "-o", made)
+    assert made.read_bytes() == head.read_bytes()
+    succeed("strip", whole, "-o", made, "--overwrite")
+    assert made.read_bytes() == trunk.read_bytes()
+    for donor in (head, whole):
+        succeed("graft", trunk, "--from", donor, "-o", made, "--overwrite")
+        assert made.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
+def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(spec, "--mtp-f16")
+    trunk, head, again = (tmp_path / f"{n}.gguf" for n in ("trunk", "head", "again"))
+    succeed("strip", whole, "-o", trunk)
+    succeed("extract", whole, "-o", head)
+    succeed("graft", trunk, "--from", head, "-o", again)
+    assert again.read_bytes() == whole.read_bytes()
+    succeed("strip", again, "-o", tmp_path / "trunk2.gguf")
+    assert (tmp_path / "trunk2.gguf").read_bytes() == trunk.read_bytes()
+
+
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
+def test_the_trunk_writes_the_same_text(spec: Spec, models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(spec, "--mtp-f16")
+    trunk, again = tmp_path / "trunk.gguf", tmp_path / "again.gguf"
+    succeed("strip", whole, "-o", trunk)
+    succeed("graft", trunk, "--from", whole, "-o", again)
+    text = greedy_text(whole)
+    assert len(set(text)) > 2
+    assert greedy_text(trunk) == text
+    assert greedy_text(again) == text
+
+
+def test_a_split_base_becomes_one_file(models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    shards = models.gguf(DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M")
+    assert shards.name == "model-00001-of-00004.gguf"
+    succeed("graft", shards, "--from", whole, "-o", tmp_path / "made.gguf")
+    assert (tmp_path / "made.gguf").read_bytes() == whole.read_bytes()
+    second = models.gguf(DENSE, *UNIFORM, "--mtp-f16", "--split-max-size", "1M")
+    last = sorted(second.parent.iterdir())[-1]
+    succeed("strip", last, "-o", tmp_path)
+    made = tmp_path / "model-no-mtp.gguf"
+    assert made.read_bytes() == models.gguf(DENSE, *UNIFORM, "--no-mtp").read_bytes()
+
+
+def test_per_layer_lists_grow_and_shrink(models: Models, tmp_path: Path) -> None:
+    def per_layer(keys: Metadata) -> None:
+        keys["qwen35.attention.head_count_kv"] = Value(ValueType.U32, [2, 2, 2, 2])
+
+    trunk = edited(
+        models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=per_layer
+    )
+    succeed("graft", trunk, "--from", models.gguf(DENSE, *UNIFORM), "-o", tmp_path / "made.gguf")
+    kv = value_of(tmp_path / "made.gguf", "qwen35.attention.head_count_kv")
+    recurrent = value_of(tmp_path / "made.gguf", "qwen35.attention.recurrent_layers")
+    assert kv == [2] * 5
+    assert recurrent == [True, True, True, False, False]
+    succeed("strip", tmp_path / "made.gguf", "-o", tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == trunk.read_bytes()
+
+
+def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> None:
+    def named(keys: Metadata) -> None:
+        keys["general.name"] = Value(ValueType.STRING, "Tiny 3.5M")
+        keys["general.size_label"] = Value(ValueType.STRING, "3.5M")
+
+    trunk = edited(
+        models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=named
+    )
+    succeed("graft", trunk, "--from", models.gguf(DENSE, *UNIFORM), "-o", tmp_path / "made.gguf")
+    assert value_of(tmp_path / "made.gguf", "general.size_label") == "3.5M"
+
+
+# ------------------------------------------------------- files that lost or hide a head
+
+
+def drop_head(pieces: dict[str, Piece]) -> None:
+    for name in [name for name in pieces if name.startswith("blk.4.")]:
+        del pieces[name]
+
+
+def test_a_head_that_is_claimed_and_missing_is_put_back(models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    claims = edited(whole, tmp_path / "claims.gguf", pieces=drop_head)
+    succeed("graft", claims, "--from", whole, "-o", tmp_path / "made.gguf")
+    assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(whole)) == []
+    assert value_of(tmp_path / "made.gguf", "qwen35.block_count") == 5
+    succeed("strip", claims, "-o", tmp_path / "trunk.gguf")
+    assert value_of(tmp_path / "trunk.gguf", "qwen35.nextn_predict_layers") is None
+    assert value_of(tmp_path / "trunk.gguf", "qwen35.block_count") == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("qwen35.block_count", 6), ("qwen35.block_count", 4), ("qwen35.nextn_predict_layers", None)],
+)
+def test_strip_believes_the_tensors(
+    key: str, value: int | None, models: Models, tmp_path: Path
+) -> None:
+    def lie(keys: Metadata) -> None:
+        keys.pop(key)
+        if value is not None:
+            keys[key] = Value(ValueType.U32, value)
+
+    lying = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "lying.gguf", metadata=lie)
+    succeed("strip", lying, "-o", tmp_path / "made.gguf")
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(trunk)) == []
+    assert value_of(tmp_path / "made.gguf", "qwen35.block_count") == 4
+    assert len(value_of(tmp_path / "made.gguf", "qwen35.attention.recurrent_layers")) == 4
+
+
+def test_half_a_head_is_stripped_and_not_extracted(models: Models, tmp_path: Path) -> None:
+    def halve(pieces: dict[str, Piece]) -> None:
+        del pieces["blk.4.nextn.eh_proj.weight"], pieces["blk.4.ffn_up.weight"]
+
+    half = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "half.gguf", pieces=halve)
+    refused(tmp_path, "extract", half, words=("half.gguf", "no whole MTP head", "eh_proj"))
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    made = tmp_path / "made.gguf"
+    refused(
+        tmp_path, "graft", trunk, "--from", half, "-o", made, words=("eh_proj.weight and 1 more",)
+    )
+    refused(
+        tmp_path,
+        "graft",
+        half,
+        "--from",
+        models.gguf(DENSE),
+        "-o",
+        made,
+        words=("in block 4 already", "mtp-gguf strip"),
+    )
+    succeed("strip", half, "-o", made)
+    assert differing(tensors_of(made), tensors_of(trunk)) == []
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def other(**changes: object) -> Spec:
+    return dataclasses.replace(DENSE, name="other", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (other(hidden=320), ("embedding_length 320", "has 256")),
+        (other(heads=6), ("attention.head_count 6", "has 4")),
+        (other(kv_heads=1), ("attention.head_count_kv 1", "has 2")),
+        (other(head_dim=32), ("attention.key_length 32", "has 64")),
+        (other(intermediate=512), ("feed_forward_length 512", "has 256")),
+        (other(layers=8), ("8 trunk layers", "has 4")),
+        (other(vocab_size=1056), ("vocabulary of 1056", "1024")),
+        (MOE, ("qwen35moe (mixture of experts)", "qwen35 (dense)")),
+    ],
+)
+def test_a_head_of_another_model(
+    spec: Spec, words: tuple[str, ...], models: Models, tmp_path: Path
+) -> None:
+    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    donor = models.gguf(spec, *UNIFORM)
+    message = refused(
+        tmp_path, "graft", base, "--from", donor, "-o", tmp_path / "x.gguf", words=words
+    )
+    assert str(base) in message
+    assert str(donor) in message
+
+
+def test_another_number_of_experts(models: Models, tmp_path: Path) -> None:
+    donor = models.gguf(dataclasses.replace(MOE, name="other", experts=8), *UNIFORM)
+    base = models.gguf(MOE, *UNIFORM, "--no-mtp")
+    target = tmp_path / "x.gguf"
+    words = ("expert_count 8", "has 16")
+    refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
+
+
+def test_another_tokenizer(models: Models, tmp_path: Path) -> None:
+    def rename(keys: Metadata) -> None:
+        tokens = [f"t{i}" for i in range(1024)]
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
+
+    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", metadata=rename)
+    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    target = tmp_path / "x.gguf"
+    words = ("different tokenizers", "1024 tokens differ")
+    refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
+
+
+def test_a_transposed_projection(models: Models, tmp_path: Path) -> None:
+    name = "blk.4.nextn.eh_proj.weight"
+
+    def transpose(pieces: dict[str, Piece]) -> None:
+        spec = pieces[name].spec
+        turned = TensorSpec(name, spec.shape[::-1], spec.type)
+        pieces[name] = dataclasses.replace(pieces[name], spec=turned)
+
+    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", pieces=transpose)
+    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    target = tmp_path / "x.gguf"
+    words = (name, "expected shape [512, 256]", "found [256, 512] (transposed)")
+    refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
+
+
+def test_what_has_nothing_to_cut(models: Models, tmp_path: Path) -> None:
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    head = models.gguf(DENSE, *UNIFORM, "--head-only")
+    whole = models.gguf(DENSE, *UNIFORM)
+    target = tmp_path / "x.gguf"
+    for arguments, words in (
+        (("strip", trunk), ("has no MTP head",)),
+        (("strip", head), ("head alone",)),
+        (("extract", head), ("head alone already",)),
+        (("extract", trunk), ("no whole MTP head",)),
+        (("graft", head, "--from", whole), ("head alone",)),
+        (("graft", trunk, "--from", trunk), ("no whole MTP head",)),
+        (("graft", whole, "--from", head), ("already", "mtp-gguf strip")),
+    ):
+        refused(tmp_path, *arguments, "-o", target, words=words)
+
+
+def test_another_architecture(models: Models, tmp_path: Path) -> None:
+    def rename(keys: Metadata) -> None:
+        keys["general.architecture"] = Value(ValueType.STRING, "llama")
+
+    llama = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "llama.gguf", metadata=rename)
+    for command in ("strip", "extract"):
+        words = ("architecture 'llama' is not one of qwen35, qwen35moe",)
+        refused(tmp_path, command, llama, "-o", tmp_path / "x.gguf", words=words)
+
+
+def test_blocks_that_no_model_has(models: Models, tmp_path: Path) -> None:
+    def hole(pieces: dict[str, Piece]) -> None:
+        for name in [name for name in pieces if name.startswith("blk.2.")]:
+            del pieces[name]
+
+    holed = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "holed.gguf", pieces=hole)
+    words = ("expected blocks 0 to 3", "found 3 of them")
+    refused(tmp_path, "strip", holed, "-o", tmp_path / "x.gguf", words=words)
+
+
+def test_outputs_are_not_overwritten_unasked(models: Models, tmp_path: Path) -> None:
+    whole = models.gguf(DENSE, *UNIFORM)
+    taken = tmp_path / "taken.gguf"
+    taken.write_bytes(b"mine")
+    refused(tmp_path, "strip", whole, "-o", taken, words=("exists", "--overwrite"))
+    own = tmp_path / "own.gguf"
+    own.write_bytes(whole.read_bytes())
+    link = tmp_path / "link.gguf"
+    link.hardlink_to(own)
+    for target in (own, link):
+        refused(tmp_path, "strip", own, "-o", target, "--overwrite", words=("is the input",))
+    refused(tmp_path, "strip", tmp_path / "absent.gguf", words=("cannot be opened",))
+    refused(tmp_path, "strip", whole, "-o", tmp_path / "no" / "x.gguf", words=("folder to exist",))
+
+
+def test_default_names_are_made_of_the_inputs(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = models.gguf(DENSE, *UNIFORM)
+    succeed("strip", whole)
+    succeed("extract", whole)
+    succeed("graft", "model-no-mtp.gguf", "--from", "mtp-model.gguf")
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"model-no-mtp.gguf", "mtp-model.gguf", "model-no-mtp-MTP.gguf"}
+    assert (tmp_path / "model-no-mtp-MTP.gguf").read_bytes() == whole.read_bytes()
+
+
+def test_every_spec_with_a_head_is_covered_or_a_variant() -> None:
+    """A new kind of checkpoint shows up here, to be put into COVERED or named as a variant."""
+    variants = {"dense-deep", "dense-f16", "dense-f32", "dense-fp8", "moe-fp8"}
+    variants |= {"dense-no-mtp", "Qwen3.5-1.5M-Chat-v1.1"}
+    assert {spec.name for spec in COVERED} | variants == set(SPECS)
