@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 
-KINDS = [BY_NAME[name] for name in ("Q4_K", "Q5_K", "Q6_K")]
+KINDS = [
+    BY_NAME[name]
+    for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
+]
 """The types that have kernels."""
+
+
+def has_kernel(kind: TensorType, weighted: bool) -> bool:
+    """With importance, ggml's Q4_0 weighs a block by its whole row; no kernel does that."""
+    return kind in KINDS and not (weighted and kind.name == "Q4_0")
+
 
 SOURCES = {
     "F32": np.dtype(np.float32),

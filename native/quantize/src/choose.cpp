@@ -123,12 +123,12 @@ Choice make_choice(int type, bool with_importance) {
     const Choice none = {{}, "ggml"};
     if (!target() || !target()->kernels) return none;
     for (const KernelSet * set = target()->kernels; set->type >= 0; ++set) {
-        const Kernel * kernels = set->kernels[with_importance];
-        if (set->type != type || !kernels[0]) continue;
-        if (!agrees(type, kernels[0], with_importance)) {
+        const KernelSet::BySource & kernels = with_importance ? set->weighted : set->plain;
+        if (set->type != type || !kernels.f32) continue;
+        if (!agrees(type, kernels.f32, with_importance)) {
             return {{}, "ggml: the kernel's bytes differ from those of this build of ggml"};
         }
-        return {{kernels[0], kernels[1], kernels[2]}, target()->name};
+        return {kernels, target()->name};
     }
     return none;
 }

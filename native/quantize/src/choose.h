@@ -4,8 +4,8 @@
 #include "job.h"
 
 struct Choice {
-    Kernel       kernels[3];  // by source type (F32, F16, BF16); NULL where ggml does the work
-    const char * name;        // as mtp_quantize_kernel() gives it
+    KernelSet::BySource kernels;
+    const char *        name;  // as mtp_quantize_kernel() gives it
 };
 
 // The choice for a type, with the comparison with ggml behind it. Choices live forever.

@@ -24,8 +24,10 @@ struct Job {
 
 using Kernel = void (*)(const Job &);
 
-// The kernels of one type: by source type (F32, F16, BF16) and by whether importance is given.
+// The kernels of one type.
 struct KernelSet {
-    int    type;                   // enum ggml_type
-    Kernel kernels[2][3];
+    struct BySource { Kernel f32, f16, bf16; };  // all NULL: ggml does it
+
+    int      type;  // enum ggml_type
+    BySource plain, weighted;
 };

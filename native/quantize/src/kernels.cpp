@@ -1,6 +1,9 @@
 // The kernels of one instruction set; CMakeLists.txt compiles this file once for each, with
 // MTP_TARGET as the namespace and the instruction set's own flags.
-#include "formats.h"
+#include "rounding_formats.h"
+#include "scale_formats.h"
+#include "scale_min_formats.h"
+#include "table_formats.h"
 
 namespace MTP_TARGET {
 
@@ -33,23 +36,26 @@ template <typename Format, typename Source, bool Weighted> void run(const Job & 
     }
 }
 
+template <typename Format, bool Weighted> constexpr KernelSet::BySource by_source() {
+    return {run<Format, float, Weighted>, run<Format, F16, Weighted>, run<Format, BF16, Weighted>};
+}
+
 template <typename Format> constexpr KernelSet kernels_of() {
-    return {
-        Format::TYPE,
-        {
-            {run<Format, float, false>, run<Format, F16, false>, run<Format, BF16, false>},
-            {run<Format, float, true>, run<Format, F16, true>, run<Format, BF16, true>},
-        },
-    };
+    if constexpr (Format::IMPORTANCE == Importance::USED) {
+        return {Format::TYPE, by_source<Format, false>(), by_source<Format, true>()};
+    } else if constexpr (Format::IMPORTANCE == Importance::IGNORED) {
+        return {Format::TYPE, by_source<Format, false>(), by_source<Format, false>()};
+    } else {
+        return {Format::TYPE, by_source<Format, false>(), {}};
+    }
 }
 
 // The list ends with type -1.
 extern const KernelSet KERNELS[];
 const KernelSet KERNELS[] = {
-    kernels_of<ScaleMinFormat<12, 4>>(),
-    kernels_of<ScaleMinFormat<13, 5>>(),
-    kernels_of<Q6K>(),
-    {-1, {}},
+    kernels_of<Q40>(),   kernels_of<Q80>(), kernels_of<Q2K>(),   kernels_of<Q3K>(),
+    kernels_of<ScaleMinFormat<12, 4>>(), kernels_of<ScaleMinFormat<13, 5>>(),
+    kernels_of<Q6K>(),   kernels_of<IQ4NL>(), kernels_of<IQ4XS>(), {-1, {}, {}},
 };
 
 }  // namespace MTP_TARGET

@@ -16,13 +16,12 @@ bool can_quantize(int32_t type) {
     return ggml_is_quantized((ggml_type) type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K;
 }
 
-int source_index(int32_t type) {
-    return type == GGML_TYPE_F32 ? 0 : type == GGML_TYPE_F16 ? 1 : type == GGML_TYPE_BF16 ? 2 : -1;
+bool can_read(int32_t type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
 }
 
 mtp_quantize_status quantize(const Rows & rows, void * out, int64_t * n_not_finite) {
-    const int source = source_index(rows.source_type);
-    if (!can_quantize(rows.type) || source < 0) return MTP_QUANTIZE_ERROR_TYPE;
+    if (!can_quantize(rows.type) || !can_read(rows.source_type)) return MTP_QUANTIZE_ERROR_TYPE;
     const ggml_type type = (ggml_type) rows.type;
     if (rows.n_rows < 0 || rows.row_length < 0 || rows.row_length % ggml_blck_size(type)) {
         return MTP_QUANTIZE_ERROR_SIZE;
@@ -32,9 +31,12 @@ mtp_quantize_status quantize(const Rows & rows, void * out, int64_t * n_not_fini
     if (n_not_finite) *n_not_finite = 0;
     if (!rows.n_rows || !rows.row_length) return MTP_QUANTIZE_OK;
 
-    const Choice & choice = choose(rows.type, rows.importance);
-    if (choice.kernels[source]) {
-        quantize_by_kernel(rows, choice.kernels[source], (uint8_t *) out, n_not_finite);
+    const KernelSet::BySource & kernels = choose(rows.type, rows.importance).kernels;
+    const Kernel kernel = rows.source_type == GGML_TYPE_F32   ? kernels.f32
+                          : rows.source_type == GGML_TYPE_F16 ? kernels.f16
+                                                              : kernels.bf16;
+    if (kernel) {
+        quantize_by_kernel(rows, kernel, (uint8_t *) out, n_not_finite);
         return MTP_QUANTIZE_OK;
     }
     if (n_not_finite && ggml_is_quantized(type)) {

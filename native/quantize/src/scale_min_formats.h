@@ -1,12 +1,9 @@
-// The block formats, LANES blocks at a time.
-//
-// A format has its ggml type, the values and bytes of a block, and quantize(), which takes the
-// values of a block in each lane (and their importance, when Weighted) and leaves the block's bytes
-// in `words`, as many as needed. It returns the lanes whose result ggml must make instead.
+// Formats whose groups have a scale and a minimum: Q4_K, Q5_K, Q2_K.
 #pragma once
 
-#include "lanes.h"
-#include "search.h"
+#include "fit_positive.h"
+#include "fit_scale_min.h"
+#include "format.h"
 
 namespace MTP_TARGET {
 
@@ -14,6 +11,7 @@ namespace MTP_TARGET {
 // mins. Bytes: F16 d, F16 dmin, 12 of scales and mins, the fifth bits (Q5_K), the low four bits.
 template <int Type, int Bits> struct ScaleMinFormat {
     static constexpr int TYPE   = Type;
+    static constexpr Importance IMPORTANCE = Importance::USED;
     static constexpr int LENGTH = 256;
     static constexpr int GROUPS = 8;
     static constexpr int GROUP  = 32;
@@ -27,27 +25,17 @@ template <int Type, int Bits> struct ScaleMinFormat {
     static inline Mask quantize(const Float * x, const Float * importance, Int * words) {
         ScaleMin fits[GROUPS];
         Float    scales[GROUPS], mins[GROUPS], sum_w[GROUPS];
-        Float    square_sum = {};
-        if (Weighted) {
-            for (int i = 0; i < LENGTH; ++i) square_sum += x[i] * x[i];
-        }
-        const Float variance = 2 * square_sum / LENGTH;
+        const Float variance = Weighted ? 2 * sum_of_squares<LENGTH>(x) / LENGTH : Float{};
         for (int j = 0; j < GROUPS; j += 2) {
             Float w[2 * GROUP];
             for (int k = 0; k < 2; ++k) {
                 const Float * group = x + GROUP * (j + k);
+                Float *       wk    = w + GROUP * k;
                 if (Weighted) {
-                    sum_w[j + k] = Float{};
-                    for (int i = 0; i < GROUP; ++i) {
-                        const Float spread = sqrt(variance + group[i] * group[i]);
-                        w[GROUP * k + i] = importance[GROUP * (j + k) + i] * spread;
-                        sum_w[j + k] += w[GROUP * k + i];
-                    }
+                    sum_w[j + k] = weigh<GROUP>(group, importance + GROUP * (j + k), variance, wk);
                 } else {
-                    Float sum = {};
-                    for (int i = 0; i < GROUP; ++i) sum += group[i] * group[i];
-                    const Float average = sqrt(sum / GROUP);
-                    for (int i = 0; i < GROUP; ++i) w[GROUP * k + i] = average + abs(group[i]);
+                    const Float average = sqrt(sum_of_squares<GROUP>(group) / GROUP);
+                    for (int i = 0; i < GROUP; ++i) wk[i] = average + abs(group[i]);
                 }
             }
             fit_scale_min<GROUP, 2, LEVELS, false>(
@@ -66,8 +54,8 @@ template <int Type, int Bits> struct ScaleMinFormat {
             d    = fit_positive<GROUPS, 63>(scales, sum_w, scale_levels);
             dmin = fit_positive<GROUPS, 63>(mins, sum_w, min_levels);
         } else {
-            d    = share_of_largest(scales, scale_levels);
-            dmin = share_of_largest(mins, min_levels);
+            d    = share_of_largest<GROUPS, 63>(scales, scale_levels);
+            dmin = share_of_largest<GROUPS, 63>(mins, min_levels);
         }
         if (!Weighted || Bits == 5) {
             for (int j = 0; j < GROUPS; ++j) {
@@ -132,79 +120,81 @@ template <int Type, int Bits> struct ScaleMinFormat {
         }
         return irregular;
     }
-
-    // Levels 0 ... 63 (a byte each) of the largest value, which gets 63; returns a level's worth.
-    static inline Float share_of_largest(const Float * values, Int * levels) {
-        Float largest = {};
-        for (int j = 0; j < GROUPS; ++j) largest = max(values[j], largest);
-        const Float inverse = select(largest > 0, 63.f / largest, Float{});
-        for (int j = 0; j < GROUPS; ++j) levels[j] = nearest_int(inverse * values[j]) & 0xff;
-        return largest / 63.f;
-    }
 };
 
-// Q6_K: sixteen groups of 16 values as d * scale * level, with 8-bit signed scales. Bytes: the low
-// four bits, the high two, the scales, F16 d.
-struct Q6K {
-    static constexpr int TYPE   = 14;
+// Q2_K: sixteen groups of 16 values as d * scale * level - dmin * min, with 4-bit scales and mins.
+// Bytes: scales (low nibble) and mins (high), levels, F16 d, F16 dmin.
+struct Q2K {
+    static constexpr int TYPE   = 10;
     static constexpr int LENGTH = 256;
     static constexpr int GROUPS = 16;
     static constexpr int GROUP  = 16;
-    static constexpr int BYTES  = 128 + 64 + 16 + 2;
+    static constexpr int LEVELS = 3;
+    static constexpr int BYTES  = 16 + 64 + 2 + 2;
+    static constexpr Importance IMPORTANCE = Importance::USED;
 
     template <bool Weighted>
     static inline Mask quantize(const Float * x, const Float * importance, Int * words) {
-        Scale fits[GROUPS];
-        Float largest = {}, magnitude = {};
-        for (int j = 0; j < GROUPS; ++j) {
-            Float         squares[GROUP];
-            const Float * group = x + GROUP * j;
-            for (int i = 0; i < GROUP; ++i) squares[i] = group[i] * group[i];
-            fits[j] = fit_scale<GROUP, 32>(group, Weighted ? importance + GROUP * j : squares);
-            const Float a = abs(fits[j].scale);
-            largest   = select(a > magnitude, fits[j].scale, largest);
-            magnitude = max(a, magnitude);
+        ScaleMin fits[GROUPS];
+        Float    scales[GROUPS], mins[GROUPS], sum_w[GROUPS];
+        const Float variance = Weighted ? sum_of_squares<LENGTH>(x) / LENGTH : Float{};
+        for (int j = 0; j < GROUPS; j += 2) {
+            Float w[2 * GROUP];
+            for (int k = 0; k < 2; ++k) {
+                const Float * group = x + GROUP * (j + k);
+                Float *       wk    = w + GROUP * k;
+                if (Weighted) {
+                    sum_w[j + k] = weigh<GROUP>(group, importance + GROUP * (j + k), variance, wk);
+                } else {
+                    for (int i = 0; i < GROUP; ++i) wk[i] = abs(group[i]);
+                }
+            }
+            constexpr Trials trials = Weighted ? Trials{-0.9f, 0.05f, 36} : Trials{-0.5f, 0.1f, 15};
+            fit_scale_min<GROUP, 2, LEVELS, !Weighted>(x + GROUP * j, w, trials, fits + j);
         }
-        const Mask  zero    = magnitude < ALL_ZERO;
-        const Float inverse = -128.f / largest;
-        const Int   half_d  = to_f16(1 / inverse);
-        const Float d       = from_f16(half_d);
-
-        Int scales[GROUPS], levels[LENGTH];
+        Mask irregular = {};
         for (int j = 0; j < GROUPS; ++j) {
-            scales[j] = min(splat(127), nearest_int(inverse * fits[j].scale)) << 24 >> 24;
-            const Float * group = x + GROUP * j;
-            const Float   step  = d * to_float(scales[j]);
+            scales[j] = fits[j].scale;
+            mins[j]   = fits[j].min;
+            irregular |= fits[j].irregular;
+        }
+
+        Int   packed[GROUPS], scale_levels[GROUPS], min_levels[GROUPS];
+        Float d, dmin;
+        if (Weighted) {
+            d    = fit_positive<GROUPS, 15>(scales, sum_w, scale_levels);
+            dmin = fit_positive<GROUPS, 15>(mins, sum_w, min_levels);
+        } else {
+            d    = share_of_largest<GROUPS, 15>(scales, scale_levels);
+            dmin = share_of_largest<GROUPS, 15>(mins, min_levels);
+        }
+        irregular |= not_number(d) | not_number(dmin);
+        const Int half_d = to_f16(d), half_dmin = to_f16(dmin);
+        d    = from_f16(half_d);
+        dmin = from_f16(half_dmin);
+
+        Int levels[LENGTH];
+        for (int j = 0; j < GROUPS; ++j) {
+            packed[j] = (scale_levels[j] | min_levels[j] << 4) & 0xff;
+            const Float   step  = d * to_float(packed[j] & 15);
+            const Float   start = dmin * to_float(packed[j] >> 4);
             const Mask    none  = step == 0;
+            const Float * group = x + GROUP * j;
             for (int i = 0; i < GROUP; ++i) {
-                const Int l = nearest_int(group[i] / step);
-                levels[GROUP * j + i] = max(splat(-32), min(splat(31), l)) + 32;
+                const Int l = nearest_int((group[i] + start) / step);
+                levels[GROUP * j + i] = max(Int{}, min(splat(LEVELS), l));
             }
             if (any(none)) {  // the levels of the search stay
                 for (int i = 0; i < GROUP; ++i) {
-                    const Int l = nearest_int(level_above_lowest<32>(fits[j], group[i]));
+                    const Int l = nearest_int(level<LEVELS>(fits[j], group[i]));
                     levels[GROUP * j + i] = select(none, l, levels[GROUP * j + i]);
                 }
             }
-            scales[j] &= 0xff;
         }
-
-        for (int half = 0; half < 2; ++half) {
-            const Int * from = levels + 128 * half;
-            Int * low = words + 16 * half, * high = words + 32 + 8 * half;
-            for (int i = 0; i < 8; ++i) {
-                const Int a = word_of(from + 4 * i), b = word_of(from + 32 + 4 * i);
-                const Int c = word_of(from + 64 + 4 * i), e = word_of(from + 96 + 4 * i);
-                low[i]     = (a & 0x0f0f0f0f) | (c & 0x0f0f0f0f) << 4;
-                low[i + 8] = (b & 0x0f0f0f0f) | (e & 0x0f0f0f0f) << 4;
-                high[i]    = (a >> 4 & 0x03030303) | (b >> 4 & 0x03030303) << 2 |
-                             (c >> 4 & 0x03030303) << 4 | (e >> 4 & 0x03030303) << 6;
-            }
-        }
-        for (int k = 0; k < 4; ++k) words[48 + k] = word_of(scales + 4 * k);
-        words[52] = half_d;
-        for (int i = 0; i < 53; ++i) words[i] = select(zero, Int{}, words[i]);
-        return not_number(inverse) & ~zero;
+        for (int k = 0; k < 4; ++k) words[k] = word_of(packed + 4 * k);
+        pack_pairs_of_bits(levels, words + 4);
+        words[20] = half_d | half_dmin << 16;
+        return irregular;
     }
 };
 

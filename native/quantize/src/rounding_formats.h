@@ -1,0 +1,69 @@
+// Formats that are no search, only rounding: Q8_0 and, without importance, Q4_0.
+#pragma once
+
+#include "format.h"
+
+namespace MTP_TARGET {
+
+// Blocks whose scale has an infinite inverse: denormal ones.
+inline Mask infinite_inverse(Float scale, Float inverse) {
+    return (scale != 0) & (inverse - inverse != 0);
+}
+
+// Q8_0: 32 values as d * level. Bytes: F16 d, levels.
+struct Q80 {
+    static constexpr int TYPE   = 8;
+    static constexpr int LENGTH = 32;
+    static constexpr int BYTES  = 2 + 32;
+    static constexpr Importance IMPORTANCE = Importance::IGNORED;
+
+    template <bool Weighted> static inline Mask quantize(const Float * x, const Float *, Int * words) {
+        Float magnitude = {};
+        for (int i = 0; i < LENGTH; ++i) magnitude = max(magnitude, abs(x[i]));
+        const Float d       = magnitude / 127.f;
+        const Float inverse = select(d != 0, 1.f / d, Float{});
+        Int levels[LENGTH];
+        for (int i = 0; i < LENGTH; ++i) {
+            // roundf: to nearest, and where that took a half to the even side below, one up.
+            const Float v       = x[i] * inverse;
+            const Float a       = abs(v);
+            const Float nearest = (a + 12582912.f) - 12582912.f;
+            const Float rounded = nearest + select(a - nearest == 0.5f, splat(1.f), Float{});
+            const Int   l       = __builtin_convertvector(rounded, Int);
+            levels[i] = select(v < 0, -l, l) & 0xff;
+        }
+        Int body[8];
+        for (int i = 0; i < 8; ++i) body[i] = word_of(levels + 4 * i);
+        store_half_and<8>(to_f16(d), body, words);
+        return infinite_inverse(d, inverse);
+    }
+};
+
+// Q4_0: 32 values as d * (level - 8). Bytes: F16 d, levels i and i + 16 in a byte.
+struct Q40 {
+    static constexpr int TYPE   = 2;
+    static constexpr int LENGTH = 32;
+    static constexpr int BYTES  = 2 + 16;
+    // With importance, a block's weights depend on the whole row.
+    static constexpr Importance IMPORTANCE = Importance::LEFT_TO_GGML;
+
+    template <bool Weighted> static inline Mask quantize(const Float * x, const Float *, Int * words) {
+        Float largest = {}, magnitude = {};
+        for (int i = 0; i < LENGTH; ++i) {
+            const Float a = abs(x[i]);
+            largest   = select(magnitude < a, x[i], largest);
+            magnitude = max(a, magnitude);
+        }
+        const Float d       = largest / -8.f;
+        const Float inverse = select(d != 0, 1.f / d, Float{});
+        Int levels[LENGTH];
+        for (int i = 0; i < LENGTH; ++i) {
+            const Int l = __builtin_convertvector(x[i] * inverse + 8.5f, Int);
+            levels[i] = min(splat(15), l);
+        }
+        store_half_and_nibbles(to_f16(d), levels, words);
+        return infinite_inverse(d, inverse);
+    }
+};
+
+}  // namespace MTP_TARGET
