@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -25,13 +26,13 @@ def general_metadata(
 ) -> dict[str, Value]:
     """What identifies the model, from its card, its config and its folder's name.
 
-    name: the model's name where the folder's is none (a cache of the hub).
+    name: the model's name where the folder's is that of a commit (a cache of the hub).
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
     total, shared, expert, experts = _parameters(targets)
     penalty = _repetition_penalty(folder)
     try:
-        held = gguf.Metadata.load(None, folder, name, total)
+        held = _load(folder, name, total)
     except Exception as error:  # the YAML reader has exceptions of its own
         raise CheckpointError(
             f"{folder / 'README.md'}: this model card cannot be understood: "
@@ -52,6 +53,22 @@ def general_metadata(
         "general.file_type": Value(ValueType.U32, file_type),
         "general.quantization_version": Value(ValueType.U32, gguf.GGML_QUANT_VERSION),
     }
+
+
+def _load(folder: Path, name: str | None, total: int) -> gguf.Metadata:
+    held = gguf.Metadata.load(None, folder, None, total)
+    if name is not None:
+        card, config = (
+            gguf.Metadata.load_model_card(folder),
+            gguf.Metadata.load_hf_parameters(folder),
+        )
+        named = gguf.Metadata.apply_metadata_heuristic(
+            gguf.Metadata(), card, config, Path(name), total
+        )
+        for field in fields(named):  # defaults of the sampler do not depend on a name
+            if not field.name.startswith("sampling_"):
+                setattr(held, field.name, getattr(named, field.name))
+    return held
 
 
 def file_stem(general: dict[str, Value], quant: str) -> str:

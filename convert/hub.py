@@ -3,6 +3,7 @@
 Resuming, caching, tokens, HF_ENDPOINT and offline mode are that library's.
 """
 
+import glob
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.errors import CheckpointError, MtpGgufError
 
 from .checkpoint import INDEX_NAME, read_config, read_weight_map
 from .family import HeadChoice, find_family
@@ -48,16 +49,23 @@ def download(hub_id: str, revision: str | None, head: HeadChoice) -> Path:
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{hub_id}: no revision {revision!r} on the hub") from None
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{hub_id}: not in the local cache, and the hub cannot be reached (is offline mode "
-            "set, or is the network down?)"
+            f"{hub_id}: not whole in the local cache, and the hub cannot be reached: "
+            f"{_first_line(error.__cause__ or error)}"
         ) from None
     except HFValidationError as error:
         raise CheckpointError(f"{hub_id}: expected OWNER/NAME: {error}") from None
-    except (HfHubHTTPError, OSError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{hub_id}: download failed: {first}; try again to resume") from None
+    except MtpGgufError:
+        raise
+    except Exception as error:  # the HTTP library beneath has exceptions of its own
+        refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
+        step = "log in with `hf auth login`, or correct HF_TOKEN" if refused else "try again"
+        raise CheckpointError(f"{hub_id}: download failed: {_first_line(error)}; {step}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _download(hub_id: str, revision: str | None, head: HeadChoice) -> Path:
@@ -65,12 +73,16 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice) -> Path:
     family = find_family(read_config(config.parent), config)
     try:
         index = hf_hub_download(hub_id, INDEX_NAME, revision=revision)
-    except LocalEntryNotFoundError:
-        raise
-    except EntryNotFoundError:
-        shards = ["*.safetensors"]
+    except EntryNotFoundError as error:
+        # Offline nobody can say that there is none; but it is fetched before any weights.
+        offline = isinstance(error, LocalEntryNotFoundError)
+        if offline and not [*config.parent.glob("model*.safetensors")]:
+            raise
+        shards = ["model*.safetensors"]
     else:
         weight_map = read_weight_map(Path(index).parent) or {}
-        shards = sorted({file for tensor, file in weight_map.items() if family.wants(tensor, head)})
+        shards = sorted(
+            {glob.escape(file) for tensor, file in weight_map.items() if family.wants(tensor, head)}
+        )
     folder = snapshot_download(hub_id, revision=revision, allow_patterns=[*_SMALL_FILES, *shards])
     return Path(folder)

@@ -1,0 +1,222 @@
+"""Models by their hub id, with the real huggingface_hub client against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from conversions import TINY, Checkpoints, converted, held, spawn
+from hub_server import Hub
+
+MODEL = "somebody/Tiny-3.5"
+SHARDED = replace(TINY, name="sharded", layers=4, shards=12)
+OTHER = replace(TINY, name="other", seed=2)
+TOKEN = "hf_thisIsNoRealToken"
+INDEX = "model.safetensors.index.json"
+# The client waits between tries; these tests do not.
+IMPATIENT = "import time; time.sleep = lambda seconds: None"
+# It keeps what came before a cut by whole pieces of this size, 10 MB else.
+SMALL_PIECES = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 500"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def hub(checkpoints: Checkpoints) -> Iterator[Hub]:
+    with Hub(MODEL, {"main": checkpoints.get(SHARDED), "v2": checkpoints.get(OTHER)}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
+
+
+def start(hub: Hub, output: Path, *options: object, model: str = MODEL, **env: str) -> Popen[str]:
+    """Start a conversion of the hub's model, its cache beside the output."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
+    kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(output.parent / "home"), **env}
+    arguments = ["convert", model, "-o", output / "out.gguf", "--quant", "F16", *options]
+    return spawn(*arguments, prelude=f"{IMPATIENT}; {SMALL_PIECES}", env=kept)
+
+
+def succeeds(hub: Hub, output: Path, *options: object, **env: str) -> bytes:
+    """Convert the hub's model; the file."""
+    with start(hub, output, "--overwrite", *options, **env) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "bits per weight" in stdout
+    return (output / "out.gguf").read_bytes()
+
+
+def fails(hub: Hub, output: Path, *words: str, model: str = MODEL, **env: str) -> None:
+    """Convert the hub's model, in vain: one sentence, below what the client itself reports."""
+    with start(hub, output, model=model, **env) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    assert "Traceback" not in stderr, stderr
+    last = stderr.splitlines()[-1]
+    assert last.startswith("mtp-gguf: "), stderr
+    for word in (model, *words):
+        assert word in last
+    assert not stdout
+    assert not held(output)
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the index has it."""
+    index: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    return index
+
+
+class TestFetches:
+    def test_the_same_bytes_as_a_local_folder(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(SHARDED, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        converted(folder, tmp_path / "local.gguf", "--quant", "F16", "--fastmtp")
+        ours = succeeds(hub, output, "--fastmtp")
+        assert ours == (tmp_path / "local.gguf").read_bytes()
+        shards = {path.name for path in folder.glob("*.safetensors")} & {*index_of(folder).values()}
+        assert len(shards) > 5
+        assert shards | {INDEX, "config.json", "tokenizer.json"} <= {*hub.fetched()}
+        # A second run asks for no content, a third one, offline, for nothing at all.
+        hub.requests.clear()
+        assert succeeds(hub, output, "--fastmtp") == ours
+        assert not hub.fetched()
+        hub.requests.clear()
+        assert succeeds(hub, output, "--fastmtp", HF_HUB_OFFLINE="1") == ours
+        assert not hub.requests
+
+    def test_a_revision_of_one_file(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        converted(folder, tmp_path / "local.gguf", "--quant", "F16")
+        expected = (tmp_path / "local.gguf").read_bytes()
+        assert succeeds(hub, output, "--revision", "v2") == expected
+        assert "model.safetensors" in hub.fetched()
+        offline = {"HF_HUB_OFFLINE": "1"}
+        assert succeeds(hub, output, "--revision", "v2", **offline) == expected
+        commit = hub.commit("v2")
+        assert succeeds(hub, output, "--revision", commit) == expected
+
+    def test_nothing_but_the_head_for_head_only(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        succeeds(hub, output, "--head-only")
+        index = index_of(checkpoints.get(SHARDED))
+        needed = {f for name, f in index.items() if not name.startswith("model.layers.")}
+        assert needed < {*index.values()}
+        assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
+
+    def test_no_head_for_no_mtp(self, hub: Hub, checkpoints: Checkpoints, output: Path) -> None:
+        succeeds(hub, output, "--no-mtp")
+        index = index_of(checkpoints.get(SHARDED))
+        needed = {f for name, f in index.items() if not name.startswith("mtp.")}
+        assert needed < {*index.values()}
+        assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
+
+    def test_no_file_that_nobody_reads(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(TINY, tmp_path)
+        unread = "pytorch_model.bin", "training.pt", "consolidated.safetensors", "out.gguf"
+        for name in unread:
+            (folder / name).write_bytes(b"x")
+        with Hub(MODEL, {"main": folder}) as hub:
+            succeeds(hub, output)
+        assert not {*unread} & {*hub.fetched()}
+
+    def test_with_a_token(self, hub: Hub, output: Path) -> None:
+        hub.token = TOKEN
+        succeeds(hub, output, HF_TOKEN=TOKEN)
+        assert {asked.token for asked in hub.requests if MODEL in asked.path} == {TOKEN}
+        assert {asked.token for asked in hub.requests if "/cdn/" in asked.path} == {""}
+
+    def test_on_after_the_connection_was_cut(self, hub: Hub, output: Path) -> None:
+        whole = succeeds(hub, output)
+        (output / "out.gguf").unlink()
+        hub.requests.clear()
+        hub.cuts, hub.cut_after = 1, 1000
+        resumed = succeeds(hub, output, HF_HOME=str(output.parent / "another home"))
+        assert resumed == whole
+        assert hub.cuts == 0
+        assert [asked.range for asked in hub.requests if asked.range] == ["bytes=1000-"]
+        assert not [*(output.parent / "another home").rglob("*.incomplete")]
+
+
+class TestFails:
+    def test_no_such_model(self, hub: Hub, output: Path) -> None:
+        words = "no such model", "private", "check the name", "hf auth login", "HF_TOKEN"
+        fails(hub, output, *words, model="somebody/else")
+
+    def test_private(self, hub: Hub, output: Path) -> None:
+        hub.token = TOKEN
+        fails(hub, output, "no such model", "private", "hf auth login")
+
+    def test_wrong_token(self, hub: Hub, output: Path) -> None:
+        hub.token = TOKEN
+        fails(hub, output, "401", "HF_TOKEN", HF_TOKEN="hf_another")
+
+    def test_gated(self, hub: Hub, output: Path) -> None:
+        hub.gated = True
+        fails(hub, output, "is gated", "accept its terms", "hf auth login", "HF_TOKEN")
+
+    def test_no_such_revision(self, hub: Hub, output: Path) -> None:
+        with start(hub, output, "--revision", "v9") as process:
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert stderr == f"mtp-gguf: {MODEL}: no revision 'v9' on the hub\n"
+
+    @pytest.mark.parametrize("status", [500, 503, 429])
+    def test_server_error(self, status: int, hub: Hub, output: Path) -> None:
+        hub.fault = status
+        fails(hub, output, str(status))
+
+    def test_server_error_in_the_middle(self, hub: Hub, output: Path) -> None:
+        hub.cuts, hub.cut_after = 1000, 0
+        fails(hub, output, "download failed", "try again")
+
+    def test_nobody_listens(self, hub: Hub, output: Path) -> None:
+        fails(hub, output, "cannot be reached", HF_ENDPOINT="http://127.0.0.1:9")
+
+    def test_offline_and_not_in_the_cache(self, hub: Hub, output: Path) -> None:
+        fails(hub, output, "local cache", "offline mode", "HF_HUB_OFFLINE", HF_HUB_OFFLINE="1")
+        assert not hub.requests
+
+    def test_offline_and_not_whole_in_the_cache(self, hub: Hub, output: Path) -> None:
+        succeeds(hub, output, "--head-only")
+        (output / "out.gguf").unlink()
+        fails(hub, output, "not whole in the local cache", HF_HUB_OFFLINE="1")
+
+    def test_not_a_model_of_the_family(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        """Found out by the config, before any weights are fetched."""
+        folder = checkpoints.copy(TINY, tmp_path)
+        (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
+            _, stderr = process.communicate(timeout=120)
+        assert "LlamaForCausalLM" in stderr
+        assert hub.fetched() == ["config.json"]
+
+    def test_index_that_points_outside(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(SHARDED, tmp_path)
+        (folder / INDEX).write_text('{"weight_map": {"mtp.fc.weight": "../../config.json"}}')
+        with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
+            _, stderr = process.communicate(timeout=120)
+        assert "a file name inside the folder, found '../../config.json'" in stderr
+        assert hub.fetched() == ["config.json", INDEX]
