@@ -1,0 +1,113 @@
+"""Gigabytes of input a second, ours and ggml_quantize_chunk's, by type and number of threads.
+
+    python benchmarks/quantize.py [--types Q4_K Q6_K] [--threads 1 2] [--source BF16] [--weighted]
+        [--rounds 7] [--values 2000000]
+
+Rows are heavy-tailed like trained weights. Each side is given what it eats: ggml rows of
+F32 (the time to widen them is not counted against it), ours the source type. They alternate in one
+process, round by round; the table shows medians, and the median of the rounds' ratios, so that a
+machine shared with others disturbs the ratio little. Each thread quantizes a matrix of its own.
+MTP_QUANTIZE_TARGET=avx2 (sse2, neon) forces an instruction set.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.native import quantizer
+
+TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
+SOURCES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+COLUMNS = 4096
+
+
+def upstream() -> Callable[..., int]:
+    """ggml_quantize_chunk of the libggml-base that llama_cpp has loaded."""
+    import ctypes  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+
+    import llama_cpp  # noqa: PLC0415
+
+    folder = Path(llama_cpp.llama_cpp._base_path)
+    (path,) = (p for p in folder.glob("*ggml-base.*") if p.suffix in (".so", ".dylib", ".dll"))
+    function = ctypes.CDLL(str(path)).ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
+    return function
+
+
+def matrices(count: int, values: int) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng(0)
+    shape = max(values // COLUMNS, 1), COLUMNS
+    return [np.asarray(rng.standard_t(5, shape) * 0.02, np.float32) for _ in range(count)]
+
+
+def seconds(pool: ThreadPoolExecutor, work: Callable[[Any], object], items: list[Any]) -> float:
+    began = time.perf_counter()
+    list(pool.map(work, items))
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
+    parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser.add_argument("--source", default="BF16", choices=SOURCES)
+    parser.add_argument("--weighted", action="store_true", help="with importance weights")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--values", type=int, default=2_000_000, help="of a thread's matrix")
+    arguments = parser.parse_args()
+
+    chunk = upstream()
+    importance = np.random.default_rng(1).random(COLUMNS, np.float32) + np.float32(0.1)
+    weights = importance if arguments.weighted else None
+    print("type    threads  kernel   ggml GB/s   ours GB/s   ratio")
+    for threads in arguments.threads:
+        wide = matrices(threads, arguments.values)
+        narrow = [m.astype(SOURCES[arguments.source]) for m in wide]
+        wide = [m.astype(np.float32) for m in narrow]
+        bytes_in = sum(m.nbytes for m in narrow)
+        with ThreadPoolExecutor(threads) as pool:
+            for name in arguments.types:
+                kind = BY_NAME[name]
+
+                def theirs(rows: NDArray[np.float32], kind: Any = kind) -> NDArray[np.uint8]:
+                    out = np.empty((len(rows), kind.row_bytes(COLUMNS)), np.uint8)
+                    pointer = None if weights is None else weights.ctypes.data
+                    chunk(kind.id, rows.ctypes.data, out.ctypes.data, 0, *rows.shape, pointer)
+                    return out
+
+                def ours(rows: NDArray[Any], kind: Any = kind) -> NDArray[np.uint8]:
+                    return quantizer.quantize_rows(kind, rows, weights)[0]
+
+                if not all(
+                    np.array_equal(theirs(a), ours(b)) for a, b in zip(wide, narrow, strict=True)
+                ):
+                    raise SystemExit(f"{name}: the bytes differ")
+                times = [
+                    (seconds(pool, theirs, wide), seconds(pool, ours, narrow))
+                    for _ in range(arguments.rounds)
+                ]
+                theirs_s, ours_s = (
+                    statistics.median(column) for column in zip(*times, strict=True)
+                )
+                ratio = statistics.median(a / b for a, b in times)
+                kernel = quantizer.kernel(kind, arguments.weighted).split(":")[0]
+                print(
+                    f"{name:7} {threads:7}  {kernel:7} {bytes_in / theirs_s / 1e9:10.3f}"
+                    f"  {bytes_in / ours_s / 1e9:10.3f}  {ratio:6.1f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
