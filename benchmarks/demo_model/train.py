@@ -3,8 +3,8 @@
     python train.py --out runs/demo            # about an hour on two cores
     python train.py --out runs/demo --resume   # goes on from the last checkpoint
 
-The learning rate rises, stays, and falls to zero over the last part of `--steps`, which is also
-the part that reads well-known modules only; a resumed run may be given another `--steps`. See
+The learning rate rises, stays, and falls to zero over the last part of `--steps`; after the first
+`--broad` steps only well-known modules are read. A resumed run may be given other numbers. See
 README.md for what follows (polish.py, ship.py).
 """
 
@@ -38,6 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--broad", type=int, default=700, help="first steps, with all texts")
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--vocabulary", type=int, default=4096)
@@ -234,16 +235,15 @@ def main() -> None:
     )
     broad = batches(texts.all, end, args.length + 1, args.batch, args.seed)
     narrow = batches(texts.well_known, end, args.length + 1, args.batch, args.seed)
-    switch = args.steps - args.fall
     for step in range(first):
-        next(broad if step < switch else narrow)
+        next(broad if step < args.broad else narrow)
     began, seen = time.monotonic(), 0
     for step in range(first, args.steps):
         factor = rate(step, args.steps, args.fall)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
-        rows = next(broad if step < switch else narrow)
+        rows = next(broad if step < args.broad else narrow)
         yield_cores(args.threads)
         total, parts = losses(model, rows)
         torch.autograd.backward(total)
