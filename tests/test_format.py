@@ -1,0 +1,590 @@
+"""The GGUF reader and writer: golden bytes, broken one field at a time, and second opinions."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from byte_source import ByteSource
+from ggml_reader import Answer, describe
+from golden_gguf import CASES, FIELDS, SOUND, Case, assembled, start_of, u32, u64
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtp_gguf.gguf_tools import format as gguf_format
+from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.format import (
+    ArrayRef,
+    GgufFile,
+    Layout,
+    TensorSpec,
+    Value,
+    ValueType,
+    lay_out,
+    open_gguf,
+    padded,
+)
+from mtp_gguf.gguf_tools.tensor_types import BY_ID, F32, Q8_0
+
+GOLDEN = assembled({})
+GOLDEN_METADATA = {
+    "general.architecture": Value(ValueType.STRING, "qwen35"),
+    "general.alignment": Value(ValueType.U32, 64),
+    "ids": Value(ValueType.I32, [7, -1]),
+    "tokens": Value(ValueType.STRING, ["a", "é"]),
+}
+GOLDEN_TENSORS = [TensorSpec("norm", (4,), F32), TensorSpec("w", (32, 2), Q8_0)]
+
+
+def read(data: bytes) -> GgufFile:
+    return GgufFile(ByteSource(data))
+
+
+def written(layout: Layout, data: Sequence[bytes]) -> bytes:
+    """The file of a layout, each tensor's data in its place."""
+    file = bytearray(layout.size)
+    file[: len(layout.header)] = layout.header
+    for offset, part in zip(layout.offsets, data, strict=True):
+        file[offset : offset + len(part)] = part
+    return bytes(file)
+
+
+def sentence(data: bytes) -> str:
+    """What the reader says of a file it refuses."""
+    with pytest.raises(FormatError) as error:
+        read(data)
+    return str(error.value).removeprefix("bytes: ")
+
+
+# ------------------------------------------------------------------------- golden bytes
+
+
+def test_writes_the_golden_bytes() -> None:
+    layout = lay_out(GOLDEN_METADATA, GOLDEN_TENSORS)
+    assert written(layout, [FIELDS["data 0"], FIELDS["data 1"]]) == GOLDEN
+    assert layout.offsets == (start_of("data 0"), start_of("data 1"))
+
+
+def test_reads_the_golden_bytes() -> None:
+    file = read(GOLDEN)
+    assert (file.version, file.alignment, file.data_offset) == (3, 64, start_of("data 0"))
+    assert file.keys == {
+        "general.architecture": "qwen35",
+        "general.alignment": 64,
+        "ids": ArrayRef(ValueType.I32, 2, start_of("elements 2"), 8),
+        "tokens": ArrayRef(ValueType.STRING, 2, start_of("token 0 length"), 19),
+    }
+    assert {key: file.value(key) for key in file.keys} == GOLDEN_METADATA
+    assert [(t.name, t.shape, t.type) for t in file.tensors] == [
+        (t.name, t.shape, t.type) for t in GOLDEN_TENSORS
+    ]
+    assert [(t.offset, t.nbytes, t.elements) for t in file.tensors] == [
+        (start_of("data 0"), 16, 4),
+        (start_of("data 1"), 68, 64),
+    ]
+
+
+def test_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF\4\0\0\0")
+    with pytest.raises(FormatError) as error:
+        open_gguf(path)
+    assert str(error.value) == f"{path}: version: expected 2 or 3, found 4"
+
+
+# ------------------------------------------------------------------------ broken fields
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_refuses(case: Case) -> None:
+    assert sentence(case.data) == case.sentence
+
+
+def test_refuses_big_endian_with_its_own_sentence() -> None:
+    assert sentence(assembled({"version": b"\0\0\0\3"})) == (
+        "version: this is a big-endian GGUF file, and only little-endian ones can be read"
+    )
+
+
+def test_refuses_the_golden_file_cut_short() -> None:
+    for length in range(start_of("data 1") + 68):
+        assert "found" in sentence(GOLDEN[:length]), length
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_takes_what_is_odd_but_sound(name: str) -> None:
+    read(assembled(SOUND[name]))
+
+
+@pytest.mark.parametrize("window", [1, 9, 64, 300])
+def test_the_window_does_not_matter(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that cross the edge of what is read at once give the same values and sentences."""
+    monkeypatch.setattr(gguf_format, "_WINDOW_BYTES", window)
+    test_reads_the_golden_bytes()
+    for case in CASES:
+        test_refuses(case)
+    for name in SOUND:
+        test_takes_what_is_odd_but_sound(name)
+
+
+def header(n_tensors: int, n_kv: int, rest: bytes) -> bytes:
+    """A file of 100 bytes."""
+    return (b"GGUF" + u32(3) + u64(n_tensors, n_kv) + rest).ljust(100, b"\0")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header(1 << 40, 0, b""),
+        header(0, 1 << 40, b""),
+        header(0, 1, u64(1 << 40)),
+        header(0, 1, u64(1) + b"k" + u32(8) + u64(1 << 40)),
+        *(header(0, 1, u64(1) + b"k" + u32(9) + u32(t) + u64(1 << 40)) for t in (0, 7, 8, 12)),
+        header(0, 1, u64(1) + b"k" + u32(9) + u32(8) + u64(1, 1 << 40)),
+        header(1, 0, u64(1 << 40)),
+        header(1, 0, u64(1) + b"t" + u32(0xFFFFFFFF)),
+        header(1, 0, u64(1) + b"t" + u32(1) + u64(1 << 40) + u32(0)),
+    ],
+    ids=[
+        "tensors",
+        "keys",
+        "key",
+        "string",
+        "array of u8",
+        "array of bool",
+        "array of strings",
+        "array of f64",
+        "string in an array",
+        "tensor name",
+        "dimensions",
+        "elements",
+    ],
+)
+def test_a_small_file_takes_little_memory(data: bytes) -> None:
+    """100 bytes that claim 2^40 of something."""
+    read(GOLDEN)  # so that lazy imports are not counted
+    tracemalloc.start()
+    try:
+        assert "found" in sentence(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_arrays_are_skipped_and_not_read(tmp_path: Path) -> None:
+    """An array of numbers and one long string of 256 MiB each cost a few windows of memory."""
+    length = 1 << 28
+    path = tmp_path / "large.gguf"
+    numbers = u64(1) + b"n" + u32(9) + u32(0) + u64(length)
+    strings = u64(1) + b"s" + u32(9) + u32(8) + u64(2, 1) + b"x" + u64(length)
+    start = b"GGUF" + u32(3) + u64(0, 2) + numbers
+    with path.open("wb") as out:  # sparse
+        out.write(start)
+        out.seek(len(start) + length)
+        out.write(strings)
+        out.truncate(out.tell() + length)
+    tracemalloc.start()
+    try:
+        with open_gguf(path) as file:
+            numbers_ref, strings_ref = file.keys["n"], file.keys["s"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(numbers_ref, ArrayRef)
+    assert isinstance(strings_ref, ArrayRef)
+    assert numbers_ref.length == length
+    assert strings_ref.length == 9 + 8 + length
+    assert peak < 8 << 20
+
+
+def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "shrinking.gguf"
+    path.write_bytes(GOLDEN)
+    with open_gguf(path) as file:
+        path.write_bytes(GOLDEN[: start_of("token 1")])
+        with pytest.raises(FormatError, match="data is missing"):
+            file.array("tokens")
+
+
+# ---------------------------------------------------------------------- asking for keys
+
+
+def test_absent_keys_are_none() -> None:
+    file = read(GOLDEN)
+    assert (file.scalar("x"), file.integer("x"), file.array("x")) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("getter", "key", "says"),
+    [
+        ("scalar", "ids", "ids: expected one value, found an array"),
+        ("integer", "ids", "ids: expected one value, found an array"),
+        (
+            "integer",
+            "general.architecture",
+            "general.architecture: expected a whole number, found type STRING",
+        ),
+        (
+            "array",
+            "general.architecture",
+            "general.architecture: expected an array, found one value",
+        ),
+    ],
+)
+def test_keys_of_another_kind_are_refused(getter: str, key: str, says: str) -> None:
+    with pytest.raises(FormatError) as error:
+        getattr(read(GOLDEN), getter)(key)
+    assert str(error.value) == f"bytes: {says}"
+
+
+# ----------------------------------------------------------------- the writer's refusals
+
+BAD_NAMES = {
+    "empty": ("", "an empty one"),
+    "zero byte": ("a\0", "a zero byte in 'a\\x00'"),
+    "surrogate": ("a\ud800", "what is no UTF-8 text: 'a\\ud800'"),
+}
+BAD_VALUES = {
+    "too large": Value(ValueType.U8, 256),
+    "negative": Value(ValueType.U64, -1),
+    "float too large": Value(ValueType.F32, 1e39),
+    "text for a number": Value(ValueType.I32, "1"),
+    "number for text": Value(ValueType.STRING, 1),
+    "fraction for a whole number": Value(ValueType.U32, [1, 1.5]),
+    "half a surrogate pair": Value(ValueType.STRING, "\ud800"),
+}
+
+
+@pytest.mark.parametrize(("name", "found"), BAD_NAMES.values(), ids=BAD_NAMES)
+def test_writer_refuses_names(name: str, found: str) -> None:
+    with pytest.raises(FormatError) as error:
+        lay_out({name: Value(ValueType.U8, 1)}, [])
+    assert str(error.value) == f"key: expected a name of 1 to 65535 bytes, found {found}"
+    with pytest.raises(FormatError) as error:
+        lay_out({}, [TensorSpec(name, (1,), F32)])
+    assert str(error.value) == (
+        f"name of a tensor: expected a new one of 1 to 63 bytes, found {found}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("specs", "says"),
+    [
+        (["n" * 64], f"found 64 bytes: '{'n' * 64}'"),
+        (["t", "t"], "found a name that occurred before: 't'"),
+    ],
+    ids=["long", "twice"],
+)
+def test_writer_refuses_tensor_names(specs: list[str], says: str) -> None:
+    with pytest.raises(FormatError) as error:
+        lay_out({}, [TensorSpec(name, (1,), F32) for name in specs])
+    assert str(error.value).endswith(says)
+
+
+@pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)
+def test_writer_refuses_values_of_another_type(value: Value) -> None:
+    with pytest.raises(FormatError) as error:
+        lay_out({"key": value}, [])
+    array = "an array of " if isinstance(value.data, list) else ""
+    assert str(error.value) == f"key: expected {array}{value.type.name}, found {value.data!s}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Value(ValueType.U32, n) for n in (0, 3, -32)]
+    + [Value(ValueType.U64, 32), Value(ValueType.U32, [32])],
+    ids=repr,
+)
+def test_writer_refuses_alignments(value: Value) -> None:
+    with pytest.raises(FormatError, match=r"general\.alignment: expected a power of two as U32"):
+        lay_out({"general.alignment": value}, [])
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1, 1, 1, 1), (-1,), (1 << 32, 1 << 32), (1 << 63,)])
+def test_writer_refuses_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FormatError, match="shape of tensor 't': expected 1 to 4 dimensions"):
+        lay_out({}, [TensorSpec("t", shape, F32)])
+
+
+def test_writer_refuses_rows_of_no_whole_blocks() -> None:
+    with pytest.raises(FormatError) as error:
+        lay_out({}, [TensorSpec("t", (33,), Q8_0)])
+    assert str(error.value) == (
+        "row length of tensor 't': expected a multiple of 32 for Q8_0, found 33"
+    )
+
+
+# ---------------------------------------------------------------------------- round trip
+
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+SCALARS: dict[ValueType, st.SearchStrategy[Any]] = {
+    **{
+        ValueType[f"{sign}{bits}"]: st.integers(low, high)
+        for bits in (8, 16, 32, 64)
+        for sign, low, high in (
+            ("U", 0, (1 << bits) - 1),
+            ("I", -(1 << (bits - 1)), (1 << (bits - 1)) - 1),
+        )
+    },
+    ValueType.F32: st.floats(width=32, allow_nan=False),
+    ValueType.F64: st.floats(allow_nan=False),
+    ValueType.BOOL: st.booleans(),
+    ValueType.STRING: st.text(st.characters(codec="utf-8")),
+}
+
+
+@st.composite
+def values(draw: st.DrawFn) -> Value:
+    kind = draw(st.sampled_from(list(SCALARS)))
+    return Value(kind, draw(SCALARS[kind] | st.lists(SCALARS[kind], max_size=5)))
+
+
+@st.composite
+def tensor_specs(draw: st.DrawFn) -> TensorSpec:
+    kind = draw(st.sampled_from(list(BY_ID.values())))
+    blocks, *rest = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    return TensorSpec(draw(KEYS), (blocks * kind.block_length, *rest), kind)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(KEYS, values(), max_size=6),
+    st.lists(tensor_specs(), max_size=5, unique_by=lambda t: t.name),
+    st.sampled_from([None, 1, 8, 32, 256]),
+    st.randoms(use_true_random=False),
+)
+def test_round_trip(
+    metadata: dict[str, Value],
+    tensors: list[TensorSpec],
+    alignment: int | None,
+    source: random.Random,
+) -> None:
+    if alignment is not None:
+        metadata["general.alignment"] = Value(ValueType.U32, alignment)
+    layout = lay_out(metadata, tensors)
+    data = [source.randbytes(t.nbytes) for t in tensors]
+    content = written(layout, data)
+    file = read(content)
+    assert {key: file.value(key) for key in file.keys} == metadata
+    assert list(file.keys) == list(metadata)
+    assert file.alignment == (alignment or 32)
+    assert [TensorSpec(t.name, t.shape, t.type) for t in file.tensors] == tensors
+    assert tuple(t.offset for t in file.tensors) == layout.offsets
+    assert all(t.offset % file.alignment == 0 for t in file.tensors)
+    assert [content[t.offset : t.offset + t.nbytes] for t in file.tensors] == data
+    assert lay_out({key: file.value(key) for key in file.keys}, tensors) == layout
+
+
+# ----------------------------------------------------------------------- second opinions
+
+NUMBERS: dict[ValueType, list[int | float | bool]] = {
+    ValueType.U8: [0, 255],
+    ValueType.I8: [-128, 127],
+    ValueType.U16: [0, 65535],
+    ValueType.I16: [-32768, 32767],
+    ValueType.U32: [0, (1 << 32) - 1],
+    ValueType.I32: [-(1 << 31), (1 << 31) - 1],
+    ValueType.F32: [-0.5, 3.4028234663852886e38],
+    ValueType.BOOL: [True, False],
+    ValueType.U64: [0, (1 << 64) - 1],
+    ValueType.I64: [-(1 << 63), (1 << 63) - 1],
+    ValueType.F64: [5e-324, -1.5],
+}
+EVERY_VALUE: dict[str, Value] = {
+    "general.architecture": Value(ValueType.STRING, "qwen35"),
+    "general.alignment": Value(ValueType.U32, 64),
+    "empty.text": Value(ValueType.STRING, ""),
+    "texts": Value(ValueType.STRING, ["", "Ünï", "模型", "a" * 300]),
+    **{f"one.{t.name}": Value(t, numbers[0]) for t, numbers in NUMBERS.items()},
+    **{f"many.{t.name}": Value(t, numbers * 3) for t, numbers in NUMBERS.items()},
+}
+EVERY_TYPE = [
+    TensorSpec(f"blk.{t.id}.{t.name}", (t.block_length * 2, 3, 2, 2)[: 1 + t.id % 4], t)
+    for t in BY_ID.values()
+]
+# It lags behind ggml, and takes blocks of Q8_1 (which no file has) for 40 bytes.
+PACKAGE_SIZES = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+KNOWN_TO_THE_PACKAGE = [
+    t
+    for t in EVERY_TYPE
+    if PACKAGE_SIZES.get(t.type.id) == (t.type.block_length, t.type.block_bytes)
+]
+
+
+def everything(tensors: Sequence[TensorSpec]) -> bytes:
+    """A file with every type of value and of array, and random tensors."""
+    source = random.Random(1)
+    return written(lay_out(EVERY_VALUE, tensors), [source.randbytes(t.nbytes) for t in tensors])
+
+
+def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
+    path = tmp_path / "package.gguf"
+    writer = gguf.GGUFWriter(path, "qwen35")
+    writer.add_custom_alignment(64)
+    for key, value in EVERY_VALUE.items():
+        if key.startswith("general."):
+            continue
+        kind = gguf.GGUFValueType(value.type)
+        if value.is_array:
+            writer.add_key_value(key, value.data, gguf.GGUFValueType.ARRAY, sub_type=kind)
+        else:
+            writer.add_key_value(key, value.data, kind)
+    source = random.Random(2)
+    tensors = KNOWN_TO_THE_PACKAGE
+    data = [source.randbytes(t.nbytes) for t in tensors]
+    for spec, content in zip(tensors, data, strict=True):
+        rows = np.frombuffer(content, np.uint8)
+        shape = (*reversed(spec.shape[1:]), spec.type.row_bytes(spec.shape[0]))
+        writer.add_tensor(
+            spec.name, rows.reshape(shape), raw_dtype=gguf.GGMLQuantizationType(spec.type.id)
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_gguf(path) as file:
+        assert {key: file.value(key) for key in file.keys} == EVERY_VALUE
+        assert [TensorSpec(t.name, t.shape, t.type) for t in file.tensors] == tensors
+        assert [file.source.read(t.offset, t.nbytes) for t in file.tensors] == data
+
+
+def test_the_gguf_package_reads_what_we_write(tmp_path: Path) -> None:
+    path = tmp_path / "ours.gguf"
+    path.write_bytes(everything(KNOWN_TO_THE_PACKAGE))
+    reader = gguf.GGUFReader(path)
+    contents = {
+        key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
+    }
+    assert contents == {
+        key: list(value.data) if isinstance(value.data, list) else value.data
+        for key, value in EVERY_VALUE.items()
+    }
+    assert reader.alignment == 64
+    ours = read(path.read_bytes())
+    for theirs, info in zip(reader.tensors, ours.tensors, strict=True):
+        assert (theirs.name, tuple(map(int, theirs.shape))) == (info.name, info.shape)
+        assert (theirs.tensor_type.value, int(theirs.data_offset)) == (info.type.id, info.offset)
+        assert theirs.data.tobytes() == ours.source.read(info.offset, info.nbytes)
+
+
+def ours_described(file: GgufFile) -> dict[str, Any]:
+    """A file as `ggml_reader.describe` tells it."""
+
+    def told(kind: ValueType, data: Any) -> Any:
+        if kind is ValueType.STRING:  # ggml gives C's strings, which end at a zero byte
+            return str(data).encode("utf-8", "surrogateescape").split(b"\0")[0].hex()
+        return float(data) if kind in (ValueType.F32, ValueType.F64) else data
+
+    keys = []
+    for key in file.keys:
+        value, kind = file.value(key), file.types[key]
+        if isinstance(value.data, list):
+            told_values = [told(value.type, v) for v in value.data]
+            keys.append([key.encode().hex(), kind, value.type, told_values])
+        else:
+            keys.append([key.encode().hex(), kind, None, told(kind, value.data)])
+    return {
+        "version": file.version,
+        "alignment": file.alignment,
+        "data_offset": file.data_offset,
+        "keys": keys,
+        "tensors": [
+            [
+                t.name.encode().hex(),
+                [*t.shape, 1, 1, 1][:4],
+                t.type.id,
+                t.offset - file.data_offset,
+                t.nbytes,
+            ]
+            for t in file.tensors
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """A file and what ggml says of it."""
+
+    data: bytes
+    ggml: Answer
+
+
+def ask_ggml(folder: Path, files: dict[str, bytes]) -> dict[str, Opinion]:
+    paths = []
+    for index, data in enumerate(files.values()):
+        paths.append(folder / f"{index}.gguf")
+        paths[-1].write_bytes(data)
+    answers = zip(files.items(), describe(paths), strict=True)
+    return {name: Opinion(data, answer) for (name, data), answer in answers}
+
+
+def test_ggml_refuses_the_same_files(tmp_path: Path) -> None:
+    """A case that ggml takes is marked, so that nobody wonders who is right."""
+    opinions = ask_ggml(tmp_path, {case.name: case.data for case in CASES})
+    refused = {name: opinion.ggml is None for name, opinion in opinions.items()}
+    assert refused == {case.name: case.ggml for case in CASES}
+
+
+def test_ggml_reads_the_same_in_sound_files(tmp_path: Path) -> None:
+    files = {name: assembled(changes) for name, changes in SOUND.items()}
+    for name, opinion in ask_ggml(
+        tmp_path, {**files, "everything": everything(EVERY_TYPE)}
+    ).items():
+        assert opinion.ggml == ours_described(read(opinion.data)), name
+
+
+def mutants(data: bytes, count: int) -> list[bytes]:
+    """Copies with a few small changes each: bytes, 64-bit numbers, cuts and repetitions."""
+    source = random.Random(5)
+    interesting = [0, 1, 2, 8, 9, 63, 64, 255, 1 << 31, 1 << 40, 1 << 63, (1 << 64) - 1]
+    result = []
+    for _ in range(count):
+        mutant = bytearray(data)
+        for _ in range(source.choice((1, 1, 1, 2, 3))):
+            at = source.randrange(len(mutant))
+            match source.randrange(5):
+                case 0:
+                    mutant[at] ^= 1 << source.randrange(8)
+                case 1:
+                    mutant[at] = source.randrange(256)
+                case 2:
+                    length = source.choice((1, 4, 8))
+                    value = source.choice(interesting) & ((1 << 8 * length) - 1)
+                    mutant[at : at + length] = value.to_bytes(length, "little")
+                case 3:
+                    del mutant[at : at + source.choice((1, 4, 8))]
+                case _:
+                    mutant[at:at] = mutant[at : at + source.choice((1, 4, 8))]
+        result.append(bytes(mutant))
+    return result
+
+
+def test_ggml_agrees_on_every_mutant_we_take(tmp_path: Path) -> None:
+    """Whatever ggml refuses we refuse: among mutants, those we take must read the same in ggml."""
+    taken = {}
+    refused = 0
+    for index, data in enumerate(mutants(GOLDEN[: start_of("data 1") + 68], 6000)):
+        try:
+            read(data)
+        except FormatError:
+            refused += 1
+        else:
+            taken[str(index)] = data
+    assert refused > 3000
+    assert len(taken) > 300
+    for name, opinion in ask_ggml(tmp_path, taken).items():
+        assert opinion.ggml == ours_described(read(opinion.data)), name
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 1 << 40])
+def test_padded(length: int) -> None:
+    assert padded(length, 32) % 32 == 0
+    assert 0 <= padded(length, 32) - length < 32
