@@ -1,0 +1,256 @@
+"""Output files: under their name only when whole, and nothing left behind when not."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import OutputError
+from mtp_gguf.gguf_tools.output import OutputFile, check_output
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder / "model.gguf"
+
+
+# --------------------------------------------------------------------------- OutputFile
+
+
+def test_has_its_name_only_when_complete(target: Path) -> None:
+    with OutputFile(target, 10) as file:
+        file.write(5, b"world")
+        assert not target.exists()
+        (partial,) = names(target.parent)
+        assert partial.startswith(".model.gguf.")
+        file.write(0, memoryview(b"hello"))
+        assert not target.exists()
+        file.commit()
+        assert names(target.parent) == ["model.gguf"]
+    assert target.read_bytes() == b"helloworld"
+    assert names(target.parent) == ["model.gguf"]
+
+
+def test_writes_what_is_not_bytes(target: Path) -> None:
+    with OutputFile(target, 8) as file:
+        file.write(0, memoryview(bytes(range(8))).cast("I"))
+        file.commit()
+    assert target.read_bytes() == bytes(range(8))
+
+
+def test_unwritten_places_are_zero(target: Path) -> None:
+    with OutputFile(target, 6) as file:
+        file.write(2, b"x")
+        file.commit()
+    assert target.read_bytes() == b"\0\0x\0\0\0"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_an_exception_leaves_nothing(target: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), OutputFile(target, 10) as file:
+        file.write(0, b"hello")
+        raise error
+    assert names(target.parent) == []
+
+
+def test_leaving_without_commit_leaves_nothing(target: Path) -> None:
+    with OutputFile(target, 10) as file:
+        file.write(0, b"hello")
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_old_file_stands_until_the_new_one_is_whole(target: Path, commits: bool) -> None:
+    target.write_bytes(b"old")
+    with OutputFile(target, 3) as file:
+        file.write(0, b"new")
+        assert target.read_bytes() == b"old"
+        if commits:
+            file.commit()
+    assert target.read_bytes() == (b"new" if commits else b"old")
+    assert names(target.parent) == ["model.gguf"]
+
+
+def test_an_exception_after_commit_keeps_the_file(target: Path) -> None:
+    with pytest.raises(ValueError, match="later"), OutputFile(target, 1) as file:
+        file.write(0, b"x")
+        file.commit()
+        raise ValueError("later")
+    assert target.read_bytes() == b"x"
+
+
+def test_takes_the_permissions_that_the_user_wants(target: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        with OutputFile(target, 1) as file:
+            file.commit()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_leftover_or_a_link_in_its_way_is_replaced(target: Path, tmp_path: Path) -> None:
+    """A killed process of the same number may have left a file; a link must not be followed."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    (target.parent / f".model.gguf.{os.getpid()}.partial").symlink_to(victim)
+    with OutputFile(target, 3) as file:
+        file.write(0, b"new")
+        file.commit()
+    assert victim.read_bytes() == b"untouched"
+    assert target.read_bytes() == b"new"
+    assert not target.is_symlink()
+
+
+def test_a_name_that_becomes_a_folder_leaves_nothing(target: Path) -> None:
+    with OutputFile(target, 1) as file:
+        target.mkdir()
+        with pytest.raises(OutputError, match="cannot be written: Is a directory"):
+            file.commit()
+    assert names(target.parent) == ["model.gguf"]
+    assert target.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (lambda folder: folder / "none" / "x.gguf", "cannot be written: No such file or directory"),
+        (lambda folder: folder / "file" / "x.gguf", "cannot be written: Not a directory"),
+        (lambda folder: folder / ("n" * 250), "cannot be written: File name too long"),
+    ],
+    ids=["no folder", "folder is a file", "long name"],
+)
+def test_what_cannot_be_opened(tmp_path: Path, place: Callable[[Path], Path], reason: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    path = place(tmp_path)
+    with pytest.raises(OutputError) as error, OutputFile(path, 1):
+        pass
+    assert str(error.value) == f"{path}: {reason}"
+    assert names(tmp_path) == ["file"]
+
+
+# ----------------------------------------------------------------------------- full disk
+
+
+def test_more_than_the_disk_has_is_refused_at_once(target: Path) -> None:
+    with pytest.raises(OutputError, match=r"needs 4611686018427387904 bytes, and \d+ are free"):
+        OutputFile(target, 1 << 62).__enter__()
+    assert names(target.parent) == []
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from mtp_gguf.gguf_tools.errors import OutputError
+from mtp_gguf.gguf_tools.output import OutputFile
+path, size, lowered = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def lower():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    if lowered == "before":
+        lower()
+    with OutputFile(path, size) as file:
+        lower()
+        file.write(0, bytes(size))
+        file.commit()
+except OutputError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("lowered", ["before", "while writing"])
+def test_a_full_disk_leaves_nothing(target: Path, lowered: str) -> None:
+    """A limit on file sizes stands for a disk that is full from the start or becomes so."""
+    result = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(target), "100000", lowered],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"{target}: no space for its 100000 bytes: File too large\n"
+    assert names(target.parent) == []
+
+
+def test_a_file_system_that_cannot_reserve_space_will_do(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with OutputFile(target, 4) as file:
+        file.write(0, b"data")
+        file.commit()
+    assert target.read_bytes() == b"data"
+
+
+# -------------------------------------------------------------------------- check_output
+
+
+def test_a_new_name_is_fine(target: Path) -> None:
+    check_output(target, [], overwrite=False)
+
+
+def test_an_existing_name_needs_overwrite(target: Path) -> None:
+    target.write_bytes(b"")
+    with pytest.raises(OutputError) as error:
+        check_output(target, [], overwrite=False)
+    assert str(error.value) == (
+        f"{target}: exists; pass --overwrite to replace it, or choose another name"
+    )
+    check_output(target, [target.parent / "other"], overwrite=True)
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="expected a file name, found a folder"):
+        check_output(tmp_path, [], overwrite=True)
+
+
+@pytest.mark.parametrize("parent", ["none", "file"])
+def test_a_missing_folder_is_named(tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    path = tmp_path / parent / "model.gguf"
+    with pytest.raises(OutputError) as error:
+        check_output(path, [], overwrite=True)
+    assert str(error.value) == f"{path}: expected its folder to exist, found no {path.parent}"
+
+
+def same(path: Path) -> Path:
+    return path
+
+
+def hard_link(path: Path) -> Path:
+    os.link(path, path.with_name("hard"))
+    return path.with_name("hard")
+
+
+def symbolic_link(path: Path) -> Path:
+    path.with_name("soft").symlink_to(path)
+    return path.with_name("soft")
+
+
+def roundabout(path: Path) -> Path:
+    return path.parent / ".." / path.parent.name / path.name
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("way", [same, hard_link, symbolic_link, roundabout])
+def test_the_input_is_no_output(target: Path, way: Callable[[Path], Path], overwrite: bool) -> None:
+    target.write_bytes(b"input")
+    path = way(target)
+    with pytest.raises(OutputError) as error:
+        check_output(path, [target.parent / "other", target], overwrite)
+    assert str(error.value) == f"{path}: is the input; choose another name for the output"
