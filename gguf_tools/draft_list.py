@@ -18,7 +18,15 @@ from .fastmtp import (
     find_draft_vocabulary,
 )
 from .format import ArrayRef, Value, ValueType
-from .surgery import Model
+from .surgery import Metadata, Model
+
+# A list that is not in use: hidden by `fastmtp remove --in-place`, or by a change in place that was
+# cut off. It differs from the list's own key in its last byte.
+HIDDEN_IDS_KEY = IDS_KEY[:-1] + "_"
+DRAFT_KEYS = (IDS_KEY, SOURCE_KEY, COVERAGE_KEY, HIDDEN_IDS_KEY)
+
+# Where the converter puts these keys.
+BEFORE_TOKENIZER = ("tokenizer.",)
 
 # Kinds of tokens that are not text (`enum llama_token_type` in llama.h): control, user-defined.
 _SPECIAL_KINDS = (3, 4)
@@ -59,6 +67,11 @@ def read_draft_list(model: Model) -> DraftList | None:
     if byteorder == "big":
         ids.byteswap()
     return DraftList(about, tuple(ids))
+
+
+def without_draft_keys(metadata: Metadata) -> Metadata:
+    """`metadata` without the keys of a draft vocabulary."""
+    return {key: value for key, value in metadata.items() if key not in DRAFT_KEYS}
 
 
 def list_faults(ids: Sequence[int], n_vocab: int, required: Sequence[int]) -> list[str]:

@@ -5,7 +5,7 @@ new file shall hold; `write` lays it out and has the kernel copy the tensors, ne
 so that the data of a whole base moves in one go and never passes through Python.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,16 @@ SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor to write: its bytes stand in `source` from `offset`, or they are `data`."""
+    """A tensor to write: its bytes stand in `source` from `offset`, or they are `data`.
+
+    rows: takes these rows of a larger tensor at `offset`, in this order; empty takes all it has.
+    """
 
     spec: TensorSpec
     source: Source | None = None
     offset: int = 0
     data: bytes = b""
+    rows: Sequence[int] = ()
 
     @property
     def name(self) -> str:
@@ -117,11 +121,8 @@ class Model:
 
     def metadata(self) -> Metadata:
         """All keys but those of the split, values unread."""
-        return {
-            key: self.first.raw(key) if isinstance(held, ArrayRef) else self.first.value(key)
-            for key, held in self.first.keys.items()
-            if key not in SPLIT_KEYS
-        }
+        held = header_keys(self.first)
+        return {key: value for key, value in held.items() if key not in SPLIT_KEYS}
 
     def source_of(self, name: str) -> Source:
         """The file that holds the tensor `name`."""
@@ -147,6 +148,14 @@ def open_model(path: Path) -> Model:
         model = Model(path, files)
         stack.pop_all()
         return model
+
+
+def header_keys(file: GgufFile) -> Metadata:
+    """All keys of one file as they would be written again, arrays unread."""
+    return {
+        key: file.raw(key) if isinstance(held, ArrayRef) else file.value(key)
+        for key, held in file.keys.items()
+    }
 
 
 def inserted(metadata: Metadata, new: Mapping[str, Value], before: Iterable[str]) -> Metadata:
@@ -196,6 +205,12 @@ def _runs(placed: Iterable[tuple[Piece, int]]) -> Iterator[_Run]:
     """The copies to make. Tensors that keep their distance move with the padding in between."""
     run: _Run | None = None
     for piece, target in placed:
+        if piece.rows:
+            if run is not None:
+                yield run
+            run = None
+            yield from _row_runs(piece, target)
+            continue
         shift = target - piece.offset
         if (
             run is not None
@@ -211,3 +226,11 @@ def _runs(placed: Iterable[tuple[Piece, int]]) -> Iterator[_Run]:
         run = _Run(piece.source, piece.offset, target, piece.spec.nbytes, piece.data)
     if run is not None:
         yield run
+
+
+def _row_runs(piece: Piece, target: int) -> Iterator[_Run]:
+    """The copies that gather a piece's rows."""
+    length = piece.spec.type.row_bytes(piece.spec.shape[0])
+    for index, row in enumerate(piece.rows):
+        start = piece.offset + row * length
+        yield _Run(piece.source, start, target + index * length, length, b"")

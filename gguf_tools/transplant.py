@@ -6,16 +6,22 @@ metadata that do not speak of layers stay as they are.
 
 from collections.abc import Mapping
 
-from .draft_list import list_faults, read_draft_list, required_ids, vocabulary_size
+from .draft_list import (
+    BEFORE_TOKENIZER,
+    DRAFT_KEYS,
+    list_faults,
+    read_draft_list,
+    required_ids,
+    vocabulary_size,
+    without_draft_keys,
+)
 from .errors import RequestError
 from .fastmtp import (
-    COVERAGE_KEY,
     EMBEDDING_TENSOR,
     ID_MAP_TENSOR,
     IDS_KEY,
     OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
-    SOURCE_KEY,
     DraftLayout,
 )
 from .fit import check_fit, missing_suffixes
@@ -24,7 +30,6 @@ from .size_label import relabelled
 from .surgery import Assembly, Metadata, Model, inserted
 from .trunk import check_architecture, head_names, is_head_alone, trunk_layers
 
-DRAFT_KEYS = (IDS_KEY, SOURCE_KEY, COVERAGE_KEY)
 # Arrays with one entry per block (llama.cpp's get_key_or_arr), where a file has them as arrays;
 # the MTP block is full attention, and takes the sizes of the trunk's last layer.
 _RECURRENT = "attention.recurrent_layers"
@@ -36,7 +41,6 @@ _PER_LAYER = (
 )
 # Where llama.cpp's converter puts the keys: before those of linear attention, before the tokenizer.
 _BEFORE_SSM = (".ssm.", ".attention.recurrent_layers")
-_BEFORE_TOKENIZER = ("tokenizer.",)
 _SHARED_TENSORS = (EMBEDDING_TENSOR, "output_norm.weight", OUTPUT_TENSOR)
 
 
@@ -61,8 +65,8 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
         draft = _carried(donor, base)
     layers = donor.first.integer(f"{architecture}.nextn_predict_layers") or 1
     trunk = trunk_layers(base)
-    metadata = without_draft(_with_layers(base, architecture, trunk, layers))
-    metadata = inserted(metadata, draft, _BEFORE_TOKENIZER)
+    metadata = without_draft_keys(_with_layers(base, architecture, trunk, layers))
+    metadata = inserted(metadata, draft, BEFORE_TOKENIZER)
     names = head_names(donor)
     if IDS_KEY in draft:
         names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
@@ -98,7 +102,7 @@ def strip(model: Model) -> Assembly:
     claimed = model.first.integer(f"{architecture}.nextn_predict_layers") or 0
     if not taken and not claimed and not any(key in model.first.keys for key in DRAFT_KEYS):
         raise RequestError(f"{model.path} has no MTP head to take off")
-    metadata = without_draft(_with_layers(model, architecture, trunk, 0))
+    metadata = without_draft_keys(_with_layers(model, architecture, trunk, 0))
     pieces = tuple(model.piece(name) for name in model.tensors if name not in taken)
     return relabelled((model.piece(n).spec for n in model.tensors), Assembly(metadata, pieces))
 
@@ -120,11 +124,6 @@ def extract(model: Model) -> Assembly:
     return relabelled(
         (model.piece(n).spec for n in model.tensors), Assembly(model.metadata(), pieces)
     )
-
-
-def without_draft(metadata: Metadata) -> Metadata:
-    """`metadata` without the keys of a draft vocabulary."""
-    return {key: value for key, value in metadata.items() if key not in DRAFT_KEYS}
 
 
 def _carried(donor: Model, base: Model) -> dict[str, Value]:

@@ -8,6 +8,7 @@ import typer
 from .convert import ConvertCommand, convert
 from .demo import demo
 from .extract import extract
+from .fastmtp import app as fastmtp
 from .graft import graft
 from .list_tensors import list_tensors
 from .serve import serve
@@ -45,6 +46,7 @@ app.command("list-tensors")(list_tensors)
 app.command("graft", cls=ConvertCommand)(graft)
 app.command("extract")(extract)
 app.command("strip")(strip)
+app.add_typer(fastmtp, name="fastmtp")
 app.command("demo")(demo)
 app.command("serve")(serve)
 

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..format import Value
 from ..surgery import Model
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.draft_vocabulary import DraftVocabulary
 
 DEFAULT_SIZE = -1  # stands for --fastmtp without a number, as in `convert`
 
@@ -38,9 +41,8 @@ class DraftOptions:
         """The files that are read, to be held against an output's path."""
         return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
 
-    def ranked_for(self, model: Model) -> dict[str, Value]:
-        """The keys of the list in the `ids` layout, ranked with the tokenizer of a GGUF."""
+    def ranked_for(self, model: Model) -> "DraftVocabulary":
+        """The list that was asked for, ranked with the tokenizer of a GGUF."""
         from mtp_gguf.convert.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
 
-        draft = rank_for_gguf(model, self.size, self.corpus, self.ids_file)
-        return draft.metadata(with_ids=True)
+        return rank_for_gguf(model, self.size, self.corpus, self.ids_file)

@@ -115,7 +115,7 @@ def graft(
                     "a GGUF's head is copied as it is"
                 )
             with open_model(Path(source)) as donor:
-                keys = draft.ranked_for(opened) if draft.wanted else None
+                keys = draft.ranked_for(opened).metadata(with_ids=True) if draft.wanted else None
                 assembly = transplant.graft(opened, donor, keys)
                 write_file("graft", assembly, target, [*sources, *donor.paths], overwrite)
         else:

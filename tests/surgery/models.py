@@ -53,7 +53,7 @@ class Models:
 
     def gguf(self, spec: Spec, *options: object) -> Path:
         """The file that `convert SPEC OPTIONS` writes."""
-        key = (spec, *map(str, options))
+        key = ("gguf", spec, *map(str, options))
         if key not in self._made:
             folder = self._folder("gguf")
             succeed("convert", self.checkpoint(spec), "-o", folder / "model.gguf", *options)

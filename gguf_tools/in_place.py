@@ -1,0 +1,132 @@
+"""Changing a draft vocabulary inside a file, without writing the file anew.
+
+Only a list of the same length can be replaced: any other moves all that follows, and a header that
+is half moved when the power fails is no header. The list is hidden first, by one byte of its key
+(`token_ids` becomes `token_id_`), then filled anew, then shown again, each step on the disk before
+the next. So the file is readable at every moment, with the old list, none, or the new one.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .draft_list import HIDDEN_IDS_KEY
+from .errors import OutputError
+from .fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
+from .format import ArrayRef, GgufFile, TensorSpec, Value, ValueType, lay_out
+from .surgery import header_keys
+
+_BLOCK_BYTES = 1 << 16
+
+
+def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str | None:
+    """Put the list of `keys` (`ids` layout) where a list of the same length is.
+
+    file: the header of `path`, which may be the first of several shards. The text on where the
+    list is from is padded or cut to the room there is. None when it is done; otherwise why it
+    cannot be done, in a few words, and nothing was changed.
+    """
+    held = _list_key(file)
+    if held is None:
+        return "it has no list whose place could be taken"
+    array = file.keys[held]
+    ids = keys[IDS_KEY].data
+    assert isinstance(array, ArrayRef)
+    assert not isinstance(ids, bool | int | float | str)
+    if array.count != len(ids) or array.type is not ValueType.U32:
+        return f"its list has {array.count} ids, the new one {len(ids)}"
+    if (COVERAGE_KEY in file.keys) != (COVERAGE_KEY in keys):
+        return "one of the lists was counted on a corpus and the other was not"
+    values = {held: keys[IDS_KEY]}
+    if SOURCE_KEY in file.keys:
+        values[SOURCE_KEY] = _fitted(keys[SOURCE_KEY], file)
+    if COVERAGE_KEY in keys:
+        values[COVERAGE_KEY] = keys[COVERAGE_KEY]
+    old = header_keys(file)
+    specs = [TensorSpec(t.name, t.shape, t.type) for t in file.tensors]
+    before, after = lay_out(old, specs).header, lay_out(old | values, specs).header
+    if len(after) != len(before) or before != file.source.read(0, file.data_offset):
+        return "its header is not laid out as this tool lays it out"
+    if reason := _is_shared(path):
+        return reason
+    shown = held == IDS_KEY
+    at = _key_end(array)
+    after = after[:at] + HIDDEN_IDS_KEY[-1:].encode() + after[at + 1 :]
+    with _Patch(path) as patch:
+        if shown:
+            patch.write(at, HIDDEN_IDS_KEY[-1:].encode())
+        for start in range(0, len(after), _BLOCK_BYTES):
+            block = after[start : start + _BLOCK_BYTES]
+            if block != before[start : start + _BLOCK_BYTES]:
+                patch.write(start, block)
+        patch.write(at, IDS_KEY[-1:].encode())
+    return None
+
+
+def hide_list(path: Path, file: GgufFile) -> str | None:
+    """Hide the list of `path`, by one byte; None when it is done, else why it cannot be."""
+    if IDS_KEY not in file.keys:
+        return "its draft vocabulary is not in the ids layout"
+    if HIDDEN_IDS_KEY in file.keys:
+        return "it has a hidden list already"
+    if reason := _is_shared(path):
+        return reason
+    array = file.keys[IDS_KEY]
+    if not isinstance(array, ArrayRef):
+        return "its draft vocabulary is not in the ids layout"
+    with _Patch(path) as patch:
+        patch.write(_key_end(array), HIDDEN_IDS_KEY[-1:].encode())
+    return None
+
+
+class _Patch:
+    """A file open for writes at offsets, each on the disk before the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def __enter__(self) -> "_Patch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, offset: int, data: bytes) -> None:
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:], offset + done)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def _fault(self, error: OSError) -> OutputError:
+        return OutputError(f"{self._path}: cannot be written: {error.strerror}")
+
+
+def _list_key(file: GgufFile) -> str | None:
+    """The key that has a list, shown or hidden; None when there is none, or more than one."""
+    found = [k for k in (IDS_KEY, HIDDEN_IDS_KEY) if isinstance(file.keys.get(k), ArrayRef)]
+    return found[0] if len(found) == 1 else None
+
+
+def _key_end(array: ArrayRef) -> int:
+    """Where the last byte of an array's key stands: before type, element type and count."""
+    return array.offset - 8 - 4 - 4 - 1
+
+
+def _fitted(value: Value, file: GgufFile) -> Value:
+    """A text in exactly the bytes that the file has for it."""
+    held = file.scalar(SOURCE_KEY)
+    room = len(str(held).encode("utf-8", "surrogateescape"))
+    text = str(value.data).encode()[:room].decode("utf-8", "ignore")
+    return Value(ValueType.STRING, text + " " * (room - len(text.encode())))
+
+
+def _is_shared(path: Path) -> str | None:
+    """Why a change would show under another name, too; None when it would not."""
+    return "its data are shared with another name" if path.stat().st_nlink > 1 else None
