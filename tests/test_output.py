@@ -59,9 +59,13 @@ def test_unwritten_places_are_zero(target: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, MemoryError])
 def test_an_exception_leaves_nothing(target: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), OutputFile(target, 10) as file:
-        file.write(0, b"hello")
-        raise error
+    def write() -> None:
+        with OutputFile(target, 10) as file:
+            file.write(0, b"hello")
+            raise error
+
+    with pytest.raises(error):
+        write()
     assert names(target.parent) == []
 
 
@@ -84,10 +88,14 @@ def test_the_old_file_stands_until_the_new_one_is_whole(target: Path, commits: b
 
 
 def test_an_exception_after_commit_keeps_the_file(target: Path) -> None:
-    with pytest.raises(ValueError, match="later"), OutputFile(target, 1) as file:
-        file.write(0, b"x")
-        file.commit()
-        raise ValueError("later")
+    def write() -> None:
+        with OutputFile(target, 1) as file:
+            file.write(0, b"x")
+            file.commit()
+            raise ValueError("later")
+
+    with pytest.raises(ValueError, match="later"):
+        write()
     assert target.read_bytes() == b"x"
 
 

@@ -91,7 +91,7 @@ def test_the_reference_reads_the_golden_bytes() -> None:
 
 
 def test_reads_what_the_reference_writes(tmp_path: Path) -> None:
-    arrays = {
+    arrays: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
         "scalar": np.array(1.5, np.float32),
         "empty": np.zeros((0, 3), np.int64),
         "f16": np.arange(6, dtype=np.float16).reshape(2, 3),
