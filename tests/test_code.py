@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("convert", "gguf_tools", "native")
-PYTHON = (*PACKAGES, "tests", "benchmarks", "docs")
+PYTHON = (*PACKAGES, "patches", "tests", "benchmarks", "docs")
 
 
 def run(*command: str, **env_paths: Path) -> None:

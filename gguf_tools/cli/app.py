@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .build_server import build_server
 from .convert import ConvertCommand, convert
 from .demo import demo
 from .extract import extract
@@ -49,6 +50,7 @@ app.command("strip")(strip)
 app.add_typer(fastmtp, name="fastmtp")
 app.command("demo")(demo)
 app.command("serve")(serve)
+app.command("build-server")(build_server)
 
 
 def main() -> None:

@@ -1,0 +1,290 @@
+"""Keeping builds: what they are called, when they count as finished, what failing looks like.
+
+cmake is a stand-in here, which makes the files that ninja would; `test_real_server.py` runs what
+the real one makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from conversions import check_refusal, invoke, spawn
+
+from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.server import build as module
+from mtp_gguf.gguf_tools.server import upstream_source
+from mtp_gguf.gguf_tools.server.build import cmake_options
+from mtp_gguf.gguf_tools.server.patches import Patch, apply
+from mtp_gguf.gguf_tools.server.upstream_source import Base, base, unpack_llama_cpp
+
+PATCH = Patch(
+    "0001-more.patch",
+    b"--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1 +1,2 @@\n one\n+two\n"
+    b"--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n",
+)
+# Notes its arguments, and makes programs in DIR/bin for `cmake --build DIR`.
+CMAKE = """#!/bin/sh
+echo "$@" >> "$CMAKE_CALLS"
+if [ "$1" != --build ]; then echo configured; exit 0; fi
+echo "[1/4] Building a"
+if [ -n "$CMAKE_HANG" ]; then touch "$CMAKE_HANG"; sleep 60; fi
+if [ -n "$CMAKE_FAIL" ]; then echo "a.cpp:1: error: no such thing"; exit 2; fi
+mkdir -p "$2/bin"
+echo "#!/bin/sh" > "$2/bin/llama-server"
+echo "[4/4] Linking"
+"""
+
+
+class Machine:
+    """A cache of its own, a stand-in for cmake, and a source distribution of two files."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tools = root / "tools"
+        tools.mkdir()
+        for name, text in (("cmake", CMAKE), ("ninja", "#!/bin/sh\n")):
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        self.calls = root / "calls"
+        self.cache = root / "cache" / "mtp-gguf" / "server"
+        monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        monkeypatch.setenv("CMAKE_CALLS", str(self.calls))
+        monkeypatch.delenv("CMAKE_ARGS", raising=False)
+        self.archive = root / "sdist.tar.gz"
+        self._pack(self.archive)
+        digest = hashlib.sha256(self.archive.read_bytes()).hexdigest()
+        self.base = Base("1.2.3", digest, "0123456789abcdef")
+        for owner in (module, upstream_source):
+            monkeypatch.setattr(owner, "base", lambda: self.base)
+        monkeypatch.setattr(module, "read_patches", lambda: [PATCH])
+
+    def _pack(self, path: Path) -> None:
+        root = "llama_cpp_python-1.2.3/vendor/llama.cpp"
+        files = {f"{root}/src/a.txt": b"one\n", f"{root}/.git": b"gitdir: elsewhere\n"}
+        with tarfile.open(path, "w:gz") as tar:
+            for name, data in {**files, "llama_cpp_python-1.2.3/PKG-INFO": b""}.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+    def build(self, *options: object) -> Result:
+        return invoke("build-server", "--sdist", self.archive, *options)
+
+    def folders(self) -> list[Path]:
+        return sorted(entry for entry in self.cache.glob("*") if entry.is_dir())
+
+
+def failed(result: Result) -> tuple[int, str]:
+    """Exit code and message; the lines before the message say what was being done."""
+    return result.exit_code, result.stderr.splitlines(keepends=True)[-1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_a_build_is_made_once_and_named(machine: Machine) -> None:
+    check_refusal(*failed(invoke("build-server", "--where")), "mtp-gguf build-server")
+    result = machine.build("-j", 2)
+    assert result.exit_code == 0, result.output
+    server, libraries = map(Path, result.stdout.splitlines())
+    assert server.is_file()
+    assert server.parent == libraries
+    (root,) = machine.folders()
+    assert libraries == root / "bin"
+    calls = machine.calls.read_text().splitlines()
+    assert len(calls) == 2
+    assert "-DGGML_RPC=ON" in calls[0]
+    for target in ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server"):
+        assert target in calls[1]
+    assert calls[1].endswith("--parallel 2")
+    made_from = json.loads((root / "build.json").read_text())
+    assert made_from["patches"] == [PATCH.name]
+    assert made_from["llama-cpp-python"] == "1.2.3"
+
+    assert machine.build().stdout == result.stdout
+    assert invoke("build-server", "--where").stdout == result.stdout
+    assert len(machine.calls.read_text().splitlines()) == 2
+
+
+def test_options_make_another_build_and_the_newest_is_found(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine.build().stdout
+    second = machine.build("--cmake-args", "-DGGML_CUDA=ON -DX='a b'").stdout
+    assert second != first
+    assert machine.calls.read_text().splitlines()[2].endswith("-DGGML_CUDA=ON -DX=a b")
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_VULKAN=ON")
+    third = machine.build().stdout
+    assert third not in (first, second)
+    newest = Path(first.splitlines()[1]).parent / "build.json"
+    os.utime(newest, (time.time() + 60, time.time() + 60))
+    assert invoke("build-server", "--where").stdout == first
+
+
+def test_other_patches_make_another_build(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine.build().stdout
+    other = Patch(PATCH.name, PATCH.data.replace(b"two", b"2"))
+    monkeypatch.setattr(module, "read_patches", lambda: [other])
+    check_refusal(*failed(invoke("build-server", "--where")))
+    assert machine.build().stdout != first
+
+
+def test_failing_shows_the_end_of_the_log(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CMAKE_FAIL", "1")
+    result = machine.build()
+    assert result.exit_code == 1
+    *_, error, message = result.stderr.splitlines()
+    assert error == "a.cpp:1: error: no such thing"
+    assert message.startswith("mtp-gguf: cmake failed")
+    assert invoke("build-server", "--where").exit_code == 1
+    monkeypatch.delenv("CMAKE_FAIL")
+    assert machine.build().exit_code == 0
+    (root,) = machine.folders()  # the work folder is gone
+    assert (root / "build.json").is_file()
+
+
+HOOK = """
+from pathlib import Path
+from mtp_gguf.gguf_tools.server import build, upstream_source
+from mtp_gguf.gguf_tools.server.patches import Patch
+base = upstream_source.Base{base}
+build.base = upstream_source.base = lambda: base
+build.read_patches = lambda: [Patch{patch}]
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_is_no_build_and_is_gone_on_with(
+    number: signal.Signals, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = machine.base
+    prelude = HOOK.format(base=(b.version, b.sha256, b.commit), patch=(PATCH.name, PATCH.data))
+    mark = tmp_path / "compiling"
+    monkeypatch.setenv("CMAKE_HANG", str(mark))
+    with spawn(
+        "build-server", "--sdist", machine.archive, prelude=prelude, start_new_session=True
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # A second one meanwhile: it must not build in the same folder.
+        check_refusal(*failed(machine.build()), "another process")
+        os.killpg(process.pid, number)
+        _, stderr = process.communicate(timeout=20)
+    if number == signal.SIGINT:
+        assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
+    assert invoke("build-server", "--where").exit_code == 1
+    (work,) = machine.folders()
+    patched = work / "source" / "src" / "a.txt"
+    assert patched.read_text() == "one\ntwo\n"
+    patched.write_text("kept\n")  # what is prepared is not prepared again
+
+    monkeypatch.delenv("CMAKE_HANG")
+    assert machine.build().exit_code == 0
+    assert invoke("build-server", "--where").exit_code == 0
+
+
+def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.build()
+    monkeypatch.setenv("CMAKE_FAIL", "1")
+    machine.build("--cmake-args", "-DX=1")
+    assert len(machine.folders()) == 2
+    assert "2 builds" in invoke("build-server", "--clean").stdout
+    assert machine.folders() == []
+
+
+def test_a_missing_tool_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "")
+    check_refusal(*failed(machine.build()), "cmake", "pip install cmake")
+
+
+def test_another_file_than_the_pinned_one_is_refused(machine: Machine, tmp_path: Path) -> None:
+    other = tmp_path / "other.tar.gz"
+    other.write_bytes(machine.archive.read_bytes() + b"\0")
+    message = check_refusal(*failed(invoke("build-server", "--sdist", other)), "sha256")
+    assert machine.base.sha256 in message
+    absent = tmp_path / "absent.tar.gz"
+    check_refusal(*failed(invoke("build-server", "--sdist", absent)), "absent.tar.gz")
+    assert not any((folder / "build.json").exists() for folder in machine.folders())
+
+
+def test_the_environment_overrides_ours_and_the_command_line_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_RPC=OFF -DCMAKE_CXX_FLAGS='-O1 -g'")
+    options = cmake_options(["-DGGML_RPC=ON"])
+    rpc = [option for option in options if option.startswith("-DGGML_RPC")]
+    assert rpc == ["-DGGML_RPC=ON", "-DGGML_RPC=OFF", "-DGGML_RPC=ON"]
+    assert "-DCMAKE_CXX_FLAGS=-O1 -g" in options
+
+
+@pytest.mark.parametrize("system", ["darwin", "linux"])
+def test_metal_is_on_on_apple_alone(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    assert ("-DGGML_METAL=ON" in cmake_options()) == (system == "darwin")
+
+
+# ------------------------------------------------------------ sources and patches
+
+
+def test_unpacking_leaves_gits_files_out(machine: Machine, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    unpack_llama_cpp(machine.archive, tree)
+    assert [p.relative_to(tree).as_posix() for p in tree.rglob("*")] == ["src", "src/a.txt"]
+
+
+def test_an_archive_that_leaves_its_folder_is_refused(machine: Machine, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.tar.gz"
+    with tarfile.open(evil, "w:gz") as tar:
+        member = tarfile.TarInfo("llama_cpp_python-1.2.3/vendor/llama.cpp/../../../../../escaped")
+        tar.addfile(member)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(tarfile.OutsideDestinationError):
+        unpack_llama_cpp(evil, tmp_path / "a" / "tree")
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize("tool", ["git", "patch"])
+@pytest.mark.parametrize("inside_a_repository", [False, True])
+def test_patches_apply_exactly_or_not_at_all(
+    tool: str, inside_a_repository: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which(tool)
+    if found is None:
+        pytest.skip(f"no {tool} here")
+    if inside_a_repository:
+        subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    tree = tmp_path / "tree"
+    (tree / "src").mkdir(parents=True)
+    (tree / "src" / "a.txt").write_text("one\n")
+    real = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name: real(name) if name == tool else None)
+    apply([PATCH], tree)
+    assert (tree / "src" / "a.txt").read_text() == "one\ntwo\n"
+    assert (tree / "new.txt").read_text() == "new\n"
+    with pytest.raises(ServerError, match=r"0001-more\.patch"):
+        apply([PATCH], tree)
+
+
+def test_the_base_is_the_pinned_dependency() -> None:
+    """One fact in two places, because pip reads no other file: they must agree."""
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert pyproject.count(f"llama-cpp-python=={base().version}") == 2

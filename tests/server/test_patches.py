@@ -1,0 +1,63 @@
+"""The patches on the pristine sources, as pip hands them over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.server.patches import read_patches
+from mtp_gguf.gguf_tools.server.upstream_source import cache_folder, fetch_archive
+
+PATCHES = Path(__file__).parents[2] / "patches"
+
+
+def test_the_package_has_the_patches_and_the_index_names_them() -> None:
+    names = [patch.name for patch in read_patches()]
+    assert names == sorted(path.name for path in PATCHES.glob("*.patch"))
+    index = (PATCHES / "README.md").read_text(encoding="utf-8")
+    for name in names:
+        assert f"| {name[:4]} |" in index
+
+
+def test_the_patches_name_no_author_and_no_machine() -> None:
+    for patch in read_patches():
+        author = next(line for line in patch.data.splitlines() if line.startswith(b"From: "))
+        assert author == b"From: mtp-gguf <mtp-gguf@localhost>"
+        assert b"/tmp/" not in patch.data
+
+
+@pytest.mark.upstream
+def test_the_patches_apply_and_are_as_their_commits_make_them() -> None:
+    done = subprocess.run(
+        [sys.executable, PATCHES / "remake.py", "check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(read_patches())} patches" in done.stdout
+
+
+@pytest.mark.upstream
+def test_pip_fetches_the_pinned_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
+    archive = fetch_archive()
+    assert archive.parent == cache_folder("upstream")
+    assert fetch_archive() == archive
+
+
+@pytest.mark.upstream
+def test_a_dirty_tree_makes_no_patches(tmp_path: Path) -> None:
+    tree = tmp_path / "llama.cpp"
+    remake = [sys.executable, str(PATCHES / "remake.py")]
+    subprocess.run([*remake, "checkout", tree], check=True)
+    (tree / "README.md").write_text("changed")
+    before = {path.name: path.read_bytes() for path in PATCHES.glob("*.patch")}
+    done = subprocess.run([*remake, "make", tree], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "in no commit" in done.stderr
+    assert {path.name: path.read_bytes() for path in PATCHES.glob("*.patch")} == before
