@@ -103,7 +103,9 @@ def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
     if layers != 1:
         return _not_ready(f"{architecture}.nextn_predict_layers is {layers}, and 1 can be run")
     if blocks is None or blocks < 2:
-        return _not_ready(f"{architecture}.block_count is {blocks}, with an MTP layer among them")
+        return _not_ready(
+            f"{architecture}.block_count is {blocks}, with an MTP head it is 2 or more"
+        )
     block = blocks - 1
     prefix = f"blk.{block}."
     standing = next((n for n in names if _BLOCK.match(n) and ".nextn." in n), prefix)

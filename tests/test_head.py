@@ -1,0 +1,325 @@
+"""Whether a GGUF can draft: the report on files with every fault that a head can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from byte_source import ByteSource
+
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary
+from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.head import (
+    ARCHITECTURES,
+    REQUIRED_SUFFIXES,
+    HeadReport,
+    head_report,
+    part_of,
+)
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, I64, TensorType
+
+HEAD = 3  # block of the head: the trunk has blocks 0 to 2
+PREFIX = f"blk.{HEAD}."
+Shape = tuple[int, ...]
+Tensors = Mapping[str, tuple[Shape, TensorType]]
+
+WIDTH, WORDS, DRAFT = 4, 16, 8
+IDS = "mtp_gguf.fastmtp.token_ids"
+D2T: Tensors = {"d2t": ((DRAFT,), I64)}
+SHORT_HEAD: Tensors = {f"{PREFIX}nextn.shared_head_head.weight": ((WIDTH, DRAFT), F16)}
+SHORT_OUTPUT: Tensors = {"output.weight": ((WIDTH, DRAFT), F16)}
+
+
+def u32(number: int) -> Value:
+    return Value(ValueType.U32, number)
+
+
+def text(value: str) -> Value:
+    return Value(ValueType.STRING, value)
+
+
+def sound_metadata(architecture: str) -> dict[str, Value]:
+    return {
+        "general.architecture": text(architecture),
+        f"{architecture}.block_count": u32(HEAD + 1),
+        f"{architecture}.nextn_predict_layers": u32(1),
+    }
+
+
+def sound_tensors(architecture: str) -> dict[str, tuple[Shape, TensorType]]:
+    """A model of tiny tensors: the trunk's norms, embeddings, and the whole head."""
+    tensors: dict[str, tuple[Shape, TensorType]] = {
+        "token_embd.weight": ((WIDTH, WORDS), F32),
+        "output_norm.weight": ((WIDTH,), F32),
+    }
+    tensors |= {f"blk.{i}.attn_norm.weight": ((WIDTH,), F32) for i in range(HEAD)}
+    for suffix in REQUIRED_SUFFIXES[architecture]:
+        one_row = "norm" in suffix
+        tensors[PREFIX + suffix] = ((WIDTH,), F32) if one_row else ((WIDTH, 2), F16)
+    return tensors
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that differs from a sound one: keys and tensors set, or dropped where None."""
+
+    keys: Mapping[str, Value | None] = field(default_factory=dict)
+    tensors: Mapping[str, tuple[Shape, TensorType] | None] = field(default_factory=dict)
+    architecture: str = "qwen35"
+
+    def report(self) -> HeadReport:
+        metadata = {**sound_metadata(self.architecture), **self.keys}
+        tensors = {**sound_tensors(self.architecture), **self.tensors}
+        specs = [TensorSpec(n, *t) for n, t in tensors.items() if t is not None]
+        layout = lay_out({k: v for k, v in metadata.items() if v is not None}, specs)
+        data = layout.header + bytes(layout.size - len(layout.header))
+        file = GgufFile(ByteSource(data))
+        return head_report(file, file.tensors)
+
+
+def moved(target: int) -> dict[str, Any]:
+    """The head's tensors in another block."""
+    old = sound_tensors("qwen35")
+    suffixes = REQUIRED_SUFFIXES["qwen35"]
+    return {
+        **without(*suffixes),
+        **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes},
+    }
+
+
+def without(*suffixes: str) -> dict[str, None]:
+    return {PREFIX + s: None for s in suffixes}
+
+
+NO_HEAD = without(*REQUIRED_SUFFIXES["qwen35"])
+NEXTN, COUNT = "qwen35.nextn_predict_layers", "qwen35.block_count"
+
+NOT_READY: dict[str, tuple[Model, str]] = {
+    "no head": (
+        Model({NEXTN: None, COUNT: u32(HEAD)}, NO_HEAD),
+        "the file has no MTP head; convert the model with its head",
+    ),
+    "no head, said so": (
+        Model({NEXTN: u32(0), COUNT: u32(HEAD)}, NO_HEAD),
+        "the file has no MTP head; convert the model with its head",
+    ),
+    "claimed but absent": (
+        Model(tensors=NO_HEAD),
+        f"the metadata claims an MTP head in block 3, but {PREFIX}nextn.eh_proj.weight and "
+        "13 more are missing",
+    ),
+    "claimed, block_count not raised, absent": (
+        Model({COUNT: u32(HEAD)}, NO_HEAD),
+        "the metadata claims an MTP head in block 2, but blk.2.nextn.eh_proj.weight and "
+        "12 more are missing",
+    ),
+    "stray head tensors": (
+        Model({NEXTN: None}),
+        f"{PREFIX}nextn.eh_proj.weight is there, but {NEXTN} is 0 or missing",
+    ),
+    "block_count not raised": (
+        Model({COUNT: u32(HEAD)}),
+        f"{COUNT} is 3, which puts the MTP head in block 2, but {PREFIX}nextn.eh_proj.weight "
+        "is there",
+    ),
+    "block_count raised twice": (
+        Model({COUNT: u32(HEAD + 2)}),
+        f"{COUNT} is 5, which puts the MTP head in block 4, but {PREFIX}nextn.eh_proj.weight "
+        "is there",
+    ),
+    "head in the wrong block": (
+        Model(tensors=moved(13)),
+        f"{COUNT} is 4, which puts the MTP head in block 3, but blk.13.nextn.eh_proj.weight "
+        "is there",
+    ),
+    "one tensor missing": (
+        Model(tensors=without("ffn_up.weight")),
+        f"the metadata claims an MTP head in block 3, but {PREFIX}ffn_up.weight is missing",
+    ),
+    "dense head on an MoE base": (
+        Model(
+            tensors={
+                **{PREFIX + s: None for s in REQUIRED_SUFFIXES["qwen35moe"] if "ffn" in s},
+                f"{PREFIX}ffn_up.weight": ((WIDTH, 2), F16),
+            },
+            architecture="qwen35moe",
+        ),
+        f"the metadata claims an MTP head in block 3, but {PREFIX}ffn_gate_inp.weight and "
+        "7 more are missing",
+    ),
+    "no embeddings": (
+        Model(tensors={"token_embd.weight": None}),
+        "token_embd.weight is missing, which the head needs",
+    ),
+    "no final norm": (
+        Model(tensors={"output_norm.weight": None}),
+        "output_norm.weight is missing, which the head needs",
+    ),
+    "two MTP layers": (
+        Model({NEXTN: u32(2)}),
+        f"{NEXTN} is 2, and 1 can be run",
+    ),
+    "a negative number of MTP layers": (
+        Model({NEXTN: Value(ValueType.I32, -1)}),
+        f"{NEXTN} is -1, and 1 can be run",
+    ),
+    "no block_count": (
+        Model({COUNT: None}),
+        f"{COUNT} is None, with an MTP head it is 2 or more",
+    ),
+    "block_count 1": (
+        Model({COUNT: u32(1)}),
+        f"{COUNT} is 1, with an MTP head it is 2 or more",
+    ),
+    "another architecture": (
+        Model({"general.architecture": text("llama")}),
+        "architecture 'llama' is not one of qwen35, qwen35moe",
+    ),
+    "no architecture": (
+        Model({"general.architecture": None}),
+        "architecture None is not one of qwen35, qwen35moe",
+    ),
+    "architecture a list": (
+        Model({"general.architecture": Value(ValueType.STRING, ["qwen35"])}),
+        "bytes: general.architecture: expected one value, found an array",
+    ),
+    "block_count a text": (
+        Model({COUNT: text("4")}),
+        f"bytes: {COUNT}: expected a whole number, found type STRING",
+    ),
+    "ids of another type": (
+        Model({IDS: Value(ValueType.I32, [1, 2])}),
+        f"bytes: {IDS}: expected a filled array of U32",
+    ),
+    "ids empty": (
+        Model({IDS: Value(ValueType.U32, [])}),
+        f"bytes: {IDS}: expected a filled array of U32",
+    ),
+    "ids one number": (
+        Model({IDS: u32(1)}),
+        f"bytes: {IDS}: expected a filled array of U32",
+    ),
+    "id map of another type": (
+        Model(tensors={"d2t": ((DRAFT,), BY_NAME["I32"]), **SHORT_HEAD}),
+        "bytes: d2t: expected one dimension of I64, found [8] I32",
+    ),
+    "id map of two dimensions": (
+        Model(tensors={"d2t": ((DRAFT, 2), I64), **SHORT_HEAD}),
+        "bytes: d2t: expected one dimension of I64, found [8, 2] I64",
+    ),
+    "id map without rows": (
+        Model(tensors=D2T),
+        "bytes: output.weight: expected 8 rows, as d2t has ids, found no such tensor",
+    ),
+    "id map of another length": (
+        Model(tensors={"d2t": ((DRAFT - 1,), I64), **SHORT_HEAD}),
+        f"bytes: {PREFIX}nextn.shared_head_head.weight: expected 7 rows, as d2t has ids, "
+        "found shape [4, 8]",
+    ),
+    "id map beside a full output": (
+        Model(tensors={**D2T, "output.weight": ((WIDTH, WORDS), F16)}),
+        "bytes: output.weight: expected 8 rows, as d2t has ids, found shape [4, 16]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "reason"), NOT_READY.values(), ids=NOT_READY)
+def test_says_what_is_missing(model: Model, reason: str) -> None:
+    report = model.report()
+    assert report.reason == reason
+    assert (report.ready, report.stock, report.draft) == (False, False, None)
+
+
+@pytest.mark.parametrize("suffix", REQUIRED_SUFFIXES["qwen35moe"])
+def test_every_required_tensor_is_missed(suffix: str) -> None:
+    report = Model(tensors=without(suffix), architecture="qwen35moe").report()
+    assert report.reason.endswith(f"but {PREFIX}{suffix} is missing")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_whole_head_is_ready(architecture: str) -> None:
+    matrices = sum("norm" not in suffix for suffix in REQUIRED_SUFFIXES[architecture])
+    assert Model(architecture=architecture).report() == HeadReport(
+        ready=True,
+        reason="MTP head in block 3",
+        block=HEAD,
+        types={"F16": matrices},
+        draft=None,
+        stock=True,
+    )
+
+
+def test_a_head_alone_is_named_so() -> None:
+    trunk = {f"blk.{i}.attn_norm.weight": None for i in range(HEAD)}
+    report = Model(tensors=trunk).report()
+    assert (report.ready, report.reason) == (True, "a head alone, MTP head in block 3")
+
+
+@pytest.mark.parametrize(
+    ("fused", "parts"),
+    [
+        ("attn_qkv.weight", ["attn_q.weight", "attn_k.weight", "attn_v.weight"]),
+        ("ffn_gate_up_exps.weight", ["ffn_gate_exps.weight", "ffn_up_exps.weight"]),
+    ],
+)
+def test_fused_tensors_stand_for_their_parts(fused: str, parts: list[str]) -> None:
+    """llama.cpp takes either; a converter may fuse."""
+    tensors = {**without(*parts), PREFIX + fused: ((WIDTH, 6), F16)}
+    assert Model(tensors=tensors, architecture="qwen35moe").report().ready
+
+
+DRAFTS: dict[str, tuple[Model, DraftLayout, int]] = {
+    "ids": (Model({IDS: Value(ValueType.U32, [5, 1, 3])}), DraftLayout.IDS, 3),
+    "table": (Model(tensors={**D2T, **SHORT_HEAD}), DraftLayout.TABLE, DRAFT),
+    "sidecar": (Model(tensors={**D2T, **SHORT_OUTPUT}), DraftLayout.SIDECAR, DRAFT),
+}
+
+
+@pytest.mark.parametrize(("model", "layout", "size"), DRAFTS.values(), ids=DRAFTS)
+def test_draft_vocabularies(model: Model, layout: DraftLayout, size: int) -> None:
+    report = model.report()
+    assert report.ready
+    assert report.draft == StoredDraftVocabulary(layout, size, None, None)
+    assert report.stock == (layout is DraftLayout.IDS)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "found"),
+    [
+        (Value(ValueType.F32, 0.5), 0.5),
+        (Value(ValueType.F64, 1.0), 1.0),
+        (Value(ValueType.F32, float("nan")), None),
+        (Value(ValueType.F32, float("inf")), None),
+        (Value(ValueType.F32, -0.5), None),
+        (text("all"), None),
+    ],
+)
+def test_coverage_is_a_share_or_nothing(coverage: Value, found: float | None) -> None:
+    about = {"mtp_gguf.fastmtp.source": text("notes"), "mtp_gguf.fastmtp.coverage": coverage}
+    draft = Model({IDS: Value(ValueType.U32, [5]), **about}).report().draft
+    assert draft == StoredDraftVocabulary(DraftLayout.IDS, 1, "notes", found)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "part"),
+    [
+        ("blk.2.attn_norm.weight", None, "base"),
+        ("blk.3.attn_norm.weight", None, "head"),
+        ("blk.30.attn_norm.weight", None, "head"),
+        ("output.weight", None, "base"),
+        ("output.weight", DraftLayout.TABLE, "base"),
+        ("output.weight", DraftLayout.SIDECAR, "draft vocabulary"),
+        ("d2t", DraftLayout.TABLE, "draft vocabulary"),
+        ("blk.3.nextn.shared_head_head.weight", DraftLayout.TABLE, "draft vocabulary"),
+        ("xblk.3.attn_norm.weight", None, "base"),
+        ("blk.99999999999.attn_norm.weight", None, "base"),
+    ],
+)
+def test_parts(name: str, layout: DraftLayout | None, part: str) -> None:
+    assert part_of(name, HEAD, layout) == part
+
+
+def test_without_a_head_all_is_base() -> None:
+    assert part_of("blk.3.attn_norm.weight", None, None) == "base"
