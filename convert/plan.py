@@ -28,13 +28,10 @@ from .draft_vocabulary import DraftVocabulary
 from .family import Blueprint, HeadChoice, find_family
 from .general import file_stem, general_metadata
 from .imatrix import Imatrix
-from .precision import FILE_TYPES, Override, choose_types
+from .precision import FILE_TYPES, Override, block_length, choose_types
 from .recipe import Recipe, Target
 from .source_rows import SourceRows
 from .tokenizer import load_tokenizer, special_ids, tokenizer_metadata
-
-# Blocks of the k-quants and most i-quants; a row they do not divide takes a fallback type.
-_LARGE_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
     return Plan(
         shards=_shards(tensors, metadata, request, general),
         skipped=blueprint.skipped,
-        notes=tuple(_notes(blueprint, tensors, request, draft)),
+        notes=tuple(_notes(blueprint, tensors, request, overrides, draft)),
         draft=draft,
         imatrix=imatrix,
     )
@@ -272,27 +269,30 @@ def _notes(
     blueprint: Blueprint,
     tensors: Sequence[PlannedTensor],
     request: Request,
+    overrides: Sequence[Override],
     draft: DraftVocabulary | None,
 ) -> Iterator[str]:
     for reason in sorted(set(blueprint.skipped.values())):
         count = sum(r == reason for r in blueprint.skipped.values())
         yield f"{count} source tensors skipped: {reason}"
-    kinds = {t.spec.type.block_length for t in tensors}
-    narrow = [
-        t
-        for t in tensors
-        if t.target is not None
-        and not t.target.always_f32
-        and t.part == "base"
-        and t.spec.shape[0] % _LARGE_BLOCK
-    ]
-    if _LARGE_BLOCK in kinds and narrow:
-        first = narrow[0].spec
-        taken = ", ".join(sorted({t.spec.type.name for t in narrow}))
-        yield (
-            f"{len(narrow)} tensors have rows that blocks of {_LARGE_BLOCK} do not divide and "
-            f"fall back to {taken} (first: {first.name}, rows of {first.shape[0]})"
-        )
+    for block in (256, 128, 64, 32):
+        narrow = [
+            t.spec
+            for t in tensors
+            if t.target is not None
+            and not t.target.always_f32
+            and block_length(t.spec.name, request.quant, overrides) == block
+            and t.spec.shape[0] % block
+        ]
+        if narrow:
+            taken = ", ".join(sorted({spec.type.name for spec in narrow}))
+            yield (
+                f"{len(narrow)} tensors have rows that blocks of {block} do not divide and fall "
+                f"back to {taken} (first: {narrow[0].name}, rows of {narrow[0].shape[0]})"
+            )
+    for override in request.overrides:
+        if not any(override.matches(t.spec.name) for t in tensors):
+            yield f"--tensor-type {override.pattern}={override.kind.name}: matches no tensor"
     if draft is not None and not draft.coverage and request.draft and not request.draft.ids_file:
         yield (
             "the draft vocabulary is ranked by token id; counted on text like yours it drafts "

@@ -60,6 +60,8 @@ FILE_TYPES = {
     "TQ1_0": 36,
     "TQ2_0": 37,
 }
+# Mixes of types with blocks of 32 values; those of the others have 256.
+_SMALL_BLOCKS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "MXFP4_MOE")
 UNQUANTIZED = {"F32": F32, "F16": F16, "BF16": BF16}
 # Types that a single tensor can be asked for: all that ggml can write and llama.cpp can run.
 _NOT_WRITTEN = ("Q8_1", "Q8_K", "NVFP4", "Q1_0", "Q2_0", "I8", "I16", "I32", "I64", "F64")
@@ -97,6 +99,19 @@ def parse_tensor_type(name: str, option: str) -> TensorType:
     if name.upper() not in TENSOR_TYPES:
         raise RequestError(f"{option}: expected one of {', '.join(TENSOR_TYPES)}, found {name!r}")
     return BY_NAME[name.upper()]
+
+
+def block_length(name: str, quant: str, overrides: Sequence[Override]) -> int:
+    """How many values of a row share a block in the type that is asked for a tensor.
+
+    A row that such blocks do not divide takes a type of smaller ones.
+    """
+    for override in overrides:
+        if override.matches(name):
+            return override.kind.block_length
+    if quant in UNQUANTIZED:
+        return 1
+    return 32 if quant in _SMALL_BLOCKS else 256
 
 
 def choose_types(

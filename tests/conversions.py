@@ -6,6 +6,7 @@ that has the given words, no traceback, and an output folder in which nothing ch
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import checkpoints
+import llama_cpp
 import numpy as np
 from checkpoints import NUMPY_DTYPES, Array, Spec, write_checkpoint, write_safetensors
 from click.testing import Result
@@ -133,6 +135,20 @@ def value_of(path: Path, key: str) -> Any:
     return None if field is None else field.contents()
 
 
+_SILENCE = llama_cpp.llama_log_callback(lambda *_: None)  # llama.cpp keeps calling it
+
+
+def loads(path: Path) -> bool:
+    """Whether an unpatched llama.cpp loads a file, weights and all."""
+    llama_cpp.llama_log_set(_SILENCE, ctypes.c_void_p(0))
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    if model:
+        llama_cpp.llama_model_free(model)
+    return bool(model)
+
+
 def differing(a: Mapping[str, ReaderTensor], b: Mapping[str, ReaderTensor]) -> list[str]:
     """Names of tensors that are not in both, or not of the same type, shape and bytes."""
     return sorted(
@@ -180,6 +196,5 @@ def check_refusal(exit_code: int | None, stderr: str, *words: str, code: int = 1
 def spawn(*arguments: object, prelude: str = "", **options: Any) -> subprocess.Popen[str]:
     """Start `mtp-gguf ARGUMENTS` as a process of its own, after the Python code of `prelude`."""
     command = [sys.executable, "-c", f"{prelude}\n{MAIN}", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **{**pipes, **options})

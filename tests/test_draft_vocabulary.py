@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import struct
 from collections import Counter
@@ -24,6 +23,7 @@ from conversions import (
     differing,
     edit_json,
     invoke,
+    loads,
     read_tensors,
     refused,
     value_of,
@@ -143,20 +143,6 @@ class TestLayouts:
         parts = {t["name"]: t["part"] for t in plan["tensors"]}
         own = [name for name, part in parts.items() if part == "draft vocabulary"]
         assert sorted(own) == [SHORT_HEAD, "d2t"]
-
-
-_SILENCE = llama_cpp.llama_log_callback(lambda *_: None)  # llama.cpp keeps calling it
-
-
-def loads(path: Path) -> bool:
-    """Whether an unpatched llama.cpp loads a file, weights and all."""
-    llama_cpp.llama_log_set(_SILENCE, ctypes.c_void_p(0))
-    model = llama_cpp.llama_model_load_from_file(
-        str(path).encode(), llama_cpp.llama_model_default_params()
-    )
-    if model:
-        llama_cpp.llama_model_free(model)
-    return bool(model)
 
 
 @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])

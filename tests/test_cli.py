@@ -1,0 +1,213 @@
+"""The command line itself: help that teaches, progress, output that scripts can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import typer
+from checkpoints import Spec
+from conversions import (
+    SMALL,
+    TINY,
+    Checkpoints,
+    edit_tensors,
+    invoke,
+    refused,
+    spawn,
+    write_repeating,
+)
+
+from mtp_gguf.gguf_tools.cli import app, console
+
+if not hasattr(os, "openpty"):
+    pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+def _parameters() -> Iterator[tuple[str, click.Parameter]]:
+    """Each command with each of its arguments and options."""
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            yield name, parameter
+
+
+PARAMETERS = [*_parameters()]
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        ("command", "parameter"),
+        PARAMETERS,
+        ids=[f"{command} {parameter.name}" for command, parameter in PARAMETERS],
+    )
+    def test_says_what_each_option_does(self, command: str, parameter: click.Parameter) -> None:
+        if parameter.name == "help":
+            return
+        text = getattr(parameter, "help", None)
+        assert text, f"{command} {parameter.name}"
+        assert text.rstrip().endswith((".", "]", ")")), text
+
+    def test_of_convert_has_all_options_and_examples(self) -> None:
+        result = invoke("convert", "--help")
+        assert result.exit_code == 0
+        text = re.sub(r"[\s│╭╮╰╯─]+", " ", result.stdout)
+        options = [
+            option
+            for command, parameter in PARAMETERS
+            if command == "convert"
+            for option in parameter.opts
+            if option.startswith("--")
+        ]
+        assert len(options) >= 20
+        assert all(option in text for option in options)
+        for example in (
+            "mtp-gguf convert Qwen/Qwen3.5-4B --mtp-f16 --fastmtp",
+            "--quant Q5_K_M --mtp-type Q8_0 --imatrix",
+            "--fastmtp-corpus notes.txt --dry-run",
+        ):
+            assert example in text
+        for default in ("Q4_K_M", "Q8_0", "32768", "ids"):
+            assert default in text
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
+    def test_names_the_commands(self, arguments: list[str]) -> None:
+        text = invoke(*arguments).output
+        for command, _ in PARAMETERS:
+            assert command in text
+
+    @pytest.mark.parametrize("command", sorted({command for command, _ in PARAMETERS}))
+    def test_of_each_command(self, command: str) -> None:
+        result = invoke(command, "-h")
+        assert result.exit_code == 0
+        assert f" {command} " in result.stdout
+
+    def test_version(self) -> None:
+        assert invoke("--version").stdout == f"mtp-gguf {version('mtp-gguf')}\n"
+
+
+class TestUsage:
+    def test_unknown_command(self) -> None:
+        result = invoke("convrt")
+        assert result.exit_code == 2
+        assert "convrt" in result.stderr
+
+    def test_next_command_runs(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """Whatever characters the path has: the summary ends with a line to be pasted."""
+        output = tmp_path / "a $(b) 'c' \"d\" é.gguf"
+        result = invoke("convert", checkpoints.get(SMALL), "-o", output)
+        assert result.exit_code == 0, result.output
+        program, *arguments = shlex.split(result.stdout.splitlines()[-1].removeprefix("next: "))
+        assert program == "mtp-gguf"
+        listed = invoke(*arguments)
+        assert listed.exit_code == 0
+        assert "can draft: MTP head in block 2" in listed.stdout
+
+    def test_next_command_of_a_file_without_a_head(
+        self, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        arguments = ["convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp"]
+        assert invoke(*arguments).stdout.endswith(f"list-tensors {tmp_path / 'x.gguf'}\n")
+
+    def test_as_a_process(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        arguments = ["convert", checkpoints.get(TINY), "-o", tmp_path / "x.gguf", "--json"]
+        with spawn(*arguments) as process:
+            stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert not stderr
+        assert json.loads(stdout)["files"][0]["path"] == str(tmp_path / "x.gguf")
+        with spawn(*arguments) as process:
+            stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert not stdout
+        assert stderr.startswith("mtp-gguf: ")
+
+    def test_no_module_but_the_needed_ones(self, tmp_path: Path) -> None:
+        """Help and listing come at once: neither llama.cpp nor the hub's client is loaded."""
+        heavy = "('llama_cpp', 'huggingface_hub', 'tokenizers', 'gguf', 'torch', 'transformers')"
+        check = (
+            "import atexit, sys; "
+            f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules]))"
+        )
+        with spawn("convert", "--help", prelude=check) as process:
+            stdout, _ = process.communicate(timeout=60)
+        assert stdout.endswith("[]\n")
+
+
+class TestTerminal:
+    """What comes from files must not steer the terminal."""
+
+    def test_names_in_errors(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        model = checkpoints.copy(TINY, tmp_path)
+        name = "model.\x1b[31m\r\n\x07\u202e"
+        edit_tensors(model, lambda t: t.update({name: np.zeros((2, 2), np.float32)}))
+        output = tmp_path / "output"
+        output.mkdir()
+        arguments = [model, "-o", output / "x.gguf", "--quant", "F16"]
+        message = refused(arguments, "1 tensors have no place", output=output)
+        assert not {"\x1b", "\r", "\x07", "\u202e"} & {*message}
+
+    def test_printable(self) -> None:
+        assert console.printable("a\x1b[0m\né\u202e") == "a\\x1b[0m\\né\\u202e"
+
+
+class TestProgress:
+    def test_plain_lines(
+        self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(console, "_PLAIN_PROGRESS_SECONDS", 0)
+        result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf")
+        assert result.exit_code == 0
+        lines = result.stderr.splitlines()
+        assert len(lines) > 10
+        shares = []
+        for line in lines:
+            match = re.fullmatch(r"convert: (\d+)%, [\d.]+ [kMG]?B/s, \d+ s left", line)
+            assert match is not None, line
+            shares.append(int(match[1]))
+        assert shares == sorted(shares)
+        assert "%" not in result.stdout
+
+    def test_silent_when_short(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        assert not invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf").stderr
+
+    def test_bar_on_a_terminal(self, tmp_path: Path) -> None:
+        spec = Spec("large", hidden=1024, intermediate=3584)
+        model = write_repeating(tmp_path / "large", spec)
+        master, terminal = os.openpty()
+        arguments = ["convert", model, "-o", tmp_path / "x.gguf", "--threads", "1"]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        environment.pop("NO_COLOR", None)
+        with spawn(*arguments, env=environment, stderr=terminal) as process:
+            os.close(terminal)
+            assert process.stdout is not None
+            shown = b""
+            while True:
+                try:
+                    if not (part := os.read(master, 65536)):
+                        break
+                except OSError:  # the other end is closed
+                    break
+                shown += part
+            stdout = process.stdout.read()
+        os.close(master)
+        assert process.returncode == 0
+        text = shown.decode()
+        assert re.search(r"convert .*━", text)
+        assert re.search(r"\d+%", text)
+        assert re.search(r"\d+ [MG]B/s", text)
+        assert re.search(r"0:00:\d\d", text)
+        assert stdout.startswith("base: ")
