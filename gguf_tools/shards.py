@@ -52,8 +52,9 @@ def safetensors_files(folder: Path) -> list[Path]:
     present = {p.name for p in folder.glob("*.safetensors")}
     if not present:
         raise FormatError(f"{folder}: expected safetensors files in the folder, found none")
-    wanted = _indexed(folder / INDEX_NAME) or present
-    for match in filter(None, map(_SAFETENSORS_NAME.fullmatch, sorted(wanted))):
+    named = _indexed(folder / INDEX_NAME) or present
+    wanted = set(named)
+    for match in filter(None, map(_SAFETENSORS_NAME.fullmatch, named)):
         count = match[3]
         wanted |= {f"{match[1]}-{i:05}-of-{count}.safetensors" for i in range(1, int(count) + 1)}
     if missing := sorted(wanted - present):
