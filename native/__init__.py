@@ -6,10 +6,14 @@ from typing import Any
 _PUBLIC = {
     "Draft": "head",
     "Head": "head",
-    "ContextFull": "errors",
-    "HeadMissing": "errors",
-    "LibraryMismatch": "errors",
-    "ModelRefused": "errors",
+    "MTPLlama": "llama",
+    "MtpStats": "session",
+    "Rollback": "session",
+    "Session": "session",
+    "ContextFullError": "errors",
+    "HeadMissingError": "errors",
+    "LibraryMismatchError": "errors",
+    "ModelRefusedError": "errors",
     "NativeError": "errors",
 }
 

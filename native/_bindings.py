@@ -8,12 +8,28 @@ sanitizers.
 import ctypes
 import os
 import sys
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from .errors import ContextFull, HeadMissing, LibraryMismatch, ModelRefused, NativeError
+from .errors import (
+    ContextFullError,
+    HeadMissingError,
+    LibraryMismatchError,
+    ModelRefusedError,
+    NativeError,
+)
 
 API_VERSION = 1
 MAX_DEPTH = 16
@@ -21,12 +37,12 @@ LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
 # mtp_status values that have a class of their own.
 _ERRORS: dict[int, type[NativeError]] = {
-    2: ModelRefused,
-    3: ModelRefused,
-    4: HeadMissing,
-    5: ModelRefused,
-    8: ContextFull,
-    10: LibraryMismatch,
+    2: ModelRefusedError,
+    3: ModelRefusedError,
+    4: HeadMissingError,
+    5: ModelRefusedError,
+    8: ContextFullError,
+    10: LibraryMismatchError,
 }
 
 
@@ -41,6 +57,31 @@ class HeadParams(ctypes.Structure):
         ("n_seq_max", c_int32),
         ("n_batch", c_int32),
         ("fastmtp_size", c_int32),
+    )
+
+
+class SessionParams(ctypes.Structure):
+    """mtp_session_params."""
+
+    _fields_ = (("rollback", c_int32), ("max_depth", c_int32))
+
+
+class SessionStats(ctypes.Structure):
+    """mtp_session_stats."""
+
+    _fields_ = (
+        ("cycles", c_int64),
+        ("tokens", c_int64),
+        ("rollbacks", c_int64),
+        ("prefilled", c_int64),
+        ("drafted", c_int64 * MAX_DEPTH),
+        ("accepted", c_int64 * MAX_DEPTH),
+        ("prefill_ms", c_double),
+        ("prefill_head_ms", c_double),
+        ("draft_ms", c_double),
+        ("verify_ms", c_double),
+        ("sample_ms", c_double),
+        ("rollback_ms", c_double),
     )
 
 
@@ -74,19 +115,19 @@ def library_path() -> Path:
 
 @cache
 def library() -> ctypes.CDLL:
-    """libmtp with typed functions; LibraryMismatch when it cannot be used with this llama_cpp."""
+    """Load libmtp, once; LibraryMismatchError when it cannot be used with this llama_cpp."""
     import llama_cpp  # noqa: F401, PLC0415  (loads llama.cpp's libraries, which libmtp resolves to)
 
     path = library_path()
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibraryMismatch(f"{path}: cannot be loaded: {error}") from None
+        raise LibraryMismatchError(f"{path}: cannot be loaded: {error}") from None
     _declare(lib)
     if (found := lib.mtp_api_version()) != API_VERSION:
-        raise LibraryMismatch(f"{path}: expected API version {API_VERSION}, found {found}")
+        raise LibraryMismatchError(f"{path}: expected API version {API_VERSION}, found {found}")
     if lib.mtp_check_runtime():
-        raise LibraryMismatch(lib.mtp_last_error().decode())
+        raise LibraryMismatchError(lib.mtp_last_error().decode())
     return lib
 
 
@@ -112,6 +153,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_check_runtime(void);
     lib.mtp_check_runtime.restype = c_int32
     lib.mtp_check_runtime.argtypes = []
+
+    # const char * mtp_default_gpu(void);
+    lib.mtp_default_gpu.restype = c_char_p
+    lib.mtp_default_gpu.argtypes = []
 
     # mtp_head_params mtp_head_default_params(void);
     lib.mtp_head_default_params.restype = HeadParams
@@ -157,3 +202,47 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_head_ops(mtp_head * head, const char ** out);
     lib.mtp_head_ops.restype = c_int32
     lib.mtp_head_ops.argtypes = [c_void_p, POINTER(c_char_p)]
+
+    # mtp_status mtp_session_new(struct llama_context * context, mtp_head * head,
+    #     const mtp_session_params * params, mtp_session ** out);
+    lib.mtp_session_new.restype = c_int32
+    lib.mtp_session_new.argtypes = [c_void_p, c_void_p, POINTER(SessionParams), POINTER(c_void_p)]
+    # void mtp_session_free(mtp_session * session);
+    lib.mtp_session_free.restype = None
+    lib.mtp_session_free.argtypes = [c_void_p]
+    # mtp_status mtp_session_get_stats(const mtp_session * session, mtp_session_stats * out);
+    lib.mtp_session_get_stats.restype = c_int32
+    lib.mtp_session_get_stats.argtypes = [c_void_p, POINTER(SessionStats)]
+    # mtp_status mtp_session_reset_stats(mtp_session * session);
+    lib.mtp_session_reset_stats.restype = c_int32
+    lib.mtp_session_reset_stats.argtypes = [c_void_p]
+    # mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t * out);
+    lib.mtp_session_length.restype = c_int32
+    lib.mtp_session_length.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
+    #     int32_t n, bool all_logits);
+    lib.mtp_session_decode.restype = c_int32
+    lib.mtp_session_decode.argtypes = [c_void_p, c_int32, i32_p, c_int32, c_bool]
+    # mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
+    #     int32_t * out_tokens, float * out_probs, int32_t * out_n);
+    lib.mtp_cycle_begin.restype = c_int32
+    lib.mtp_cycle_begin.argtypes = [c_void_p, c_int32, c_int32, c_int32, i32_p, f32_p, i32_p]
+    # mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * out);
+    lib.mtp_cycle_row.restype = c_int32
+    lib.mtp_cycle_row.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
+    lib.mtp_cycle_end.restype = c_int32
+    lib.mtp_cycle_end.argtypes = [c_void_p, c_int32]
+    # mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
+    #     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
+    lib.mtp_session_step.restype = c_int32
+    lib.mtp_session_step.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, i32_p, i32_p]
+    # mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
+    lib.mtp_session_argmax.restype = c_int32
+    lib.mtp_session_argmax.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1);
+    lib.mtp_seq_rm.restype = c_int32
+    lib.mtp_seq_rm.argtypes = [c_void_p, c_int32, c_int32, c_int32]
+    # mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
+    lib.mtp_session_sync.restype = c_int32
+    lib.mtp_session_sync.argtypes = [c_void_p, c_int32]

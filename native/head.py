@@ -37,7 +37,7 @@ class Head:
     n_seq_max sequences. n_batch: most rows fed in one graph. fastmtp_size: how much of a ranked
     draft vocabulary to use; 0 all of it, -1 none (layout ids only).
 
-    Raises HeadMissing for a model without a head, ModelRefused for a file that is not sound.
+    Raises HeadMissingError for a model without a head, ModelRefusedError for an unsound file.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Head:
         return out.value
 
     def feed(self, tokens: Sequence[int], hidden: ArrayLike, first: int, seq: int = 0) -> None:
-        """Put rows into the cache: token at position first + i with hidden[i], that of the one before.
+        """Put rows into the cache: the token at position first + i with hidden[i].
 
-        hidden: [len(tokens), n_embd].
+        hidden: [len(tokens), n_embd], each the trunk's at the position before its token's.
         """
         ids, states = self._rows(tokens, hidden)
         check(

@@ -67,6 +67,9 @@ MTP_API const char * mtp_built_for(void);
  * loaded are those that the library was built for. */
 MTP_API mtp_status   mtp_check_runtime(void);
 
+/* ggml's name of the first GPU of this process, for mtp_head_params.device; "CPU" without one. */
+MTP_API const char * mtp_default_gpu(void);
+
 /* ---- head ---- */
 
 typedef struct mtp_head mtp_head;
@@ -138,6 +141,99 @@ MTP_API mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t posit
 /* The names of the ggml ops that a graph of this head uses, sorted, joined by spaces, for checks
  * against a backend. The text lives as long as the head. */
 MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);
+
+/* ---- session ----
+ *
+ * A trunk (a llama.cpp context that the caller owns) and a head. The trunk's memory is changed
+ * through the session alone, or mtp_session_sync() is called afterwards. One cycle:
+ *
+ *   mtp_cycle_begin   drafts after a token that the trunk has not seen, and decodes both
+ *   mtp_cycle_row     makes row i available: what the trunk says after the token and i drafts
+ *   mtp_cycle_end     says how many drafts were accepted; the others are undone
+ *
+ * or mtp_session_step, which is the three of them around a sampler. Undoing is put off until the
+ * trunk is needed again, so that mtp_seq_rm can take back more in the same stroke. */
+
+struct llama_context;
+struct llama_sampler;
+
+typedef struct mtp_session mtp_session;
+
+/* How rejected drafts leave the trunk's recurrent state, which cannot be cut like a KV cache. */
+typedef enum mtp_rollback {
+    MTP_ROLLBACK_SNAPSHOT   = 0, /* the context keeps n_rs_seq snapshots; needs n_rs_seq >= depth */
+    MTP_ROLLBACK_CHECKPOINT = 1, /* copy on the device, restore, decode the accepted tokens again */
+    MTP_ROLLBACK_TWO_PHASE  = 2, /* decode a draft only once it is accepted: one token at a time */
+    MTP_ROLLBACK_HOST       = 3, /* as CHECKPOINT, the copy in host memory */
+} mtp_rollback;
+
+typedef struct mtp_session_params {
+    int32_t rollback;  /* an mtp_rollback */
+    int32_t max_depth; /* 0 .. MTP_MAX_DEPTH; 0: never drafts */
+} mtp_session_params;
+
+/* Sums since the session began or mtp_session_reset_stats(). Position 0 is the first draft. */
+typedef struct mtp_session_stats {
+    int64_t cycles;
+    int64_t tokens;    /* that the cycles gave: accepted drafts and one more each */
+    int64_t rollbacks; /* cycles whose rejected drafts had to be undone */
+    int64_t prefilled; /* tokens decoded by mtp_session_decode */
+    int64_t drafted[MTP_MAX_DEPTH];
+    int64_t accepted[MTP_MAX_DEPTH];
+    double  prefill_ms;      /* the trunk's part of mtp_session_decode */
+    double  prefill_head_ms; /* the head's part */
+    double  draft_ms;
+    double  verify_ms;
+    double  sample_ms; /* by mtp_session_step */
+    double  rollback_ms;
+} mtp_session_stats;
+
+/* head: or NULL, for a session that never drafts. Both must outlive the session. */
+MTP_API mtp_status mtp_session_new(struct llama_context * context, mtp_head * head,
+                                   const mtp_session_params * params, mtp_session ** out);
+MTP_API void       mtp_session_free(mtp_session * session);
+MTP_API mtp_status mtp_session_get_stats(const mtp_session * session, mtp_session_stats * out);
+MTP_API mtp_status mtp_session_reset_stats(mtp_session * session);
+
+/* Number of tokens of a sequence, those of rejected drafts not counted. */
+MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t * out);
+
+/* Appends tokens to a sequence: trunk and head. Logits are left for the last token, or for all
+ * (all_logits; row i of the last batch of the context's n_batch). On failure the sequence is
+ * empty, or as MTP_ERROR_FULL says, unchanged. */
+MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
+                                      int32_t n, bool all_logits);
+
+/* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth; fewer
+ * come where the context ends or the head knows too little. out_tokens, out_probs: [depth]. */
+MTP_API mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
+                                   int32_t * out_tokens, float * out_probs, int32_t * out_n);
+
+/* Rows are asked for in order, each once its draft is accepted. *out: the index for
+ * llama_get_logits_ith and llama_sampler_sample. */
+MTP_API mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * out);
+
+/* n_accepted: of the drafts of this cycle. The sequence is then 1 + n_accepted tokens longer. */
+MTP_API mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
+
+/* A whole cycle. sampler: decides each token (and accepts it); NULL: the most likely one. A draft
+ * is accepted when it is what the sampler chooses. out: [depth + 1]; *out_n of them are new, and
+ * the last one is not yet decoded: it is the next cycle's token. */
+MTP_API mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
+                                    struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
+
+/* The most likely token of a row, as mtp_cycle_row gives it; -1: the last row. */
+MTP_API mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
+
+/* Removes the tokens at positions p0 .. p1 - 1 from trunk and head; p1 < 0: to the end. What the
+ * recurrent state cannot do is refused with the reason, and nothing is changed: only a tail can
+ * go, and only as far back as rollback reaches, or everything. To remove nothing is to undo rejected
+ * drafts now. */
+MTP_API mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1);
+
+/* Takes the trunk's memory as it now is, changed by others (a loaded state). The head forgets the
+ * sequence and learns on from here. */
+MTP_API mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
 
 #ifdef __cplusplus
 }

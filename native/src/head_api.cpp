@@ -1,14 +1,21 @@
 // The C functions of the head: checks that need no object, then a call.
 
 #include "error.h"
-#include "head.h"
+#include "handles.h"
 
 using mtp::guard;
 using mtp::require;
 
-struct mtp_head : mtp::Head {
-    using Head::Head;
-};
+const char * mtp_default_gpu(void) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        const enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            return ggml_backend_dev_name(device);
+        }
+    }
+    return "CPU";
+}
 
 mtp_head_params mtp_head_default_params(void) {
     mtp_head_params params = {};

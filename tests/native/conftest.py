@@ -1,10 +1,11 @@
-"""Small GGUF files for the native library's tests, made by our own converter, and a way to break them."""
+"""Small GGUF files for the native library's tests, made by our converter; a way to break them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,27 @@ from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import TensorType
 
 DRAFT_SIZE = 300  # of the 1,024 tokens of the tiny checkpoints
+
+
+def convert(
+    folder: Path,
+    path: Path,
+    quant: str,
+    head: str,
+    draft: DraftRequest | None = None,
+    choice: HeadChoice = HeadChoice.WITH_TRUNK,
+) -> Path:
+    """Convert a checkpoint to `path`."""
+    checkpoint = open_checkpoint(folder)
+    request = Request(
+        quant=quant,
+        head=choice,
+        head_type=parse_tensor_type(head, "head"),
+        draft=draft,
+        output=path,
+    )
+    run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
+    return path
 
 
 class Models:
@@ -65,16 +87,7 @@ class Models:
             ids = self.root / "ids.txt"
             ids.write_text("\n".join(map(str, self.ranked_ids())), encoding="utf-8")
             draft = DraftRequest(DraftLayout(layout), ids_file=ids)
-        checkpoint = open_checkpoint(self.checkpoint(spec))
-        request = Request(
-            quant=quant,
-            head=choice,
-            head_type=parse_tensor_type(head, "head"),
-            draft=draft,
-            output=path,
-        )
-        run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
-        return path
+        return convert(self.checkpoint(spec), path, quant, head, draft, choice)
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +132,48 @@ def rewrite(tmp_path: Path) -> Rewrite:
     return copy
 
 
-def wide(spec: str, **changes: Any) -> Spec:
-    """A variant of a spec under a name of its own."""
-    suffix = "-".join(f"{k}{v}" for k, v in changes.items())
-    return replace(SPECS[spec], name=f"{spec}-{suffix}", **changes)
+def _load_dial_model() -> ModuleType:
+    """benchmarks/dial_model.py, which is no package."""
+    path = Path(__file__).parents[2] / "benchmarks" / "dial_model.py"
+    spec = spec_from_file_location("dial_model", path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Dial:
+    """Tiny models whose head is right as often as it is told, and whose state matters a little."""
+
+    LAYER_SCALE = 0.03
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self.module = _load_dial_model()
+
+    def __call__(
+        self, shape: str = "tiny", hit: float = 0.7, quant: str = "Q4_K_M", head: str = "F16"
+    ) -> Path:
+        path = self.models.root / f"dial-{shape}-{hit}-{quant}-{head}.gguf"
+        if path.exists():
+            return path
+        folder = self.models.root / f"dial-{shape}-{hit}"
+        if not folder.is_dir():
+            self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE)
+        return convert(folder, path, quant, head)
+
+    def successors(self, shape: str) -> dict[int, int]:
+        """What the trunk says after each token of its cycle."""
+        cycle = self.module.cycle_of(self.module.SHAPES[shape]).tolist()
+        return dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+
+    def missed(self, shape: str, hit: float = 0.7) -> np.ndarray:
+        """Whether the head is wrong after a token, [vocabulary]."""
+        marks: np.ndarray = self.module.missed_tokens(self.module.SHAPES[shape], hit)
+        return marks
+
+
+@pytest.fixture(scope="session")
+def dial(models: Models) -> Dial:
+    return Dial(models)

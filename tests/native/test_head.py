@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError
-from mtp_gguf.native.head import Draft, Head
+from mtp_gguf.native.head import Draft
+from mtp_gguf.native.head import Head as AnyHead
 
 # Logits have a standard deviation of 1.1; a wrong norm, position or hidden state shows as 0.05 to
 # 5. Measured: 0.002 with F32 weights, all of it from keys and values kept in F16.
@@ -22,6 +24,9 @@ CACHE_TOLERANCE = 0.01
 # before each product, so that a last bit can become a step of a block's scale, and the next step
 # starts from there. Measured: up to 0.05.
 QUANTIZED_RMS_TOLERANCE = 0.08
+
+# Tiny products gain nothing from threads, and lose much where other tests run at the same time.
+Head = partial(AnyHead, n_threads=1)
 
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
@@ -32,7 +37,7 @@ def rows_for(hidden: np.ndarray, n: int) -> np.ndarray:
     return np.concatenate([np.zeros((1, hidden.shape[1])), hidden[: n - 1]]).astype(np.float32)
 
 
-def draft_all(head: Head, hidden: np.ndarray, tokens: list[int] = TOKENS, seq: int = 0) -> Draft:
+def draft_all(head: AnyHead, hidden: np.ndarray, tokens: list[int] = TOKENS, seq: int = 0) -> Draft:
     return head.draft(tokens, rows_for(hidden, len(tokens)), 0, DEPTH, seq, logits=True)
 
 

@@ -1,4 +1,4 @@
-"""The library as such: it is the installed one, beside the right llama.cpp, and says so otherwise."""
+"""The library as such: it runs beside the right llama.cpp, and refuses any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.native import _bindings
-from mtp_gguf.native.errors import LibraryMismatch
+from mtp_gguf.native.errors import LibraryMismatchError
 from mtp_gguf.native.head import Head
 
 HEADER = Path(__file__).parents[2] / "native" / "include" / "mtp.h"
@@ -62,7 +62,7 @@ def test_another_llama_cpp_is_refused_with_both_versions(tmp_path: Path) -> None
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_bindings.LIBRARY_VARIABLE, "/nowhere/libmtp.so")
-    with pytest.raises(LibraryMismatch, match=r"/nowhere/libmtp\.so: cannot be loaded"):
+    with pytest.raises(LibraryMismatchError, match=r"/nowhere/libmtp\.so: cannot be loaded"):
         _bindings.library.__wrapped__()
 
 

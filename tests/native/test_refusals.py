@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F16, F32, I64
-from mtp_gguf.native.errors import HeadMissing, ModelRefused, NativeError
-from mtp_gguf.native.head import Head
+from mtp_gguf.native.errors import HeadMissingError, ModelRefusedError, NativeError
+from mtp_gguf.native.head import Head as AnyHead
 
+Head = partial(AnyHead, n_threads=1)
 IDS = "mtp_gguf.fastmtp.token_ids"
 
 
@@ -98,7 +100,7 @@ def zeros(*shape: int) -> tuple[tuple[int, ...], object, bytes]:
     ],
 )
 def test_metadata(models, rewrite, keys, text: str) -> None:
-    with pytest.raises(ModelRefused, match=text):
+    with pytest.raises(ModelRefusedError, match=text):
         Head(rewrite(models.gguf(), keys=keys))
 
 
@@ -159,38 +161,39 @@ def test_metadata(models, rewrite, keys, text: str) -> None:
     ],
 )
 def test_tensors(models, rewrite, tensors, text: str) -> None:
-    with pytest.raises(ModelRefused, match=f"(?i){text}"):
+    with pytest.raises(ModelRefusedError, match=f"(?i){text}"):
         Head(rewrite(models.gguf(), tensors=tensors))
 
 
 def test_a_dense_block_on_a_moe_base(models, rewrite) -> None:
     with pytest.raises(
-        ModelRefused, match=r"ffn_down_exps.weight: expected .*, found no such tensor"
+        ModelRefusedError, match=r"ffn_down_exps.weight: expected .*, found no such tensor"
     ):
         Head(rewrite(models.gguf("moe-fused"), tensors={"blk.2.ffn_down_exps.weight": None}))
-    with pytest.raises(ModelRefused, match="expert_used_count: expected 1 to 8, found 9"):
+    with pytest.raises(ModelRefusedError, match="expert_used_count: expected 1 to 8, found 9"):
         Head(rewrite(models.gguf("moe-fused"), keys={"qwen35moe.expert_used_count": u32(9)}))
 
 
 def test_a_model_without_a_head_says_how_to_get_one(models, rewrite) -> None:
-    with pytest.raises(HeadMissing, match="has no MTP head .* graft"):
+    with pytest.raises(HeadMissingError, match=r"has no MTP head .* graft"):
         Head(models.gguf("dense-no-mtp"))
     with pytest.raises(
-        HeadMissing, match="promise an MTP head, but blk.4.nextn.eh_proj.weight is missing"
+        HeadMissingError,
+        match=r"promise an MTP head, but blk\.4\.nextn\.eh_proj\.weight is missing",
     ):
         Head(rewrite(models.gguf(), tensors={"blk.4.nextn.eh_proj.weight": None}))
 
 
 def test_files_that_are_none(models, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="cannot be opened: No such file"):
+    with pytest.raises(ModelRefusedError, match="cannot be opened: No such file"):
         Head(tmp_path / "absent.gguf")
     (tmp_path / "empty.gguf").touch()
-    with pytest.raises(ModelRefused, match="expected a file with content"):
+    with pytest.raises(ModelRefusedError, match="expected a file with content"):
         Head(tmp_path / "empty.gguf")
-    with pytest.raises(ModelRefused, match="expected a file with content"):
+    with pytest.raises(ModelRefusedError, match="expected a file with content"):
         Head(tmp_path)
     (tmp_path / "text.gguf").write_text("not a model")
-    with pytest.raises(ModelRefused, match="expected a GGUF file"):
+    with pytest.raises(ModelRefusedError, match="expected a GGUF file"):
         Head(tmp_path / "text.gguf")
 
 
@@ -208,7 +211,9 @@ def test_every_truncation_is_refused(models, tmp_path: Path) -> None:
     last_used = max(t.offset + t.nbytes for t in used)
     for cut in sorted(c for c in cuts if c < last_used):
         short.write_bytes(data[:cut])
-        with pytest.raises(ModelRefused, match=r"found the end of the file|expected a GGUF file"):
+        with pytest.raises(
+            ModelRefusedError, match=r"found the end of the file|expected a GGUF file"
+        ):
             Head(short)
 
 

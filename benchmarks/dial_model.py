@@ -1,0 +1,153 @@
+"""A checkpoint with a dial: real cost, and an MTP head that is right as often as it is told.
+
+    python benchmarks/dial_model.py --shape 0.8b --hit 0.8 FOLDER
+
+The trunk follows one fixed cycle of tokens, whatever came before; the head foretells it except
+after the tokens that carry a flag. So the work of each token is that of a real model of the shape,
+the text is known, and acceptance is exact. Made of nothing but weights:
+
+- embeddings are random and therefore nearly orthogonal; dimension 0 is kept for the flag;
+- `lm_head` has, as the row of next(t), the embedding of t without its flag;
+- what the layers add is tiny, so that the last hidden state is the normed embedding of the token;
+- `mtp.fc` is [identity | 0], and turns the flag into the embedding of another token, four times as
+  strong as the right one.
+
+The checkpoint has the tokenizer of the tests (922 tokens), padded to the vocabulary's size: compare
+token ids, not text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import checkpoints
+from checkpoints import SPECS, Spec
+
+SEED = 20
+FLAG = 4.0  # in standard deviations of an embedding's other values
+LAYER_SCALE = 1e-3
+
+_REAL: dict[str, Any] = {
+    "head_dim": 256,
+    "k_heads": 16,
+    "linear_dim": 128,
+    "vocab_size": 248_320,
+    "kv_heads": 2,
+    "dtype": "BF16",
+}
+# Published shapes; only the 0.8B's and 2B's embeddings are tied there, and none are here.
+SHAPES: dict[str, Spec] = {
+    "tiny": replace(SPECS["dense-tied"], name="tiny", tied=False, nested=False, model_card=False),
+    "tiny-3v": replace(SPECS["dense-3v"], name="tiny-3v", tied=False),
+    "tiny-moe": replace(SPECS["moe-fused"], name="tiny-moe"),
+    "0.8b": Spec("0.8b", hidden=1024, intermediate=3584, layers=24, heads=8, v_heads=16, **_REAL),
+    "2b": Spec("2b", hidden=2048, intermediate=6144, layers=24, heads=8, v_heads=16, **_REAL),
+    "4b": Spec(
+        "4b",
+        hidden=2560,
+        intermediate=9216,
+        layers=32,
+        heads=16,
+        v_heads=32,
+        **{**_REAL, "kv_heads": 4},
+    ),
+    "9b": Spec(
+        "9b",
+        hidden=4096,
+        intermediate=12288,
+        layers=32,
+        heads=16,
+        v_heads=32,
+        **{**_REAL, "kv_heads": 4},
+    ),
+}
+
+
+def cycle_of(spec: Spec) -> NDArray[np.int64]:
+    """The tokens that the trunk repeats, in order: ids that even a small draft vocabulary has."""
+    usable = min(spec.vocab_size, 30_000) * 3 // 4
+    return np.random.default_rng(SEED).permutation(usable)
+
+
+def missed_tokens(spec: Spec, hit: float) -> NDArray[np.bool_]:
+    """Mark the tokens after which the head is wrong, a share of 1 - hit of the cycle."""
+    cycle = cycle_of(spec)
+    missed = np.zeros(spec.vocab_size, bool)
+    n = round(len(cycle) * (1 - hit))
+    missed[np.random.default_rng(SEED + 1).choice(cycle, n, replace=False)] = True
+    return missed
+
+
+def _tensors(spec: Spec, hit: float, layer_scale: float) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(SEED + 2)
+    width = spec.hidden
+    embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
+    embedding[:, 0] = np.where(missed_tokens(spec, hit), FLAG, 0)
+    cycle = cycle_of(spec)
+    head = np.zeros_like(embedding)
+    head[np.roll(cycle, -1)] = embedding[cycle] / np.sqrt(width)
+    head[:, 0] = 0
+    projection = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
+    projection[1:, 0] = embedding[cycle[0], 1:]
+
+    out: dict[str, NDArray[Any]] = {}
+    for name, drawn in checkpoints.weights(spec):
+        array = drawn
+        if name == "model.embed_tokens.weight":
+            array = embedding
+        elif name == "lm_head.weight":
+            array = head
+        elif name == "mtp.fc.weight":
+            array = projection
+        elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            array = array * np.float32(layer_scale)
+        elif name.endswith("norm.weight") or ".pre_fc_norm" in name:
+            # Stored minus one, but for the gated norm of linear attention.
+            array = np.full_like(array, 1.0 if ".linear_attn.norm" in name else 0.0)
+        kept = name.endswith(("A_log", "linear_attn.norm.weight"))
+        out[name] = array.astype(np.float32 if kept else ml_dtypes.bfloat16)
+    return out
+
+
+def write_dial_model(
+    folder: Path, shape: str | Spec, hit: float, layer_scale: float = LAYER_SCALE
+) -> Path:
+    """Write the checkpoint into a new folder.
+
+    hit: share of the cycle's tokens after which the head is right, 0 to 1. layer_scale: factor on
+    what the layers add; with 0.03 the text is still the cycle, but the logits of the other tokens
+    depend on all that came before.
+    """
+    spec = SHAPES[shape] if isinstance(shape, str) else shape
+    if spec.experts:
+        spec = replace(spec, fused_experts=False, fused_mtp_experts=False)
+    stored = _tensors(spec, hit, layer_scale)
+    original = checkpoints.stored_tensors
+    try:  # everything but the weights is as the tests' checkpoints have it
+        checkpoints.stored_tensors = lambda _: iter(stored.items())
+        return checkpoints.write_checkpoint(folder, spec)
+    finally:
+        checkpoints.stored_tensors = original
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="0.8b")
+    parser.add_argument("--hit", type=float, default=0.8, help="share of drafts that are right")
+    arguments = parser.parse_args()
+    write_dial_model(arguments.folder, arguments.shape, arguments.hit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""llama_cpp.Llama with multi-token prediction underneath: same constructor, same methods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from . import _log, exact
+from ._bindings import MAX_DEPTH, library
+from .errors import ModelRefusedError, NativeError
+from .head import Head
+from .session import MtpStats, Rollback, Session
+
+DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
+
+
+class MTPLlama(llama_cpp.Llama):
+    """A Llama that drafts with the model's MTP head and verifies with its trunk.
+
+    depth: tokens drafted in each cycle, 0 (plain decoding) to 16. The variable MTP_GGUF_DISABLE=1
+    makes it 0 everywhere. rollback: "snapshot", "checkpoint", "two-phase" or "host". exact: greedy
+    text is byte-identical at every depth, or NativeError says what prevents it; flash attention
+    and a Q8_0 cache are then used. fastmtp_size: how much of a ranked draft vocabulary to use; 0
+    all, -1 none. mtp_head: another file to take the head from. mtp_device: ggml's name of the
+    device for the head; by default where the trunk is.
+
+    All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
+    (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
+    loaded. Close it, or use contextlib.closing.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        depth: int = 3,
+        rollback: str = "snapshot",
+        exact: bool = False,
+        fastmtp_size: int = 0,
+        mtp_head: str | None = None,
+        mtp_device: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._session: Session | None = None
+        self._head: Head | None = None
+        if options.get("draft_model") is not None:
+            raise NativeError("draft_model: expected none, the model drafts for itself")
+        if options.get("embedding"):
+            raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
+        if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
+            depth = 0
+        if not 0 <= depth <= MAX_DEPTH:
+            raise NativeError(f"depth: expected 0 to {MAX_DEPTH}, found {depth}")
+        self.depth = depth
+        self._exact = exact
+        self._mode = Rollback.parse(rollback)
+        self._mtp_options = {
+            "depth": depth,
+            "rollback": rollback,
+            "exact": exact,
+            "fastmtp_size": fastmtp_size,
+            "mtp_head": mtp_head,
+            "mtp_device": mtp_device,
+        }
+        if exact:
+            _require_exact(Path(model_path), options, self._mode)
+        lib = library()
+        verbose = options.setdefault("verbose", False)
+        _log.listen(verbose)
+        try:
+            super().__init__(model_path, **options)
+        except ValueError as error:
+            raise ModelRefusedError(f"{error}{_log.last_lines()}") from None
+        finally:
+            _log.listen(verbose)
+        # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
+        self.input_ids = np.zeros(self.n_ctx(), np.intc)
+        if self._logits_all:
+            self.scores = np.zeros((self.n_ctx(), self._n_vocab), np.single)
+        try:
+            if depth > 0:
+                gpu = self.model_params.n_gpu_layers != 0
+                self._head = Head(
+                    mtp_head or model_path,
+                    trunk=model_path if mtp_head else None,
+                    device=mtp_device or (lib.mtp_default_gpu().decode() if gpu else "CPU"),
+                    n_threads=self.n_threads,
+                    n_ctx=self.n_ctx(),
+                    fastmtp_size=fastmtp_size,
+                )
+                self._stack.callback(self._head.close)
+            self._session = Session(self._ctx.ctx, self._head, max_depth=depth, rollback=self._mode)
+            self._stack.callback(self._session.close)
+        except BaseException:
+            self.close()
+            raise
+
+    # llama_cpp.Llama fills these two in its constructor and offers no other way in.
+
+    @property
+    def model_params(self) -> Any:
+        """llama.cpp's model parameters; the trunk is loaded without its MTP layer."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        params.load_mtp = False
+        if self._exact:
+            params.use_extra_bufts = False
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        """llama.cpp's context parameters, with the snapshots that rollback needs."""
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        if self._mode is Rollback.SNAPSHOT:
+            params.n_rs_seq = self.depth
+        self._context_params = params
+
+    @property
+    def session(self) -> Session:
+        """The session underneath; NativeError once closed."""
+        if self._session is None:
+            raise NativeError("the model is closed")
+        return self._session
+
+    @property
+    def head(self) -> Head | None:
+        """The MTP head, None when drafting is off."""
+        return self._head
+
+    @property
+    def mtp_stats(self) -> MtpStats:
+        """What drafting did since the model was loaded or `session.reset_stats()`."""
+        return self.session.stats()
+
+    def close(self) -> None:
+        """Free session, head, context and model; a second call does nothing."""
+        if hasattr(self, "_stack"):
+            super().close()
+        self._session = None
+        self._head = None
+
+    # ------------------------------------------------------------- llama_cpp.Llama's surface
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.n_tokens = 0
+        self._requires_eval = True
+        self.session.remove(0)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append tokens to what is evaluated; ContextFullError when they do not fit."""
+        if self.session.length() != self.n_tokens:
+            self.session.remove(self.n_tokens)
+        for start in range(0, len(tokens), self.n_batch):
+            batch = list(tokens[start : start + self.n_batch])
+            self.session.decode(batch, all_logits=self._logits_all)
+            at = self.n_tokens
+            self.input_ids[at : at + len(batch)] = batch
+            if self._logits_all:
+                for i in range(len(batch)):
+                    self._store_scores(at + i, i)
+            self.n_tokens += len(batch)
+            self._requires_eval = False
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens that follow `tokens`, as llama_cpp.Llama.generate; drafts lie underneath.
+
+        A token is a draft that the sampler chose too, or the sampler's own: the distribution is
+        that of plain decoding.
+        """
+        self._sampler = self._init_sampler(
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            temp=temp,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            tfs_z=tfs_z,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            penalize_nl=penalize_nl,
+            logits_processor=logits_processor,
+            grammar=grammar,
+        )
+        # A chain that only takes the most likely token needs no table of all candidates.
+        greedy = (
+            temp == 0.0
+            and repeat_penalty == 1.0
+            and frequency_penalty == 0.0 == presence_penalty
+            and logits_processor is None
+            and grammar is None
+        )
+        # Python has to see each token before the next is sampled, or keep its scores.
+        stepwise = logits_processor is not None or self._logits_all
+        try:
+            self.eval(self._reuse_prefix(list(tokens)) if reset else tokens)
+            forced: Sequence[int] | None = None
+            while True:
+                sampled = self._sample_on(greedy, stepwise)
+                try:
+                    for token in sampled:
+                        if stopping_criteria is not None and stopping_criteria(
+                            self._input_ids, self._scores[-1, :]
+                        ):
+                            return
+                        forced = yield token
+                        if forced:
+                            break
+                finally:
+                    sampled.close()
+                self.eval([token, *(forced or ())])
+        finally:
+            self._align()
+
+    def save_state(self) -> Any:
+        """The state of the trunk, as llama_cpp.Llama has it; the head's cache is not part of it."""
+        self.session.remove(self.n_tokens)
+        return super().save_state()
+
+    def load_state(self, state: Any) -> None:
+        """Load a state; the head learns on from its end."""
+        super().load_state(state)
+        self.session.sync()
+
+    def __getstate__(self) -> Any:
+        """The constructor's arguments, as llama_cpp.Llama pickles itself."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, **self._mtp_options}
+
+    # -------------------------------------------------------------------------- underneath
+
+    def _reuse_prefix(self, tokens: list[int]) -> list[int]:
+        """Keep the longest common prefix of what is evaluated, if it can be kept; return the rest.
+
+        At least one token is left, for its logits. Recurrent state can only be taken back by a few
+        tokens: otherwise all begins anew.
+        """
+        known = self._input_ids[: len(tokens) - 1]
+        differs = np.flatnonzero(known != np.asarray(tokens[: len(known)]))
+        common = int(differs[0]) if len(differs) else len(known)
+        if 0 < common < self.n_tokens:
+            try:
+                self.session.remove(common)
+            except NativeError:
+                common = 0
+        if common == 0:
+            self.reset()
+        self.n_tokens = common
+        return tokens[common:]
+
+    def _sample_on(self, greedy: bool, stepwise: bool) -> Generator[int, None, None]:
+        """Yield tokens from the logits of the last decode on, without end.
+
+        When a token is yielded, n_tokens and input_ids hold everything before it.
+        """
+        session = self.session
+        sampler: Any = self._sampler
+        token = session.argmax() if greedy else sampler.sample(self._ctx, -1)
+        while True:
+            yield token
+            at = self.n_tokens
+            if not stepwise:
+                chain = None if greedy else sampler.sampler
+                new = session.step(token, self.depth, sampler=chain)
+                self.input_ids[at : at + len(new)] = [token, *new[:-1]]
+                for token in new[:-1]:
+                    self.n_tokens += 1
+                    yield token
+                self.n_tokens += 1
+                token = new[-1]
+                continue
+            drafts = session.begin(token, self.depth)
+            self.input_ids[at] = token
+            accepted = 0
+            try:
+                while True:
+                    row = session.row(accepted)
+                    if self._logits_all:
+                        self._store_scores(at + accepted, row)
+                    self.n_tokens = at + 1 + accepted
+                    token = session.argmax(row) if greedy else sampler.sample(self._ctx, row)
+                    if accepted == len(drafts) or token != drafts[accepted]:
+                        break
+                    yield token
+                    self.input_ids[self.n_tokens] = token
+                    accepted += 1
+            finally:
+                session.end(accepted)
+
+    def _store_scores(self, position: int, row: int) -> None:
+        logits = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)
+        self.scores[position, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
+
+    def _align(self) -> None:
+        """After a generation, however it ended: the trunk holds what n_tokens says, or nothing."""
+        if self._session is None:
+            return
+        try:
+            self.session.remove(self.n_tokens)
+        except NativeError:
+            self.reset()
+
+
+def _require_exact(path: Path, options: dict[str, Any], mode: Rollback) -> None:
+    """Check what exact needs and fill in the options that give it."""
+    two_phase = mode is Rollback.TWO_PHASE
+    exact.check(path, two_phase=two_phase, gpu=bool(options.get("n_gpu_layers", 0)))
+    if two_phase:
+        return
+    needed = {
+        "flash_attn": True,
+        "type_k": exact.GGML_TYPE_Q8_0,
+        "type_v": exact.GGML_TYPE_Q8_0,
+        "op_offload": False,
+    }
+    for name, value in needed.items():
+        if (found := options.setdefault(name, value)) != value:
+            raise NativeError(f"exact: expected {name}={value}, found {found}")

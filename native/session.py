@@ -1,0 +1,224 @@
+"""A trunk and a head decoding together: prefill, draft, verify, undo."""
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ._bindings import MAX_DEPTH, SessionParams, SessionStats, check, library
+from .errors import NativeError
+from .head import Head
+
+
+class Rollback(IntEnum):
+    """How rejected drafts leave the trunk's recurrent state; docs/native.md compares them."""
+
+    SNAPSHOT = 0
+    CHECKPOINT = 1
+    TWO_PHASE = 2
+    HOST = 3
+
+    @staticmethod
+    def parse(name: str) -> "Rollback":
+        """The mode of a name: snapshot, checkpoint, two-phase or host."""
+        modes = {mode.name.lower().replace("_", "-"): mode for mode in Rollback}
+        if name not in modes:
+            raise NativeError(f"rollback: expected one of {', '.join(modes)}, found {name!r}")
+        return modes[name]
+
+
+@dataclass(frozen=True)
+class MtpStats:
+    """What the cycles of a session did. Times are milliseconds, summed.
+
+    tokens: given by cycles; each cycle gives its accepted drafts and one token more. drafted and
+    accepted: by position in the draft. sample_ms counts only what the native library sampled.
+    """
+
+    cycles: int
+    tokens: int
+    rollbacks: int
+    prefilled: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    prefill_ms: float
+    prefill_head_ms: float
+    draft_ms: float
+    verify_ms: float
+    sample_ms: float
+    rollback_ms: float
+
+    @property
+    def tokens_per_cycle(self) -> float:
+        """1 without drafting, at most depth + 1; 0 before the first cycle."""
+        return self.tokens / self.cycles if self.cycles else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Share of the drafts accepted, by position."""
+        return tuple(a / d for a, d in zip(self.accepted, self.drafted, strict=True))
+
+
+class Session:
+    """Decodes with a llama.cpp context and a head. Close it, or use `with`.
+
+    context: a llama_context pointer that stays the caller's, as must the head; both must live
+    longer. head None or max_depth 0: a session that never drafts. One thread at a time: a call
+    from another one while a call runs raises NativeError.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        head: Head | None,
+        *,
+        max_depth: int = 3,
+        rollback: Rollback = Rollback.SNAPSHOT,
+    ) -> None:
+        lib = library()
+        self.max_depth = max_depth
+        self.head = head  # kept alive
+        handle = ctypes.c_void_p()
+        params = SessionParams(rollback, max_depth)
+        head_handle = None if head is None else head.handle
+        pointer = ctypes.cast(context, ctypes.c_void_p)
+        check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))
+        self._handle: ctypes.c_void_p | None = handle
+        self._free = weakref.finalize(self, lib.mtp_session_free, handle)
+        self._lock = threading.Lock()
+        self._tokens = (ctypes.c_int32 * (MAX_DEPTH + 1))()
+        self._probabilities = (ctypes.c_float * MAX_DEPTH)()
+        self._count = ctypes.c_int32()
+
+    def close(self) -> None:
+        """Free the session; a second call does nothing."""
+        self._handle = None
+        self._free()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _use(self) -> Iterator[ctypes.c_void_p]:
+        if not self._lock.acquire(blocking=False):
+            raise NativeError("the session is in use by another thread")
+        try:
+            if self._handle is None:
+                raise NativeError("the session is closed")
+            yield self._handle
+        finally:
+            self._lock.release()
+
+    def length(self, seq: int = 0) -> int:
+        """Number of tokens of a sequence, rejected drafts not counted."""
+        with self._use() as handle:
+            check(library().mtp_session_length(handle, seq, ctypes.byref(self._count)))
+        return self._count.value
+
+    def decode(self, tokens: Sequence[int], seq: int = 0, *, all_logits: bool = False) -> None:
+        """Append tokens; ContextFullError and nothing done when they do not fit."""
+        ids = np.ascontiguousarray(tokens, np.int32)
+        pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        with self._use() as handle:
+            check(library().mtp_session_decode(handle, seq, pointer, len(ids), all_logits))
+
+    def step(
+        self, token: int, depth: int | None = None, seq: int = 0, *, sampler: Any = None
+    ) -> list[int]:
+        """One cycle after `token`; the tokens that follow it, the last not yet decoded.
+
+        sampler: a llama_sampler pointer; None takes the most likely tokens.
+        """
+        depth = self.max_depth if depth is None else depth
+        with self._use() as handle:
+            check(
+                library().mtp_session_step(
+                    handle, seq, token, depth, sampler, self._tokens, ctypes.byref(self._count)
+                )
+            )
+            return self._tokens[: self._count.value]
+
+    def begin(self, token: int, depth: int | None = None, seq: int = 0) -> list[int]:
+        """Draft after `token` and decode; the drafts. Then `row` and `end`."""
+        depth = self.max_depth if depth is None else depth
+        with self._use() as handle:
+            check(
+                library().mtp_cycle_begin(
+                    handle,
+                    seq,
+                    token,
+                    depth,
+                    self._tokens,
+                    self._probabilities,
+                    ctypes.byref(self._count),
+                )
+            )
+            return self._tokens[: self._count.value]
+
+    def row(self, row: int) -> int:
+        """The llama.cpp index of a row's logits; row i once draft i - 1 is accepted."""
+        with self._use() as handle:
+            check(library().mtp_cycle_row(handle, row, ctypes.byref(self._count)))
+            return self._count.value
+
+    def end(self, accepted: int) -> None:
+        """Say how many drafts of this cycle were accepted."""
+        with self._use() as handle:
+            check(library().mtp_cycle_end(handle, accepted))
+
+    def argmax(self, row: int = -1) -> int:
+        """The most likely token of a row as `row` gives it; -1: the last."""
+        with self._use() as handle:
+            check(library().mtp_session_argmax(handle, row, ctypes.byref(self._count)))
+            return self._count.value
+
+    def remove(self, first: int, seq: int = 0) -> None:
+        """Remove tokens from position `first` on; NativeError, and none go, if that cannot be."""
+        with self._use() as handle:
+            check(library().mtp_seq_rm(handle, seq, first, -1))
+
+    def sync(self, seq: int = 0) -> None:
+        """Take the trunk's memory as it is after others changed it."""
+        with self._use() as handle:
+            check(library().mtp_session_sync(handle, seq))
+
+    def reset_stats(self) -> None:
+        """Start counting anew."""
+        with self._use() as handle:
+            check(library().mtp_session_reset_stats(handle))
+
+    def stats(self) -> MtpStats:
+        """What the cycles did so far."""
+        raw = SessionStats()
+        with self._use() as handle:
+            check(library().mtp_session_get_stats(handle, ctypes.byref(raw)))
+        used = sum(1 for n in raw.drafted if n)
+        return MtpStats(
+            raw.cycles,
+            raw.tokens,
+            raw.rollbacks,
+            raw.prefilled,
+            tuple(raw.drafted[:used]),
+            tuple(raw.accepted[:used]),
+            raw.prefill_ms,
+            raw.prefill_head_ms,
+            raw.draft_ms,
+            raw.verify_ms,
+            raw.sample_ms,
+            raw.rollback_ms,
+        )

@@ -1,0 +1,382 @@
+#include "session.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace mtp {
+
+// Adds the milliseconds of a scope to a sum.
+class Stopwatch {
+public:
+    explicit Stopwatch(double & sum) : sum_(sum), start_(Clock::now()) {}
+    ~Stopwatch() { sum_ += std::chrono::duration<double, std::milli>(Clock::now() - start_).count(); }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    double & sum_;
+    Clock::time_point start_;
+};
+
+Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
+    : trunk_(context, head != nullptr && params.max_depth > 0), head_(head), params_(params),
+      sequences_(size_t(trunk_.n_seq_max())) {
+    require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
+    require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
+    if (!drafting()) {
+        return;
+    }
+    const mtp_head_info about = head->info();
+    if (about.n_embd != trunk_.n_embd() || about.n_vocab != trunk_.n_vocab()) {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("the head does not fit the trunk: expected width %lld and %lld tokens, found %d and %d",
+                           (long long) trunk_.n_embd(), (long long) trunk_.n_vocab(), about.n_embd, about.n_vocab));
+    }
+    if (about.n_seq_max < trunk_.n_seq_max() || about.n_ctx < trunk_.n_ctx()) {
+        throw Error(MTP_ERROR_ARGUMENT,
+                    format("the head's cache: expected %lld sequences of %lld positions or more, found %d of %d",
+                           (long long) trunk_.n_seq_max(), (long long) trunk_.n_ctx(), about.n_seq_max, about.n_ctx));
+    }
+    if (params.rollback == MTP_ROLLBACK_SNAPSHOT && trunk_.recurrent() && trunk_.n_snapshots() < params.max_depth) {
+        throw Error(MTP_ERROR_ARGUMENT,
+                    format("rollback by snapshot: expected a context with n_rs_seq of %d or more, found %lld",
+                           params.max_depth, (long long) trunk_.n_snapshots()));
+    }
+    if (trunk_.n_batch() < params.max_depth + 1) {
+        throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for this depth, found %lld",
+                                               params.max_depth + 1, (long long) trunk_.n_batch()));
+    }
+}
+
+Session::Sequence & Session::sequence(int32_t seq) {
+    require_range(seq, 0, trunk_.n_seq_max() - 1, "seq");
+    return sequences_[size_t(seq)];
+}
+
+void Session::check_idle() const {
+    if (cycle_.open) {
+        throw Error(MTP_ERROR_STATE, "a cycle is open: expected mtp_cycle_end first");
+    }
+}
+
+int64_t Session::length(int32_t seq) const {
+    require_range(seq, 0, trunk_.n_seq_max() - 1, "seq");
+    return sequences_[size_t(seq)].length;
+}
+
+// Empties a sequence everywhere; what is left to do after a failure in the middle of something.
+void Session::forget(int32_t seq) {
+    trunk_.remove_tail(seq, 0);
+    if (head_ != nullptr) {
+        head_->rollback(seq, 0);
+    }
+    sequences_[size_t(seq)] = Sequence();
+    cycle_.open = false;
+}
+
+// How many tokens can be taken back from the end of what is decoded.
+int64_t Session::reach(const Sequence & s) const {
+    return trunk_.recurrent() ? s.removable : s.decoded;
+}
+
+// Undoes what is decoded and does not count.
+void Session::settle(int32_t seq) {
+    Sequence & s = sequences_[size_t(seq)];
+    if (s.decoded == s.length) {
+        return;
+    }
+    Stopwatch watch(stats_.rollback_ms);
+    ++stats_.rollbacks;
+    const bool copied = !s.checkpoint.empty();
+    const int64_t start = copied ? s.tail_first : s.length; // the checkpoint stands before the cycle
+    if (copied) {
+        trunk_.restore(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
+    }
+    if (!trunk_.remove_tail(seq, start)) {
+        forget(seq);
+        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
+                                              (long long) start));
+    }
+    if (start < s.length) {
+        trunk_.decode(seq, start, s.tail_tokens.data(), s.length - start, false);
+    }
+    s.decoded = s.length;
+    s.removable = 0; // a rollback is single-use: the older snapshots went with it
+    s.checkpoint.clear();
+    s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
+    s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
+}
+
+// Decodes tokens after what counts. On failure other than a full context the sequence is emptied,
+// as nobody knows how much of it llama.cpp has done.
+void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits) {
+    Sequence & s = sequences_[size_t(seq)];
+    try {
+        trunk_.decode(seq, s.decoded, tokens, n, all_logits);
+    } catch (const Error & error) {
+        if (error.status != MTP_ERROR_FULL) {
+            forget(seq);
+        }
+        throw;
+    }
+    s.decoded += n;
+    // Snapshot i holds the state i tokens before the end, and a decode writes one for each of its
+    // tokens: taking back all n of them would bring up what an older decode left there.
+    s.removable = std::min(n - 1, trunk_.n_snapshots());
+}
+
+// Adds the hidden states of the last decode to those that the head may still need.
+void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n) {
+    if (!drafting()) {
+        return;
+    }
+    const float * hidden = trunk_.hidden();
+    if (s.tail_tokens.empty()) {
+        s.tail_first = first;
+    }
+    s.tail_tokens.insert(s.tail_tokens.end(), tokens, tokens + n);
+    s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
+}
+
+// The position of the head's next row. Its hidden state must be in the tail; where that has a gap,
+// the head forgets and begins again after it. The row at position 0 would need the hidden state of
+// position -1: the cache starts at 1, as in training.
+int64_t Session::next_row(int32_t seq) {
+    const Sequence & s = sequences_[size_t(seq)];
+    if (head_->cache().empty(seq) || head_->cache().next(seq) <= s.tail_first) {
+        head_->rollback(seq, 0);
+        return s.tail_first + 1;
+    }
+    return head_->cache().next(seq);
+}
+
+// Feeds the head what the tail holds for it, up to the last token. Of the tail stay the hidden
+// state that waits for the token after it, and as many before it as a rollback may bring back.
+void Session::feed_head(int32_t seq) {
+    Sequence & s = sequences_[size_t(seq)];
+    const int64_t width = trunk_.n_embd();
+    const int64_t next = next_row(seq);
+    const int64_t n = s.length - next;
+    if (n > 0) {
+        const int64_t at = next - s.tail_first; // >= 1
+        head_->feed(seq, next, s.tail_tokens.data() + at, s.tail_hidden.data() + (at - 1) * width, n);
+    }
+    const int64_t drop = std::max<int64_t>(0, s.length - 1 - params_.max_depth - s.tail_first);
+    s.tail_tokens.erase(s.tail_tokens.begin(), s.tail_tokens.begin() + drop);
+    s.tail_hidden.erase(s.tail_hidden.begin(), s.tail_hidden.begin() + drop * width);
+    s.tail_first += drop;
+}
+
+void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    require_range(n, 1, INT32_MAX, "n");
+    require(tokens, "tokens");
+    for (int64_t i = 0; i < n; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= trunk_.n_vocab()) {
+            throw Error(MTP_ERROR_ARGUMENT, format("tokens[%lld]: expected 0 to %lld, found %d", (long long) i,
+                                                   (long long) trunk_.n_vocab() - 1, tokens[i]));
+        }
+    }
+    if (n > trunk_.n_ctx() - s.length) {
+        throw Error(MTP_ERROR_FULL, format("the context of %lld positions is full: %lld tokens after %lld",
+                                           (long long) trunk_.n_ctx(), (long long) n, (long long) s.length));
+    }
+    settle(seq);
+    s.checkpoint.clear();
+    for (int64_t done = 0; done < n;) {
+        const int64_t now = std::min(n - done, trunk_.n_batch());
+        {
+            Stopwatch watch(stats_.prefill_ms);
+            run_trunk(seq, tokens + done, now, all_logits);
+            keep_tail(s, s.length, tokens + done, now);
+        }
+        s.length += now;
+        stats_.prefilled += now;
+        done += now;
+        if (drafting()) {
+            Stopwatch watch(stats_.prefill_head_ms);
+            feed_head(seq);
+        }
+    }
+}
+
+// Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
+// the head knows too little.
+int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs) {
+    Sequence & s = sequences_[size_t(seq)];
+    if (s.tail_tokens.empty()) {
+        return 0;
+    }
+    Stopwatch watch(stats_.draft_ms);
+    const int64_t next = next_row(seq);
+    const int64_t at = next - s.tail_first;
+    const int64_t n = s.length + 1 - next;
+    std::vector<int32_t> tokens(s.tail_tokens.begin() + at, s.tail_tokens.end());
+    tokens.push_back(token);
+    const float * hidden = s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
+    if (depth == 0) {
+        head_->feed(seq, next, tokens.data(), hidden, n);
+    } else {
+        head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr);
+    }
+    return depth;
+}
+
+int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    require_range(token, 0, trunk_.n_vocab() - 1, "token");
+    require_range(depth, 0, params_.max_depth, "depth");
+    if (depth > 0) {
+        require(out_tokens, "out_tokens");
+        require(out_probs, "out_probs");
+    }
+    if (s.length >= trunk_.n_ctx()) {
+        throw Error(MTP_ERROR_FULL, format("the context of %lld positions is full", (long long) trunk_.n_ctx()));
+    }
+    settle(seq);
+    const int32_t room = int32_t(std::min<int64_t>(depth, trunk_.n_ctx() - s.length - 1));
+    const int32_t n = drafting() ? draft(seq, token, room, out_tokens, out_probs) : 0;
+
+    Stopwatch watch(stats_.verify_ms);
+    cycle_ = Cycle();
+    cycle_.seq = seq;
+    cycle_.first = s.length;
+    cycle_.tokens.assign(1, token);
+    cycle_.tokens.insert(cycle_.tokens.end(), out_tokens, out_tokens + n);
+    s.tail_tokens.clear();
+    s.tail_hidden.clear();
+    s.tail_first = s.length;
+    s.checkpoint.clear();
+    const bool copies = params_.rollback == MTP_ROLLBACK_CHECKPOINT || params_.rollback == MTP_ROLLBACK_HOST;
+    if (n > 0 && copies && trunk_.recurrent()) {
+        trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
+    }
+    const int64_t rows = params_.rollback == MTP_ROLLBACK_TWO_PHASE ? 1 : n + 1;
+    try {
+        run_trunk(seq, cycle_.tokens.data(), rows, true);
+    } catch (...) {
+        if (head_ != nullptr) {
+            head_->rollback(seq, cycle_.first); // the token's row: it may not come again
+        }
+        throw;
+    }
+    keep_tail(s, cycle_.first, cycle_.tokens.data(), rows);
+    cycle_.rows = rows;
+    cycle_.open = true;
+    s.length = cycle_.first + 1; // until mtp_cycle_end says more
+    return n;
+}
+
+int32_t Session::row(int32_t row) {
+    if (!cycle_.open) {
+        throw Error(MTP_ERROR_STATE, "no cycle is open: expected mtp_cycle_begin first");
+    }
+    require_range(row, 0, int64_t(cycle_.tokens.size()) - 1, "row");
+    if (params_.rollback != MTP_ROLLBACK_TWO_PHASE) {
+        return row;
+    }
+    Sequence & s = sequences_[size_t(cycle_.seq)];
+    if (row > cycle_.rows || row + 1 < cycle_.rows) {
+        throw Error(MTP_ERROR_STATE, format("row: expected rows in order, %lld next, found %d",
+                                            (long long) cycle_.rows, row));
+    }
+    if (row == cycle_.rows) { // the caller accepted the draft before it
+        Stopwatch watch(stats_.verify_ms);
+        const int32_t * token = &cycle_.tokens[size_t(row)];
+        run_trunk(cycle_.seq, token, 1, true);
+        keep_tail(s, cycle_.first + row, token, 1);
+        s.length = s.decoded;
+        ++cycle_.rows;
+    }
+    return 0;
+}
+
+void Session::end(int32_t n_accepted) {
+    if (!cycle_.open) {
+        throw Error(MTP_ERROR_STATE, "no cycle is open: expected mtp_cycle_begin first");
+    }
+    const int64_t n_drafts = int64_t(cycle_.tokens.size()) - 1;
+    require_range(n_accepted, 0, std::min(n_drafts, cycle_.rows - 1), "n_accepted");
+    Sequence & s = sequences_[size_t(cycle_.seq)];
+    s.length = cycle_.first + 1 + n_accepted;
+    ++stats_.cycles;
+    stats_.tokens += n_accepted + 1;
+    for (int64_t i = 0; i < n_drafts; ++i) {
+        ++stats_.drafted[i];
+        stats_.accepted[i] += i < n_accepted;
+    }
+    cycle_.open = false;
+}
+
+int32_t Session::argmax(int32_t row) const {
+    const float * logits = trunk_.logits(row);
+    return int32_t(std::max_element(logits, logits + trunk_.n_vocab()) - logits);
+}
+
+int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out) {
+    require(out, "out");
+    int32_t drafts[MTP_MAX_DEPTH];
+    float probabilities[MTP_MAX_DEPTH];
+    const int32_t n = begin(seq, token, depth, drafts, probabilities);
+    for (int32_t i = 0;; ++i) {
+        const int32_t at = row(i);
+        try {
+            Stopwatch watch(stats_.sample_ms);
+            out[i] = sampler ? llama_sampler_sample(sampler, trunk_.context(), at) : argmax(at);
+        } catch (...) { // a grammar that allows nothing
+            end(i);
+            throw;
+        }
+        if (i == n || out[i] != drafts[i]) {
+            end(i);
+            return i + 1;
+        }
+    }
+}
+
+void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    require_range(p0, 0, s.length, "p0");
+    if (p1 >= 0 && p1 < s.length) {
+        throw Error(MTP_ERROR_ARGUMENT,
+                    format("p1: expected the end of the sequence (%lld or -1), found %lld: only a tail can go",
+                           (long long) s.length, (long long) p1));
+    }
+    if (p0 == 0) {
+        forget(seq);
+        return;
+    }
+    if (p0 == s.length) {
+        settle(seq);
+        return;
+    }
+    const int64_t n = s.decoded - p0;
+    const bool copied = !s.checkpoint.empty() && p0 > s.tail_first;
+    if (n > reach(s) && !copied) {
+        throw Error(MTP_ERROR_STATE,
+                    format("p0: expected %lld or more, found %lld: the recurrent state can be taken back by %lld of "
+                           "the %lld tokens after that; remove from 0 and decode again",
+                           (long long) (s.decoded - reach(s)), (long long) p0, (long long) reach(s), (long long) n));
+    }
+    s.length = p0;
+    if (head_ != nullptr) {
+        head_->rollback(seq, p0);
+    }
+    settle(seq);
+}
+
+void Session::sync(int32_t seq) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    s = Sequence();
+    s.decoded = s.length = trunk_.length(seq);
+    if (head_ != nullptr) {
+        head_->rollback(seq, 0);
+    }
+}
+
+} // namespace mtp

@@ -1,0 +1,82 @@
+#pragma once
+// Draft, verify, undo: a trunk and a head kept in step.
+//
+// For each sequence the session knows three lengths: what the trunk has decoded, what of it counts
+// (rejected drafts do not, until they are undone), and how far the head has been fed. `tail` holds
+// the tokens and hidden states that the head may still need.
+
+#include "head.h"
+#include "trunk.h"
+
+#include "mtp.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+struct llama_sampler;
+
+namespace mtp {
+
+class Session {
+public:
+    Session(llama_context * context, Head * head, const mtp_session_params & params);
+
+    const mtp_session_stats & stats() const { return stats_; }
+    void reset_stats() { stats_ = {}; }
+
+    // As the functions of the same names in mtp.h.
+    int64_t length(int32_t seq) const;
+    void decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits);
+    int32_t begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs);
+    int32_t row(int32_t row);
+    void end(int32_t n_accepted);
+    int32_t step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out);
+    int32_t argmax(int32_t row) const;
+    void remove(int32_t seq, int64_t p0, int64_t p1);
+    void sync(int32_t seq);
+
+private:
+    struct Sequence {
+        int64_t decoded = 0;   // tokens in the trunk's memory
+        int64_t length = 0;    // of which count; the others are undone before the next decode
+        int64_t removable = 0; // of `decoded`, how many the memory can take back from the end
+
+        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1.
+        int64_t tail_first = 0;
+        std::vector<int32_t> tail_tokens;
+        std::vector<float> tail_hidden;
+
+        Trunk::Checkpoint checkpoint; // the recurrent state before the last cycle
+    };
+
+    // The cycle between begin and end.
+    struct Cycle {
+        bool open = false;
+        int32_t seq = 0;
+        int64_t first = 0;            // position of tokens[0]
+        std::vector<int32_t> tokens;  // the given token and the drafts
+        int64_t rows = 0;             // tokens decoded so far
+    };
+
+    Sequence & sequence(int32_t seq);
+    void check_idle() const;
+    bool drafting() const { return head_ != nullptr && params_.max_depth > 0; }
+    void settle(int32_t seq);
+    void forget(int32_t seq);
+    void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits);
+    void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
+    int64_t next_row(int32_t seq);
+    void feed_head(int32_t seq);
+    int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs);
+    int64_t reach(const Sequence & s) const;
+
+    Trunk trunk_;
+    Head * head_;
+    mtp_session_params params_;
+    std::vector<Sequence> sequences_;
+    Cycle cycle_;
+    mtp_session_stats stats_ = {};
+};
+
+} // namespace mtp

@@ -1,0 +1,71 @@
+// The C functions of the session: checks that need no object, then a call.
+
+#include "error.h"
+#include "handles.h"
+
+using mtp::guard;
+using mtp::require;
+
+mtp_status mtp_session_new(llama_context * context, mtp_head * head, const mtp_session_params * params,
+                           mtp_session ** out) {
+    return guard([&] {
+        *require(out, "out") = nullptr;
+        *out = new mtp_session(require(context, "context"), head, *require(params, "params"));
+    });
+}
+
+void mtp_session_free(mtp_session * session) {
+    delete session;
+}
+
+mtp_status mtp_session_get_stats(const mtp_session * session, mtp_session_stats * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->stats(); });
+}
+
+mtp_status mtp_session_reset_stats(mtp_session * session) {
+    return guard([&] { require(session, "session")->reset_stats(); });
+}
+
+mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t * out) {
+    return guard([&] { *require(out, "out") = int32_t(require(session, "session")->length(seq)); });
+}
+
+mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens, int32_t n, bool all_logits) {
+    return guard([&] { require(session, "session")->decode(seq, tokens, n, all_logits); });
+}
+
+mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens,
+                           float * out_probs, int32_t * out_n) {
+    return guard([&] {
+        require(out_n, "out_n");
+        *out_n = require(session, "session")->begin(seq, token, depth, out_tokens, out_probs);
+    });
+}
+
+mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->row(row); });
+}
+
+mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted) {
+    return guard([&] { require(session, "session")->end(n_accepted); });
+}
+
+mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler,
+                            int32_t * out, int32_t * out_n) {
+    return guard([&] {
+        require(out_n, "out_n");
+        *out_n = require(session, "session")->step(seq, token, depth, sampler, out);
+    });
+}
+
+mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->argmax(row); });
+}
+
+mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1) {
+    return guard([&] { require(session, "session")->remove(seq, p0, p1); });
+}
+
+mtp_status mtp_session_sync(mtp_session * session, int32_t seq) {
+    return guard([&] { require(session, "session")->sync(seq); });
+}

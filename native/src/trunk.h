@@ -1,0 +1,72 @@
+#pragma once
+// The few things that a session asks of a llama.cpp context, one sequence at a time.
+
+#include "llama.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace mtp {
+
+class Trunk {
+public:
+    // wants_hidden: hand out hidden states after each decode.
+    Trunk(llama_context * context, bool wants_hidden);
+    ~Trunk();
+    Trunk(const Trunk &) = delete;
+    Trunk & operator=(const Trunk &) = delete;
+
+    int64_t n_ctx() const { return n_ctx_; } // positions of one sequence
+    int64_t n_batch() const { return n_batch_; }
+    int64_t n_embd() const { return n_embd_; }
+    int64_t n_vocab() const { return n_vocab_; }
+    int64_t n_seq_max() const { return n_seq_max_; }
+    int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
+    bool recurrent() const { return recurrent_; } // a part of the memory cannot be cut
+
+    // Decodes n <= n_batch tokens at positions first, ... . MTP_ERROR_FULL when there is no room,
+    // MTP_ERROR_BACKEND when llama.cpp fails.
+    void decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits);
+
+    // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
+    // until the next one.
+    const float * hidden() const;
+
+    // Logits of a row of the last decode, [n_vocab]; -1: the last one.
+    const float * logits(int32_t row) const;
+
+    // Calls llama_memory_seq_rm for the tail from `first` on; what it says.
+    bool remove_tail(int32_t seq, int64_t first);
+
+    // Positions in the memory: 0 when the sequence is empty.
+    int64_t length(int32_t seq) const;
+
+    // The recurrent state of a sequence, in device memory (one such copy per sequence, which the
+    // context keeps) or in these bytes. The attention cache is not part of it.
+    using Checkpoint = std::vector<uint8_t>;
+    void save(int32_t seq, bool on_device, Checkpoint & out);
+    void restore(int32_t seq, bool on_device, const Checkpoint & saved);
+
+    llama_context * context() const { return context_; }
+
+private:
+    llama_context * context_;
+    bool wants_hidden_;
+    bool recurrent_;
+    int64_t n_ctx_;
+    int64_t n_batch_;
+    int64_t n_embd_;
+    int64_t n_vocab_;
+    int64_t n_seq_max_;
+    int64_t n_snapshots_;
+
+    // The arrays of a llama_batch.
+    std::vector<llama_token> tokens_;
+    std::vector<llama_pos> positions_;
+    std::vector<int32_t> n_seq_ids_;
+    std::vector<llama_seq_id *> seq_ids_;
+    std::vector<int8_t> outputs_;
+    llama_seq_id seq_ = 0;
+};
+
+} // namespace mtp

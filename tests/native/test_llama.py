@@ -1,0 +1,351 @@
+"""MTPLlama in the place of llama_cpp.Llama."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import pickle
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
+from mtp_gguf.native.generate_command import generate as generate_command
+
+PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+
+
+def load(path: Path, **options: Any) -> closing[MTPLlama]:
+    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **options}
+    return closing(MTPLlama(str(path), **options))
+
+
+def plain(path: Path, **options: Any) -> closing[llama_cpp.Llama]:
+    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **options}
+    return closing(llama_cpp.Llama(str(path), **options))
+
+
+def take(llm: llama_cpp.Llama, n: int, prompt: list[int] = PROMPT, **options: Any) -> list[int]:
+    stream = llm.generate(prompt, **{"temp": 0.0, **options})
+    try:
+        return list(itertools.islice(stream, n))
+    finally:
+        stream.close()
+
+
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.9, "seed": 5},
+    "penalties": {"temperature": 0.0, "repeat_penalty": 1.3, "presence_penalty": 0.4},
+    "biased": {"temperature": 0.0, "logit_bias": {65: 2.0}},
+}
+
+
+@pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
+@pytest.mark.parametrize("quiet", [True, False], ids=["", "logprobs"])
+def test_completions_are_those_of_llama_cpp(dial, options, quiet: bool) -> None:
+    """The same text, finish reason and usage, whatever the sampler: drafts change nothing.
+
+    The dial's text never hangs on a near tie, so that kernels that differ do not show.
+    """
+    options = {"max_tokens": 24, **options} | ({} if quiet else {"logprobs": 3})
+    with plain(dial("tiny"), logits_all=not quiet) as llm:
+        want = llm.create_completion(PROMPT, **options)
+    with load(dial("tiny"), depth=3, logits_all=not quiet) as llm:
+        got = llm.create_completion(PROMPT, **options)
+        stats = llm.mtp_stats
+    assert got["choices"][0]["text"] == want["choices"][0]["text"]
+    assert got["choices"][0]["finish_reason"] == want["choices"][0]["finish_reason"]
+    assert got["usage"] == want["usage"]
+    if not quiet:
+        ours, theirs = (x["choices"][0]["logprobs"] for x in (got, want))
+        assert ours["tokens"] == theirs["tokens"]
+        assert np.allclose(ours["token_logprobs"], theirs["token_logprobs"], atol=0.05)
+    assert stats.cycles
+    if options["temperature"] == 0 and "repeat_penalty" not in options:
+        assert stats.tokens_per_cycle > 1.5
+
+
+def test_streaming_stop_strings_and_chat(dial) -> None:
+    path = dial("tiny")
+    messages = [{"role": "user", "content": "aha"}]
+    with plain(path) as theirs, load(path) as ours:
+        text = ours.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"]
+        stop = next(c for c in text[8:] if c.isalnum() and c not in text[:8])
+        results = []
+        for llm in (theirs, ours):
+            chunks = llm.create_completion(
+                PROMPT, max_tokens=40, temperature=0, stop=[stop], stream=True
+            )
+            pieces = [c["choices"][0] for c in chunks]
+            chat = llm.create_chat_completion(messages, max_tokens=12, temperature=0)
+            results.append(
+                ("".join(p["text"] for p in pieces), pieces[-1]["finish_reason"], chat["choices"])
+            )
+        assert results[0] == results[1]
+        assert results[0][1] == "stop"
+        assert stop not in results[0][0]
+
+
+def test_grammar_and_logits_processor(dial) -> None:
+    path = dial("tiny")
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= [a-c]+ "!"', verbose=False)
+    seen: list[int] = []
+
+    def processor(ids: Any, logits: Any) -> Any:
+        seen.append(len(ids))
+        return logits
+
+    with plain(path) as theirs, load(path) as ours:
+        texts = [
+            llm.create_completion(PROMPT, max_tokens=8, temperature=0, grammar=grammar)["choices"]
+            for llm in (theirs, ours)
+        ]
+        assert texts[0] == texts[1]
+        assert set(texts[0][0]["text"]) <= set("abc!")
+        want = take(ours, 20)
+        ours.reset()
+        got = take(ours, 20, logits_processor=llama_cpp.LogitsProcessorList([processor]))
+        assert got == want
+        # Before each token is sampled Python sees exactly the tokens before it.
+        assert seen == list(range(len(PROMPT), len(PROMPT) + len(seen)))
+        calls: list[int] = []
+
+        def criterion(ids: Any, _: Any) -> bool:
+            calls.append(len(ids))
+            return len(calls) == 6
+
+        criteria = llama_cpp.StoppingCriteriaList([criterion])
+        assert take(ours, 20, stopping_criteria=criteria) == want[:5]
+        assert calls == list(range(len(PROMPT), len(PROMPT) + 6))
+
+
+def test_prefixes_are_reused_and_nothing_stale_is(dial) -> None:
+    path = dial("tiny")
+    with load(path) as llm:
+        first = take(llm, 17)
+        assert llm.n_tokens == len(PROMPT) + 16
+        assert llm.input_ids[: llm.n_tokens].tolist() == PROMPT + first[:-1]
+        assert llm.session.length() == llm.n_tokens
+        llm.session.reset_stats()
+        follow = [*PROMPT, *first, 3, 4]  # a chat that goes on
+        second = take(llm, 10, follow)
+        assert llm.mtp_stats.prefilled == 3
+        third = take(llm, 10)  # the first prompt again: too far back, all anew
+        assert llm.mtp_stats.prefilled == 3 + len(PROMPT)
+    assert third == first[:10]
+    with load(path) as llm:
+        assert take(llm, 10, follow) == second
+
+
+def test_the_same_prompt_twice_and_reset_false(dial) -> None:
+    path = dial("tiny")
+    with load(path) as llm:
+        want = take(llm, 12)
+        assert take(llm, 12) == want
+        llm.reset()
+        assert (llm.n_tokens, llm.session.length()) == (0, 0)
+        llm.eval(PROMPT[:10])
+        llm.eval(PROMPT[10:])
+        assert take(llm, 12, [], reset=False) == want
+
+
+def test_a_reader_can_force_tokens(dial) -> None:
+    path = dial("tiny")
+    with load(path) as llm:
+        stream = llm.generate(PROMPT, temp=0.0)
+        head = [next(stream), next(stream)]
+        forced = stream.send([11, 12])
+        rest = [forced, *itertools.islice(stream, 5)]
+        stream.close()
+        llm.reset()
+        assert take(llm, 6, [*PROMPT, *head, 11, 12]) == rest
+
+
+def test_states_are_saved_and_loaded(dial) -> None:
+    path = dial("tiny")
+    with load(path) as llm:
+        stream = llm.generate(PROMPT, temp=0.0)
+        text = list(itertools.islice(stream, 9))
+        stream.close()
+        state = llm.save_state()
+        after = take(llm, 12, [*PROMPT, *text])
+        take(llm, 5, PROMPT[::-1])
+        llm.load_state(state)
+        assert llm.session.length() == llm.n_tokens == len(PROMPT) + 8
+        llm.session.reset_stats()
+        assert take(llm, 12, [*PROMPT, *text]) == after
+        assert llm.mtp_stats.prefilled == 1
+        # Only the trunk's state is kept, so its snapshots are gone: refused, not believed.
+        llm.load_state(state)
+        with pytest.raises(NativeError, match="can be taken back by 0"):
+            llm.session.remove(len(PROMPT) + 7)
+    with load(path) as other:
+        other.load_state(state)
+        assert take(other, 12, [*PROMPT, *text]) == after
+        cache = llama_cpp.LlamaRAMCache()
+        other.set_cache(cache)
+        a = other.create_completion(PROMPT, max_tokens=8, temperature=0)
+        b = other.create_completion(PROMPT, max_tokens=8, temperature=0)
+        assert a["choices"] == b["choices"]
+
+
+def test_a_full_context_ends_as_llama_cpp_does(dial) -> None:
+    path = dial("tiny")
+    with plain(path) as theirs, load(path, n_ctx=200, depth=5) as ours:
+        want, got = (
+            llm.create_completion(PROMPT, max_tokens=None, temperature=0) for llm in (theirs, ours)
+        )
+        assert got["choices"] == want["choices"]
+        assert got["usage"] == want["usage"]
+        assert got["choices"][0]["finish_reason"] == "length"
+        with pytest.raises(ContextFullError):
+            take(ours, 10_000)
+        assert take(ours, 3) == take(ours, 3)
+
+
+def test_depth_zero_the_variable_and_models_without_a_head(models, dial, monkeypatch) -> None:
+    without = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
+    with pytest.raises(HeadMissingError, match=r"has no MTP head .* graft"):
+        load(without)
+    with load(without, depth=0) as llm, plain(without) as theirs:
+        assert take(llm, 10) == take(theirs, 10)
+        assert llm.head is None
+    with load(dial("tiny"), depth=0) as llm:
+        want = take(llm, 10)
+        assert llm.mtp_stats.drafted == ()
+    monkeypatch.setenv("MTP_GGUF_DISABLE", "1")
+    with load(dial("tiny"), depth=3) as llm:
+        assert take(llm, 10) == want
+        assert (llm.depth, llm.head) == (0, None)
+    with load(without) as llm:
+        assert llm.depth == 0
+
+
+def test_the_trunk_is_loaded_without_its_mtp_layer(dial) -> None:
+    with load(dial("tiny")) as ours, plain(dial("tiny")) as theirs:
+        assert not ours.model_params.load_mtp
+        assert llama_cpp.llama_model_size(ours.model) <= llama_cpp.llama_model_size(theirs.model)
+        assert ours.head is not None
+        assert ours.head.mapped_bytes > ours.head.weight_bytes
+
+
+def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
+    broken = rewrite(models.gguf("dense-tied"), tensors={"blk.0.ffn_gate.weight": None})
+    with pytest.raises(ModelRefusedError, match=r"(?s)Failed to load.*\n.*blk\.0\.ffn_gate"):
+        load(broken)
+    with pytest.raises(ModelRefusedError, match="does not exist"):
+        load(tmp_path / "absent.gguf")
+
+
+def test_wrong_options(dial) -> None:
+    for options, text in (
+        ({"depth": 17}, "depth: expected 0 to 16, found 17"),
+        ({"depth": -1}, "depth: expected 0 to 16, found -1"),
+        ({"rollback": "magic"}, "rollback: expected one of snapshot"),
+        ({"embedding": True}, "embedding: expected a plain"),
+        ({"draft_model": object()}, "draft_model: expected none"),
+        ({"mtp_device": "CUDA9"}, "device: expected one of"),
+    ):
+        with pytest.raises(NativeError, match=text):
+            load(dial("tiny"), **options)
+
+
+def test_closing(dial) -> None:
+    llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1)
+    stream = llm.generate(PROMPT, temp=0.0)
+    next(stream)
+    llm.close()
+    with pytest.raises(NativeError, match="closed"):
+        list(itertools.islice(stream, 50))
+    for call in (lambda: take(llm, 1), lambda: llm.mtp_stats, llm.reset):
+        with pytest.raises(NativeError, match="closed"):
+            call()
+    llm.close()
+
+
+def test_an_abandoned_model_is_freed(dial) -> None:
+    llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1)
+    take(llm, 3)
+    freed = llm.session._free
+    del llm
+    gc.collect()
+    assert not freed.alive
+
+
+def test_a_second_thread_is_refused(dial) -> None:
+    with load(dial("tiny")) as llm:
+        found: list[BaseException] = []
+        with llm.session._use():
+
+            def call() -> None:
+                try:
+                    llm.session.length()
+                except NativeError as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+        assert "in use by another thread" in str(found[0])
+        assert take(llm, 3) == take(llm, 3)
+
+
+def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
+    """KeyboardInterrupt right after a step, before Python has noted its tokens."""
+    with load(dial("tiny")) as llm:
+        want = take(llm, 20)
+        original = llm.session.step
+        calls = itertools.count()
+
+        def interrupted(*args: Any, **kwargs: Any) -> list[int]:
+            result = original(*args, **kwargs)
+            if next(calls) == 3:
+                raise KeyboardInterrupt
+            return result
+
+        monkeypatch.setattr(llm.session, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            take(llm, 20)
+        monkeypatch.undo()
+        assert take(llm, 20) == want
+
+
+def test_pickles_like_llama_cpp(dial) -> None:
+    with load(dial("tiny"), depth=2, rollback="host") as llm:
+        want = take(llm, 5)
+        state = pickle.dumps(llm.__getstate__())
+    options = pickle.loads(state)
+    assert (options["depth"], options["rollback"]) == (2, "host")
+    with closing(MTPLlama(**options)) as llm:
+        assert take(llm, 5) == want
+
+
+@pytest.fixture
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(generate_command)
+    return app
+
+
+def test_the_command(dial, command) -> None:
+    arguments = [str(dial("tiny")), "-p", "aha", "-n", "24", "--ctx", "128", "-t", "1"]
+    runner = CliRunner()
+    plain_run = runner.invoke(command, [*arguments, "--depth", "0"], catch_exceptions=False)
+    drafted = runner.invoke(command, [*arguments, "--stats"], catch_exceptions=False)
+    assert drafted.exit_code == plain_run.exit_code == 0
+    assert drafted.stdout == plain_run.stdout
+    assert "accepted by position: " in drafted.stderr
+    assert "24 tokens in" in drafted.stderr
+    record = json.loads(runner.invoke(command, [*arguments, "--json"]).stdout)
+    assert record["text"] + "\n" == drafted.stdout
+    assert record["cycles"] < 24
