@@ -29,8 +29,8 @@ struct Q80 {
             const Float a       = abs(v);
             const Float nearest = (a + 12582912.f) - 12582912.f;
             const Float rounded = nearest + select(a - nearest == 0.5f, splat(1.f), Float{});
-            const Int   l       = __builtin_convertvector(rounded, Int);
-            levels[i] = select(v < 0, -l, l) & 0xff;
+            const Float level   = min(rounded, splat(127.f));  // NaN too
+            levels[i] = to_int(select(v < 0, -level, level)) & 0xff;
         }
         Int body[8];
         for (int i = 0; i < 8; ++i) body[i] = word_of(levels + 4 * i);
@@ -58,8 +58,8 @@ struct Q40 {
         const Float inverse = select(d != 0, 1.f / d, Float{});
         Int levels[LENGTH];
         for (int i = 0; i < LENGTH; ++i) {
-            const Int l = __builtin_convertvector(x[i] * inverse + 8.5f, Int);
-            levels[i] = min(splat(15), l);
+            const Float v = x[i] * inverse + 8.5f;
+            levels[i] = to_int(min(max(v, Float{}), splat(15.f)));
         }
         store_half_and_nibbles(to_f16(d), levels, words);
         return infinite_inverse(d, inverse);

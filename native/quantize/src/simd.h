@@ -32,6 +32,7 @@ inline Int   splat(int32_t value) { return value - Int{}; }
 inline Int   bits(Float v) { return (Int) v; }
 inline Float from_bits(Int v) { return (Float) v; }
 inline Float to_float(Int v) { return __builtin_convertvector(v, Float); }
+inline Int   to_int(Float v) { return __builtin_convertvector(v, Int); }  // towards zero
 
 inline Float select(Mask mask, Float yes, Float no) { return mask ? yes : no; }
 inline Int   select(Mask mask, Int yes, Int no) { return mask ? yes : no; }
@@ -77,7 +78,7 @@ inline Mask not_number(Float v) { return v != v; }
 // To the nearest F16, ties to even, beyond 65504 to infinity, as ggml rounds; NaN becomes infinity.
 inline Int to_f16(Float v) {
     const Int sign      = (bits(v) >> 16) & 0x8000;
-    const Int magnitude = bits(v) & 0x7fffffff;
+    const Int magnitude = min(bits(v) & 0x7fffffff, splat(0x7f800000));
     // Normal: drop 13 bits with the carry of a rounding to even, and 112 from the exponent.
     const Int normal = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) >> 13) - (112 << 10);
     // Denormal: 0.5 has the unit of the last place that F16's denormals have.
