@@ -70,9 +70,9 @@ def shape_faults(base: Model, donor: Model) -> Iterator[str]:
     for name, suffix in head_suffixes(donor):
         wanted = expected.get(suffix)
         found = donor.tensors[name].shape
-        if wanted is not None and _plain(found) != wanted:
+        if wanted is not None and plain_shape(found) != wanted:
             hint = ""
-            if suffix == "nextn.eh_proj.weight" and _plain(found) == wanted[::-1]:
+            if suffix == "nextn.eh_proj.weight" and plain_shape(found) == wanted[::-1]:
                 hint = " (transposed)"
             yield f"{name}: expected shape {list(wanted)}, found {list(found)}{hint}"
 
@@ -128,7 +128,7 @@ def head_shapes(model: Model) -> dict[str, tuple[int, ...]]:
         "ffn_up_shexp.weight": (width, shared),
         "ffn_down_shexp.weight": (shared, width),
     }
-    return {suffix: _plain(shape) for suffix, shape in shapes.items() if min(shape) > 0}
+    return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
 
 def differing_tokens(a: Model, b: Model) -> int | None:
@@ -168,7 +168,7 @@ def _last(file: GgufFile, key: str) -> Scalar | tuple[Scalar, ...] | None:
     return held[-1] if held else None
 
 
-def _plain(shape: tuple[int, ...]) -> tuple[int, ...]:
+def plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the ones at its end, which ggml does not tell from missing ones."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]

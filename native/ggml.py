@@ -13,13 +13,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.tensor_types import BF16, F16, TensorType
+from mtp_gguf.gguf_tools.tensor_types import BF16, F16, F32, TensorType
 
 from .quantizer import quantize_rows
 
 
 class GgmlError(Exception):
     """ggml refused its input; the text says what it was given."""
+
+
+class _TypeTraits(ctypes.Structure):
+    """struct ggml_type_traits of ggml.h."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        # void (*)(const void * x, float * y, int64_t k);
+        ("to_float", ctypes.c_void_p),
+        ("from_float_ref", ctypes.c_void_p),
+    )
+
+
+_ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 @cache
@@ -46,6 +64,9 @@ def _library() -> ctypes.CDLL:
         function = getattr(lib, name)
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    # const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type);
+    lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
+    lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
     return lib
 
 
@@ -105,3 +126,31 @@ def quantize(
         largest = float(np.abs(to_f32(rows)).max())
         raise GgmlError(f"weights of up to {largest:g} are too large for it")
     return out
+
+
+def dequantize(kind: TensorType, data: bytes) -> NDArray[np.float32]:
+    """The values of whole blocks of `kind`, as ggml decodes them.
+
+    GgmlError for types that are not numbers of a model (integers) or that ggml does not decode.
+    """
+    if len(data) % kind.block_bytes:
+        raise GgmlError(
+            f"expected whole blocks of {kind.block_bytes} bytes for {kind.name}, found {len(data)}"
+        )
+    if kind is F32:
+        return np.frombuffer(data, "<f4").astype(np.float32)
+    count = len(data) // kind.block_bytes * kind.block_length
+    decode = _decoder(kind)
+    out = np.empty(count, np.float32)
+    source = np.frombuffer(data, np.uint8)
+    decode(source.ctypes.data, out.ctypes.data, count)
+    return out
+
+
+@cache
+def _decoder(kind: TensorType) -> Any:
+    traits = _library().ggml_get_type_traits(kind.id).contents
+    sizes = (traits.blck_size, traits.type_size)
+    if not traits.to_float or sizes != (kind.block_length, kind.block_bytes):
+        raise GgmlError(f"ggml does not decode {kind.name}")
+    return _ToFloat(traits.to_float)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .build_server import build_server
+from .compare import compare
 from .convert import ConvertCommand, convert
 from .demo import demo
 from .extract import extract
@@ -48,6 +49,7 @@ app.command("graft", cls=ConvertCommand)(graft)
 app.command("extract")(extract)
 app.command("strip")(strip)
 app.add_typer(fastmtp, name="fastmtp")
+app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("serve")(serve)
 app.command("build-server")(build_server)

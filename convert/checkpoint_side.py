@@ -1,0 +1,57 @@
+"""A checkpoint as one side of a comparison: its tensors as the converter would write them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.format import Scalar, ValueType
+from mtp_gguf.native import ggml
+
+from .checkpoint import Checkpoint
+from .family import HeadChoice, find_family
+from .source_rows import DTYPES, SourceRows
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class CheckpointSide:
+    """The GGUF tensors that `checkpoint` makes, after all transforms and before any rounding.
+
+    head: which part of the model the other side has.
+    """
+
+    exact = True
+
+    def __init__(self, checkpoint: Checkpoint, head: HeadChoice) -> None:
+        self.name = str(checkpoint.folder)
+        family = find_family(checkpoint.config, checkpoint.folder / "config.json")
+        blueprint = family.blueprint(checkpoint, head)
+        self._rows = SourceRows(checkpoint)
+        for target in blueprint.targets:
+            self._rows.check(target)
+        self._targets = {target.name: target for target in blueprint.targets}
+        self._tensors = {
+            name: (target.shape, _NAMES[self._rows.dtype(target)])
+            for name, target in self._targets.items()
+        }
+        self.metadata: dict[str, Scalar | tuple[Scalar, ...]] = {
+            "general.architecture": blueprint.architecture
+        }
+        for key, value in blueprint.hparams.items():
+            held = value.data
+            if value.type is ValueType.F32:
+                assert isinstance(held, float)
+                held = float(np.float32(held))  # as it will be read back
+            self.metadata[key] = held if isinstance(held, Scalar) else tuple(held)
+
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and type (that of the source's arithmetic) of each tensor."""
+        return self._tensors
+
+    def raw(self, name: str, start: int, stop: int) -> None:
+        """Sources are not stored as they are compared."""
+
+    def values(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """The numbers of these rows."""
+        return ggml.to_f32(self._rows.read(self._targets[name], start, stop))

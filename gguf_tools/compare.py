@@ -1,0 +1,333 @@
+"""Two models tensor by tensor: the same bytes, or how far the values are apart.
+
+A side is anything that has tensors and can give their rows as numbers: a GGUF here, a checkpoint
+behind the converter's transforms in `convert`. Tensors are read in slices of rows by several
+threads, so that memory does not grow with the model.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fit import plain_shape
+from .format import ArrayRef, Scalar, tensor_bytes
+from .surgery import Model
+from .tensor_types import BY_NAME, TensorType
+
+R = TypeVar("R")
+Rows = NDArray[np.float32]
+Decoder = Callable[[TensorType, bytes], Rows]
+
+_SLICE_VALUES = 1 << 20
+_PLAIN = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
+# Relative error (root mean square) that rounding to a type of this many bits per weight explains:
+# four times 2^-bits bounds what ggml's own quantizers do to normal and to heavy-tailed weights.
+_FLOAT_ERROR = {"F64": 0.0, "F32": 1e-6, "F16": 2**-10, "BF16": 2**-7}
+
+
+class Side(Protocol):
+    """One of the models compared; an `exact` one has the numbers that the other may round."""
+
+    name: str
+    exact: bool
+
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape in ggml order and type of each tensor."""
+
+    def raw(self, name: str, start: int, stop: int) -> bytes | None:
+        """The bytes of these rows; None where they are not stored as they would be compared."""
+
+    def values(self, name: str, start: int, stop: int) -> Rows:
+        """The numbers of these rows, (rows, row length)."""
+
+
+class Verdict(str, Enum):
+    """What came of comparing a tensor."""
+
+    SAME = "same"  # the same bytes, or the same numbers
+    ROUNDED = "rounded"  # no further apart than the types explain
+    DAMAGED = "damaged"  # further apart
+    OTHER_SHAPE = "other shape"
+    ONLY_FIRST = "only in the first"
+    ONLY_SECOND = "only in the second"
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """One tensor compared.
+
+    types: on either side, None where it is missing. error: root of the mean square difference over
+    that of the first side's values; None where nothing was compared. largest: largest difference.
+    """
+
+    name: str
+    verdict: Verdict
+    types: tuple[str | None, str | None]
+    error: float | None = None
+    largest: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class MetadataDifference:
+    """A key whose values differ, as text; None where the key is missing."""
+
+    key: str
+    values: tuple[str | None, str | None]
+
+
+@dataclass(eq=False)
+class _Sums:
+    """What the slices of a tensor add up to."""
+
+    squares: float = 0.0
+    difference: float = 0.0
+    largest: float = 0.0
+    equal: bool = True
+    not_numbers: int = 0
+
+    def add(self, other: "_Sums") -> None:
+        """Take in the sums of another slice."""
+        self.squares += other.squares
+        self.difference += other.difference
+        self.largest = max(self.largest, other.largest)
+        self.equal &= other.equal
+        self.not_numbers += other.not_numbers
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Rows `start` to `stop` of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class GgufSide:
+    """A GGUF model. `decode` turns blocks into numbers (ggml's own decoder)."""
+
+    exact = False
+
+    def __init__(self, model: Model, decode: Decoder) -> None:
+        self.name = str(model.path)
+        self._model = model
+        self._decode = decode
+        self._tensors = {n: (t.shape, t.type.name) for n, t in model.tensors.items()}
+
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of each tensor."""
+        return self._tensors
+
+    def raw(self, name: str, start: int, stop: int) -> bytes:
+        """The bytes of these rows."""
+        tensor = self._model.tensors[name]
+        length = tensor.type.row_bytes(tensor.shape[0])
+        return self._model.read(name, start * length, (stop - start) * length)
+
+    def values(self, name: str, start: int, stop: int) -> Rows:
+        """The numbers of these rows."""
+        tensor = self._model.tensors[name]
+        data = self.raw(name, start, stop)
+        if tensor.type.name in _PLAIN:
+            values = np.frombuffer(data, _PLAIN[tensor.type.name]).astype(np.float32)
+        else:
+            values = self._decode(tensor.type, data)
+        return values.reshape(stop - start, tensor.shape[0])
+
+
+def compare_tensors(
+    first: Side,
+    second: Side,
+    progress: Callable[[int], None] = lambda _: None,
+    workers: int = 4,
+) -> list[TensorDifference]:
+    """Every tensor of both sides, the worst damage first.
+
+    progress: called with the bytes of the first side just compared.
+    """
+    exact = (first.exact, second.exact)
+    ours, theirs = first.tensors(), second.tensors()
+    found = []
+    sums: dict[str, _Sums] = {}
+    for name in [*ours, *(n for n in theirs if n not in ours)]:
+        kinds = _kinds(name, ours, theirs)
+        if name not in theirs:
+            found.append(TensorDifference(name, Verdict.ONLY_FIRST, kinds))
+        elif name not in ours:
+            found.append(TensorDifference(name, Verdict.ONLY_SECOND, kinds))
+        elif plain_shape(ours[name][0]) != plain_shape(theirs[name][0]):
+            note = f"{list(ours[name][0])} and {list(theirs[name][0])}"
+            found.append(TensorDifference(name, Verdict.OTHER_SHAPE, kinds, note=note))
+        else:
+            sums[name] = _Sums()
+    slices = [_Slice(name, *rows) for name in sums for rows in _bounds(ours[name][0])]
+    with ThreadPoolExecutor(workers) as pool:
+        parts = _in_turn(pool, lambda s: _compare(first, second, s), slices, 2 * workers)
+        unread: dict[str, list[_Slice]] = {name: [] for name in sums}
+        for part, place in zip(parts, slices, strict=True):
+            if part is None:
+                unread[place.name].append(place)
+            else:
+                sums[place.name].add(part)
+            shape, kind = ours[place.name]
+            progress((place.stop - place.start) * BY_NAME[kind].row_bytes(shape[0]))
+        # Of a tensor that differs elsewhere, what is equal counts as well.
+        rest = [s for name, places in unread.items() if not sums[name].equal for s in places]
+        for squares, place in zip(
+            _in_turn(pool, lambda s: _squares(first, s), rest, 2 * workers), rest, strict=True
+        ):
+            sums[place.name].squares += squares
+    found += [_judged(n, _kinds(n, ours, theirs), total, exact) for n, total in sums.items()]
+    return sorted(found, key=_damage, reverse=True)
+
+
+def compared_bytes(first: Side, second: Side) -> int:
+    """How much of the first side a comparison has to look at."""
+    theirs = second.tensors()
+    ours = first.tensors().items()
+    return sum(tensor_bytes(shape, BY_NAME[kind]) for n, (shape, kind) in ours if n in theirs)
+
+
+def compare_metadata(
+    first: Mapping[str, Scalar | tuple[Scalar, ...]],
+    second: Mapping[str, Scalar | tuple[Scalar, ...]],
+) -> list[MetadataDifference]:
+    """Keys that are not on both sides with the same value."""
+    differing = []
+    for key in [*first, *(k for k in second if k not in first)]:
+        ours, theirs = first.get(key), second.get(key)
+        if ours != theirs:
+            differing.append(MetadataDifference(key, _shown(ours, theirs)))
+    return differing
+
+
+def all_metadata(model: Model) -> dict[str, Scalar | tuple[Scalar, ...]]:
+    """Every key of a model with its value."""
+    return {
+        key: tuple(model.first.array(key) or ()) if isinstance(held, ArrayRef) else held
+        for key, held in model.first.keys.items()
+    }
+
+
+def explained_error(kinds: tuple[str | None, str | None], exact: tuple[bool, bool]) -> float:
+    """The relative error that rounding to these two types explains; exact sides round nothing."""
+    rounded = [kind for kind, plain in zip(kinds, exact, strict=True) if kind and not plain]
+    return sum(_FLOAT_ERROR.get(kind, _block_error(kind)) for kind in rounded)
+
+
+def _block_error(name: str) -> float:
+    kind = BY_NAME.get(name)
+    return 4.0 * 2.0 ** (-8 * kind.block_bytes / kind.block_length) if kind else 0.0
+
+
+def _kinds(
+    name: str,
+    ours: Mapping[str, tuple[tuple[int, ...], str]],
+    theirs: Mapping[str, tuple[tuple[int, ...], str]],
+) -> tuple[str | None, str | None]:
+    return (
+        ours[name][1] if name in ours else None,
+        theirs[name][1] if name in theirs else None,
+    )
+
+
+def _in_turn(
+    pool: ThreadPoolExecutor, job: Callable[[_Slice], R], items: Sequence[_Slice], ahead: int
+) -> Iterator[R]:
+    """Results in order, with at most `ahead` of them waiting."""
+    waiting: deque[Future[R]] = deque()
+    for item in items:
+        waiting.append(pool.submit(job, item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """First and last row of each slice."""
+    rows = math.prod(shape[1:])
+    step = max(_SLICE_VALUES // max(shape[0], 1), 1)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def _compare(first: Side, second: Side, place: _Slice) -> _Sums | None:
+    """The sums of a slice; None where its bytes are the same and nothing was decoded."""
+    where = (place.name, place.start, place.stop)
+    if first.tensors()[place.name][1] == second.tensors()[place.name][1]:
+        ours, theirs = first.raw(*where), second.raw(*where)
+        if ours is not None and ours == theirs:
+            return None
+    a = first.values(*where).astype(np.float64)
+    b = second.values(*where).astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    broken = int(finite.size - np.count_nonzero(finite))
+    if broken:
+        a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
+    b -= a
+    # Not np.vdot: BLAS would start threads of its own beneath ours.
+    return _Sums(
+        squares=float(np.square(a).sum()),
+        difference=float(np.square(b).sum()),
+        largest=float(np.abs(b).max(initial=0.0)),
+        equal=not broken and not b.any(),
+        not_numbers=broken,
+    )
+
+
+def _squares(side: Side, place: _Slice) -> float:
+    values = side.values(place.name, place.start, place.stop).astype(np.float64)
+    return float(np.square(values[np.isfinite(values)]).sum())
+
+
+def _judged(
+    name: str, kinds: tuple[str | None, str | None], sums: _Sums, exact: tuple[bool, bool]
+) -> TensorDifference:
+    if sums.equal:
+        return TensorDifference(name, Verdict.SAME, kinds, 0.0, 0.0)
+    if sums.not_numbers:
+        note = f"{sums.not_numbers} values are not finite"
+        return TensorDifference(name, Verdict.DAMAGED, kinds, math.inf, math.inf, note)
+    error = math.sqrt(sums.difference / sums.squares) if sums.squares else math.inf
+    fine = error <= explained_error(kinds, exact)
+    verdict = Verdict.ROUNDED if fine else Verdict.DAMAGED
+    return TensorDifference(name, verdict, kinds, error, sums.largest)
+
+
+def _damage(found: TensorDifference) -> tuple[bool, float]:
+    """Missing and misshapen tensors first, then by relative error."""
+    compared = found.error is not None
+    return (not compared, found.error if found.error is not None else math.inf)
+
+
+def _shown(
+    ours: Scalar | tuple[Scalar, ...] | None, theirs: Scalar | tuple[Scalar, ...] | None
+) -> tuple[str | None, str | None]:
+    """Two differing values for a line of text; of long arrays the place where they part."""
+    if isinstance(ours, tuple) and isinstance(theirs, tuple):
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
+        return _array_text(ours, at), _array_text(theirs, at)
+    return _value_text(ours), _value_text(theirs)
+
+
+def _array_text(values: tuple[Scalar, ...], at: int) -> str:
+    there = f"[{at}] = {values[at]!r:.60}" if at < len(values) else f"nothing at [{at}]"
+    return f"{len(values)} entries, {there}"
+
+
+def _value_text(value: Scalar | tuple[Scalar, ...] | None) -> str | None:
+    if value is None:
+        return None
+    return f"{len(value)} entries" if isinstance(value, tuple) else f"{value!r:.80}"

@@ -1,0 +1,316 @@
+"""Comparing finds what differs, says by how much, and tells rounding from damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import SPECS, Spec
+from conversions import check_refusal, edit_tensors, invoke
+
+from mtp_gguf.gguf_tools.compare import explained_error
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32
+from mtp_gguf.native import ggml
+from surgery.models import COVERED, DENSE, MOE, Models, edited, refused
+
+UNIFORM = ("--quant", "Q8_0")
+F32_FILE = ("--quant", "F32", "--mtp-type", "F32")
+
+
+def ids(spec: Spec) -> str:
+    return spec.name
+
+
+def compare(first: Path, second: Path, *options: object, code: int) -> dict[str, Any]:
+    """What `compare --json` finds, by tensor and by key."""
+    result = invoke("compare", first, second, "--json", *options)
+    assert result.exit_code == code, result.output
+    fields = json.loads(result.stdout)
+    order = [d["error"] for d in fields["tensors"] if d["error"] is not None]
+    assert order == sorted(order, reverse=True)
+    return {
+        "tensors": {d["name"]: d for d in fields["tensors"]},
+        "metadata": {d["key"]: d["values"] for d in fields["metadata"]},
+    }
+
+
+def changed(source: Path, target: Path, name: str, change: Callable[[Any], Any]) -> Path:
+    """A file whose F32 tensor `name` went through `change`, in the order of its rows."""
+
+    def edit(pieces: dict[str, Piece]) -> None:
+        piece = pieces[name]
+        assert piece.source is not None
+        assert piece.spec.type is F32
+        data = piece.source.read(piece.offset, piece.spec.nbytes)
+        values = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+        data = np.ascontiguousarray(change(values), np.float32).tobytes()
+        pieces[name] = Piece(piece.spec, data=data)
+
+    return edited(source, target, pieces=edit)
+
+
+# ---------------------------------------------------------------------- the numbers
+
+
+QUANTIZED = [name for name, kind in BY_NAME.items() if kind.is_quantized]
+# ggml takes up to a minute to build the tables with which it quantizes to these.
+SLOW_TABLES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_blocks_decode_as_the_gguf_package_has_them(name: str) -> None:
+    kind = BY_NAME[name]
+    blocks = np.random.default_rng(1).integers(0, 256, (50, kind.block_bytes), np.uint8)
+    try:
+        with np.errstate(all="ignore"):
+            theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    except (NotImplementedError, KeyError):
+        pytest.skip("the gguf package does not decode this type")
+    ours = ggml.dequantize(kind, blocks.tobytes())
+    same = (ours == theirs.reshape(-1)) | ~np.isfinite(ours)
+    assert same.mean() > 0.99  # NaN scales
+    assert np.isfinite(ours).any()
+
+
+@pytest.mark.parametrize("name", [n for n in QUANTIZED if n not in SLOW_TABLES])
+@pytest.mark.parametrize("tails", [1, 3])
+def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
+    """What ggml's quantizers do to normal and heavy-tailed rows stays below the bound, not far."""
+    kind = BY_NAME[name]
+    rows = (np.random.default_rng(1).standard_normal((8, 512)) ** tails).astype(np.float32)
+    try:
+        blocks = ggml.quantize(kind, rows, np.ones(512, np.float32))
+    except ggml.GgmlError:
+        pytest.skip("ggml does not write this type")
+    values = ggml.dequantize(kind, blocks.tobytes()).reshape(rows.shape)
+    error = math.sqrt(((values - rows) ** 2).sum() / (rows**2).sum())
+    bound = explained_error((name, None), (False, False))
+    assert bound / 20 < error < bound
+
+
+def test_floats_decode_exactly() -> None:
+    rows = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    for kind in (F16, BF16):
+        half = ggml.quantize(kind, rows)
+        assert np.array_equal(
+            ggml.dequantize(kind, half.tobytes()).reshape(rows.shape),
+            gguf.dequantize(half, gguf.GGMLQuantizationType[kind.name]).reshape(rows.shape),
+        )
+    assert np.array_equal(ggml.dequantize(F32, rows.tobytes()), rows.reshape(-1))
+    for name, data in (("Q8_0", b"x" * 33), ("I64", b"x" * 8)):
+        with pytest.raises(ggml.GgmlError):
+            ggml.dequantize(BY_NAME[name], data)
+
+
+def test_errors_are_those_of_numpy(models: Models) -> None:
+    a, b = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, "--quant", "Q6_K")
+    found = compare(a, b, code=0)["tensors"]
+    name = "blk.0.ffn_gate.weight"
+    tensors = [{t.name: t for t in gguf.GGUFReader(p).tensors}[name] for p in (a, b)]
+    x, y = (gguf.dequantize(t.data, t.tensor_type).astype(np.float64) for t in tensors)
+    want = math.sqrt(((x - y) ** 2).sum() / (y**2).sum())
+    assert found[name]["error"] == pytest.approx(want, rel=1e-12)
+    assert found[name]["largest"] == pytest.approx(np.abs(x - y).max(), rel=1e-12)
+    assert found[name]["types"] == ["Q8_0", "Q6_K"]
+
+
+def test_slices_add_up(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = models.gguf(MOE, *UNIFORM), models.gguf(MOE, "--quant", "Q6_K")
+    whole = compare(a, b, code=0)["tensors"]
+    monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
+    for name, found in compare(a, b, code=0)["tensors"].items():
+        assert found["verdict"] == whole[name]["verdict"]
+        assert found["error"] == pytest.approx(whole[name]["error"], rel=1e-9)
+
+
+def test_equal_slices_count_too(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row in 256 that is 10 % off makes an error of about 0.1 / 16, however it is cut."""
+    monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
+    name = "blk.3.attn_output.weight"
+
+    def change(w: Any) -> Any:
+        w = w.copy()
+        w[7] *= 1.1
+        return w
+
+    whole = models.gguf(DENSE, *F32_FILE)
+    found = compare(changed(whole, tmp_path / "b.gguf", name, change), whole, code=1)["tensors"]
+    assert found[name]["error"] == pytest.approx(0.1 / 16, rel=0.5)
+
+
+# ------------------------------------------------------------------- with checkpoints
+
+
+@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["dense-f16"]], ids=ids)
+def test_a_sound_conversion(spec: Spec, models: Models) -> None:
+    """At F32 not a value differs; at mixed precision no more than rounding explains."""
+    folder = models.checkpoint(spec)
+    exact = compare(models.gguf(spec, *F32_FILE), folder, code=0)
+    assert {d["verdict"] for d in exact["tensors"].values()} == {"same"}
+    assert exact["metadata"] == {}
+    mixed = compare(models.gguf(spec), folder, code=0)
+    verdicts = {d["verdict"] for d in mixed["tensors"].values()}
+    assert verdicts == {"same", "rounded"}
+    assert mixed["metadata"] == {}
+
+
+@pytest.mark.parametrize("part", ["--no-mtp", "--head-only", "table", "sidecar"])
+def test_parts_of_a_model(part: str, models: Models) -> None:
+    options: tuple[str, ...] = (part,)
+    if not part.startswith("-"):
+        options = ("--fastmtp", "100", "--fastmtp-layout", part)
+    compare(models.gguf(DENSE, *UNIFORM, *options), models.checkpoint(DENSE), code=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("blk.4.nextn.enorm.weight", lambda w: w - 1),  # never raised by 1
+        ("blk.4.attn_norm.weight", lambda w: w + 1),  # twice
+        ("blk.4.nextn.eh_proj.weight", lambda w: np.roll(w, 256, axis=1)),  # halves swapped
+        ("blk.0.ssm_a", lambda w: np.log(-w)),  # the decay as it is stored
+        ("blk.0.attn_gate.weight", lambda w: w[::-1]),  # value heads in another order
+        ("blk.3.attn_q.weight", lambda w: w * np.float32(1.01)),
+    ],
+)
+def test_a_wrong_transform_is_found(
+    name: str, change: Callable[[Any], Any], models: Models, tmp_path: Path
+) -> None:
+    broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, change)
+    found = compare(broken, models.checkpoint(DENSE), code=1)["tensors"]
+    assert {n for n, d in found.items() if d["verdict"] != "same"} == {name}
+    assert found[name]["verdict"] == "damaged"
+
+
+def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
+    name = "blk.4.nextn.enorm.weight"
+
+    def spoil(w: Any) -> Any:
+        w = w.copy()
+        w[0], w[1] = np.nan, np.inf
+        return w
+
+    broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, spoil)
+    for other in (models.checkpoint(DENSE), models.gguf(DENSE, *F32_FILE)):
+        found = compare(broken, other, code=1)["tensors"][name]
+        assert found["verdict"] == "damaged"
+        assert found["note"] == "2 values are not finite"
+
+
+# --------------------------------------------------------------------- what is missing
+
+
+def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None:
+    def rearrange(pieces: dict[str, Piece]) -> None:
+        del pieces["blk.1.ssm_a"]
+        piece = pieces["blk.4.attn_k.weight"]
+        spec = dataclasses.replace(piece.spec, shape=(128, 256))
+        pieces["blk.4.attn_k.weight"] = dataclasses.replace(piece, spec=spec)
+        pieces["new"] = dataclasses.replace(
+            pieces["output_norm.weight"],
+            spec=dataclasses.replace(pieces["output_norm.weight"].spec, name="new"),
+        )
+
+    def rename(keys: Metadata) -> None:
+        del keys["general.sampling.top_k"]
+        keys["qwen35.context_length"] = Value(ValueType.U32, 7)
+        keys["new.key"] = Value(ValueType.BOOL, True)
+        tokens = [f"t{i}" for i in range(1024)]
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
+
+    whole = models.gguf(DENSE, *UNIFORM)
+    broken = edited(whole, tmp_path / "b.gguf", metadata=rename, pieces=rearrange)
+    found = compare(broken, whole, code=1)
+    verdicts = {n: d["verdict"] for n, d in found["tensors"].items() if d["verdict"] != "same"}
+    assert verdicts == {
+        "blk.1.ssm_a": "only in OTHER",
+        "new": "only in MODEL",
+        "blk.4.attn_k.weight": "other shape",
+    }
+    assert found["metadata"].keys() == {
+        "general.sampling.top_k",
+        "qwen35.context_length",
+        "new.key",
+        "tokenizer.ggml.tokens",
+    }
+    assert found["metadata"]["qwen35.context_length"] == ["7", "262144"]
+    assert found["metadata"]["new.key"] == ["True", None]
+    assert found["metadata"]["tokenizer.ggml.tokens"][0] == "1024 entries, [0] = 't0'"
+    result = invoke("compare", broken, whole)
+    assert "context_length: 7 / 262144" in result.output
+    assert "1 only in OTHER" in result.output
+
+
+def test_the_same_file(models: Models) -> None:
+    found = compare(models.gguf(DENSE), models.gguf(DENSE), code=0)
+    assert {d["verdict"] for d in found["tensors"].values()} == {"same"}
+    assert found["metadata"] == {}
+    assert "70 tensors: 70 same" in invoke("compare", models.gguf(DENSE), models.gguf(DENSE)).output
+
+
+def test_split_files(models: Models) -> None:
+    split = models.gguf(DENSE, *UNIFORM, "--split-max-size", "1M")
+    found = compare(split, models.gguf(DENSE, *UNIFORM), code=0)
+    assert {d["verdict"] for d in found["tensors"].values()} == {"same"}
+    assert found["metadata"] == {}
+
+
+def test_integers_are_compared(models: Models, tmp_path: Path) -> None:
+    options = (*UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
+    table = models.gguf(DENSE, *options)
+
+    def other(pieces: dict[str, Piece]) -> None:
+        data = np.arange(100, dtype="<i8").tobytes()
+        pieces["d2t"] = dataclasses.replace(pieces["d2t"], source=None, offset=0, data=data)
+
+    made = edited(table, tmp_path / "b.gguf", pieces=other)
+    found = compare(made, table, code=1)["tensors"]
+    assert {n for n, d in found.items() if d["verdict"] != "same"} == {"d2t"}
+
+
+# ------------------------------------------------------------------- options, refusals
+
+
+def test_options(models: Models, tmp_path: Path) -> None:
+    mixed, folder = models.gguf(DENSE), models.checkpoint(DENSE)
+    found = compare(mixed, folder, "--filter", "nextn", code=0)["tensors"]
+    assert found.keys() == {
+        f"blk.4.nextn.{n}.weight" for n in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+    }
+    compare(mixed, folder, "--max-error", "0.2", code=0)
+    compare(mixed, folder, "--max-error", "0.01", code=1)
+    short = invoke("compare", mixed, folder).output.splitlines()
+    long = invoke("compare", mixed, folder, "--all").output.splitlines()
+    assert len(short) < 25 < len(long)
+    refused(tmp_path, "compare", mixed, folder, "--filter", "(", words=("(",), code=2)
+
+
+def test_refusals(models: Models, tmp_path: Path) -> None:
+    mixed = models.gguf(DENSE)
+    for arguments, words in (
+        ((tmp_path / "absent.gguf", mixed), ("absent.gguf", "cannot be opened")),
+        ((mixed, tmp_path / "absent"), ("absent",)),
+        ((mixed, models.checkpoint(DENSE) / "config.json"), ("config.json", "magic")),
+    ):
+        refused(tmp_path, "compare", *arguments, words=words)
+    other = invoke("compare", mixed, models.checkpoint(MOE))
+    assert other.exit_code == 1
+    assert "only in OTHER" in other.output
+
+
+def test_a_checkpoint_that_is_broken(models: Models, tmp_path: Path) -> None:
+    folder = models.copy(DENSE, tmp_path)
+    edit_tensors(folder, lambda t: t.pop("model.norm.weight"))
+    result = invoke("compare", models.gguf(DENSE), folder)
+    check_refusal(result.exit_code, result.stderr, "model.norm.weight")
