@@ -506,8 +506,8 @@ class TensorSpec:
 class Layout:
     """Where everything of a file to be written stands.
 
-    `header` ends where the tensor data starts; `offsets` are absolute, one for each tensor;
-    `size` is the length of the whole file.
+    `header` ends where the tensor data starts, without padding where there are no tensors;
+    `offsets` are absolute, one for each tensor; `size` is the length of the whole file.
     """
 
     header: bytes
@@ -539,7 +539,7 @@ def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSp
         offsets.append(relative)
         relative += padded(tensor.nbytes, alignment)
     header = b"".join(parts)
-    data_offset = padded(len(header), alignment)
+    data_offset = padded(len(header), alignment) if tensors else len(header)
     header += bytes(data_offset - len(header))
     return Layout(header, tuple(data_offset + o for o in offsets), data_offset + relative)
 

@@ -95,7 +95,7 @@ def read_safetensors(source: Source) -> SafetensorsFile:
     header = _parse_json(source, length)
     start = 8 + length
     notes = header.pop("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(v, str) for v in notes.values()):
+    if not isinstance(notes, dict) or not all(map(_is_text, (*notes, *notes.values()))):
         raise FormatError(
             f"{source.name}: __metadata__: expected strings by name, found {_shown(notes)}"
         )
@@ -138,7 +138,7 @@ def _parse_json(source: Source, length: int) -> dict[str, Any]:
 
 def _check_entry(source: Source, name: str, entry: Any, start: int) -> StoredTensor:
     where = f"{source.name}: tensor {_shown(name)}"
-    if not _is_utf8(name):
+    if not _is_text(name):
         raise FormatError(f"{where}: expected a name in UTF-8, found half a surrogate pair")
     if not isinstance(entry, dict) or sorted(entry) != sorted(_FIELDS):
         raise FormatError(f"{where}: expected dtype, shape and data_offsets, found {_shown(entry)}")
@@ -183,9 +183,12 @@ def _product(shape: list[int], bits: int) -> int | None:
     return bits
 
 
-def _is_utf8(text: str) -> bool:
+def _is_text(value: object) -> bool:
+    """Whether `value` is a string that UTF-8 can hold, which halves of surrogate pairs are not."""
+    if not isinstance(value, str):
+        return False
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -8,6 +8,7 @@ and for what llama.cpp tests its own reader with (the handcrafted files of tests
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -463,3 +464,28 @@ SOUND: dict[str, dict[str, bytes]] = {
         alignment=32,
     ),
 }
+
+INTERESTING = (0, 1, 2, 8, 9, 63, 64, 255, 1 << 31, 1 << 40, 1 << 63, LAST)
+
+
+def mutant(data: bytes, source: random.Random) -> bytes:
+    """A copy with one to three small changes: bytes, numbers, cuts and repetitions."""
+    result = bytearray(data)
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        at = source.randrange(len(result) or 1)
+        length = source.choice((1, 4, 8))
+        match source.randrange(5):
+            case 0:
+                result[at : at + 1] = bytes(
+                    b ^ 1 << source.randrange(8) for b in result[at : at + 1]
+                )
+            case 1:
+                result[at : at + 1] = source.randbytes(1)
+            case 2:
+                value = source.choice(INTERESTING) & ((1 << 8 * length) - 1)
+                result[at : at + length] = value.to_bytes(length, "little")
+            case 3:
+                del result[at : at + length]
+            case _:
+                result[at:at] = result[at : at + length]
+    return bytes(result)

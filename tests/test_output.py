@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -196,9 +197,9 @@ def test_a_file_system_that_cannot_reserve_space_will_do(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(*_: int) -> None:
-        raise OSError(95, "Operation not supported")
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
     with OutputFile(target, 4) as file:
         file.write(0, b"data")
         file.commit()
