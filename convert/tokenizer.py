@@ -46,8 +46,7 @@ class TokenType(IntEnum):
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint; CheckpointError when it is absent or damaged."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path}: expected this file, found none")
+    _check_is_bpe(folder, read_json_object(path))
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -63,7 +62,6 @@ def tokenizer_metadata(
     """
     definition = read_json_object(folder / "tokenizer.json")
     tokens, kinds = _tokens(folder, tokenizer, n_vocab)
-    _check_is_bpe(folder, definition)
     keys = {
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
         "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _recognise(folder, definition)),
@@ -92,8 +90,15 @@ def _check_is_bpe(folder: Path, definition: dict[str, Any]) -> None:
     kind = model.get("type") if isinstance(model, dict) else None
     if kind != "BPE":
         raise CheckpointError(
-            f"{folder / 'tokenizer.json'}: model.type: expected BPE, found {kind!r}"
+            f"{folder / 'tokenizer.json'}: model.type: expected BPE, found {kind!r:.60}"
         )
+    assert isinstance(model, dict)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        # Byte-level BPE has none; the tokenizers package aborts on merges that lack theirs.
+        if model.get(key):
+            raise CheckpointError(
+                f"{folder / 'tokenizer.json'}: model.{key}: expected none, found {model[key]!r:.60}"
+            )
 
 
 def _recognise(folder: Path, definition: dict[str, Any]) -> str:

@@ -625,7 +625,16 @@ class TestTokenizer:
     @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"model": 3}'])
     def test_broken(self, text: str, broken: Path, output: Path) -> None:
         (broken / "tokenizer.json").write_text(text)
+        refuse(broken, output, "tokenizer.json", "expected")
+
+    def test_merges_that_do_not_fit_the_vocabulary(self, broken: Path, output: Path) -> None:
+        edit_json(broken / "tokenizer.json", lambda t: t["model"].update(merges=[["no", "such"]]))
         refuse(broken, output, "tokenizer.json", "expected a tokenizer")
+
+    @pytest.mark.parametrize("key", ["continuing_subword_prefix", "end_of_word_suffix"])
+    def test_not_byte_level(self, key: str, broken: Path, output: Path) -> None:
+        edit_json(broken / "tokenizer.json", lambda t: t["model"].update({key: "##"}))
+        refuse(broken, output, "tokenizer.json", key, "expected none", "'##'")
 
     @pytest.mark.parametrize("options", [(), ("--tokenizer-pre", "qwen35")])
     def test_not_bpe(self, options: tuple[str, ...], broken: Path, output: Path) -> None:
