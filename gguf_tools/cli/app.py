@@ -9,6 +9,7 @@ from .build_server import build_server
 from .compare import compare
 from .convert import ConvertCommand, convert
 from .demo import demo
+from .doctor import doctor
 from .extract import extract
 from .fastmtp import app as fastmtp
 from .graft import graft
@@ -49,6 +50,7 @@ app.command("graft", cls=ConvertCommand)(graft)
 app.command("extract")(extract)
 app.command("strip")(strip)
 app.add_typer(fastmtp, name="fastmtp")
+app.command("doctor")(doctor)
 app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("serve")(serve)

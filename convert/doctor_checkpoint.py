@@ -1,0 +1,174 @@
+"""The doctor's part that knows checkpoints: what ails one, and what a GGUF's head lost of it."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtp_gguf.gguf_tools.compare import GgufSide, TensorDifference, Verdict, compare_tensors
+from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
+from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.trunk import head_suffixes
+from mtp_gguf.native import ggml
+
+from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
+from .checkpoint_side import CheckpointSide
+from .config import ConfigReader
+from .family import HeadChoice, find_family
+from .source_rows import SourceRows
+
+_LAYERS_KEY = "mtp_num_hidden_layers"
+
+
+def diagnose_checkpoint(folder: Path) -> Diagnosis:
+    """Examine a checkpoint folder by its config and the headers of its safetensors files."""
+    findings: list[Finding] = []
+    count = 0
+    try:
+        config = read_config(folder)
+        family = find_family(config, folder / "config.json")
+        with open_checkpoint(
+            folder, lambda name: family.wants(name, HeadChoice.WITH_TRUNK)
+        ) as checkpoint:
+            findings = list(_head(folder, checkpoint))
+            count = sum(is_head(name) for name in checkpoint.tensors)
+            if not findings:
+                blueprint = family.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
+                rows = SourceRows(checkpoint)
+                for target in blueprint.targets:
+                    rows.check(target)
+    except (CheckpointError, FormatError) as error:
+        mend = f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}"
+        findings.append(Finding("checkpoint", Severity.FAULT, str(error), mend))
+    sound = not findings
+    convert = f"mtp-gguf convert {shlex.quote(str(folder))} --mtp-f16 --fastmtp"
+    return Diagnosis(
+        path=str(folder),
+        head=f"{count} mtp.* tensors" if sound else None,
+        draft=None,
+        runs_with=(convert,) if sound else (),
+        memory=None,
+        findings=tuple(findings),
+    )
+
+
+def measure_head(model: Model, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What the head of a GGUF is, held against the checkpoint it should be made of."""
+    side = CheckpointSide(checkpoint, HeadChoice.ALONE)
+    block = {name for name, _ in head_suffixes(model)}
+    source = shlex.quote(str(checkpoint.folder))
+    path = shlex.quote(str(model.path))
+    mend = (
+        f"mtp-gguf strip {path} -o trunk.gguf && "
+        f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
+    )
+    ours = GgufSide(model, ggml.dequantize)
+    for found in compare_tensors(_Part(side, block), _Part(ours, block)):
+        if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
+            continue
+        code, text = _explained(found, side, ours)
+        yield Finding(code, Severity.FAULT, text, mend)
+
+
+def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) -> tuple[str, str]:
+    """Code and text for a tensor that is not what the source makes."""
+    if found.error is None:
+        return "head-values", f"{found.name}: {found.verdict.value} {found.note}".rstrip()
+    rows = min(64, int(np.prod(source.tensors()[found.name][0][1:])))
+    wanted = source.values(found.name, 0, rows).astype(np.float64)
+    given = ours.values(found.name, 0, rows).astype(np.float64)
+    half = wanted.shape[1] // 2
+    guesses = []
+    if "norm" in found.name:
+        guesses = [
+            ("norm-not-raised", wanted - 1, "was never raised by 1"),
+            ("norm-raised-twice", wanted + 1, "was raised by 1 twice"),
+        ]
+    if found.name.endswith("nextn.eh_proj.weight"):
+        swapped = np.concatenate([wanted[:, half:], wanted[:, :half]], axis=1)
+        guesses = [("eh-proj-swapped", swapped, "has its halves swapped (embedding, hidden state)")]
+    scale = np.square(wanted).sum() or 1.0
+    for code, guess, text in guesses:
+        error = float(np.sqrt(np.square(given - guess).sum() / scale))
+        if error < found.error / 4:
+            return code, f"{found.name} {text}: error {found.error:.3g} as it is, {error:.2g} so"
+    return "head-values", (
+        f"{found.name} is not the source's: relative error {found.error:.3g}, more than "
+        f"{found.types[1]} explains (another fine-tune, or a wrong transform)"
+    )
+
+
+class _Part:
+    """A side of which only some tensors are looked at."""
+
+    def __init__(self, side: CheckpointSide | GgufSide, names: set[str]) -> None:
+        self.name, self.exact = side.name, side.exact
+        self.raw, self.values = side.raw, side.values
+        self._held = {n: t for n, t in side.tensors().items() if n in names}
+
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return self._held
+
+
+def _head(folder: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """A head that is claimed and absent, there and not claimed, or half there."""
+    layers = _layers(checkpoint)
+    names = [name for name in checkpoint.tensors if is_head(name)]
+    quoted = shlex.quote(str(folder))
+    if not names:
+        text = "the checkpoint has no mtp.* tensors"
+        code = "no-head"
+        if layers:
+            code = "claimed-head"
+            text = f"{_LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
+        mend = f"mtp-gguf convert {quoted} --mtp-from {_origin(folder)} --mtp-f16"
+        yield Finding(code, Severity.FAULT, text, mend)
+        return
+    if not layers:
+        yield Finding(
+            "hidden-head",
+            Severity.FAULT,
+            f"the checkpoint has {len(names)} mtp.* tensors, but {_LAYERS_KEY} is 0 or missing",
+            f"set {_LAYERS_KEY} to 1 in {folder / 'config.json'}",
+        )
+        return
+    yield from _experts(folder, checkpoint, names)
+
+
+def _experts(folder: Path, checkpoint: Checkpoint, names: list[str]) -> Iterator[Finding]:
+    expected = ConfigReader(str(folder / "config.json"), checkpoint.config).config.get(
+        "num_experts"
+    )
+    found = {
+        int(number)
+        for name in names
+        if (number := name.partition(".mlp.experts.")[2].partition(".")[0]).isdecimal()
+    }
+    if found and isinstance(expected, int) and found != set(range(expected)):
+        absent = sorted(set(range(min(expected, 1 << 16))) - found)
+        yield Finding(
+            "incomplete-head",
+            Severity.FAULT,
+            f"the head's experts are half present: {len(found)} of {expected}"
+            + (f", expert {absent[0]} is missing" if absent else ""),
+            f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}",
+        )
+
+
+def _layers(checkpoint: Checkpoint) -> int:
+    reader = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    return reader.size(_LAYERS_KEY, 0, least=0)
+
+
+def _origin(folder: Path) -> str:
+    """The hub id that the config names as the model's own, or a word in its place."""
+    try:
+        named: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        held = named.get("_name_or_path")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return "ORIGINAL"
+    return held if isinstance(held, str) and held.count("/") == 1 else "ORIGINAL"

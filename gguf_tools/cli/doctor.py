@@ -1,0 +1,134 @@
+"""`mtp-gguf doctor`."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..doctor import Diagnosis, diagnose
+from ..surgery import Model, open_model
+from .console import human_bytes, printable, reports_errors
+
+_FAULTY = 1
+
+
+@reports_errors
+def doctor(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF (any shard), or a checkpoint folder.")
+    ],
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", metavar="FILE", help="GGUF with the head, where it is separate."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="MODEL",
+            help="Original checkpoint (folder, hub id): measures the head against it.",
+        ),
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="Positions, for the estimate of memory.")
+    ] = 8192,
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, max=16, help="Tokens drafted at a time, likewise.")
+    ] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Say whether a model can draft, with what, and at what price; if not, why and what mends it.
+
+    The exit code is 0 when it can draft, and 1 when something keeps it from it. Warnings are about
+    heads that draft badly. What cannot be seen in the file alone is measured with --source: norms
+    not raised by 1, the halves of eh_proj swapped, a head of another fine-tune.
+
+    **Examples**
+
+    mtp-gguf doctor model.gguf
+
+    mtp-gguf doctor model.gguf --source Qwen/Qwen3.5-9B --json
+
+    mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        if head or source:
+            raise typer.BadParameter("--head and --source are for GGUF files")
+        from mtp_gguf.convert.doctor_checkpoint import diagnose_checkpoint  # noqa: PLC0415
+
+        diagnosis = diagnose_checkpoint(folder)
+    else:
+        with open_model(folder) as opened:
+            if head is None:
+                diagnosis = _examined(opened, None, source, context, depth)
+            else:
+                with open_model(head) as separate:
+                    diagnosis = _examined(opened, separate, source, context, depth)
+    if as_json:
+        typer.echo(json.dumps(_fields(diagnosis), indent=1))
+    else:
+        for line in _report(diagnosis):
+            typer.echo(printable(line))
+    if not diagnosis.can_draft:
+        raise typer.Exit(_FAULTY)
+
+
+def _examined(
+    model: Model, separate: Model | None, source: str | None, context: int, depth: int
+) -> Diagnosis:
+    diagnosis = diagnose(model, separate, context, depth)
+    if source is None or diagnosis.head is None:
+        return diagnosis
+    from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
+    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
+
+    with open_checkpoint(source, None, HeadChoice.ALONE, None) as checkpoint:
+        measured = tuple(measure_head(separate or model, checkpoint))
+    guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
+    kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
+    if measured:
+        return dataclasses.replace(
+            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
+        )
+    return dataclasses.replace(diagnosis, findings=kept)
+
+
+def _report(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot draft'}"
+    if diagnosis.head:
+        yield f"head: {diagnosis.head}"
+    if diagnosis.can_draft and diagnosis.draft:
+        yield (
+            f"draft vocabulary: {diagnosis.draft.size} tokens, "
+            f"layout {diagnosis.draft.layout.value}"
+        )
+    for command in diagnosis.runs_with:
+        yield f"runs with: {command}"
+    memory = diagnosis.memory
+    if memory:
+        parts = [f"head {human_bytes(memory.head)}"]
+        if memory.draft_rows:
+            parts.append(f"draft vocabulary {human_bytes(memory.draft_rows)} (in process)")
+        parts.append(f"cache {human_bytes(memory.cache)}")
+        parts.append(f"{memory.copies} state copies of {human_bytes(memory.state_copy)}")
+        yield (
+            f"extra memory at {memory.context} positions, depth {memory.copies}: "
+            f"{human_bytes(memory.total)} ({', '.join(parts)})"
+        )
+    for finding in diagnosis.findings:
+        yield f"{finding.severity.value}: {finding.text}"
+        if finding.mend:
+            yield f"  mend: {finding.mend}"
+
+
+def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
+    fields = dataclasses.asdict(diagnosis)
+    fields["can_draft"] = diagnosis.can_draft
+    if diagnosis.memory:
+        fields["memory"]["total"] = diagnosis.memory.total
+    return fields

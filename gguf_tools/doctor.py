@@ -1,0 +1,369 @@
+"""Can this model draft, with what, at what price, and if not, why, and which command mends it.
+
+Here for GGUF files, by headers and a few small tensors; `convert` has the part for checkpoints and
+the measurements that need one.
+"""
+
+import math
+import re
+import shlex
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from sys import byteorder
+
+from .draft_list import (
+    HIDDEN_IDS_KEY,
+    list_faults,
+    read_draft_list,
+    required_ids,
+    vocabulary_size,
+)
+from .errors import FormatError, RequestError
+from .fastmtp import DraftLayout, StoredDraftVocabulary, find_draft_vocabulary
+from .fit import check_fit, missing_suffixes, shape_faults
+from .format import ArrayRef
+from .head import ARCHITECTURES
+from .memory import DraftMemory, draft_memory
+from .surgery import Model
+from .tensor_types import F32
+from .trunk import head_suffixes, is_head_alone, trunk_layers
+
+_HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
+# Bits per weight of IQ4_XS, the least that tests of published heads found harmless.
+_LEAST_BITS = 4.25
+# Raised norms lie around 1: of published and made-up heads none has a negative weight, and of
+# those not raised a good part has.
+_NEGATIVE_SHARE = 0.02
+
+
+class Severity(str, Enum):
+    """How bad a finding is: it keeps from drafting, it makes drafts bad, or it is good to know."""
+
+    FAULT = "fault"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found. code: for scripts. mend: the command that mends it; empty for notes."""
+
+    code: str
+    severity: Severity
+    text: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What there is to say of a model.
+
+    head: the head in a few words, None when there is none. runs_with: commands that draft with
+    it. memory: None when nothing drafts.
+    """
+
+    path: str
+    head: str | None
+    draft: StoredDraftVocabulary | None
+    runs_with: tuple[str, ...]
+    memory: DraftMemory | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether nothing keeps it from drafting."""
+        return not any(f.severity is Severity.FAULT for f in self.findings)
+
+
+def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> Diagnosis:
+    """Examine a GGUF, whose head may be in a `separate` file.
+
+    context, depth: for the estimate of memory.
+    """
+    head = separate or model
+    findings = list(_architecture(model))
+    if not findings:
+        findings = list(_blocks(model))
+    if not findings and separate is not None:
+        findings = list(_separate(model, separate))
+    if not findings:
+        findings = [*_presence(model, head), *_layer_lists(head)]
+    draft = None
+    if not any(f.severity is Severity.FAULT for f in findings):
+        findings += [*_shapes(head), *_norms(head, model), *_precision(head), *_tokens(head)]
+        draft, on_draft = _draft_vocabulary(head)
+        findings += on_draft
+    sound = not any(f.severity is Severity.FAULT for f in findings)
+    return Diagnosis(
+        path=str(model.path),
+        head=_head_text(head) if sound else None,
+        draft=draft,
+        runs_with=tuple(_runs_with(model, head, draft)) if sound else (),
+        memory=draft_memory(model, head, draft, context, depth) if sound else None,
+        findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
+    )
+
+
+def original_of(model: Model) -> str:
+    """The hub id of the model that this one was made of, or a word in its place.
+
+    A base model is what a quantizer quantized where one is named; in other files it is what the
+    model was tuned from, whose head is another.
+    """
+    held = None
+    if "general.quantized_by" in model.first.keys:
+        held = model.first.keys.get("general.base_model.0.repo_url")
+    match = _HUB_URL.fullmatch(held) if isinstance(held, str) else None
+    return match[1] if match else "ORIGINAL"
+
+
+def _architecture(model: Model) -> Iterator[Finding]:
+    if model.architecture not in ARCHITECTURES:
+        yield Finding(
+            "architecture",
+            Severity.FAULT,
+            f"architecture {model.architecture!r} is not one of {', '.join(ARCHITECTURES)}, the "
+            "ones whose head is known here",
+        )
+
+
+def _blocks(model: Model) -> Iterator[Finding]:
+    try:
+        trunk_layers(model)
+    except (RequestError, FormatError) as error:
+        yield Finding(
+            "blocks",
+            Severity.FAULT,
+            str(error),
+            f"mtp-gguf convert {original_of(model)} --mtp-f16",
+        )
+
+
+def _separate(model: Model, head: Model) -> Iterator[Finding]:
+    try:
+        check_fit(model, head)
+    except (RequestError, FormatError) as error:
+        yield Finding(
+            "does-not-fit",
+            Severity.FAULT,
+            str(error),
+            f"mtp-gguf graft {_quoted(model)} --from {original_of(model)}",
+        )
+
+
+def _presence(model: Model, head: Model) -> Iterator[Finding]:
+    """A head that is not there, in part there, hidden, or wrongly counted."""
+    architecture = head.architecture
+    trunk = trunk_layers(head)
+    claimed = head.first.integer(f"{architecture}.nextn_predict_layers") or 0
+    blocks = head.first.integer(f"{architecture}.block_count")
+    missing = missing_suffixes(head)
+    held = head_suffixes(head)
+    original = original_of(model)
+    if not held:
+        code, text = "no-head", "the file has no MTP head"
+        if claimed:
+            code = "claimed-head"
+            text = f"the metadata claim {claimed} MTP layer, but no tensor of it is there"
+        mend = f"mtp-gguf graft {_quoted(model)} --from {original}"
+        yield Finding(code, Severity.FAULT, text, mend)
+    elif missing:
+        experts = [s for s in missing if "_exps." in s]
+        what = "its experts are half present" if experts else "it is incomplete"
+        yield Finding(
+            "incomplete-head",
+            Severity.FAULT,
+            f"the MTP head is in block {trunk}, but {what}: {', '.join(missing[:3])} "
+            f"{'and more are' if len(missing) > 3 else 'missing'}"
+            f"{' missing' if len(missing) > 3 else ''}",
+            _regraft(head, original),
+        )
+    elif not claimed:
+        yield Finding(
+            "hidden-head",
+            Severity.FAULT,
+            f"the MTP head is there (block {trunk}), but {architecture}.nextn_predict_layers is "
+            "missing or 0, so nothing will use it",
+            _regraft(head, str(head.path)),
+        )
+    elif blocks != trunk + claimed:
+        yield Finding(
+            "block-count",
+            Severity.FAULT,
+            f"{architecture}.block_count is {blocks}, expected {trunk + claimed}: {trunk} trunk "
+            f"layers and {claimed} MTP layer",
+            _regraft(head, str(head.path)),
+        )
+
+
+def _layer_lists(head: Model) -> Iterator[Finding]:
+    """`recurrent_layers` must have an entry for each block, and false for the MTP block."""
+    key = f"{head.architecture}.attention.recurrent_layers"
+    if not isinstance(head.first.keys.get(key), ArrayRef) or not head_suffixes(head):
+        return
+    entries = head.first.array(key) or []
+    trunk = trunk_layers(head)
+    claimed = head.first.integer(f"{head.architecture}.nextn_predict_layers") or 0
+    if claimed and (len(entries) != trunk + claimed or any(entries[trunk:])):
+        yield Finding(
+            "recurrent-layers",
+            Severity.FAULT,
+            f"{key} has {len(entries)} entries, expected {trunk + claimed} with false for the "
+            "MTP block",
+            _regraft(head, str(head.path)),
+        )
+
+
+def _shapes(head: Model) -> Iterator[Finding]:
+    for fault in shape_faults(head, head):
+        yield Finding("head-shape", Severity.FAULT, fault, _regraft(head, original_of(head)))
+
+
+def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
+    """Norm weights as the file has them: one plus what the checkpoint has."""
+    norms = {name: _values(head, name) for name, s in head_suffixes(head) if _is_norm(head, name)}
+    mend = _regraft(head, original_of(head))
+    for name, values in norms.items():
+        if not all(map(math.isfinite, values)):
+            yield Finding(
+                "not-finite", Severity.FAULT, f"{name} has values that are not finite", mend
+            )
+            return
+    never = [n for n, v in norms.items() if sum(x < 0 for x in v) > _NEGATIVE_SHARE * len(v)]
+    if never:
+        yield Finding(
+            "norm-not-raised",
+            Severity.WARNING,
+            f"{len(never)} norms of the head have negative weights (first {never[0]}): they look "
+            "as if they were never raised by 1; doctor --source ORIGINAL measures it",
+            mend,
+        )
+        return
+    reference = _trunk_norm(trunk)
+    low = min((min(v) for v in norms.values() if v), default=0.0)
+    if low >= 1 and reference and sum(x < 1 for x in reference) > len(reference) / 20:
+        yield Finding(
+            "norm-raised-twice",
+            Severity.WARNING,
+            f"no norm weight of the head is below 1 (least {low:.3g}), but the trunk's are: they "
+            "look as if they were raised by 1 twice; doctor --source ORIGINAL measures it",
+            mend,
+        )
+
+
+def _precision(head: Model) -> Iterator[Finding]:
+    low = [
+        name
+        for name, _ in head_suffixes(head)
+        if (tensor := head.tensors[name]).type.is_quantized
+        and 8 * tensor.type.block_bytes / tensor.type.block_length < _LEAST_BITS
+    ]
+    if low:
+        kinds = sorted({head.tensors[name].type.name for name in low})
+        yield Finding(
+            "head-precision",
+            Severity.WARNING,
+            f"{len(low)} matrices of the head are {', '.join(kinds)}, below 4 bits, where drafts "
+            "were found to be worse",
+            f"{_regraft(head, original_of(head))} --mtp-type Q8_0",
+        )
+
+
+def _tokens(head: Model) -> Iterator[Finding]:
+    tokens = head.first.keys.get("tokenizer.ggml.tokens")
+    rows = vocabulary_size(head)
+    if isinstance(tokens, ArrayRef) and rows is not None and tokens.count != rows:
+        yield Finding(
+            "tokenizer",
+            Severity.FAULT,
+            f"the tokenizer has {tokens.count} tokens, but the embedding {rows} rows",
+            f"mtp-gguf convert {original_of(head)} --mtp-f16",
+        )
+
+
+def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[Finding]]:
+    mend = f"mtp-gguf fastmtp add {_quoted(head)} --corpus FILES"
+    try:
+        about = find_draft_vocabulary(head.first, head.tensors)
+        held = read_draft_list(head)
+    except FormatError as error:
+        return None, [Finding("draft-vocabulary", Severity.FAULT, str(error), mend)]
+    findings = []
+    if held is not None:
+        if held.about.layout is DraftLayout.SIDECAR:
+            mend = "mtp-gguf fastmtp add MODEL --layout sidecar --corpus FILES"
+        for fault in list_faults(held.ids, vocabulary_size(head) or 0, required_ids(head)):
+            text = f"the draft vocabulary is unsound: {fault}"
+            findings.append(Finding("draft-vocabulary", Severity.FAULT, text, mend))
+        if held.about.layout is not DraftLayout.IDS:
+            findings.append(
+                Finding(
+                    "layout",
+                    Severity.NOTE,
+                    f"the draft vocabulary has rows of its own (layout {held.about.layout.value}): "
+                    "stock llama.cpp cannot load the file",
+                )
+            )
+        elif held.about.coverage is None:
+            text = "the draft vocabulary is not counted on text; a list from a corpus drafts better"
+            findings.append(Finding("not-counted", Severity.NOTE, text, mend))
+    if HIDDEN_IDS_KEY in head.first.keys:
+        text = "the file has a draft vocabulary that is hidden and not used"
+        findings.append(Finding("hidden-list", Severity.NOTE, text, f"{mend} --in-place"))
+    return about, findings
+
+
+def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:
+    stock = draft is None or draft.layout is DraftLayout.IDS
+    trunk = "TRUNK.gguf" if is_head_alone(model) else _quoted(model)
+    files = f"-m {trunk}"
+    if head is not model or is_head_alone(model):
+        files += f" -md {_quoted(head)}"
+    if stock:
+        yield f"llama-server {files} --spec-type draft-mtp"
+    separate = f" --head {_quoted(head)}" if "-md" in files else ""
+    yield f"mtp-gguf serve {trunk}{separate}" + ("" if stock else "  (patched server)")
+
+
+def _head_text(head: Model) -> str:
+    names = [n for n, _ in head_suffixes(head)]
+    kinds: dict[str, int] = {}
+    for name in names:
+        tensor = head.tensors[name]
+        if len(tensor.shape) > 1:
+            kinds[tensor.type.name] = kinds.get(tensor.type.name, 0) + 1
+    ranked = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    types = ", ".join(f"{count} {kind}" for kind, count in ranked)
+    return f"block {trunk_layers(head)} ({types})"
+
+
+def _is_norm(model: Model, name: str) -> bool:
+    tensor = model.tensors[name]
+    return "norm" in name and len(tensor.shape) == 1 and tensor.type is F32
+
+
+def _trunk_norm(model: Model) -> Sequence[float]:
+    """A norm of the trunk's last layer, to see where raised weights lie in this model."""
+    name = f"blk.{trunk_layers(model) - 1}.post_attention_norm.weight"
+    return _values(model, name) if name in model.tensors and _is_norm(model, name) else ()
+
+
+def _values(model: Model, name: str) -> Sequence[float]:
+    values = array("f", model.read(name))
+    if byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _regraft(head: Model, source: str) -> str:
+    return (
+        f"mtp-gguf strip {_quoted(head)} -o trunk.gguf && "
+        f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o mended.gguf"
+    )
+
+
+def _quoted(model: Model) -> str:
+    return shlex.quote(str(Path(model.path)))

@@ -1,0 +1,89 @@
+"""What drafting costs in memory beside the model itself, by the metadata alone."""
+
+from dataclasses import dataclass
+
+from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR, StoredDraftVocabulary
+from .format import ArrayRef
+from .surgery import Model
+from .trunk import head_names, trunk_layers
+
+_F16_BYTES, _F32_BYTES = 2, 4
+_DEFAULT_INTERVAL = 4  # llama.cpp's, where full_attention_interval is missing (qwen35.cpp)
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Bytes that drafting takes; compute buffers are not counted.
+
+    head: the MTP block and a stored draft vocabulary. draft_rows: rows that our runtime gathers
+    for a list in the `ids` layout. cache: K and V of the MTP block in F16, for `context` positions.
+    state_copy: one copy of the trunk's recurrent state; `copies` of them are kept.
+    """
+
+    head: int
+    draft_rows: int
+    cache: int
+    state_copy: int
+    context: int
+    copies: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.head + self.draft_rows + self.cache + self.copies * self.state_copy
+
+
+def draft_memory(
+    trunk: Model, head: Model, draft: StoredDraftVocabulary | None, context: int, depth: int
+) -> DraftMemory:
+    """Memory for drafting `depth` tokens at up to `context` positions.
+
+    trunk, head: the same model, or a model and its separate head.
+    """
+    key_values = _size(head, "attention.head_count_kv") * (
+        _size(head, "attention.key_length") + _size(head, "attention.value_length")
+    )
+    stored = sum(head.tensors[name].nbytes for name in head_names(head))
+    if head is not trunk:
+        stored = sum(tensor.nbytes for tensor in head.tensors.values())
+    rows = 0
+    if draft is not None and draft.layout.value == "ids":
+        for name in (EMBEDDING_TENSOR, OUTPUT_TENSOR):
+            tensor = trunk.tensors.get(name) or head.tensors.get(name)
+            if tensor is not None:
+                rows += draft.size * tensor.type.row_bytes(tensor.shape[0])
+    layers = max(_size(head, "nextn_predict_layers"), 1)
+    return DraftMemory(
+        head=stored,
+        draft_rows=rows,
+        cache=layers * key_values * _F16_BYTES * context,
+        state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
+        context=context,
+        copies=depth,
+    )
+
+
+def _layer_state(model: Model) -> int:
+    """Values that one layer of linear attention carries (n_embd_r, n_embd_s in llama-hparams)."""
+    state, inner = _size(model, "ssm.state_size"), _size(model, "ssm.inner_size")
+    channels = inner + 2 * _size(model, "ssm.group_count") * state
+    return max(_size(model, "ssm.conv_kernel") - 1, 0) * channels + state * inner
+
+
+def _recurrent_layers(model: Model) -> int:
+    trunk = trunk_layers(model)
+    key = f"{model.architecture}.attention.recurrent_layers"
+    if isinstance(model.first.keys.get(key), ArrayRef):
+        return sum(map(bool, (model.first.array(key) or [])[:trunk]))
+    interval = _size(model, "full_attention_interval") or _DEFAULT_INTERVAL
+    return trunk - trunk // interval
+
+
+def _size(model: Model, key: str) -> int:
+    """A whole number of the metadata, of a per-layer array the last; 0 where there is none."""
+    full = f"{model.architecture}.{key}"
+    held = model.first.keys.get(full)
+    if isinstance(held, ArrayRef):
+        entries = model.first.array(full) or [0]
+        held = entries[-1]
+    return held if isinstance(held, int) and not isinstance(held, bool) and held > 0 else 0

@@ -1,0 +1,384 @@
+"""Every fault the doctor knows is found by its name, and the command it gives mends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import SPECS, Spec
+from conversions import edit_json, edit_tensors, invoke
+
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
+
+UNIFORM = ("--quant", "Q8_0")
+IDS = "mtp_gguf.fastmtp.token_ids"
+HEAD = "blk.4."
+
+
+def ids(spec: Spec) -> str:
+    return spec.name
+
+
+def doctor(*arguments: object, code: int) -> dict[str, Any]:
+    result = invoke("doctor", *arguments, "--json")
+    assert result.exit_code == code, result.output + repr(result.exception)
+    fields: dict[str, Any] = json.loads(result.stdout)
+    assert fields["can_draft"] == (code == 0)
+    assert bool(fields["runs_with"]) == (code == 0)
+    return fields
+
+
+def mended(command: str, folder: Path, original: Path) -> Path:
+    """Run a `mend` command as it stands; the file it wrote."""
+    before = set(folder.iterdir())
+    for part in command.replace("ORIGINAL", shlex.quote(str(original))).split(" && "):
+        words = shlex.split(part)
+        assert words[0] == "mtp-gguf"
+        succeed(*words[1:])
+    made = {path for path in folder.iterdir() if path not in before and path.name != "trunk.gguf"}
+    assert len(made) == 1
+    return made.pop()
+
+
+def set_key(name: str, value: int | None) -> Callable[[Metadata], None]:
+    def edit(keys: Metadata) -> None:
+        keys.pop(name)
+        if value is not None:
+            keys[name] = Value(ValueType.U32, value)
+
+    return edit
+
+
+def drop(*names: str) -> Callable[[dict[str, Piece]], None]:
+    def edit(pieces: dict[str, Piece]) -> None:
+        for name in [n for n in pieces if n.startswith(names)]:
+            del pieces[name]
+
+    return edit
+
+
+def f32(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Piece]], None]:
+    """Change the values of F32 tensors whose names have `name` in them."""
+
+    def edit(pieces: dict[str, Piece]) -> None:
+        for key in [n for n in pieces if name in n and n.startswith(HEAD)]:
+            piece = pieces[key]
+            assert piece.source is not None
+            data = piece.source.read(piece.offset, piece.spec.nbytes)
+            values = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+            made = np.ascontiguousarray(change(values), np.float32).tobytes()
+            pieces[key] = Piece(piece.spec, data=made)
+
+    return edit
+
+
+def transpose(pieces: dict[str, Piece]) -> None:
+    name = HEAD + "nextn.eh_proj.weight"
+    spec = TensorSpec(name, pieces[name].spec.shape[::-1], pieces[name].spec.type)
+    pieces[name] = dataclasses.replace(pieces[name], spec=spec)
+
+
+def recurrent(keys: Metadata) -> None:
+    keys["qwen35.attention.recurrent_layers"] = Value(ValueType.BOOL, [True, True, True, False])
+
+
+# ------------------------------------------------------------------------ sound models
+
+
+@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=ids)
+@pytest.mark.parametrize("options", [(), ("--mtp-f16", "--fastmtp"), ("--mtp-type", "IQ4_XS")])
+def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
+    fields = doctor(models.gguf(spec, *options), "--source", models.checkpoint(spec), code=0)
+    assert [f for f in fields["findings"] if f["severity"] != "note"] == []
+    assert len(fields["runs_with"]) == 2
+
+
+@pytest.mark.parametrize("spec", COVERED, ids=ids)
+def test_sound_checkpoints(spec: Spec, models: Models) -> None:
+    fields = doctor(models.checkpoint(spec), code=0)
+    assert fields["findings"] == []
+    assert fields["runs_with"][0].startswith("mtp-gguf convert ")
+
+
+def test_split_files_and_separate_heads(models: Models) -> None:
+    doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    head = models.gguf(DENSE, *UNIFORM, "--head-only")
+    fields = doctor(trunk, "--head", head, code=0)
+    assert f"-md {head}" in fields["runs_with"][0]
+    wide = dataclasses.replace(DENSE, name="wide", hidden=320)
+    fields = doctor(trunk, "--head", models.gguf(wide, *UNIFORM, "--head-only"), code=1)
+    assert [f["code"] for f in fields["findings"]] == ["does-not-fit"]
+    assert doctor(trunk, "--head", trunk, code=1)["findings"][0]["code"] == "no-head"
+
+
+@pytest.mark.parametrize("layout", ["table", "sidecar"])
+def test_layouts_that_stock_cannot_load(layout: str, models: Models) -> None:
+    options = (*UNIFORM, "--fastmtp", "100", "--fastmtp-layout", layout)
+    fields = doctor(models.gguf(DENSE, *options), code=0)
+    assert [f["code"] for f in fields["findings"]] == ["layout"]
+    assert not any(command.startswith("llama-server") for command in fields["runs_with"])
+
+
+def test_memory_by_hand(models: Models) -> None:
+    fields = doctor(
+        models.gguf(DENSE, "--mtp-f16", "--fastmtp", "128"), "--context", 1000, "--depth", 2, code=0
+    )
+    memory = fields["memory"]
+    # Head of 256 x (512 + 128 + 128 + 256) + 512 x 256 + 3 x 256 x 256 halves, seven norms.
+    norms = 4 * (5 * 256 + 2 * 64)
+    assert memory["head"] == 2 * (256 * 1024 + 512 * 256 + 3 * 256 * 256) + norms
+    assert memory["cache"] == 2 * (2 * 64) * 2 * 1000
+    # Three layers of six value heads of 128 x 128, and three columns of their 1280 channels.
+    assert memory["state_copy"] == 3 * 4 * (6 * 128 * 128 + 3 * (6 * 128 + 2 * 2 * 128))
+    assert memory["draft_rows"] == 128 * 210  # tied, rows of 256 in Q6_K
+    assert memory["total"] == (
+        memory["head"] + memory["cache"] + 2 * memory["state_copy"] + memory["draft_rows"]
+    )
+
+
+def test_the_report_reads_well(models: Models) -> None:
+    output = succeed("doctor", models.gguf(DENSE, "--mtp-f16", "--fastmtp"))
+    assert "can draft\n" in output
+    assert "head: block 4 (8 F16)" in output
+    assert "extra memory at 8192 positions, depth 3: " in output
+    assert "note: the draft vocabulary is not counted on text" in output
+
+
+# ------------------------------------------------------------------ faults of GGUF files
+
+
+@pytest.mark.parametrize(
+    ("code", "metadata", "pieces"),
+    [
+        ("claimed-head", None, drop(HEAD)),
+        ("incomplete-head", None, drop(HEAD + "nextn.eh_proj", HEAD + "ffn_up")),
+        ("hidden-head", set_key("qwen35.nextn_predict_layers", None), None),
+        ("hidden-head", set_key("qwen35.nextn_predict_layers", 0), None),
+        ("block-count", set_key("qwen35.block_count", 4), None),
+        ("block-count", set_key("qwen35.block_count", 6), None),
+        ("recurrent-layers", recurrent, None),
+        ("head-shape", None, transpose),
+        ("not-finite", None, f32("nextn.enorm", lambda w: w * np.nan)),
+    ],
+)
+def test_faults_and_their_cure(
+    code: str, metadata: Any, pieces: Any, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    nothing = lambda _: None  # noqa: E731
+    broken = edited(
+        whole, tmp_path / "b.gguf", metadata=metadata or nothing, pieces=pieces or nothing
+    )
+    fields = doctor(broken, code=1)
+    assert [f["code"] for f in fields["findings"]] == [code]
+    cured = mended(fields["findings"][0]["mend"], tmp_path, whole)
+    assert doctor(cured, code=0)["findings"] == []
+    assert cured.read_bytes()[-1000:] == whole.read_bytes()[-1000:]
+
+
+def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = SPECS["dense-tied"]  # whose model card names what it was tuned from
+    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
+    [finding] = doctor(trunk, code=1)["findings"]
+    assert finding["code"] == "no-head"
+    assert finding["mend"].endswith("--from ORIGINAL")
+    doctor(mended(finding["mend"], tmp_path, models.checkpoint(spec)), code=0)
+
+    def quantized(keys: Metadata) -> None:
+        keys["general.quantized_by"] = Value(ValueType.STRING, "somebody")
+
+    [finding] = doctor(edited(trunk, tmp_path / "q.gguf", metadata=quantized), code=1)["findings"]
+    assert finding["mend"].endswith("--from example/Tiny-Base")
+
+
+def test_half_of_the_experts(models: Models, tmp_path: Path) -> None:
+    broken = edited(
+        models.gguf(MOE, *UNIFORM), tmp_path / "b.gguf", pieces=drop("blk.3.ffn_up_exps")
+    )
+    [finding] = doctor(broken, code=1)["findings"]
+    assert finding["code"] == "incomplete-head"
+    assert "its experts are half present: ffn_up_exps.weight missing" in finding["text"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [(lambda w: w - 1, "norm-not-raised"), (lambda w: w + 1, "norm-raised-twice")],
+)
+def test_norms_are_suspected_and_measured(
+    change: Any, code: str, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = models.gguf(DENSE, *UNIFORM)
+    broken = edited(whole, tmp_path / "b.gguf", pieces=f32("norm.weight", change))
+    [finding] = doctor(broken, code=0)["findings"]
+    assert (finding["code"], finding["severity"]) == (code, "warning")
+    fields = doctor(broken, "--source", models.checkpoint(DENSE), code=1)
+    assert {f["code"] for f in fields["findings"]} == {code}
+    assert {f["severity"] for f in fields["findings"]} == {"fault"}
+    assert len(fields["findings"]) == 7
+    cured = mended(fields["findings"][0]["mend"], tmp_path, whole)
+    assert cured.read_bytes() == whole.read_bytes()
+
+
+def test_halves_of_the_projection_are_measured(models: Models, tmp_path: Path) -> None:
+    options = ("--quant", "F32", "--mtp-type", "F32")
+    swap = f32("eh_proj", lambda w: np.roll(w, 256, axis=1))
+    broken = edited(models.gguf(DENSE, *options), tmp_path / "b.gguf", pieces=swap)
+    assert doctor(broken, code=0)["findings"] == []
+    [finding] = doctor(broken, "--source", models.checkpoint(DENSE), code=1)["findings"]
+    assert finding["code"] == "eh-proj-swapped"
+    assert "halves swapped" in finding["text"]
+
+
+def test_the_head_of_another_fine_tune(models: Models) -> None:
+    other = dataclasses.replace(DENSE, name="other", seed=2)
+    fields = doctor(models.gguf(other, *UNIFORM), "--source", models.checkpoint(DENSE), code=1)
+    assert {f["code"] for f in fields["findings"]} == {"head-values"}
+    assert len(fields["findings"]) == 15
+
+
+def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    low = models.gguf(DENSE, "--mtp-type", "Q3_K")
+    [finding] = doctor(low, code=0)["findings"]
+    assert finding["code"] == "head-precision"
+    assert "8 matrices of the head are Q3_K" in finding["text"]
+    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    assert doctor(cured, code=0)["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [0, 1, 2, 2, *range(898, 924)],
+        [0, 1, 5000, *range(898, 924)],
+        [0, 0, 3, 3, 3, 9],
+        [0, 1, 2, 3],
+    ],
+)
+def test_unsound_lists(listed: list[int], models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def put(keys: Metadata) -> None:
+        keys[IDS] = Value(ValueType.U32, listed)
+
+    broken = edited(models.gguf(DENSE), tmp_path / "b.gguf", metadata=put)
+    fields = doctor(broken, code=1)
+    faults = [f for f in fields["findings"] if f["severity"] == "fault"]
+    assert {f["code"] for f in faults} == {"draft-vocabulary"}
+    (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
+    cured = mended(faults[0]["mend"].replace("FILES", "corpus.txt"), tmp_path, broken)
+    assert doctor(cured, code=0)["findings"] == []
+
+
+def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
+    def put(keys: Metadata) -> None:
+        keys[IDS] = Value(ValueType.I32, [1, 2, 3])
+
+    broken = edited(models.gguf(DENSE), tmp_path / "b.gguf", metadata=put)
+    [finding] = doctor(broken, code=1)["findings"]
+    assert finding["code"] == "draft-vocabulary"
+    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
+
+    def narrow(pieces: dict[str, Piece]) -> None:
+        spec = TensorSpec("d2t", (50,), BY_NAME["I64"])
+        pieces["d2t"] = dataclasses.replace(pieces["d2t"], spec=spec)
+
+    broken = edited(table, tmp_path / "c.gguf", pieces=narrow)
+    [finding] = doctor(broken, code=1)["findings"]
+    assert "expected 50 rows" in finding["text"]
+
+
+def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:
+    made = tmp_path / "made.gguf"
+    made.write_bytes(models.gguf(DENSE, "--fastmtp", "128").read_bytes())
+    succeed("fastmtp", "remove", made, "--in-place")
+    [finding] = doctor(made, code=0)["findings"]
+    assert (finding["code"], finding["severity"]) == ("hidden-list", "note")
+
+
+def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> None:
+    def fewer(keys: Metadata) -> None:
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, ["a"] * 1000)
+
+    def llama(keys: Metadata) -> None:
+        keys["general.architecture"] = Value(ValueType.STRING, "llama")
+
+    for edit, code in ((fewer, "tokenizer"), (llama, "architecture")):
+        broken = edited(models.gguf(DENSE), tmp_path / f"{code}.gguf", metadata=edit)
+        assert [f["code"] for f in doctor(broken, code=1)["findings"]] == [code]
+    holed = edited(models.gguf(DENSE), tmp_path / "holed.gguf", pieces=drop("blk.1."))
+    assert [f["code"] for f in doctor(holed, code=1)["findings"]] == ["blocks"]
+
+
+# ------------------------------------------------------------------ faults of checkpoints
+
+
+def test_checkpoints_whose_config_and_weights_disagree(models: Models, tmp_path: Path) -> None:
+    bare = doctor(models.checkpoint(SPECS["dense-no-mtp"]), code=1)["findings"]
+    assert [f["code"] for f in bare] == ["no-head"]
+
+    folder = models.copy(DENSE, tmp_path)
+    edit_json(folder / "config.json", lambda c: c.pop("mtp_num_hidden_layers"))
+    [finding] = doctor(folder, code=1)["findings"]
+    assert finding["code"] == "hidden-head"
+    edit_json(folder / "config.json", lambda c: c.update(mtp_num_hidden_layers=1))
+    assert doctor(folder, code=0)["findings"] == []
+
+    def behead(tensors: dict[str, Any]) -> None:
+        for name in [n for n in tensors if n.startswith("mtp.")]:
+            del tensors[name]
+
+    edit_tensors(folder, behead)
+    [finding] = doctor(folder, code=1)["findings"]
+    assert finding["code"] == "claimed-head"
+    command = finding["mend"].replace("ORIGINAL", str(models.checkpoint(DENSE)))
+    succeed(*shlex.split(command)[1:], "-o", tmp_path / "made.gguf")
+    assert doctor(tmp_path / "made.gguf", code=0)
+
+
+def test_checkpoints_with_missing_parts(models: Models, tmp_path: Path) -> None:
+    moe = models.copy(SPECS["moe-unfused"], tmp_path)
+    edit_tensors(
+        moe, lambda t: [t.pop(n) for n in list(t) if n.startswith("mtp.") and ".experts.2." in n]
+    )
+    [finding] = doctor(moe, code=1)["findings"]
+    assert finding["code"] == "incomplete-head"
+    assert "half present: 3 of 4, expert 2 is missing" in finding["text"]
+
+    untied = models.copy(SPECS["dense-untied"], tmp_path)
+    sorted(untied.glob("*.safetensors"))[1].unlink()
+    [finding] = doctor(untied, code=1)["findings"]
+    assert finding["code"] == "checkpoint"
+    assert finding["mend"].startswith("hf download ORIGINAL --local-dir ")
+    (untied / "config.json").write_text("{")
+    assert doctor(untied, code=1)["findings"][0]["code"] == "checkpoint"
+
+    wrong = models.copy(DENSE, tmp_path)
+    edit_tensors(wrong, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"].T.copy()}))
+    [finding] = doctor(wrong, code=1)["findings"]
+    assert "mtp.fc.weight: expected shape [256, 512]" in finding["text"]
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def test_what_is_no_model(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    refused(tmp_path, "doctor", tmp_path / "no.gguf", words=("no.gguf", "version"))
+    refused(tmp_path, "doctor", tmp_path / "absent.gguf", words=("cannot be opened",))
+    folder = models.checkpoint(DENSE)
+    refused(tmp_path, "doctor", folder, "--source", folder, words=("--source",), code=2)
+    refused(tmp_path, "doctor", models.gguf(DENSE), "--depth", 99, words=("16",), code=2)
