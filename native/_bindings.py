@@ -63,7 +63,7 @@ class HeadParams(ctypes.Structure):
 class SessionParams(ctypes.Structure):
     """mtp_session_params."""
 
-    _fields_ = (("rollback", c_int32), ("max_depth", c_int32))
+    _fields_ = (("rollback", c_int32), ("max_depth", c_int32), ("max_rows", c_int32))
 
 
 class SessionStats(ctypes.Structure):

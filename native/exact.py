@@ -7,6 +7,8 @@ Kernels of ggml-cpu that depend on the number of tokens in a batch:
   attention;
 - flash attention over F16 and F32 caches: split over threads for one token, tiled for many. A Q8_0
   cache takes the plain loop for any number;
+- tiled products of k-quants, from eight tokens on (for an expert: eight rows): verification takes
+  at most `MAX_ROWS` at a time;
 - ARM's matrix multiply of two rows at a time (i8mm): other machines than x86-64 are refused.
 """
 
@@ -19,6 +21,7 @@ from .errors import NativeError
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 GGML_TYPE_Q8_0 = 8
+MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
 _MACHINES = ("x86_64", "AMD64")
 
 

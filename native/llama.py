@@ -10,7 +10,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from . import _log, exact
+from . import _log
+from . import exact as exact_check
 from ._bindings import MAX_DEPTH, library
 from .errors import ModelRefusedError, NativeError
 from .head import Head
@@ -94,7 +95,13 @@ class MTPLlama(llama_cpp.Llama):
                     fastmtp_size=fastmtp_size,
                 )
                 self._stack.callback(self._head.close)
-            self._session = Session(self._ctx.ctx, self._head, max_depth=depth, rollback=self._mode)
+            self._session = Session(
+                self._ctx.ctx,
+                self._head,
+                max_depth=depth,
+                rollback=self._mode,
+                max_rows=exact_check.MAX_ROWS if exact else 0,
+            )
             self._stack.callback(self._session.close)
         except BaseException:
             self.close()
@@ -337,13 +344,13 @@ class MTPLlama(llama_cpp.Llama):
 def _require_exact(path: Path, options: dict[str, Any], mode: Rollback) -> None:
     """Check what exact needs and fill in the options that give it."""
     two_phase = mode is Rollback.TWO_PHASE
-    exact.check(path, two_phase=two_phase, gpu=bool(options.get("n_gpu_layers", 0)))
+    exact_check.check(path, two_phase=two_phase, gpu=bool(options.get("n_gpu_layers", 0)))
     if two_phase:
         return
     needed = {
         "flash_attn": True,
-        "type_k": exact.GGML_TYPE_Q8_0,
-        "type_v": exact.GGML_TYPE_Q8_0,
+        "type_k": exact_check.GGML_TYPE_Q8_0,
+        "type_v": exact_check.GGML_TYPE_Q8_0,
         "op_offload": False,
     }
     for name, value in needed.items():

@@ -170,6 +170,8 @@ typedef enum mtp_rollback {
 typedef struct mtp_session_params {
     int32_t rollback;  /* an mtp_rollback */
     int32_t max_depth; /* 0 .. MTP_MAX_DEPTH; 0: never drafts */
+    int32_t max_rows;  /* most tokens verified in one batch, the others once those are accepted;
+                        * 0: all at once. For kernels that change with the size of a batch */
 } mtp_session_params;
 
 /* Sums since the session began or mtp_session_reset_stats(). Position 0 is the first draft. */

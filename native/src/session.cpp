@@ -24,6 +24,13 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
       sequences_(size_t(trunk_.n_seq_max())) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
+    require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
+    if (params.max_rows == 0) {
+        params_.max_rows = MTP_MAX_DEPTH + 1;
+    }
+    if (params.rollback == MTP_ROLLBACK_TWO_PHASE) {
+        params_.max_rows = 1;
+    }
     if (!drafting()) {
         return;
     }
@@ -98,8 +105,9 @@ void Session::settle(int32_t seq) {
         throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
                                               (long long) start));
     }
-    if (start < s.length) {
-        trunk_.decode(seq, start, s.tail_tokens.data(), s.length - start, false);
+    for (int64_t at = start; at < s.length; at += params_.max_rows) {
+        const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
+        trunk_.decode(seq, at, s.tail_tokens.data() + (at - start), n, false);
     }
     s.decoded = s.length;
     s.removable = 0; // a rollback is single-use: the older snapshots went with it
@@ -254,20 +262,29 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     if (n > 0 && copies && trunk_.recurrent()) {
         trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
     }
-    const int64_t rows = params_.rollback == MTP_ROLLBACK_TWO_PHASE ? 1 : n + 1;
+    cycle_.open = true;
     try {
-        run_trunk(seq, cycle_.tokens.data(), rows, true);
+        verify_more();
     } catch (...) {
+        cycle_.open = false;
         if (head_ != nullptr) {
             head_->rollback(seq, cycle_.first); // the token's row: it may not come again
         }
         throw;
     }
-    keep_tail(s, cycle_.first, cycle_.tokens.data(), rows);
-    cycle_.rows = rows;
-    cycle_.open = true;
-    s.length = cycle_.first + 1; // until mtp_cycle_end says more
     return n;
+}
+
+// Decodes the next tokens of the cycle, which follow what is accepted, as many as a batch takes.
+void Session::verify_more() {
+    Sequence & s = sequences_[size_t(cycle_.seq)];
+    const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
+    const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
+    run_trunk(cycle_.seq, tokens, n, true);
+    keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
+    cycle_.batch_first = cycle_.rows;
+    cycle_.rows += n;
+    s.length = cycle_.first + cycle_.batch_first + 1; // until mtp_cycle_end says more
 }
 
 int32_t Session::row(int32_t row) {
@@ -275,23 +292,15 @@ int32_t Session::row(int32_t row) {
         throw Error(MTP_ERROR_STATE, "no cycle is open: expected mtp_cycle_begin first");
     }
     require_range(row, 0, int64_t(cycle_.tokens.size()) - 1, "row");
-    if (params_.rollback != MTP_ROLLBACK_TWO_PHASE) {
-        return row;
+    if (row < cycle_.batch_first || row > cycle_.rows) {
+        throw Error(MTP_ERROR_STATE, format("row: expected rows in order, %lld to %lld, found %d",
+                                            (long long) cycle_.batch_first, (long long) cycle_.rows, row));
     }
-    Sequence & s = sequences_[size_t(cycle_.seq)];
-    if (row > cycle_.rows || row + 1 < cycle_.rows) {
-        throw Error(MTP_ERROR_STATE, format("row: expected rows in order, %lld next, found %d",
-                                            (long long) cycle_.rows, row));
-    }
-    if (row == cycle_.rows) { // the caller accepted the draft before it
+    if (row == cycle_.rows) { // the caller accepted all drafts before it
         Stopwatch watch(stats_.verify_ms);
-        const int32_t * token = &cycle_.tokens[size_t(row)];
-        run_trunk(cycle_.seq, token, 1, true);
-        keep_tail(s, cycle_.first + row, token, 1);
-        s.length = s.decoded;
-        ++cycle_.rows;
+        verify_more();
     }
-    return 0;
+    return row - int32_t(cycle_.batch_first);
 }
 
 void Session::end(int32_t n_accepted) {

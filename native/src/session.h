@@ -57,6 +57,7 @@ private:
         int64_t first = 0;            // position of tokens[0]
         std::vector<int32_t> tokens;  // the given token and the drafts
         int64_t rows = 0;             // tokens decoded so far
+        int64_t batch_first = 0;      // row of the first token of the last batch
     };
 
     Sequence & sequence(int32_t seq);
@@ -68,6 +69,7 @@ private:
     void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
+    void verify_more();
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs);
     int64_t reach(const Sequence & s) const;
 

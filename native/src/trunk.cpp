@@ -13,7 +13,7 @@ namespace mtp {
 Trunk::Trunk(llama_context * context, bool wants_hidden) : context_(context), wants_hidden_(wants_hidden) {
     const llama_model * model = llama_get_model(context);
     n_ctx_ = llama_n_ctx_seq(context);
-    n_batch_ = llama_n_batch(context);
+    n_batch_ = std::min(llama_n_batch(context), llama_n_ubatch(context));
     n_embd_ = llama_model_n_embd(model);
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_seq_max_ = llama_n_seq_max(context);

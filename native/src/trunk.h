@@ -17,7 +17,7 @@ public:
     Trunk & operator=(const Trunk &) = delete;
 
     int64_t n_ctx() const { return n_ctx_; } // positions of one sequence
-    int64_t n_batch() const { return n_batch_; }
+    int64_t n_batch() const { return n_batch_; } // most tokens that llama.cpp computes in one piece
     int64_t n_embd() const { return n_embd_; }
     int64_t n_vocab() const { return n_vocab_; }
     int64_t n_seq_max() const { return n_seq_max_; }

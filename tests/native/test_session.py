@@ -274,7 +274,7 @@ def test_cycles_are_taken_in_order(dial) -> None:
                 call()
         with pytest.raises(NativeError, match="row: expected 0 to 3, found 4"):
             session.row(4)
-        with pytest.raises(NativeError, match="expected rows in order, 1 next, found 2"):
+        with pytest.raises(NativeError, match="expected rows in order, 0 to 1, found 2"):
             session.row(2)
         session.row(0)
         with pytest.raises(NativeError, match="n_accepted: expected 0 to 0, found 1"):
