@@ -552,7 +552,7 @@ def test_ggml_agrees_on_every_mutant_we_take(tmp_path: Path) -> None:
     taken = {}
     refused = 0
     source = random.Random(5)
-    for index in range(6000):
+    for index in range(3000):
         data = mutant(GOLDEN[: start_of("data 1") + 68], source)
         try:
             read(data)
@@ -560,8 +560,8 @@ def test_ggml_agrees_on_every_mutant_we_take(tmp_path: Path) -> None:
             refused += 1
         else:
             taken[str(index)] = data
-    assert refused > 3000
-    assert len(taken) > 300
+    assert refused > 1000
+    assert len(taken) > 200
     for name, opinion in ask_ggml(tmp_path, taken).items():
         assert opinion.ggml == ours_described(read(opinion.data)), name
 
