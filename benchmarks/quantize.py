@@ -3,10 +3,11 @@
     python benchmarks/quantize.py [--types Q4_K Q6_K] [--threads 1 2] [--source BF16] [--weighted]
         [--rounds 7] [--values 2000000]
 
-Rows are heavy-tailed like trained weights. Each side is given what it eats: ggml rows of
-F32 (the time to widen them is not counted against it), ours the source type. They alternate in one
-process, round by round; the table shows medians, and the median of the rounds' ratios, so that a
-machine shared with others disturbs the ratio little. Each thread quantizes a matrix of its own.
+Rows are heavy-tailed like trained weights. Each side is given what it eats: ggml rows of F32 (the
+time to widen them is not counted against it), ours the source type; bytes are those of the source
+type for both. They alternate in one process, round by round, each thread with a matrix of its own.
+The table shows the median throughput of all threads together, and the median of the rounds' ratios
+of processor time: that is the gain per core, and a machine shared with others disturbs it little.
 MTP_QUANTIZE_TARGET=avx2 (sse2, neon) forces an instruction set.
 """
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import quantizer
 
-TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
+TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "F16")
 SOURCES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 COLUMNS = 4096
 
@@ -51,10 +52,19 @@ def matrices(count: int, values: int) -> list[NDArray[np.float32]]:
     return [np.asarray(rng.standard_t(5, shape) * 0.02, np.float32) for _ in range(count)]
 
 
-def seconds(pool: ThreadPoolExecutor, work: Callable[[Any], object], items: list[Any]) -> float:
+def seconds(
+    pool: ThreadPoolExecutor, work: Callable[[Any], object], items: list[Any]
+) -> tuple[float, float]:
+    """Wall time for all items, one a thread, and the processor time that they took together."""
+
+    def timed(item: Any) -> float:
+        began = time.thread_time()
+        work(item)
+        return time.thread_time() - began
+
     began = time.perf_counter()
-    list(pool.map(work, items))
-    return time.perf_counter() - began
+    busy = sum(pool.map(timed, items))
+    return time.perf_counter() - began, busy
 
 
 def main() -> None:
@@ -70,7 +80,7 @@ def main() -> None:
     chunk = upstream()
     importance = np.random.default_rng(1).random(COLUMNS, np.float32) + np.float32(0.1)
     weights = importance if arguments.weighted else None
-    print("type    threads  kernel   ggml GB/s   ours GB/s   ratio")
+    print("type    threads  kernel   ggml GB/s   ours GB/s   per core")
     for threads in arguments.threads:
         wide = matrices(threads, arguments.values)
         narrow = [m.astype(SOURCES[arguments.source]) for m in wide]
@@ -97,14 +107,13 @@ def main() -> None:
                     (seconds(pool, theirs, wide), seconds(pool, ours, narrow))
                     for _ in range(arguments.rounds)
                 ]
-                theirs_s, ours_s = (
-                    statistics.median(column) for column in zip(*times, strict=True)
-                )
-                ratio = statistics.median(a / b for a, b in times)
+                theirs_s = statistics.median(wall for (wall, _), _ in times)
+                ours_s = statistics.median(wall for _, (wall, _) in times)
+                ratio = statistics.median(a / b for (_, a), (_, b) in times)
                 kernel = quantizer.kernel(kind, arguments.weighted).split(":")[0]
                 print(
                     f"{name:7} {threads:7}  {kernel:7} {bytes_in / theirs_s / 1e9:10.3f}"
-                    f"  {bytes_in / ours_s / 1e9:10.3f}  {ratio:6.1f}",
+                    f"  {bytes_in / ours_s / 1e9:10.3f}  {ratio:8.1f} x",
                     flush=True,
                 )
 

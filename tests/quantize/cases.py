@@ -13,18 +13,18 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
 
 KINDS = [
     BY_NAME[name]
     for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
 ]
-"""The types that have kernels."""
+"""The block formats that have kernels; F16 has one too."""
 
 
 def has_kernel(kind: TensorType, weighted: bool) -> bool:
     """With importance, ggml's Q4_0 weighs a block by its whole row; no kernel does that."""
-    return kind in KINDS and not (weighted and kind.name == "Q4_0")
+    return kind in (*KINDS, F16) and not (weighted and kind.name == "Q4_0")
 
 
 SOURCES = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.tensor_types import TensorType
+from mtp_gguf.gguf_tools.tensor_types import F16, TensorType
 from mtp_gguf.native import quantizer
 
 if __name__ == "__main__":
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--not-finite", action="store_true")
     arguments = parser.parse_args()
     failures = 0
-    for kind in KINDS:
+    for kind in (*KINDS, F16):
         for weighted in (False, True):
             found = quantizer.kernel(kind, weighted)
             expected = arguments.kernel if has_kernel(kind, weighted) else "ggml"
@@ -65,7 +65,7 @@ def main() -> int:
                 print(f"{kind.name}: expected the kernel {expected}, found {found}")
                 failures += 1
             for case in CASES:
-                length = kind.block_length * 3
+                length = max(kind.block_length, 16) * 3
                 shape = max(arguments.values // len(CASES) // len(SOURCES) // length, 2), length
                 for source in SOURCES:
                     rows = rows_of(case, source, shape)

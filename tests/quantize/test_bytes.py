@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
 from mtp_gguf.native import quantizer
 from quantize.cases import CASES, KINDS, SOURCES, has_kernel, reference, rows_of, weights_of
 from quantize.compare import difference
@@ -81,7 +81,22 @@ def test_threads(kind: TensorType) -> None:
         assert np.array_equal(got, reference(kind, source))
 
 
-@pytest.mark.parametrize("name", ["Q5_0", "MXFP4", "IQ3_S", "F16", "BF16"])
+def test_f16() -> None:
+    """Every 16-bit pattern, many 32-bit ones, and rows that end within a vector."""
+    assert quantizer.kernel(F16, False) == quantizer.kernel(BY_NAME["Q8_0"], False)
+    patterns = np.arange(2**16, dtype=np.uint16).reshape(1, -1)
+    assert difference(F16, patterns.view(SOURCES["BF16"]), None) is None
+    assert difference(F16, patterns.view(SOURCES["F16"]), None) is None
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 31, 33, 1_000_003):
+        wide = rng.integers(0, 2**32, (1, length), np.uint32).view(np.float32)
+        assert difference(F16, wide, None) is None
+        for largest in (70_000, 2.0**-13):
+            wide = rng.uniform(-largest, largest, (1, length)).astype(np.float32)
+            assert difference(F16, wide, None) is None
+
+
+@pytest.mark.parametrize("name", ["Q5_0", "MXFP4", "IQ3_S", "BF16"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_types_without_a_kernel(name: str, source: str) -> None:
     kind = BY_NAME[name]

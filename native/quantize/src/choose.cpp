@@ -119,8 +119,8 @@ bool agrees(int type, Kernel kernel, bool with_importance) {
     return ours == theirs;
 }
 
-// Types whose bytes cannot depend on contraction: no product of theirs is added to anything.
-bool adds_no_product(int type) { return type == GGML_TYPE_Q8_0; }
+// Types whose bytes cannot depend on contraction: no product that is rounded is added to anything.
+bool adds_no_product(int type) { return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_F16; }
 
 // A ggml that contracts products and sums gives other bytes for a quarter of the sample in Q5_K, but
 // for as little as one block in thousands or millions in other types, where the sample can miss it.

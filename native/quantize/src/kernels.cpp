@@ -50,12 +50,22 @@ template <typename Format> constexpr KernelSet kernels_of() {
     }
 }
 
+constexpr KernelSet::BySource TO_F16 = {round_to_f16<float>, round_to_f16<F16>, round_to_f16<BF16>};
+
 // The list ends with type -1.
 extern const KernelSet KERNELS[];
 const KernelSet KERNELS[] = {
-    kernels_of<Q40>(),   kernels_of<Q80>(), kernels_of<Q2K>(),   kernels_of<Q3K>(),
-    kernels_of<ScaleMinFormat<12, 4>>(), kernels_of<ScaleMinFormat<13, 5>>(),
-    kernels_of<Q6K>(),   kernels_of<IQ4NL>(), kernels_of<IQ4XS>(), {-1, {}, {}},
+    {1, TO_F16, TO_F16},
+    kernels_of<Q40>(),
+    kernels_of<Q80>(),
+    kernels_of<Q2K>(),
+    kernels_of<Q3K>(),
+    kernels_of<ScaleMinFormat<12, 4>>(),
+    kernels_of<ScaleMinFormat<13, 5>>(),
+    kernels_of<Q6K>(),
+    kernels_of<IQ4NL>(),
+    kernels_of<IQ4XS>(),
+    {-1, {}, {}},
 };
 
 }  // namespace MTP_TARGET

@@ -1,4 +1,4 @@
-// Formats that are no search, only rounding: Q8_0 and, without importance, Q4_0.
+// Types that need no search, only rounding: Q8_0, F16 and, without importance, Q4_0.
 #pragma once
 
 #include "format.h"
@@ -65,5 +65,40 @@ struct Q40 {
         return infinite_inverse(d, inverse);
     }
 };
+
+// The low halves of the lanes of two vectors.
+typedef uint16_t WideHalves __attribute__((vector_size(4 * LANES)));
+inline WideHalves low_halves(Int a, Int b) {
+    const WideHalves first = (WideHalves) a, second = (WideHalves) b;
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(
+        first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
+        44, 46, 48, 50, 52, 54, 56, 58, 60, 62);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(
+        first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#else
+    return __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14);
+#endif
+}
+
+// F16, which has no blocks: each value of a job is one.
+template <typename Source> void round_to_f16(const Job & job) {
+    constexpr int  N = 2 * LANES;
+    const Source * source = (const Source *) job.source;
+    const auto round = [](const Source * from) {
+        return low_halves(to_f16(load(from)), to_f16(load(from + LANES)));
+    };
+    int64_t i = 0;
+    for (; i + N <= job.n_blocks; i += N) {
+        const WideHalves halves = round(source + i);
+        memcpy(job.out + 2 * i, &halves, sizeof halves);
+    }
+    const int64_t rest = job.n_blocks - i;
+    Source        last[N] = {};
+    memcpy(last, source + i, rest * sizeof(Source));
+    const WideHalves halves = round(last);
+    memcpy(job.out + 2 * i, &halves, rest * sizeof(F16));
+}
 
 }  // namespace MTP_TARGET

@@ -75,7 +75,7 @@ inline Float from_bf16(Int half) { return from_bits(half << 16); }
 
 inline Mask not_number(Float v) { return v != v; }
 
-// To the nearest F16, ties to even, beyond 65504 to infinity, as ggml rounds; NaN becomes infinity.
+// To the nearest F16, ties to even, beyond 65504 to infinity, NaN to a quiet one, as ggml rounds.
 inline Int to_f16(Float v) {
     const Int sign      = (bits(v) >> 16) & 0x8000;
     const Int magnitude = min(bits(v) & 0x7fffffff, splat(0x7f800000));
@@ -83,8 +83,8 @@ inline Int to_f16(Float v) {
     const Int normal = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) >> 13) - (112 << 10);
     // Denormal: 0.5 has the unit of the last place that F16's denormals have.
     const Int tiny = bits(from_bits(magnitude) + 0.5f) - 0x3f000000;
-    const Int half = select(magnitude < 0x38800000, tiny, normal);
-    return sign | min(half, splat(0x7c00));
+    const Int half = min(select(magnitude < 0x38800000, tiny, normal), splat(0x7c00));
+    return sign | select(not_number(v), splat(0x7e00), half);
 }
 
 }  // namespace MTP_TARGET
