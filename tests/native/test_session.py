@@ -9,6 +9,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
+from native_trunk import Trunk
 
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
@@ -21,32 +22,6 @@ PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 # token and several go through different kernels; measured: 0.01. A state that is off by one token
 # shows as 0.1 or more.
 STATE_TOLERANCE = 0.04
-
-
-class Trunk:
-    """A llama.cpp model and context of our own, so that sessions can be tested without MTPLlama."""
-
-    def __init__(self, path: Path, n_rs_seq: int, n_ctx: int = 256, n_seq_max: int = 1) -> None:
-        params = llama_cpp.llama_model_default_params()
-        params.use_extra_bufts = False
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        assert self.model
-        context = llama_cpp.llama_context_default_params()
-        context.n_ctx, context.n_batch, context.n_ubatch = n_ctx * n_seq_max, 64, 64
-        context.n_rs_seq, context.n_seq_max = n_rs_seq, n_seq_max
-        context.n_threads = context.n_threads_batch = 1
-        self.context = llama_cpp.llama_init_from_model(self.model, context)
-        assert self.context
-        vocab = llama_cpp.llama_model_get_vocab(self.model)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(vocab)
-
-    def logits(self, row: int = -1) -> np.ndarray:
-        pointer = llama_cpp.llama_get_logits_ith(self.context, row)
-        return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
-
-    def close(self) -> None:
-        llama_cpp.llama_free(self.context)
-        llama_cpp.llama_model_free(self.model)
 
 
 @contextmanager
@@ -121,6 +96,32 @@ def test_acceptance_is_what_the_dial_says(dial, mode: str) -> None:
             seen.add(want)
             token = new[-1]
     assert {0, 4} < seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_drafts_come_from_the_right_tokens_and_hidden_states(models, mode: str) -> None:
+    """On random weights, against the reference on the whole text, however many are accepted.
+
+    Drafts are accepted here because the test says so, which no sampler of these weights would.
+    """
+    reference = models.reference("dense-tied")
+    with opened(models.gguf("dense-tied"), mode, 4) as (session, _):
+        session.decode(PROMPT[:12])
+        session.decode(PROMPT[12:])
+        text, token = list(PROMPT), 7
+        for accepted in (0, 4, 1, 3, 0, 2):
+            drafts = session.begin(token)
+            text.append(token)
+            hidden = reference.trunk(text[:-1])[1]
+            want, logits = reference.draft(text, hidden, 4, follow=drafts, zero_row=False)
+            for draft, best, row in zip(drafts, want, logits, strict=True):
+                assert draft == best or row[best] - row[draft] < STATE_TOLERANCE
+            for row in range(accepted + 1):
+                session.row(row)
+            session.end(accepted)
+            text += drafts[:accepted]
+            token = (drafts[accepted] + 1 if accepted < 4 else 5) % 900
+        session.remove(len(text) - (1 if mode == "snapshot" else 0))
 
 
 def test_repeated_rejections(dial) -> None:

@@ -1,0 +1,184 @@
+"""Decoding speed by depth, and where each cycle's time goes.
+
+    python benchmarks/decode.py MODEL.gguf [--depths 0,1,2,3] [--threads 2] [--server PATH]
+
+Depths take turns within one run, so that a slow minute hits all of them; medians of the rounds,
+ratios to depth 0. The limit is what free drafts would give: tokens per cycle over the measured time
+of verification. With --server, llama-server's draft-mtp decodes the same prompt of token ids at the
+same depths. Meant for files of benchmarks/dial_model.py, whose acceptance is known; any will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import time
+import urllib.request
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+import numpy as np
+
+from mtp_gguf.native import MTPLlama
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMPT_TOKENS = 64
+
+
+def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
+    """Milliseconds per cycle and tokens per second of one generation, its prompt not counted."""
+    llm.reset()
+    stream = llm.generate(prompt, temp=0.0)
+    next(stream)
+    llm.session.reset_stats()
+    began = time.perf_counter()
+    generated = len(list(itertools.islice(stream, n)))
+    seconds = time.perf_counter() - began
+    stream.close()
+    did = llm.mtp_stats
+    inside = did.draft_ms + did.verify_ms
+    return {
+        "tok_s": generated / seconds,
+        "tokens_per_cycle": did.tokens_per_cycle,
+        "cycle_ms": seconds * 1e3 / did.cycles,
+        "draft_ms": did.draft_ms / did.cycles,
+        "verify_ms": did.verify_ms / did.cycles,
+        "rest_share": 1 - inside / (seconds * 1e3),
+        "limit_tok_s": did.tokens * 1e3 / did.verify_ms,
+    }
+
+
+def prefill_ms(llm: MTPLlama, tokens: list[int]) -> tuple[float, float]:
+    """Milliseconds that trunk and head take for a prompt."""
+    llm.reset()
+    llm.session.reset_stats()
+    llm.eval(tokens)
+    did = llm.mtp_stats
+    return did.prefill_ms, did.prefill_head_ms
+
+
+@contextmanager
+def server(binary: str, model: str, depth: int, threads: int) -> Iterator[str]:
+    """Run llama-server on a free port of this machine; its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [binary, "-m", model, "--host", "127.0.0.1", "--port", str(port), "-np", "1"]
+    command += ["-t", str(threads), "-tb", str(threads), "-c", "1024", "--no-webui"]
+    if depth:
+        command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                raise RuntimeError(f"{binary} ended while loading")
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=1):
+                    break
+            except OSError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def server_round(url: str, prompt: list[int], n: int) -> float:
+    """Tokens per second that llama-server reports for a greedy completion."""
+    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "cache_prompt": False}
+    request = urllib.request.Request(
+        f"{url}/completion",
+        json.dumps({**body, "ignore_eos": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        timings: dict[str, float] = json.load(answer)["timings"]
+    return timings["predicted_per_second"]
+
+
+def median(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("model")
+    parser.add_argument("--depths", default="0,1,2,3")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gpu-layers", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fastmtp-size", type=int, default=0)
+    parser.add_argument("--server", help="llama-server to compare with")
+    arguments = parser.parse_args()
+    depths = [int(d) for d in arguments.depths.split(",")]
+    n, threads = arguments.tokens, arguments.threads
+    models = {
+        depth: MTPLlama(
+            arguments.model,
+            depth=depth,
+            n_ctx=1024,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=arguments.gpu_layers,
+            fastmtp_size=arguments.fastmtp_size,
+        )
+        for depth in depths
+    }
+    usable = min(20_000, models[depths[0]].n_vocab() * 2 // 3)  # no padding, no control tokens
+    prompt = np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()
+    rounds: dict[int, list[dict[str, float]]] = {depth: [] for depth in depths}
+    for i in range(arguments.rounds + 1):
+        for depth, llm in models.items():
+            result = one_round(llm, prompt, n)
+            if i:  # the first round warms up
+                rounds[depth].append(result)
+    results = {depth: median(rounds[depth]) for depth in depths}
+    long_prompt = np.random.default_rng(2).integers(0, usable, 512).tolist()
+    trunk, head = prefill_ms(models[max(depths)], long_prompt)
+    for llm in models.values():
+        with closing(llm):
+            pass
+
+    theirs: dict[int, float] = {}
+    if arguments.server:
+        for depth in depths:
+            with server(arguments.server, arguments.model, depth, threads) as url:
+                speeds = [server_round(url, prompt, n) for _ in range(arguments.rounds + 1)]
+                theirs[depth] = statistics.median(speeds[1:])
+
+    base = results.get(0, {}).get("tok_s")
+    for depth, r in results.items():
+        parts = f"draft {r['draft_ms']:.2f} + verify {r['verify_ms']:.2f} of {r['cycle_ms']:.2f} ms"
+        ratio = f", {r['tok_s'] / base:.2f} x depth 0" if base else ""
+        other = f", llama-server {theirs[depth]:.1f}" if depth in theirs else ""
+        print(
+            f"depth {depth}: {r['tok_s']:.1f} tok/s{ratio}, {r['tokens_per_cycle']:.2f} tokens a "
+            f"cycle, {parts}, rest {r['rest_share']:.1%}, limit {r['limit_tok_s']:.1f} tok/s, "
+            f"reached {r['tok_s'] / r['limit_tok_s']:.0%}{other}"
+        )
+    print(f"prompt of 512: trunk {trunk:.0f} ms, head {head:.1f} ms ({head / trunk:.1%})")
+    record: dict[str, Any] = {
+        "model": os.path.basename(arguments.model),
+        "machine": platform.machine(),
+        "threads": threads,
+        "llama_cpp_python": llama_cpp.__version__,
+        "results": results,
+        "llama_server": theirs,
+        "prefill_ms": {"trunk": trunk, "head": head},
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()
