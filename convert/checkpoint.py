@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
-from mtp_gguf.gguf_tools.safetensors import StoredTensor, open_safetensors
+from mtp_gguf.gguf_tools.remote import RemoteSource
+from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, StoredTensor, open_safetensors
 from mtp_gguf.gguf_tools.sources import FileSource
 
 from .config import ConfigReader
@@ -23,7 +24,7 @@ class PlacedTensor:
     """A tensor of the checkpoint and the open file that holds it."""
 
     stored: StoredTensor
-    source: FileSource
+    source: FileSource | RemoteSource
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, PlacedTensor]
     folders: tuple[Path, ...]
-    sources: tuple[FileSource, ...]
+    sources: tuple[FileSource | RemoteSource, ...]
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -77,19 +78,26 @@ def is_head(name: str) -> bool:
     return name.startswith(("mtp.", "model.mtp.", "model.language_model.mtp."))
 
 
-def open_checkpoint(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> Checkpoint:
+def open_checkpoint(
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda _: True,
+    elsewhere: Callable[[str], SafetensorsFile] | None = None,
+) -> Checkpoint:
     """Read the config and the safetensors headers of `folder`; no tensor data is read.
 
     wanted: says by a tensor's name whether it is needed; shards that hold none may be missing.
+    elsewhere: opens a shard that is not in the folder, by its name.
     """
     config = read_config(folder)
     tensors: dict[str, PlacedTensor] = {}
     origin: dict[str, str] = {}
     with ExitStack() as opened:
         sources = []
-        for name in shard_names(folder, wanted):
-            file = open_safetensors(folder / name)
-            assert isinstance(file.source, FileSource)
+        for name in shard_names(folder, wanted, whole=elsewhere is None):
+            path = folder / name
+            away = elsewhere if elsewhere is not None and not path.is_file() else None
+            file = away(name) if away is not None else open_safetensors(path)
+            assert isinstance(file.source, FileSource | RemoteSource)
             sources.append(file.source)
             opened.callback(file.source.close)
             for tensor in file.tensors.values():
@@ -146,13 +154,18 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def shard_names(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> list[str]:
-    """The safetensors files of `folder` that hold wanted tensors, none missing."""
+def shard_names(
+    folder: Path, wanted: Callable[[str], bool] = lambda _: True, whole: bool = True
+) -> list[str]:
+    """The safetensors files of `folder` that hold wanted tensors.
+
+    whole: none may be missing; otherwise a checkpoint without an index is one file.
+    """
     weight_map = read_weight_map(folder)
     if weight_map is not None:
         names = sorted({file for tensor, file in weight_map.items() if wanted(tensor)})
         absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
+        if absent and whole:
             raise CheckpointError(
                 f"{folder}: {INDEX_NAME} names {len(absent)} files that "
                 f"are missing: {', '.join(absent[:3])}{', …' if len(absent) > 3 else ''}; "
@@ -160,6 +173,8 @@ def shard_names(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
             )
         return names
     names = sorted(p.name for p in folder.glob("model*.safetensors"))
+    if not names and not whole:
+        return ["model.safetensors"]
     if not names:
         others = sorted(p.name for p in folder.glob("*.bin"))
         found = f"only {others[0]}, which is a pickle" if others else "none"

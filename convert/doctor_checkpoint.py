@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from mtp_gguf.gguf_tools.compare import GgufSide, TensorDifference, Verdict, compare_tensors
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.surgery import Model
 from mtp_gguf.gguf_tools.trunk import head_suffixes
 from mtp_gguf.native import ggml
@@ -19,20 +20,34 @@ from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
 from .checkpoint_side import CheckpointSide
 from .config import ConfigReader
 from .family import HeadChoice, find_family
+from .hub import download
+from .hub_checkpoint import shards_on_hub
 from .source_rows import SourceRows
 
 _LAYERS_KEY = "mtp_num_hidden_layers"
 
 
+def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
+    """Examine a checkpoint on the hub: its small files and the headers of its weights."""
+    folder = download(hub_id, revision, None)
+    return _diagnosed(folder, hub_id, shards_on_hub(hub_id, folder))
+
+
 def diagnose_checkpoint(folder: Path) -> Diagnosis:
     """Examine a checkpoint folder by its config and the headers of its safetensors files."""
+    return _diagnosed(folder, str(folder), None)
+
+
+def _diagnosed(
+    folder: Path, name: str, elsewhere: Callable[[str], SafetensorsFile] | None
+) -> Diagnosis:
     findings: list[Finding] = []
     count = 0
     try:
         config = read_config(folder)
         family = find_family(config, folder / "config.json")
         with open_checkpoint(
-            folder, lambda name: family.wants(name, HeadChoice.WITH_TRUNK)
+            folder, lambda name: family.wants(name, HeadChoice.WITH_TRUNK), elsewhere
         ) as checkpoint:
             findings = list(_head(folder, checkpoint))
             count = sum(is_head(name) for name in checkpoint.tensors)
@@ -45,9 +60,9 @@ def diagnose_checkpoint(folder: Path) -> Diagnosis:
         mend = f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}"
         findings.append(Finding("checkpoint", Severity.FAULT, str(error), mend))
     sound = not findings
-    convert = f"mtp-gguf convert {shlex.quote(str(folder))} --mtp-f16 --fastmtp"
+    convert = f"mtp-gguf convert {shlex.quote(name)} --mtp-f16 --fastmtp"
     return Diagnosis(
-        path=str(folder),
+        path=name,
         head=f"{count} mtp.* tensors" if sound else None,
         draft=None,
         runs_with=(convert,) if sound else (),

@@ -33,9 +33,10 @@ def looks_like_hub_id(text: str) -> bool:
     return _HUB_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
-def download(hub_id: str, revision: str | None, head: HeadChoice) -> Path:
+def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
     """The folder with the checkpoint's small files and the shards that this conversion reads.
 
+    head: None leaves all weights where they are.
     CheckpointError tells why it failed and what to do.
     """
     try:
@@ -68,9 +69,11 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _download(hub_id: str, revision: str | None, head: HeadChoice) -> Path:
+def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
     config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
     family = find_family(read_config(config.parent), config)
+    if head is None:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_SMALL_FILES))
     try:
         index = hf_hub_download(hub_id, INDEX_NAME, revision=revision)
     except EntryNotFoundError as error:

@@ -152,7 +152,7 @@ class _Model:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.dims = qwen3_5.read_dims(ConfigReader("config.json", config))
-        checkpoint = Checkpoint(Path("model"), config, dict(_sources(self.dims)))
+        checkpoint = Checkpoint(Path("model"), config, dict(_sources(self.dims)), (), ())
         self.blueprint: Blueprint = qwen3_5.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
         self.targets = {t.name: t for t in self.blueprint.targets}
         metadata = {

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from sys import byteorder
 
 from .draft_list import (
@@ -366,4 +365,4 @@ def _regraft(head: Model, source: str) -> str:
 
 
 def _quoted(model: Model) -> str:
-    return shlex.quote(str(Path(model.path)))
+    return shlex.quote(str(model.path))

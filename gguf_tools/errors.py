@@ -5,6 +5,7 @@ MtpGgufError
 ├── CheckpointError  a Hugging Face checkpoint is incomplete, contradictory or of an unknown kind
 ├── RequestError     the files are fine, but what was asked for cannot be done with them
 ├── OutputError      the result cannot be written
+├── RemoteError      a file elsewhere cannot be reached or cannot be read in parts
 └── ServerError      a llama-server cannot be found, built or started
 
 Libraries raise these; commands print the text as one sentence and exit with 1.
@@ -25,6 +26,10 @@ class CheckpointError(MtpGgufError):
 
 class RequestError(MtpGgufError):
     """The files are sound, but the request does not fit them."""
+
+
+class RemoteError(MtpGgufError):
+    """A file on a server cannot be reached, or not be read in parts: names the address."""
 
 
 class OutputError(MtpGgufError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from .errors import FormatError
 from .format import GgufFile, open_gguf
 from .head import HeadReport, head_report, part_of
-from .safetensors import open_safetensors
+from .safetensors import SafetensorsFile, open_safetensors
 from .shards import SPLIT_COUNT_KEY, SPLIT_INDEX_KEY, safetensors_files, shard_paths
 
 # Names of MTP tensors in a checkpoint: of a text model, and of one with a vision tower.
@@ -53,25 +53,28 @@ def list_tensors(path: Path) -> Listing:
 
 def _list_gguf(path: Path) -> Listing:
     with ExitStack() as stack:
-        files = [stack.enter_context(open_gguf(p)) for p in shard_paths(path)]
-        _check_shards(files)
-        first = files[0]
-        report = head_report(first, [t for file in files for t in file.tensors])
-        layout = report.draft.layout if report.draft else None
-        tensors = tuple(
-            ListedTensor(
-                t.name,
-                t.shape,
-                t.type.name,
-                t.nbytes,
-                t.offset,
-                part_of(t.name, report.block, layout),
-                Path(file.source.name).name,
-            )
-            for file in files
-            for t in file.tensors
+        return list_gguf([stack.enter_context(open_gguf(p)) for p in shard_paths(path)])
+
+
+def list_gguf(files: Sequence[GgufFile]) -> Listing:
+    """List a model by the headers of its files, wherever they are."""
+    _check_shards(files)
+    report = head_report(files[0], [t for file in files for t in file.tensors])
+    layout = report.draft.layout if report.draft else None
+    tensors = tuple(
+        ListedTensor(
+            t.name,
+            t.shape,
+            t.type.name,
+            t.nbytes,
+            t.offset,
+            part_of(t.name, report.block, layout),
+            Path(file.source.name).name,
         )
-        return Listing(tensors, report)
+        for file in files
+        for t in file.tensors
+    )
+    return Listing(tensors, report)
 
 
 def _check_shards(files: Sequence[GgufFile]) -> None:
@@ -94,20 +97,26 @@ def _check_shards(files: Sequence[GgufFile]) -> None:
 
 
 def _list_safetensors(paths: list[Path]) -> Listing:
-    tensors = []
+    files = []
     for path in paths:
-        file = open_safetensors(path)
-        file.source.close()
-        tensors += [
-            ListedTensor(
-                t.name,
-                t.shape,
-                t.dtype,
-                t.nbytes,
-                t.offset,
-                "head" if _SOURCE_HEAD.match(t.name) else "base",
-                path.name,
-            )
-            for t in file.tensors.values()
-        ]
-    return Listing(tuple(tensors), None)
+        files.append(open_safetensors(path))
+        files[-1].source.close()
+    return list_safetensors(files)
+
+
+def list_safetensors(files: Sequence[SafetensorsFile]) -> Listing:
+    """List safetensors files by their headers, wherever they are."""
+    tensors = tuple(
+        ListedTensor(
+            t.name,
+            t.shape,
+            t.dtype,
+            t.nbytes,
+            t.offset,
+            "head" if _SOURCE_HEAD.match(t.name) else "base",
+            Path(file.source.name).name,
+        )
+        for file in files
+        for t in file.tensors.values()
+    )
+    return Listing(tensors, None)

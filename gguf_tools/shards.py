@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .errors import FormatError
 
-_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+_NAME = re.compile(r"(.*[^/])-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _SAFETENSORS_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 SPLIT_INDEX_KEY = "split.no"
@@ -30,18 +30,25 @@ def shard_paths(path: Path) -> list[Path]:
 
     FormatError when one of them is missing, or when the name counts what cannot be.
     """
-    match = _NAME.fullmatch(path.name)
+    paths = [Path(name) for name in shard_names(str(path))]
+    for shard in paths if _NAME.fullmatch(str(path)) else ():
+        if not shard.is_file():
+            raise FormatError(f"{path}: expected {len(paths)} shards, {shard.name} is missing")
+    return paths
+
+
+def shard_names(name: str) -> list[str]:
+    """All shards of the model that the file `name` is a shard of, or `name` alone.
+
+    name: a path or an address. FormatError when it counts what cannot be.
+    """
+    match = _NAME.fullmatch(name)
     if match is None:
-        return [path]
+        return [name]
     index, count = int(match[2]), int(match[3])
     if not 1 <= index <= count:
-        raise FormatError(f"{path}: expected a shard of 1 to {count} by its name, found {index}")
-    whole = path.with_name(match[1] + ".gguf")
-    paths = [shard_path(whole, index, count) for index in range(count)]
-    for shard in paths:
-        if not shard.is_file():
-            raise FormatError(f"{path}: expected {count} shards, {shard.name} is missing")
-    return paths
+        raise FormatError(f"{name}: expected a shard of 1 to {count} by its name, found {index}")
+    return [f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
 def safetensors_files(folder: Path) -> list[Path]:

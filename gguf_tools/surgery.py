@@ -65,10 +65,11 @@ class Assembly:
 class Model:
     """A GGUF model open for reading: `first` has the metadata, `tensors` those of all shards.
 
-    A context manager that closes the files.
+    path: what it is called in messages, an address where it is not a local file. A context manager
+    that closes the files.
     """
 
-    def __init__(self, path: Path, files: tuple[GgufFile, ...]) -> None:
+    def __init__(self, path: Path | str, files: tuple[GgufFile, ...]) -> None:
         self.path = path
         self.files = files
         self.first = files[0]

@@ -15,7 +15,8 @@ import typer
 from ..errors import RequestError
 from ..fastmtp import find_draft_vocabulary
 from ..head import part_of
-from ..surgery import Model, open_model
+from ..remote import hub_model, is_remote, open_any_model
+from ..surgery import Model
 from ..trunk import head_names, is_head_alone
 from .console import byte_progress, printable, reports_errors
 
@@ -29,7 +30,9 @@ _OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.
 
 @reports_errors
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF (any shard).")],
+    first: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF (any shard); also https://…, hf://….")
+    ],
     second: Annotated[
         str,
         typer.Argument(
@@ -78,11 +81,11 @@ def compare(
 
     wanted = _compiled(pattern or "")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(first))
+        model = stack.enter_context(open_any_model(first))
         one: Side = GgufSide(model, ggml.dequantize)
         keys = _plain_metadata(model)
-        if Path(second).is_file():
-            other = stack.enter_context(open_model(Path(second)))
+        if Path(second).is_file() or (is_remote(second) and not hub_model(second)):
+            other = stack.enter_context(open_any_model(second))
             two: Side = GgufSide(other, ggml.dequantize)
             metadata = compare_metadata(keys, _plain_metadata(other))
         else:

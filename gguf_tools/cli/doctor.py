@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..doctor import Diagnosis, diagnose
+from ..remote import hub_model, open_any_model
 from ..surgery import Model, open_model
 from .console import human_bytes, printable, reports_errors
 
@@ -18,7 +19,11 @@ _FAULTY = 1
 @reports_errors
 def doctor(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="GGUF (any shard), or a checkpoint folder.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF (any shard) or checkpoint folder; also https://…, hf://OWNER/NAME[/FILE].",
+        ),
     ],
     head: Annotated[
         Path | None,
@@ -54,15 +59,18 @@ def doctor(
 
     mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
     """
-    folder = Path(model)
-    if folder.is_dir():
+    folder, on_hub = Path(model), hub_model(model)
+    if folder.is_dir() or on_hub:
         if head or source:
             raise typer.BadParameter("--head and --source are for GGUF files")
-        from mtp_gguf.convert.doctor_checkpoint import diagnose_checkpoint  # noqa: PLC0415
+        from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
 
-        diagnosis = diagnose_checkpoint(folder)
+        if on_hub:
+            diagnosis = doctor_checkpoint.diagnose_hub_checkpoint(*on_hub)
+        else:
+            diagnosis = doctor_checkpoint.diagnose_checkpoint(folder)
     else:
-        with open_model(folder) as opened:
+        with open_any_model(model) as opened:
             if head is None:
                 diagnosis = _examined(opened, None, source, context, depth)
             else:

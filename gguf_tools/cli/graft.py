@@ -13,6 +13,7 @@ from ..errors import RequestError
 from ..fastmtp import DraftLayout
 from ..fit import check_fit
 from ..output import check_output
+from ..remote import hub_model, is_remote, open_any_model
 from ..surgery import Model, open_model
 from .console import byte_progress, reports_errors
 from .draft_options import DraftOptions
@@ -108,22 +109,26 @@ def graft(
     with open_model(base) as opened:
         transplant.check_takes_a_head(opened)
         sources = [*opened.paths, *draft.files]
-        if Path(source).is_file():
+        if Path(source).is_file() or (is_remote(source) and not hub_model(source)):
             if head_type or revision:
                 raise typer.BadParameter(
                     "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
                     "a GGUF's head is copied as it is"
                 )
-            with open_model(Path(source)) as donor:
+            with open_any_model(source) as donor:
                 keys = draft.ranked_for(opened).metadata(with_ids=True) if draft.wanted else None
                 assembly = transplant.graft(opened, donor, keys)
-                write_file("graft", assembly, target, [*sources, *donor.paths], overwrite)
+                write_file("graft", assembly, target, [*sources, *_local(donor)], overwrite)
         else:
             check_output(target, sources, overwrite)
             with _converted_head(opened, source, revision, head_type, draft, target) as donor:
                 assembly = transplant.graft(opened, donor)
                 write_file("graft", assembly, target, sources, overwrite)
     report_file(target, "mtp-gguf list-tensors {} --mtp")
+
+
+def _local(model: Model) -> list[Path]:
+    return [] if is_remote(str(model.path)) else model.paths
 
 
 @contextmanager
@@ -138,6 +143,12 @@ def _converted_head(
     """The head of a checkpoint, converted into a temporary file beside the output."""
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
+    from mtp_gguf.convert.hub import looks_like_hub_id  # noqa: PLC0415
+    from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
+        open_hub_checkpoint,
+        remote_head_bytes,
+        with_local_head,
+    )
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
     from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
     from mtp_gguf.convert.precision import parse_tensor_type  # noqa: PLC0415
@@ -149,7 +160,12 @@ def _converted_head(
         kind = parse_tensor_type(head_type or "Q8_0", "--mtp-type")
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
-    with open_checkpoint(source, revision, HeadChoice.ALONE, None) as checkpoint:
+    hub_id, named_revision = hub_model(source) or (source, None)
+    if looks_like_hub_id(hub_id):
+        opened = open_hub_checkpoint(hub_id, revision or named_revision, HeadChoice.ALONE)
+    else:
+        opened = open_checkpoint(source, revision, HeadChoice.ALONE, None)
+    with opened as checkpoint:
         request = Request(
             quant=_vehicle(base),
             head=HeadChoice.ALONE,
@@ -158,7 +174,7 @@ def _converted_head(
             if draft.wanted
             else None,
             tokenizer_pre=_pre_tokenizer(base),
-            model_name=model_name(source),
+            model_name=model_name(hub_id),
             output=target,
         )
         with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
@@ -167,8 +183,10 @@ def _converted_head(
             for note in planned.plan.notes:
                 if "draft vocabulary" in note:
                     typer.echo(f"note: {note}", err=True)
-            with byte_progress("convert the head", planned.plan.size) as progress:
-                run(planned.plan, SourceRows(checkpoint), progress)
+            with byte_progress("fetch the head", remote_head_bytes(checkpoint)) as progress:
+                whole = with_local_head(checkpoint, Path(folder) / "mtp.safetensors", progress)
+            with whole, byte_progress("convert the head", planned.plan.size) as progress:
+                run(planned.plan, SourceRows(whole), progress)
             with open_model(planned.plan.shards[0].path) as head:
                 yield head
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Annotated
 import typer
 
 from ..head import HeadReport
-from ..listing import ListedTensor, Listing
+from ..listing import ListedTensor, Listing, list_gguf, list_safetensors
 from ..listing import list_tensors as read_listing
+from ..safetensors import read_safetensors
 from .console import count_types, human_bytes, printable, reports_errors
 
 
@@ -28,7 +30,13 @@ class SortKey(str, Enum):
 
 @reports_errors
 def list_tensors(
-    path: Annotated[Path, typer.Argument(help="GGUF (any shard), safetensors file, or a folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF (any shard), safetensors file, folder; also hf://OWNER/NAME/FILE, https://….",
+        ),
+    ],
     mtp: Annotated[
         bool, typer.Option("--mtp", help="Only the MTP head and draft vocabulary.")
     ] = False,
@@ -42,11 +50,12 @@ def list_tensors(
 ) -> None:
     """List the tensors of a model: name, type, shape, size, offset; and whether it can draft.
 
-    Only headers are read, so a file of any size is listed at once. Shapes stand in ggml order
+    Only headers are read, so a file of any size is listed at once, and of a file on the hub or on
+    a web server only the first bytes are fetched. Shapes stand in ggml order
     (row length first) for GGUF, outermost first for safetensors.
     """
     wanted = _compiled(pattern or "")
-    listing = read_listing(path)
+    listing = _listing(model)
     shown = _chosen(listing.tensors, mtp, wanted, sort)
     if as_json:
         report = asdict(listing.head) if listing.head else None
@@ -57,6 +66,19 @@ def list_tensors(
     for line in _parts(listing.tensors):
         typer.echo(line)
     typer.echo(_verdict(listing))
+
+
+def _listing(model: str) -> Listing:
+    from .. import remote  # noqa: PLC0415
+
+    if not remote.is_remote(model):
+        return read_listing(Path(model))
+    if model.partition("?")[0].endswith(".safetensors"):
+        source = remote.RemoteSource(model)
+        with closing(source):
+            return list_safetensors([read_safetensors(source)])
+    with remote.open_remote_model(model) as opened:
+        return list_gguf(opened.files)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -1,0 +1,291 @@
+"""Files on a web server or on the Hugging Face hub, read by ranges and never as a whole.
+
+`https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
+hub's token are respected). Headers come through a small cache of blocks, which grow while reading
+goes on; what is larger than a block is asked for exactly.
+"""
+
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from .errors import FormatError, RemoteError
+from .format import GgufFile
+from .shards import shard_names
+from .surgery import Model, open_model
+
+if TYPE_CHECKING:
+    import requests
+
+_WEB = re.compile(r"https?://[^/]+/.", re.IGNORECASE)
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/]+))?(?:/(.+))?")
+_DEFAULT_ENDPOINT = "https://huggingface.co"
+
+_BLOCK_BYTES = 1 << 18
+_LARGEST_READ = 4 << 20  # read ahead at most; also the most that a small read costs
+_CACHED_BYTES = 32 << 20
+_ATTEMPTS = 5
+_FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
+_TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
+_PIECE_BYTES = 1 << 18
+# Worth another attempt; 401 to 410 only where a link of limited life may have run out.
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+_EXPIRED = (401, 403, 404, 410)
+
+
+def is_remote(text: str) -> bool:
+    """Whether `text` names a file or a model elsewhere."""
+    return bool(_WEB.match(text)) or text.startswith("hf://")
+
+
+def hub_model(text: str) -> tuple[str, str | None] | None:
+    """Hub id and revision of `hf://OWNER/NAME[@REVISION]`; None for all else, files included."""
+    match = _HUB.fullmatch(text)
+    return (match[1], match[2]) if match and not match[3] else None
+
+
+def file_url(text: str) -> str:
+    """The address of a remote file; RemoteError when `text` names none."""
+    if not text.startswith("hf://"):
+        try:
+            urlsplit(text).port  # noqa: B018  (checks the address)
+        except ValueError as error:
+            raise RemoteError(f"{text}: is no address: {error}") from None
+        return text
+    match = _HUB.fullmatch(text)
+    if not match or not match[3]:
+        raise RemoteError(f"{text}: expected hf://OWNER/NAME[@REVISION]/FILE")
+    from huggingface_hub import constants  # noqa: PLC0415  (slow to import)
+
+    if constants.HF_HUB_OFFLINE:
+        raise RemoteError(f"{text}: not in the local cache, and offline mode is set")
+    endpoint = _endpoint()
+    return f"{endpoint}/{match[1]}/resolve/{quote(match[2] or 'main', safe='')}/{quote(match[3])}"
+
+
+def open_remote_model(text: str) -> Model:
+    """Open a remote GGUF with all its shards, by its headers."""
+    plain, question, query = text.partition("?")
+    with ExitStack() as stack:
+        files = []
+        for shard in shard_names(plain):
+            source = RemoteSource(shard + question + query)
+            stack.callback(source.close)
+            files.append(GgufFile(source))
+        model = Model(plain, tuple(files))
+        stack.pop_all()
+        return model
+
+
+def open_any_model(text: str) -> Model:
+    """Open the GGUF that `text` names, here or elsewhere."""
+    return open_remote_model(text) if is_remote(text) else open_model(Path(text))
+
+
+class RemoteSource:
+    """A file behind HTTP, read by ranges; safe to use from several threads.
+
+    `name` is the address as the user gave it, without query and password. `requests` and `fetched`
+    count requests (redirects not counted) and bytes.
+    """
+
+    def __init__(self, address: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        import requests  # noqa: PLC0415  (slow to import)
+
+        self.name = re.sub(r"//[^/]*@", "//", address.partition("?")[0])
+        self.requests = 0
+        self.fetched = 0
+        self._sleep = sleep
+        self._url = file_url(address)
+        self._direct = self._url  # where redirects led, until that link runs out
+        self._session = requests.Session()
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._ahead = _BLOCK_BYTES
+        self._next = 0  # where the last read-ahead ended
+        self._etag: str | None = None
+        self.size = -1
+        try:
+            self._store(0, self._fetch(0, _BLOCK_BYTES))
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; FormatError when the file ends before."""
+        if offset + length > self.size:
+            raise FormatError(f"{self.name}: the file ends at byte {self.size}, data is missing")
+        if length > _LARGEST_READ:
+            return self._fetch(offset, length)
+        parts = []
+        with self._lock:
+            while length > 0:
+                block, skip = divmod(offset, _BLOCK_BYTES)
+                data = self._block(block)[skip : skip + length]
+                parts.append(data)
+                offset += len(data)
+                length -= len(data)
+        return b"".join(parts)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` (writable bytes) from `offset`; FormatError when the file ends before."""
+        buffer[:] = self.read(offset, len(buffer))
+
+    def pieces(self, offset: int, length: int) -> Iterator[bytes]:
+        """`length` bytes from `offset` and no others, as they arrive."""
+        if offset + length > self.size:
+            raise FormatError(f"{self.name}: the file ends at byte {self.size}, data is missing")
+        yield from self._stream(offset, length)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def _block(self, index: int) -> bytes:
+        if index not in self._blocks:
+            start = index * _BLOCK_BYTES
+            # Reading on from where the last read ended: ask for twice as much each time.
+            self._ahead = (
+                min(2 * self._ahead, _LARGEST_READ) if start == self._next else _BLOCK_BYTES
+            )
+            self._store(start, self._fetch(start, min(self._ahead, self.size - start)))
+        self._blocks.move_to_end(index)
+        return self._blocks[index]
+
+    def _store(self, start: int, data: bytes) -> None:
+        for at in range(0, len(data), _BLOCK_BYTES):
+            self._blocks[(start + at) // _BLOCK_BYTES] = data[at : at + _BLOCK_BYTES]
+        self._next = start + len(data)
+        while len(self._blocks) * _BLOCK_BYTES > _CACHED_BYTES:
+            self._blocks.popitem(last=False)
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        return b"".join(self._stream(offset, length))
+
+    def _stream(self, offset: int, length: int) -> Iterator[bytes]:
+        """Bytes from `offset`; the first request, which asks for the size, may give fewer."""
+        import requests  # noqa: PLC0415
+
+        failures = 0
+        while length > 0:
+            try:
+                with self._request(offset, length) as response:
+                    if self.size >= 0:
+                        length = min(length, self.size - offset)
+                    for piece in response.iter_content(_PIECE_BYTES):
+                        wanted = piece[:length]
+                        offset += len(wanted)
+                        length -= len(wanted)
+                        self.fetched += len(piece)
+                        if wanted:
+                            failures = 0
+                            yield wanted
+                        if len(piece) > len(wanted):
+                            raise RemoteError(f"{self.name}: the server sent more than asked for")
+                    if length > 0:
+                        raise requests.ConnectionError("the answer ended early")
+            except (requests.RequestException, _TransientError) as error:
+                failures += 1
+                hopeless = isinstance(error, ValueError)  # an address that is none
+                if failures >= _ATTEMPTS or hopeless:
+                    raise RemoteError(
+                        f"{self.name}: {_reason(error)}"
+                        f"{'' if hopeless else f'; gave up after {failures} attempts'}"
+                    ) from None
+                pause = error.pause if isinstance(error, _TransientError) else 0.0
+                self._sleep(max(pause, _FIRST_PAUSE * 2 ** (failures - 1)))
+
+    @contextmanager
+    def _request(self, offset: int, length: int) -> "Iterator[requests.Response]":
+        """One answer to a request for a range, checked by its header."""
+        headers = {
+            "Range": f"bytes={offset}-{offset + length - 1}",
+            "Accept-Encoding": "identity",
+        }
+        if _host(self._direct) == _host(self._url) and (token := _token_for(self._url)):
+            headers["Authorization"] = f"Bearer {token}"
+        self.requests += 1
+        with self._session.get(
+            self._direct, headers=headers, stream=True, timeout=_TIMEOUT
+        ) as response:
+            self._check(response, offset)
+            self._direct = response.url
+            yield response
+
+    def _check(self, response: "requests.Response", offset: int) -> None:
+        status = response.status_code
+        if status in _EXPIRED and self._direct != self._url:
+            self._direct = self._url  # the link ran out; ask for a new one
+            raise _TransientError(f"answered {status}")
+        if status in _TRANSIENT:
+            raise _TransientError(f"answered {status}", response.headers.get("Retry-After"))
+        if urlsplit(self._url).scheme == "https" and urlsplit(response.url).scheme != "https":
+            raise RemoteError(f"{self.name}: redirects to an address that is not encrypted")
+        if status in (401, 403):
+            raise RemoteError(
+                f"{self.name}: not allowed ({status}); if it is gated or private, accept its terms "
+                "and log in with `hf auth login`, or set HF_TOKEN"
+            )
+        if status == 416 and offset == 0:
+            raise FormatError(f"{self.name}: is empty")
+        if status == 200:
+            raise RemoteError(
+                f"{self.name}: the server cannot give parts of a file (no range requests), and "
+                "the whole will not be fetched for its header; download it and use the file"
+            )
+        if status != 206:
+            raise RemoteError(f"{self.name}: the server answered {status} {response.reason}")
+        self._check_range(response, offset)
+
+    def _check_range(self, response: "requests.Response", offset: int) -> None:
+        given = response.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", given)
+        if not match or int(match[1]) != offset:
+            raise RemoteError(
+                f"{self.name}: expected a range from byte {offset}, found {given or 'none'!r:.60}"
+            )
+        size, etag = int(match[3]), response.headers.get("ETag")
+        tags = {etag, self._etag} - {None}
+        if self.size >= 0 and (size != self.size or len(tags) > 1):
+            raise RemoteError(f"{self.name}: changed while it was read; try again")
+        self.size, self._etag = size, etag
+
+
+class _TransientError(Exception):
+    """An answer that another attempt may better, after `pause` seconds."""
+
+    def __init__(self, text: str, pause: str | None = None) -> None:
+        super().__init__(text)
+        self.pause = min(float(pause), 60.0) if pause and pause.isdecimal() else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """The last words of a chain of library errors, which say what happened."""
+    text = str(error) or type(error).__name__
+    reason = text.rpartition(": ")[2].strip("'\")> ")
+    return f"cannot be reached ({reason:.120})" if not isinstance(error, _TransientError) else text
+
+
+def _token_for(url: str) -> str | None:
+    """The hub's token, for the hub's own host alone."""
+    if _host(url) != _host(_endpoint()):
+        return None
+    from huggingface_hub import get_token  # noqa: PLC0415  (slow to import)
+
+    return get_token()
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or _DEFAULT_ENDPOINT
+
+
+def _host(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.rpartition("@")[2]

@@ -1,0 +1,467 @@
+"""Remote files: few requests, no byte too many, no token elsewhere, every fault in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import SPECS
+from conversions import invoke
+from hub_server import Hub
+
+from mtp_gguf.gguf_tools import remote
+from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.remote import RemoteSource, file_url, hub_model, is_remote
+from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.tensor_types import F32
+from surgery.models import DENSE, MOE, Models, edited, refused, succeed
+from surgery.web import Handler, Web
+
+UNIFORM = ("--quant", "Q8_0")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token, no cache and no proxy of the user's; no waiting between attempts."""
+    empty = tmp_path_factory.mktemp("home")
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(empty / "token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(empty / "hub"))
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.fixture
+def random_file(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(np.random.default_rng(1).bytes(9_000_000))
+    return path
+
+
+def big_header(models: Models, path: Path) -> Path:
+    """A GGUF whose header takes 5 MB, as that of a large vocabulary does."""
+
+    def grow(keys: Metadata) -> None:
+        words = [f"token {i:>16}" for i in range(150_000)]
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, words)
+
+    return edited(models.gguf(DENSE), path, metadata=grow)
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+def test_bytes_are_those_of_the_file(random_file: Path) -> None:
+    data = random_file.read_bytes()
+    random = np.random.default_rng(2)
+    with Web(random_file.parent) as web:
+        source = RemoteSource(web.url("data"))
+        assert source.size == len(data)
+        for _ in range(60):
+            offset = int(random.integers(0, len(data)))
+            length = int(random.integers(0, min(len(data) - offset, 6_000_000) + 1))
+            assert source.read(offset, length) == data[offset : offset + length]
+        buffer = bytearray(1000)
+        source.read_into(5, memoryview(buffer))
+        assert bytes(buffer) == data[5:1005]
+        with pytest.raises(FormatError, match="the file ends at byte 9000000"):
+            source.read(len(data) - 1, 2)
+        source.close()
+
+
+def test_small_reads_share_blocks_and_large_ones_are_exact(random_file: Path) -> None:
+    with Web(random_file.parent) as web:
+        source = RemoteSource(web.url("data"))
+        for offset in range(0, 200_000, 100):
+            source.read(offset, 100)
+        assert source.requests == 1
+        before = source.fetched
+        source.read(1_000_001, 5_000_000)
+        assert source.fetched - before == 5_000_000
+        assert list(source.pieces(17, 30_000)) != []
+        assert source.fetched - before == 5_030_000
+        assert web.asked[-1].range == (17, 30_016)
+        assert source.requests == len(web.asked) == 3
+        assert source.fetched == web.sent
+        source.close()
+
+
+def test_reading_on_asks_for_more_each_time(random_file: Path) -> None:
+    with Web(random_file.parent) as web:
+        source = RemoteSource(web.url("data"))
+        for offset in range(0, 9_000_000, 10_000):
+            source.read(offset, 10_000)
+        assert source.requests <= 7
+        assert source.fetched == 9_000_000
+        source.close()
+
+
+def test_a_listing_costs_its_header(models: Models, tmp_path: Path) -> None:
+    path = big_header(models, tmp_path / "big.gguf")
+    local = succeed("list-tensors", path, "--json")
+    with Web(tmp_path) as web:
+        assert succeed("list-tensors", web.url("big.gguf"), "--json") == local
+        with open_gguf(path) as file:
+            header = file.data_offset
+        assert header > 4_000_000
+        # Blocks of 1/4, 1/2, 1, 2, 4 MiB cover it.
+        assert len(web.asked) <= 5
+        assert web.sent < header + (4 << 20)
+
+
+def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
+    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    with Web(whole.parent) as web:
+        url = web.url("model.gguf")
+        assert "can draft: MTP head in block 4" in succeed("list-tensors", url, "--mtp")
+        assert f"{url}: can draft" in succeed("doctor", url)
+        assert "70 tensors: 70 same" in succeed("compare", url, whole)
+        web.sent = 0
+        succeed("graft", trunk, "--from", url, "-o", tmp_path / "made.gguf")
+        assert (tmp_path / "made.gguf").read_bytes() == whole.read_bytes()
+
+
+def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
+    first = models.gguf(DENSE, "--split-max-size", "1M")
+    with Web(first.parent) as web:
+        listed = succeed("list-tensors", web.url(first.name), "--json")
+        assert json.loads(listed) == json.loads(succeed("list-tensors", first, "--json"))
+        assert "can draft" in succeed("doctor", web.url(first.name) + "?signature=1")
+        assert all(a.path.endswith("?signature=1") for a in web.asked[-3:])
+        missing = web.url("model-00001-of-00009.gguf")
+        refused(tmp_path, "list-tensors", missing, words=("model-00001-of-00009.gguf", "404"))
+    folder = models.checkpoint(DENSE)
+    with Web(folder) as web:
+        output = succeed("list-tensors", web.url("model.safetensors"))
+        assert "can draft once converted: 15 mtp.* tensors are there" in output
+
+
+def test_names_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [is_remote(t) for t in ("hf://a/b", "https://h/x", "HTTP://h/x", "a/b", "./https")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert hub_model("hf://a/b") == ("a/b", None)
+    assert hub_model("hf://a/b@v1") == ("a/b", "v1")
+    assert hub_model("hf://a/b/c.gguf") is None
+    base = "https://huggingface.co/a/b.c/resolve"
+    assert file_url("hf://a/b.c/d/e f.gguf") == f"{base}/main/d/e%20f.gguf"
+    assert file_url("hf://a/b.c@refs/x.gguf") == f"{base}/refs/x.gguf"
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub/")
+    assert file_url("hf://a/b/x.gguf") == "http://hub/a/b/resolve/main/x.gguf"
+    for bad in ("hf://a", "hf://a/b", "hf:///x"):
+        with pytest.raises(RemoteError, match="expected hf://OWNER/NAME"):
+            file_url(bad)
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
+    """Answer the first requests with these statuses, and the rest as one should."""
+    left = list(statuses)
+
+    def behave(handler: Handler) -> bool:
+        if not left:
+            return False
+        handler.answer(left.pop(0), headers)
+        return True
+
+    return behave
+
+
+def test_servers_without_ranges_are_refused(random_file: Path) -> None:
+    def whole(handler: Handler) -> bool:
+        handler.answer(200, {}, handler.data(), cut=100)
+        return True
+
+    with Web(random_file.parent, whole) as web:
+        with pytest.raises(RemoteError, match="cannot give parts of a file"):
+            RemoteSource(web.url("data"))
+        assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 408])
+def test_passing_faults_are_retried(status: int, random_file: Path) -> None:
+    slept: list[float] = []
+    behave = answering(status, status, headers={"Retry-After": "7"})
+    with Web(random_file.parent, behave) as web:  # type: ignore[arg-type]
+        source = RemoteSource(web.url("data"), slept.append)
+        assert source.read(0, 100) == random_file.read_bytes()[:100]
+        assert slept == [7.0, 7.0]
+        source.close()
+
+
+def test_lasting_faults_are_reported(random_file: Path) -> None:
+    with Web(random_file.parent, lambda h: h.answer(503) is None) as web:
+        with pytest.raises(RemoteError, match="answered 503; gave up after 5 attempts"):
+            RemoteSource(web.url("data"))
+        assert len(web.asked) == 5
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        RemoteSource(web.url("data"))  # nobody listens any more
+    for status, words in ((401, "hf auth login"), (403, "gated"), (404, "404"), (400, "400")):
+        with Web(random_file.parent, lambda h, s=status: h.answer(s) is None) as web:  # type: ignore[misc]
+            with pytest.raises(RemoteError, match=words):
+                RemoteSource(web.url("data"))
+            assert len(web.asked) == 1
+
+
+def test_connections_that_drop(random_file: Path) -> None:
+    """Whole pieces that have arrived are kept; the next request goes on from there."""
+    data = random_file.read_bytes()
+    piece = remote._PIECE_BYTES
+    cuts = [2 * piece + 5, 0, piece + 5]
+
+    def behave(handler: Handler) -> bool:
+        if handler.range is None or handler.range[0] < 1_000_000 or not cuts:
+            return False
+        handler.give(cut=cuts.pop(0))
+        return True
+
+    with Web(random_file.parent, behave) as web:
+        source = RemoteSource(web.url("data"))
+        assert source.read(1_000_000, 6_000_000) == data[1_000_000:7_000_000]
+        starts = [a.range[0] for a in web.asked[1:] if a.range]
+        assert starts == [1_000_000 + n * piece for n in (0, 2, 2, 3)]
+        source.close()
+
+
+def test_a_file_that_changes(random_file: Path) -> None:
+    tags = iter(['"1"', '"2"'])
+    with Web(random_file.parent, lambda h: h.give(etag=next(tags)) is None) as web:
+        source = RemoteSource(web.url("data"))
+        with pytest.raises(RemoteError, match="changed while it was read"):
+            source.read(5_000_000, 10)
+        source.close()
+    with Web(random_file.parent) as web:
+        source = RemoteSource(web.url("data"))
+        with random_file.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(RemoteError, match="changed while it was read"):
+            source.read(5_000_000, 10)
+        source.close()
+
+
+@pytest.mark.parametrize(
+    "given", ["bytes 5-10/9000000", "bytes 0-x/9", "", "bytes 0-9/" + "9" * 40, "bytes 0-1/*"]
+)
+def test_ranges_that_lie(given: str, random_file: Path) -> None:
+    with (
+        Web(random_file.parent, lambda h: h.answer(206, {"Content-Range": given}) is None) as web,
+        pytest.raises(RemoteError, match="expected a range from byte 0"),
+    ):
+        RemoteSource(web.url("data"))
+
+
+def test_more_than_asked_for(random_file: Path) -> None:
+    def generous(handler: Handler) -> bool:
+        headers = {"Content-Range": "bytes 0-262143/9000000", "ETag": '"1"'}
+        handler.answer(206, headers, bytes(400_000))
+        return True
+
+    with (
+        Web(random_file.parent, generous) as web,
+        pytest.raises(RemoteError, match="sent more than asked for"),
+    ):
+        RemoteSource(web.url("data"))
+
+
+def test_empty_files_and_endless_redirects(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"")
+    with Web(tmp_path) as web, pytest.raises(FormatError, match="is empty"):
+        RemoteSource(web.url("data"))
+    with (
+        Web(tmp_path, lambda h: h.answer(302, {"Location": h.path + "x"}) is None) as web,
+        pytest.raises(RemoteError, match="redirects"),
+    ):
+        RemoteSource(web.url("data"))
+
+
+@pytest.mark.parametrize("place", ["http://", "https://[x/y", "http://127.0.0.1:99999/x.gguf"])
+def test_addresses_that_are_none(place: str, tmp_path: Path) -> None:
+    refused(tmp_path, "list-tensors", place)
+
+
+def test_a_broken_header_is_a_format_error(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    with Web(tmp_path) as web:
+        refused(tmp_path, "list-tensors", web.url("x.gguf"), words=("x.gguf", "version"))
+        refused(tmp_path, "doctor", web.url("x.gguf"), words=("x.gguf", "version"))
+
+
+# ---------------------------------------------------------------- redirects, links, tokens
+
+
+def redirecting(target: list[str]) -> object:
+    """Send requests for `hub/…` to the last target."""
+
+    def behave(handler: Handler) -> bool:
+        if not handler.name.startswith("hub/"):
+            return False
+        handler.answer(302, {"Location": target[-1]})
+        return True
+
+    return behave
+
+
+def test_redirects_are_followed_once(random_file: Path) -> None:
+    target: list[str] = []
+    with Web(random_file.parent, redirecting(target)) as web:  # type: ignore[arg-type]
+        target.append(web.url("data?sig=1", "localhost"))
+        source = RemoteSource(web.url("hub/data"))
+        source.read(3_000_000, 10)
+        source.read(7_000_000, 10)
+        paths = [a.path for a in web.asked]
+        assert paths == ["/hub/data", "/data?sig=1", "/data?sig=1", "/data?sig=1"]
+        source.close()
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_links_that_expire_are_renewed(status: int, random_file: Path) -> None:
+    target: list[str] = []
+    renew = redirecting(target)
+
+    def behave(handler: Handler) -> bool:
+        if "sig=1" in handler.path and len(web.asked) > 3:
+            handler.answer(status)
+            return True
+        return renew(handler)  # type: ignore[operator, no-any-return]
+
+    with Web(random_file.parent, behave) as web:
+        target.append(web.url("data?sig=1", "localhost"))
+        source = RemoteSource(web.url("hub/data"))
+        source.read(3_000_000, 10)
+        target.append(web.url("data?sig=2", "localhost"))
+        assert source.read(7_000_000, 10) == random_file.read_bytes()[7_000_000:7_000_010]
+        assert [a.path for a in web.asked][3:] == ["/data?sig=1", "/hub/data", "/data?sig=2"]
+        source.close()
+
+
+def test_tokens_go_to_the_hub_alone(random_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    target: list[str] = []
+    with Web(random_file.parent, redirecting(target)) as web:  # type: ignore[arg-type]
+        target.append(web.url("data", "localhost"))
+        monkeypatch.setenv("HF_ENDPOINT", web.url("").rstrip("/"))
+        source = RemoteSource(web.url("hub/data"))
+        source.read(5_000_000, 10)
+        source.close()
+        held = {(a.path, bool(a.authorization)) for a in web.asked}
+        assert held == {("/hub/data", True), ("/data", False)}
+        assert web.asked[0].authorization == "Bearer hf_secret"
+
+        web.asked.clear()
+        secret = RemoteSource(web.url("data").replace("//", "//me:password@"))
+        assert "password" not in secret.name
+        secret.close()
+
+        web.asked.clear()
+        monkeypatch.setenv("HF_ENDPOINT", "http://elsewhere")
+        RemoteSource(web.url("data")).close()
+        assert [a.authorization for a in web.asked] == [""]
+
+
+# -------------------------------------------------------------------------------- the hub
+
+
+def head_bytes(folder: Path) -> tuple[int, int]:
+    """Bytes of the mtp.* tensors of a checkpoint, and of the headers of its files."""
+    total = headers = 0
+    for path in folder.glob("*.safetensors"):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        headers += 8 + length
+        for name, entry in json.loads(data[8 : 8 + length]).items():
+            if "mtp." in name:
+                total += entry["data_offsets"][1] - entry["data_offsets"][0]
+    return total, headers
+
+
+# Files so large that the first block is small beside them.
+LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermediate=1024)
+
+
+@pytest.mark.parametrize(
+    "spec", [LARGE, dataclasses.replace(MOE, name="large-moe", nested=True)], ids=lambda s: s.name
+)
+@pytest.mark.parametrize("place", ["{}", "hf://{}"])
+def test_a_graft_fetches_the_head_and_no_more(
+    spec: object, place: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = models.checkpoint(spec)  # type: ignore[arg-type]
+    whole = models.gguf(spec, *UNIFORM, "--mtp-f16")  # type: ignore[arg-type]
+    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")  # type: ignore[arg-type]
+    head, headers = head_bytes(folder)
+    with Hub(f"owner/{folder.name}", {"main": folder}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        counted: list[RemoteSource] = []
+        made = RemoteSource.__init__
+
+        def count(self: RemoteSource, *arguments: object) -> None:
+            counted.append(self)
+            made(self, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(RemoteSource, "__init__", count)
+        target = tmp_path / "made.gguf"
+        source = place.format(f"owner/{folder.name}")
+        succeed("graft", trunk, "--from", source, "--mtp-f16", "-o", target)
+        assert target.read_bytes() == whole.read_bytes()
+        fetched = sum(source.fetched for source in counted)
+        files = len(counted)
+        assert fetched <= 1.05 * head + headers + files * (1 << 18)
+        assert (
+            fetched < sum(p.stat().st_size for p in folder.glob("*.safetensors")) / 2 or files > 1
+        )
+        assert not any(a.token for a in hub.requests)
+
+
+def test_the_doctor_visits_the_hub(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, code in (("dense-untied", 0), ("dense-no-mtp", 1)):
+        folder = models.checkpoint(SPECS[name])
+        with Hub("owner/model", {"main": folder, "v1": folder}) as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+            monkeypatch.setattr(
+                "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+                hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+            )
+            monkeypatch.setattr(
+                "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / f"cache-{name}")
+            )
+            result = invoke("doctor", "hf://owner/model@v1")
+            assert result.exit_code == code, result.output
+            ranges = [a for a in hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
+            assert len(ranges) == len(list(folder.glob("*.safetensors")))
+
+
+def test_offline_nothing_is_asked_for(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    refused(tmp_path, "list-tensors", "hf://a/b/c.gguf", words=("offline mode is set",))
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    refused(tmp_path, "graft", trunk, "--from", "a/b", "-o", tmp_path / "x", words=("a/b",))
+
+
+def test_a_piece_of_a_remote_model(models: Models) -> None:
+    web = Web(models.gguf(DENSE).parent)
+    with web, remote.open_remote_model(web.url("model.gguf")) as model:
+        piece = model.piece("blk.4.nextn.enorm.weight")
+        assert piece.spec == TensorSpec(piece.name, (256,), F32)
+        assert isinstance(piece, Piece)
+        assert len(model.read(piece.name)) == 1024
