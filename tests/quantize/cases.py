@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
+from mtp_gguf.gguf_tools.safetensors import open_safetensors
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.native import quantizer
 
+Q5_K = BY_NAME["Q5_K"]
+X86_64 = ("x86_64", "AMD64")
 KINDS = [
     BY_NAME[name]
     for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS")
@@ -23,8 +28,15 @@ KINDS = [
 
 
 def has_kernel(kind: TensorType, weighted: bool) -> bool:
-    """With importance, ggml's Q4_0 weighs a block by its whole row; no kernel does that."""
-    return kind in (*KINDS, F16) and not (weighted and kind.name == "Q4_0")
+    """Whether a kernel is to be expected.
+
+    With importance, ggml's Q4_0 weighs a block by its whole row, which no kernel does. Other
+    processors than x86-64 have fused products and sums, and a ggml that uses them is left alone.
+    """
+    fused = platform.machine() not in X86_64 and quantizer.kernel(Q5_K, False).startswith("ggml: ")
+    if kind.name == "Q4_0" and weighted:
+        return False
+    return kind.name in ("Q8_0", "F16") or (kind in KINDS and not fused)
 
 
 SOURCES = {
@@ -152,6 +164,19 @@ def rows_of(case: str, source: str, shape: tuple[int, int], seed: int = 0) -> Ro
     dtype = SOURCES[source]
     largest = float(ml_dtypes.finfo(dtype).max)
     return np.ascontiguousarray(np.clip(values, -largest, largest).astype(dtype))
+
+
+def demo_matrices() -> dict[str, Rows]:
+    """The demo model's matrices, as they were trained."""
+    path = Path(__file__).parents[2] / "gguf_tools" / "demo_model" / "model.safetensors"
+    file = open_safetensors(path)
+    found = {}
+    for name, tensor in file.tensors.items():
+        if tensor.dtype == "BF16" and len(tensor.shape) == 2:
+            data = file.source.read(tensor.offset, tensor.nbytes)
+            found[name] = np.frombuffer(data, SOURCES["BF16"]).reshape(tensor.shape)
+    file.source.close()
+    return found
 
 
 def weights_of(length: int, seed: int = 0) -> Weights:
