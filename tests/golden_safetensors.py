@@ -219,6 +219,10 @@ SOUND = {
         {"b": entry(), "a": entry(shape=[0], data_offsets=[2, 2]), "c": entry(data_offsets=[2, 4])},
         b"1234",
     ),
+    "no elements, named after its neighbour": with_entries(
+        {"a": entry(), "c": entry(data_offsets=[2, 4]), "b": entry(shape=[0], data_offsets=[2, 2])},
+        b"1234",
+    ),
     "zero before what would overflow": with_entries(
         {"a": entry(shape=[0, 1 << 62, 1 << 62], data_offsets=[0, 0])}
     ),

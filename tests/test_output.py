@@ -51,6 +51,16 @@ def test_writes_what_is_not_bytes(target: Path) -> None:
     assert target.read_bytes() == bytes(range(8))
 
 
+def test_short_writes_are_continued(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a system call may leave them, on a network file system or when interrupted."""
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, bytes(data)[:3], offset))
+    with OutputFile(target, 8) as file:
+        file.write(0, memoryview(bytes(range(8))).cast("I"))
+        file.commit()
+    assert target.read_bytes() == bytes(range(8))
+
+
 def test_unwritten_places_are_zero(target: Path) -> None:
     with OutputFile(target, 6) as file:
         file.write(2, b"x")

@@ -167,7 +167,7 @@ def test_a_header_over_the_limit_is_not_read(tmp_path: Path) -> None:
         '{"a":{"dtype":"U8","data_offsets":[0,0],"shape":['
         + "9223372036854775807," * 200_000
         + "1]}}",
-        "{" + "".join(f'"{i}":1,' for i in range(200_000)) + '"199999":1}',
+        "{" + "".join(f'"{i}":1,' for i in range(40_000)) + '"39999":1}',
     ],
     ids=["long shape", "many names, the last one twice"],
 )
