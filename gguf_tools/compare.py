@@ -25,7 +25,7 @@ R = TypeVar("R")
 Rows = NDArray[np.float32]
 Decoder = Callable[[TensorType, bytes], Rows]
 
-_SLICE_VALUES = 1 << 20
+_SLICE_VALUES = 1 << 18  # 1 MB as F32: several passes over what the cache holds
 _PLAIN = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 # Relative error (root mean square) that rounding to a type of this many bits per weight explains:
 # four times 2^-bits bounds what ggml's own quantizers do to normal and to heavy-tailed weights.
@@ -267,19 +267,32 @@ def _compare(first: Side, second: Side, place: _Slice) -> _Sums | None:
         ours, theirs = first.raw(*where), second.raw(*where)
         if ours is not None and ours == theirs:
             return None
-    a = first.values(*where).astype(np.float64)
-    b = second.values(*where).astype(np.float64)
+    a, b = first.values(*where), second.values(*where)
+    with np.errstate(all="ignore"):
+        apart = b - a
+        squares, difference = _sum_of_squares(a), _sum_of_squares(apart)
+    if not math.isfinite(squares + difference):
+        return _compare_carefully(a.astype(np.float64), b.astype(np.float64))
+    largest = float(max(apart.max(initial=0.0), -apart.min(initial=0.0)))
+    return _Sums(squares, difference, largest, equal=largest == 0)
+
+
+def _sum_of_squares(rows: Rows) -> float:
+    """In F32 along a row and in F64 over the rows. Not by BLAS, which has threads of its own."""
+    return float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+
+
+def _compare_carefully(a: NDArray[np.float64], b: NDArray[np.float64]) -> _Sums:
+    """As `_compare`, of values that are not finite, or too large for sums in F32."""
     finite = np.isfinite(a) & np.isfinite(b)
+    a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
+    apart = b - a
     broken = int(finite.size - np.count_nonzero(finite))
-    if broken:
-        a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-    b -= a
-    # Not np.vdot: BLAS would start threads of its own beneath ours.
     return _Sums(
         squares=float(np.square(a).sum()),
-        difference=float(np.square(b).sum()),
-        largest=float(np.abs(b).max(initial=0.0)),
-        equal=not broken and not b.any(),
+        difference=float(np.square(apart).sum()),
+        largest=float(np.abs(apart).max(initial=0.0)),
+        equal=not broken and not apart.any(),
         not_numbers=broken,
     )
 

@@ -118,8 +118,8 @@ def test_errors_are_those_of_numpy(models: Models) -> None:
     tensors = [{t.name: t for t in gguf.GGUFReader(p).tensors}[name] for p in (a, b)]
     x, y = (gguf.dequantize(t.data, t.tensor_type).astype(np.float64) for t in tensors)
     want = math.sqrt(((x - y) ** 2).sum() / (y**2).sum())
-    assert found[name]["error"] == pytest.approx(want, rel=1e-12)
-    assert found[name]["largest"] == pytest.approx(np.abs(x - y).max(), rel=1e-12)
+    assert found[name]["error"] == pytest.approx(want, rel=1e-5)
+    assert found[name]["largest"] == pytest.approx(np.abs(x - y).max(), rel=1e-6)
     assert found[name]["types"] == ["Q8_0", "Q6_K"]
 
 
@@ -129,7 +129,7 @@ def test_slices_add_up(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
     for name, found in compare(a, b, code=0)["tensors"].items():
         assert found["verdict"] == whole[name]["verdict"]
-        assert found["error"] == pytest.approx(whole[name]["error"], rel=1e-9)
+        assert found["error"] == pytest.approx(whole[name]["error"], rel=1e-5)
 
 
 def test_equal_slices_count_too(
@@ -206,6 +206,14 @@ def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
         found = compare(broken, other, code=1)["tensors"][name]
         assert found["verdict"] == "damaged"
         assert found["note"] == "2 values are not finite"
+
+
+def test_values_too_large_for_their_squares(models: Models, tmp_path: Path) -> None:
+    name = "blk.4.nextn.enorm.weight"
+    whole = models.gguf(DENSE, *F32_FILE)
+    large = changed(whole, tmp_path / "a.gguf", name, lambda w: w * np.float32(1e30))
+    other = changed(whole, tmp_path / "b.gguf", name, lambda w: w * np.float32(1.1e30))
+    assert compare(other, large, code=1)["tensors"][name]["error"] == pytest.approx(0.1, rel=1e-4)
 
 
 # --------------------------------------------------------------------- what is missing
