@@ -97,6 +97,13 @@ def _pieces(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.floa
     return np.asarray(pieces.reshape(shape), np.float32)
 
 
+def _groups(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Each 16 values of another size, so that the levels of the scales themselves are searched."""
+    groups = rng.standard_normal((shape[0] * shape[1] // 16, 16))
+    sizes = np.exp(rng.normal(-4, 3, (len(groups), 1)))
+    return np.asarray((groups * sizes).reshape(shape), np.float32)
+
+
 def _near_ties(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
     """Integers and halves, where every comparison and rounding is a tie."""
     return np.asarray(rng.integers(-40, 41, shape) / 2, np.float32)
@@ -143,6 +150,7 @@ CASES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Any]] = {
     "normal": _normal,
     "mixture": _mixture,
     "pieces": _pieces,
+    "groups": _groups,
     "near ties": _near_ties,
     "outlier": _outlier,
     "nearly equal": _nearly_equal,
@@ -180,8 +188,9 @@ def demo_matrices() -> dict[str, Rows]:
 
 
 def weights_of(length: int, seed: int = 0) -> Weights:
-    """Importance weights over many magnitudes, some of them zero."""
+    """Importance weights over many magnitudes, of columns and groups of columns, some of them 0."""
     rng = np.random.default_rng([seed, length])
-    weights = np.exp(rng.normal(0, 2, length)) * (rng.random(length) > 0.1)
+    groups = np.repeat(np.exp(rng.normal(0, 3, -(-length // 32))), 32)[:length]
+    weights = groups * np.exp(rng.normal(0, 1, length)) * (rng.random(length) > 0.1)
     weights[: length // 8] = 0 if seed % 2 else 1
     return np.asarray(weights, np.float32)

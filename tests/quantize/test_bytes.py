@@ -134,7 +134,15 @@ def test_long(kind: TensorType, weighted: bool) -> None:
     length, count, done, seed = 2048, 512, 0, 1
     while done < SLOW_VALUES:
         weights = weights_of(length, seed) if weighted else None
-        for case in ("normal", "mixture", "mixture", "pieces", "every size", "nearly equal"):
+        for case in (
+            "normal",
+            "mixture",
+            "mixture",
+            "pieces",
+            "groups",
+            "every size",
+            "nearly equal",
+        ):
             source = list(SOURCES)[seed % len(SOURCES)]
             rows = rows_of(case, source, (count, length), seed)
             assert difference(kind, rows, weights) is None, (case, source, seed)
