@@ -7,11 +7,12 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .session import MtpStats
+if TYPE_CHECKING:
+    from .session import MtpStats
 
 
 def generate(
@@ -83,7 +84,7 @@ def generate(
         sys.stderr.write(report(did, generated, seconds))
 
 
-def report(did: MtpStats, generated: int, seconds: float) -> str:
+def report(did: "MtpStats", generated: int, seconds: float) -> str:
     """A few lines for people: speed, acceptance by position, where the time went."""
     cycles = max(did.cycles, 1)
     parts = {

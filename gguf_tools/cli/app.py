@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from mtp_gguf.native.generate_command import generate
+
 from .build_server import build_server
 from .compare import compare
+from .console import reports_errors
 from .convert import ConvertCommand, convert
 from .demo import demo
 from .doctor import doctor
@@ -52,6 +55,7 @@ app.command("strip")(strip)
 app.add_typer(fastmtp, name="fastmtp")
 app.command("doctor")(doctor)
 app.command("compare")(compare)
+app.command("generate")(reports_errors(generate))
 app.command("demo")(demo)
 app.command("serve")(serve)
 app.command("build-server")(build_server)
