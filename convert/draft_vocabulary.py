@@ -76,10 +76,22 @@ def rank_by_corpus(
     total = counts.sum()
     if not total:
         raise RequestError(f"--fastmtp-corpus: no text in {', '.join(map(str, files))}")
-    ranked = _required_first(np.argsort(-counts, kind="stable"), required)  # equal counts by id
-    covered = np.cumsum(counts[ranked]) / total
-    sizes = {n for n in COVERAGE_SIZES if n < n_vocab} | {size}
-    source = f"counted on {total} tokens of {len(files)} files"
+    return rank_by_counts(
+        counts, f"counted on {total} tokens of {len(files)} files", required, size
+    )
+
+
+def rank_by_counts(
+    counts: NDArray[np.int64], source: str, required: Sequence[int], size: int
+) -> DraftVocabulary:
+    """Rank by how often each token of the vocabulary occurred, equally frequent ones by id.
+
+    counts: not all zero. source: how they were counted, in a few words.
+    """
+    _check_size(size, required, len(counts))
+    ranked = _required_first(np.argsort(-counts, kind="stable"), required)
+    covered = np.cumsum(counts[ranked]) / counts.sum()
+    sizes = {n for n in COVERAGE_SIZES if n < len(counts)} | {size}
     return DraftVocabulary(ranked[:size], source, {n: float(covered[n - 1]) for n in sorted(sizes)})
 
 

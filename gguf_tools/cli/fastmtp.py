@@ -15,6 +15,7 @@ from ..errors import RequestError
 from ..fastmtp import DraftLayout
 from ..format import Value
 from ..in_place import hide_list, replace_list
+from ..output import check_output
 from ..surgery import Assembly, Model, open_model, write
 from .console import byte_progress, printable, reports_errors
 from .draft_options import DraftOptions
@@ -28,16 +29,24 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 class CorpusCommand(TyperCommand):
     """A command whose `--corpus` may be followed by several files."""
 
+    repeatable = "--corpus"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give each file after `--corpus` an option of its own."""
+        """Give each file after the option an option of its own."""
         given: list[str] = []
-        corpus = False
+        open_end = False
         for arg in args:
-            if corpus and given[-1] != "--corpus" and Path(arg).is_file():
-                given.append("--corpus")
-            corpus = arg == "--corpus" or (corpus and not arg.startswith("-"))
+            if open_end and given[-1] != self.repeatable and Path(arg).is_file():
+                given.append(self.repeatable)
+            open_end = arg == self.repeatable or (open_end and not arg.startswith("-"))
             given.append(arg)
         return super().parse_args(ctx, given)
+
+
+class PromptsCommand(CorpusCommand):
+    """The same for `--prompts`."""
+
+    repeatable = "--prompts"
 
 
 _Model = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")]
@@ -57,7 +66,7 @@ _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existi
 
 @app.callback()
 def _fastmtp() -> None:
-    """Add, show or remove the FastMTP draft vocabulary of a GGUF.
+    """Add, calibrate, show or remove the FastMTP draft vocabulary of a GGUF.
 
     The list of tokens that the MTP head drafts from: a short list makes drafting cheap, a list
     that does not have your words makes it useless. `add` counts it on text that you give.
@@ -121,6 +130,79 @@ def add(
             sources = [*opened.paths, *options.files]
             write_file("fastmtp", with_list(opened, keys, layout), target, sources, overwrite)
     report_file(target)
+
+
+@app.command("calibrate", cls=PromptsCommand)
+@reports_errors
+def calibrate(
+    model: _Model,
+    prompts: Annotated[
+        list[Path],
+        typer.Option("--prompts", metavar="FILE…", help="Prompts, with blank lines between them."),
+    ],
+    size: Annotated[
+        int | None, typer.Option("-n", "--size", min=1, help="Number of tokens [32768].")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Tokens to write for each prompt, at most.")
+    ] = 512,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, max=10)] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 32) - 2)] = 1,
+    context: Annotated[int, typer.Option("--context", min=16, help="Positions.")] = 4096,
+    gpu_layers: Annotated[int, typer.Option("-ngl", "--gpu-layers", help="As llama.cpp's.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Prompts without the chat template.")] = False,
+    output: _Output = None,
+    in_place: _InPlace = False,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Give a GGUF a draft vocabulary counted on what the model itself writes.
+
+    Drafts are guesses at the model's own words, so these are the best corpus there is. The model
+    answers your prompts (llama.cpp, without drafting), its tokens are counted; those of the
+    prompts and then the order of ids fill up the list. Some hundred thousand tokens make a good
+    count for 32768.
+
+    **Example**
+
+    mtp-gguf fastmtp calibrate model.gguf --prompts questions.txt --tokens 1024 --in-place
+    """
+    from mtp_gguf.convert.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.generate import Generation  # noqa: PLC0415
+
+    if in_place and output is not None:
+        raise typer.BadParameter("--in-place goes with no --output")
+    texts = _prompts(prompts)
+    settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
+    with open_model(model) as opened:
+        check_head(opened)
+        target = model if in_place else output_path(output, model, "{}-FastMTP")
+        if not in_place:
+            check_output(target, [*opened.paths, *prompts], overwrite)
+        with byte_progress("write", len(texts) * tokens) as progress:
+            draft = rank_by_own_output(opened, texts, size, settings, progress)
+        keys = draft.metadata(with_ids=True)
+        shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
+        typer.echo(f"{len(draft.ids)} tokens, {draft.source}; coverage {', '.join(shares)}")
+        if in_place:
+            _change(opened, keys)
+        else:
+            assembly = with_list(opened, keys, DraftLayout.IDS)
+            write_file("fastmtp", assembly, target, [*opened.paths, *prompts], overwrite)
+    report_file(target)
+
+
+def _prompts(files: list[Path]) -> list[str]:
+    """Paragraphs of the files; RequestError when there is none."""
+    texts = []
+    for path in files:
+        try:
+            paragraphs = path.read_text(encoding="utf-8", errors="replace").split("\n\n")
+        except OSError as error:
+            raise RequestError(f"--prompts: {path}: cannot be read: {error.strerror}") from None
+        texts += [text.strip() for text in paragraphs if text.strip()]
+    if not texts:
+        raise RequestError(f"--prompts: no text in {', '.join(map(str, files))}")
+    return texts
 
 
 @app.command("remove")

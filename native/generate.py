@@ -1,0 +1,91 @@
+"""Text that a model writes, as tokens, by llama.cpp without drafting."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import RequestError
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How to write: at most `tokens` for each prompt, in `context` positions.
+
+    chat: whether prompts go into the model's chat template, where it has one. gpu_layers: as
+    llama.cpp's -ngl.
+    """
+
+    tokens: int
+    temperature: float
+    seed: int
+    context: int
+    chat: bool = True
+    gpu_layers: int = 0
+
+
+def generate(
+    path: Path, prompts: Sequence[str], settings: Generation
+) -> Iterator[tuple[Tokens, Tokens]]:
+    """The tokens of each prompt and of the answer, end-of-turn included.
+
+    RequestError when llama.cpp cannot load the model, or a prompt does not fit into the context.
+    """
+    import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+    try:
+        llm: Any = llama_cpp.Llama(
+            str(path),
+            n_ctx=settings.context,
+            n_gpu_layers=settings.gpu_layers,
+            seed=settings.seed,
+            verbose=False,
+        )
+    except ValueError as error:
+        raise RequestError(f"{path}: llama.cpp cannot load it: {error}") from None
+    with closing(llm):
+        vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
+        write = _chat(llm) if settings.chat else None
+        for text in prompts:
+            prompt = llm.tokenize((write(text) if write else text).encode(), False, True)
+            room = settings.context - len(prompt)
+            if not 0 < len(prompt) < settings.context:
+                raise RequestError(
+                    f"a prompt has {len(prompt)} tokens, expected 1 to {settings.context - 1} "
+                    "(--context)"
+                )
+            llm.reset()
+            answer = []
+            written = llm.generate(prompt, temp=settings.temperature)
+            for token in islice(written, min(room, settings.tokens)):
+                answer.append(int(token))
+                if llama_cpp.llama_vocab_is_eog(vocabulary, token):
+                    break
+            yield np.asarray(prompt, np.int64), np.asarray(answer, np.int64)
+
+
+def _chat(llm: Any) -> Any:
+    """A function that puts a text into the model's chat template; None where it has none."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # noqa: PLC0415
+
+    template = llm.metadata.get("tokenizer.chat_template")
+    if not template:
+        return None
+    formatter = Jinja2ChatFormatter(template=template, eos_token="", bos_token="")
+
+    def write(text: str) -> str:
+        try:
+            return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
+        except Exception as error:  # the template is a program of the file's author
+            raise RequestError(
+                f"the model's chat template fails: {error}; pass --raw to do without"
+            ) from None
+
+    return write
