@@ -1,0 +1,150 @@
+"""Time and bytes of surgery: list-tensors beside gguf-dump, graft beside cp, compare in GB/s.
+
+    python benchmarks/surgery.py --checkpoint FOLDER --work /path/with/space
+
+The checkpoint is one that benchmarks/convert.py generated (random weights, the family's real
+shape). Each command is a process of its own, files come from the page cache, and the median of
+several runs counts. `cp` is timed twice: as it is, and followed by the fsync that every file of
+ours gets before it has its name. What a graft fetches is counted at a hub on loopback.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from hub_server import Hub  # noqa: E402
+
+from mtp_gguf.gguf_tools.surgery import open_model  # noqa: E402
+
+PROGRAM = shutil.which("mtp-gguf", path=str(Path(sys.executable).parent)) or "mtp-gguf"
+DUMP = shutil.which("gguf-dump", path=str(Path(sys.executable).parent)) or "gguf-dump"
+
+
+def run(*command: object, **env: str) -> None:
+    """Run a command; its output is shown only when it fails."""
+    words = [str(word) for word in command]
+    result = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(words)}: {result.stdout}{result.stderr}")
+
+
+def seconds(job: Callable[[], object], runs: int) -> float:
+    """Median wall time."""
+    taken = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        job()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def copy(source: Path, target: Path, *, sync: bool) -> None:
+    """What `cp` does, and fsync after it."""
+    target.unlink(missing_ok=True)
+    run("cp", "--reflink=never", source, target)
+    if sync:
+        run("sync", target)
+
+
+def fetched(trunk: Path, checkpoint: Path, work: Path) -> dict[str, int]:
+    """Bytes and requests that a graft from a hub id costs, beside those of the head."""
+    with Hub("owner/model", {"main": checkpoint}) as hub:
+        environment = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(work / "home"),
+            "NO_PROXY": "*",
+        }
+        target = work / "fetched.gguf"
+        run(
+            PROGRAM, "graft", trunk, "--from", "owner/model", "-o", target, "--overwrite",
+            **environment,
+        )  # fmt: skip
+        asked = [a.range for a in hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
+    total = 0
+    for given in asked:
+        first, _, last = given.removeprefix("bytes=").partition("-")
+        total += int(last) - int(first) + 1
+    head = weights = 0
+    for path in checkpoint.glob("*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        weights += path.stat().st_size
+        for name, entry in header.items():
+            if "mtp." in name:
+                head += entry["data_offsets"][1] - entry["data_offsets"][0]
+    return {"head": head, "fetched": total, "requests": len(asked), "checkpoint": weights}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    work, runs, checkpoint = options.work, options.runs, options.checkpoint
+    work.mkdir(parents=True, exist_ok=True)
+    whole, trunk, again, plain, high, large = (
+        work / f"{name}.gguf" for name in ("whole", "trunk", "again", "plain", "high", "large")
+    )
+    for target, quant in ((whole, "Q4_K_M"), (high, "Q8_0"), (large, "F32")):
+        if not target.exists():
+            run(PROGRAM, "convert", checkpoint, "-o", target, "--quant", quant, "--mtp-f16")
+    run(PROGRAM, "strip", whole, "-o", trunk, "--overwrite")
+    run(PROGRAM, "strip", large, "-o", plain, "--overwrite")
+    size = whole.stat().st_size
+
+    def ours(*words: object) -> Callable[[], None]:
+        return lambda: run(PROGRAM, *words)
+
+    with open_model(whole) as model:
+        header = model.first.data_offset
+    listing = seconds(ours("list-tensors", whole), runs)
+    dump = seconds(lambda: run(DUMP, whole), min(runs, 3))
+    print(
+        f"list-tensors of {size / 1e6:.0f} MB, header {header / 1e6:.1f} MB: {listing:.2f} s, "
+        f"gguf-dump {dump:.2f} s"
+    )
+
+    def graft() -> None:
+        again.unlink(missing_ok=True)
+        run(PROGRAM, "graft", plain, "--from", large, "-o", again)
+
+    grafting = seconds(graft, runs)
+    run("cmp", again, large)
+    bare = seconds(lambda: copy(large, again, sync=False), runs)
+    synced = seconds(lambda: copy(large, again, sync=True), runs)
+    print(
+        f"graft, result {large.stat().st_size / 1e9:.2f} GB: {grafting:.2f} s, "
+        f"cp {bare:.2f} s, cp and fsync {synced:.2f} s"
+    )
+
+    run("cp", whole, again)
+    same = seconds(ours("compare", whole, again), runs)
+    decoded = seconds(ours("compare", whole, high), min(runs, 3))
+    print(
+        f"compare, same bytes: {same:.2f} s, {2 * size / same / 1e9:.2f} GB/s; "
+        f"Q4_K_M with Q8_0: {decoded:.2f} s, "
+        f"{(size + high.stat().st_size) / decoded / 1e9:.2f} GB/s"
+    )
+    cost = fetched(trunk, checkpoint, work)
+    print(
+        f"graft from a hub id: {cost['fetched'] / 1e6:.2f} MB in {cost['requests']} requests for "
+        f"a head of {cost['head'] / 1e6:.2f} MB (checkpoint {cost['checkpoint'] / 1e6:.0f} MB): "
+        f"{cost['fetched'] / cost['head']:.3f} x"
+    )
+
+
+if __name__ == "__main__":
+    main()
