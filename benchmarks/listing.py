@@ -3,9 +3,10 @@
     python benchmarks/listing.py --trials 5
 
 The file has the header of an untied 0.8B model at Q4_K_M: 248,320 tokens, as many merges and token
-types, and the tensors of 24 layers and a head. Its 0.7 GB of data are a hole (sparse), since neither
-program reads them. Both run as processes of their own, interpreter start included; the first run of
-each is not counted. Prints one JSON object; the ratio travels, the seconds are this machine's.
+types, and the tensors of 24 layers and a head. Its 0.7 GB of data are a hole (sparse), since
+neither program reads them. Both run as processes of their own, interpreter start included; the
+first run of each is not counted. Prints one JSON object; the ratio travels, the seconds are this
+machine's.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from golden_gguf import mutant
 
 SECONDS = int(os.environ.get("MTP_FUZZ_SECONDS", "30"))
 MUTANTS = 20  # of each file of the corpus
-LEAST_COVERAGE = 150  # edges; both targets reach more at once, unless the code is not instrumented
+LEAST_COVERAGE = 50  # edges; both targets reach more at once, unless nothing is instrumented
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -52,7 +52,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=SECONDS + 60,
+        timeout=2 * SECONDS + 120,
         check=False,
     )
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
