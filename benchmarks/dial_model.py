@@ -88,14 +88,14 @@ def missed_tokens(spec: Spec, hit: float) -> NDArray[np.bool_]:
     return missed
 
 
-def _tensors(spec: Spec, hit: float, layer_scale: float) -> dict[str, NDArray[Any]]:
+def _tensors(spec: Spec, hit: float, layer_scale: float, gain: float) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(SEED + 2)
     width = spec.hidden
     embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
     embedding[:, 0] = np.where(missed_tokens(spec, hit), FLAG, 0)
     cycle = cycle_of(spec)
     head = np.zeros_like(embedding)
-    head[np.roll(cycle, -1)] = embedding[cycle] / np.sqrt(width)
+    head[np.roll(cycle, -1)] = embedding[cycle] * (gain / np.sqrt(width))
     head[:, 0] = 0
     projection = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
     projection[1:, 0] = embedding[cycle[0], 1:]
@@ -120,18 +120,19 @@ def _tensors(spec: Spec, hit: float, layer_scale: float) -> dict[str, NDArray[An
 
 
 def write_dial_model(
-    folder: Path, shape: str | Spec, hit: float, layer_scale: float = LAYER_SCALE
+    folder: Path, shape: str | Spec, hit: float, layer_scale: float = LAYER_SCALE, gain: float = 1.0
 ) -> Path:
     """Write the checkpoint into a new folder.
 
     hit: share of the cycle's tokens after which the head is right, 0 to 1. layer_scale: factor on
     what the layers add; with 0.03 the text is still the cycle, but the logits of the other tokens
-    depend on all that came before.
+    depend on all that came before. gain: factor on all logits; with 0.15 the cycle is likely only,
+    for tests of sampling.
     """
     spec = SHAPES[shape] if isinstance(shape, str) else shape
     if spec.experts:
         spec = replace(spec, fused_experts=False, fused_mtp_experts=False)
-    stored = _tensors(spec, hit, layer_scale)
+    stored = _tensors(spec, hit, layer_scale, gain)
     original = checkpoints.stored_tensors
     try:  # everything but the weights is as the tests' checkpoints have it
         checkpoints.stored_tensors = lambda _: iter(stored.items())

@@ -17,6 +17,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint64,
     c_void_p,
 )
 from functools import cache
@@ -82,6 +83,18 @@ class SessionStats(ctypes.Structure):
         ("verify_ms", c_double),
         ("sample_ms", c_double),
         ("rollback_ms", c_double),
+    )
+
+
+class Sampling(ctypes.Structure):
+    """mtp_sampling."""
+
+    _fields_ = (
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("seed", c_uint64),
     )
 
 
@@ -237,6 +250,16 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
     lib.mtp_session_step.restype = c_int32
     lib.mtp_session_step.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, i32_p, i32_p]
+    # mtp_status mtp_session_set_sampling(mtp_session * session, const mtp_sampling * sampling);
+    lib.mtp_session_set_sampling.restype = c_int32
+    lib.mtp_session_set_sampling.argtypes = [c_void_p, POINTER(Sampling)]
+    # mtp_status mtp_session_sample(mtp_session * session, int32_t row, int32_t * out);
+    lib.mtp_session_sample.restype = c_int32
+    lib.mtp_session_sample.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_session_step_sampled(mtp_session * session, int32_t seq, int32_t token,
+    #     int32_t depth, int32_t * out, int32_t * out_n);
+    lib.mtp_session_step_sampled.restype = c_int32
+    lib.mtp_session_step_sampled.argtypes = [c_void_p, c_int32, c_int32, c_int32, i32_p, i32_p]
     # mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
     lib.mtp_session_argmax.restype = c_int32
     lib.mtp_session_argmax.argtypes = [c_void_p, c_int32, i32_p]

@@ -26,9 +26,11 @@ class MTPLlama(llama_cpp.Llama):
     depth: tokens drafted in each cycle, 0 (plain decoding) to 16. The variable MTP_GGUF_DISABLE=1
     makes it 0 everywhere. rollback: "snapshot", "checkpoint", "two-phase" or "host". exact: greedy
     text is byte-identical at every depth, or NativeError says what prevents it; flash attention
-    and a Q8_0 cache are then used. fastmtp_size: how much of a ranked draft vocabulary to use; 0
-    all, -1 none. mtp_head: another file to take the head from. mtp_device: ggml's name of the
-    device for the head; by default where the trunk is.
+    and a Q8_0 cache are then used. rejection: accept drafts by rejection sampling where the sampler
+    is a plain chain of top-k, top-p, min-p and temperature; False: always by equality, which gives
+    the very tokens of a run without drafts for the same seed. fastmtp_size: how much of a ranked
+    draft vocabulary to use; 0 all, -1 none. mtp_head: another file to take the head from.
+    mtp_device: ggml's name of the device for the head; by default where the trunk is.
 
     All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
     (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
@@ -42,6 +44,7 @@ class MTPLlama(llama_cpp.Llama):
         depth: int = 3,
         rollback: str = "snapshot",
         exact: bool = False,
+        rejection: bool = True,
         fastmtp_size: int = 0,
         mtp_head: str | None = None,
         mtp_device: str | None = None,
@@ -59,11 +62,13 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"depth: expected 0 to {MAX_DEPTH}, found {depth}")
         self.depth = depth
         self._exact = exact
+        self._rejection = rejection
         self._mode = Rollback.parse(rollback)
         self._mtp_options = {
             "depth": depth,
             "rollback": rollback,
             "exact": exact,
+            "rejection": rejection,
             "fastmtp_size": fastmtp_size,
             "mtp_head": mtp_head,
             "mtp_device": mtp_device,
@@ -230,13 +235,28 @@ class MTPLlama(llama_cpp.Llama):
             and logits_processor is None
             and grammar is None
         )
+        # The chain's distribution is known: drafts can be accepted by it, and not by equality.
+        by_rejection = (
+            self._rejection
+            and self.depth > 0
+            and temp > 0.0
+            and typical_p == 1.0
+            and mirostat_mode == 0
+            and repeat_penalty == 1.0
+            and frequency_penalty == 0.0 == presence_penalty
+            and logits_processor is None
+            and grammar is None
+            and not self._logits_all
+        )
+        if by_rejection:
+            self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=self._seed)
         # Python has to see each token before the next is sampled, or keep its scores.
         stepwise = logits_processor is not None or self._logits_all
         try:
             self.eval(self._reuse_prefix(list(tokens)) if reset else tokens)
             forced: Sequence[int] | None = None
             while True:
-                sampled = self._sample_on(greedy, stepwise)
+                sampled = self._sample_on(greedy, by_rejection, stepwise)
                 try:
                     for token in sampled:
                         if stopping_criteria is not None and stopping_criteria(
@@ -288,20 +308,30 @@ class MTPLlama(llama_cpp.Llama):
         self.n_tokens = common
         return tokens[common:]
 
-    def _sample_on(self, greedy: bool, stepwise: bool) -> Generator[int, None, None]:
+    def _sample_on(
+        self, greedy: bool, by_rejection: bool, stepwise: bool
+    ) -> Generator[int, None, None]:
         """Yield tokens from the logits of the last decode on, without end.
 
         When a token is yielded, n_tokens and input_ids hold everything before it.
         """
         session = self.session
         sampler: Any = self._sampler
-        token = session.argmax() if greedy else sampler.sample(self._ctx, -1)
+        if greedy:
+            token = session.argmax()
+        elif by_rejection:
+            token = session.sample()
+        else:
+            token = sampler.sample(self._ctx, -1)
         while True:
             yield token
             at = self.n_tokens
             if not stepwise:
-                chain = None if greedy else sampler.sampler
-                new = session.step(token, self.depth, sampler=chain)
+                if by_rejection:
+                    new = session.step_sampled(token, self.depth)
+                else:
+                    chain = None if greedy else sampler.sampler
+                    new = session.step(token, self.depth, sampler=chain)
                 self.input_ids[at : at + len(new)] = [token, *new[:-1]]
                 for token in new[:-1]:
                     self.n_tokens += 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._bindings import MAX_DEPTH, SessionParams, SessionStats, check, library
+from ._bindings import MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
 from .errors import NativeError
 from .head import Head
 
@@ -151,6 +151,37 @@ class Session:
             check(
                 library().mtp_session_step(
                     handle, seq, token, depth, sampler, self._tokens, ctypes.byref(self._count)
+                )
+            )
+            return self._tokens[: self._count.value]
+
+    def set_sampling(
+        self,
+        temperature: float,
+        *,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Set the chain of `sample` and `step_sampled` and start its random numbers anew."""
+        params = Sampling(temperature, top_k, top_p, min_p, seed % 2**64)
+        with self._use() as handle:
+            check(library().mtp_session_set_sampling(handle, ctypes.byref(params)))
+
+    def sample(self, row: int = -1) -> int:
+        """Draw a token from a row as `row` gives it; -1: the last."""
+        with self._use() as handle:
+            check(library().mtp_session_sample(handle, row, ctypes.byref(self._count)))
+            return self._count.value
+
+    def step_sampled(self, token: int, depth: int | None = None, seq: int = 0) -> list[int]:
+        """As `step`, by rejection sampling with the chain that is set."""
+        depth = self.max_depth if depth is None else depth
+        with self._use() as handle:
+            check(
+                library().mtp_session_step_sampled(
+                    handle, seq, token, depth, self._tokens, ctypes.byref(self._count)
                 )
             )
             return self._tokens[: self._count.value]

@@ -224,6 +224,29 @@ MTP_API mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
 MTP_API mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
 
+/* A chain whose distribution is known: top-k, top-p, min-p, temperature, in this order, as
+ * llama.cpp's samplers of these names. */
+typedef struct mtp_sampling {
+    float    temperature; /* > 0 */
+    int32_t  top_k;       /* <= 0: all */
+    float    top_p;       /* 1: all */
+    float    min_p;       /* 0: all */
+    uint64_t seed;
+} mtp_sampling;
+
+/* Starts the random numbers of mtp_session_sample and mtp_session_step_sampled anew. */
+MTP_API mtp_status mtp_session_set_sampling(mtp_session * session, const mtp_sampling * sampling);
+
+/* Draws a token from a row, as mtp_cycle_row gives it; -1: the last row. */
+MTP_API mtp_status mtp_session_sample(mtp_session * session, int32_t row, int32_t * out);
+
+/* As mtp_session_step, by rejection sampling: drafts are drawn from the head's own distribution q
+ * (temperature and a cutoff like the chain's last one) and accepted with probability min(1, p / q), p being the trunk's;
+ * in the place of a rejected one a token is drawn from max(0, p - q). The distribution of the text
+ * is p, whatever q is. */
+MTP_API mtp_status mtp_session_step_sampled(mtp_session * session, int32_t seq, int32_t token,
+                                            int32_t depth, int32_t * out, int32_t * out_n);
+
 /* The most likely token of a row, as mtp_cycle_row gives it; -1: the last row. */
 MTP_API mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
 

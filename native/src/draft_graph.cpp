@@ -27,6 +27,12 @@ public:
             g_.step_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, depth), "step slots");
         }
 
+        if (g_.key_.draws) {
+            g_.sharpness_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "sharpness");
+            g_.cutoff_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "cutoff");
+            g_.uniforms_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, depth), "uniforms");
+        }
+
         keys_ = sequence_rows(cache_.keys());
         values_ = sequence_rows(cache_.values());
 
@@ -46,7 +52,7 @@ public:
                 write_cache(normed, positions(step), ggml_view_1d(ctx_, g_.step_slots_, 1, size_t(step) * sizeof(int64_t)));
             }
             hidden_ = block(x, normed, step);
-            draft(hidden_);
+            draft(hidden_, step);
         }
     }
 
@@ -187,12 +193,38 @@ private:
         return out;
     }
 
-    // Logits, argmax and its probability of one hidden state.
-    void draft(ggml_tensor * hidden) {
+    // [1, 1]: the element of a column [n, 1] at an index [1]
+    ggml_tensor * element(ggml_tensor * column, ggml_tensor * index) {
+        return ggml_get_rows(ctx_, ggml_reshape_2d(ctx_, column, 1, column->ne[0]), index);
+    }
+
+    // An index [1] drawn with the weights [n, 1]: the first whose running sum passes u times the
+    // total. As many running sums do as there are indices from it on, which is how it is counted.
+    ggml_tensor * draw(ggml_tensor * weights, ggml_tensor * u) {
+        const float n = float(weights->ne[0]);
+        ggml_tensor * threshold = ggml_mul(ctx_, ggml_sum_rows(ctx_, weights), u);
+        ggml_tensor * passed = ggml_step(ctx_, ggml_sub(ctx_, ggml_cumsum(ctx_, weights), threshold));
+        ggml_tensor * index = ggml_scale_bias(ctx_, ggml_sum_rows(ctx_, passed), -1.0f, n);
+        index = ggml_clamp(ctx_, index, 0.0f, n - 1); // a sum rounded to less than the threshold
+        return ggml_reshape_1d(ctx_, ggml_cast(ctx_, index, GGML_TYPE_I32), 1);
+    }
+
+    // Logits of one hidden state, what is chosen of them, and how probable that is.
+    void draft(ggml_tensor * hidden, int64_t step) {
         ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
         ggml_tensor * index = ggml_argmax(ctx_, logits);              // [1]
-        ggml_tensor * all = ggml_reshape_2d(ctx_, ggml_soft_max(ctx_, logits), 1, logits->ne[0]);
-        ggml_tensor * probability = ggml_get_rows(ctx_, all, index); // [1, 1]
+        ggml_tensor * probability;
+        if (g_.key_.draws) {
+            ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);
+            ggml_tensor * kept = ggml_step(ctx_, ggml_sub(ctx_, logits, lowest));
+            ggml_tensor * weights = ggml_mul(ctx_, ggml_soft_max(ctx_, ggml_mul(ctx_, logits, g_.sharpness_)), kept);
+            index = draw(weights, ggml_view_1d(ctx_, g_.uniforms_, 1, size_t(step) * sizeof(float)));
+            probability = ggml_div(ctx_, element(weights, index), ggml_sum_rows(ctx_, weights));
+            output(weights);
+            g_.weights_.push_back(weights);
+        } else {
+            probability = element(ggml_soft_max(ctx_, logits), index);
+        }
         output(logits);
         output(index);
         output(probability);
@@ -242,7 +274,8 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
     }
 }
 
-void DraftGraph::run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first) {
+void DraftGraph::run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first,
+                     const Drawing * drawing) {
     const int64_t rows = key_.rows;
     const int64_t depth = key_.depth;
     const int64_t last = first + rows - 1;
@@ -286,6 +319,13 @@ void DraftGraph::run(const float * embedding, const float * hidden, int64_t firs
         }
     }
 
+    if (key_.draws) {
+        const float cutoff = drawing->cutoff - 1e-5f; // the token that sets the bar must pass it
+        ggml_backend_tensor_set(sharpness_, &drawing->inverse_temperature, 0, sizeof(float));
+        ggml_backend_tensor_set(cutoff_, &cutoff, 0, sizeof(float));
+        ggml_backend_tensor_set(uniforms_, drawing->uniforms.data(), 0, ggml_nbytes(uniforms_));
+    }
+
     const ggml_status status = ggml_backend_graph_compute(backend_, graph_);
     if (status != GGML_STATUS_SUCCESS) {
         throw Error(MTP_ERROR_BACKEND, format("%s: the draft graph failed: %s", ggml_backend_name(backend_),
@@ -308,6 +348,12 @@ float DraftGraph::probability(int64_t step) const {
 void DraftGraph::logits(int64_t step, float * out) const {
     ggml_tensor * tensor = logits_[size_t(step)];
     ggml_backend_tensor_get(tensor, out, 0, ggml_nbytes(tensor));
+}
+
+void DraftGraph::weights(int64_t step, std::vector<float> & out) const {
+    ggml_tensor * tensor = weights_[size_t(step)];
+    out.resize(size_t(tensor->ne[0]));
+    ggml_backend_tensor_get(tensor, out.data(), 0, ggml_nbytes(tensor));
 }
 
 void DraftGraph::collect_ops(std::set<std::string> & names) const {

@@ -22,6 +22,14 @@
 
 namespace mtp {
 
+// How drafts are drawn: from the softmax of logits / temperature, without the tokens whose logit is
+// too far below the largest.
+struct Drawing {
+    float inverse_temperature;
+    float cutoff;                // <= 0, distance from the largest logit
+    std::vector<float> uniforms; // one for each step, in [0, 1)
+};
+
 class DraftGraph {
 public:
     // What a graph is built for; two calls with equal keys share one.
@@ -30,9 +38,11 @@ public:
         int64_t rows;  // R >= 1
         int64_t depth; // D >= 0
         int64_t n_kv;  // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
+        bool draws = false; // drafts are drawn from the head's distribution, and not its argmax
 
         bool operator==(const Key & other) const {
-            return seq == other.seq && rows == other.rows && depth == other.depth && n_kv == other.n_kv;
+            return seq == other.seq && rows == other.rows && depth == other.depth && n_kv == other.n_kv &&
+                   draws == other.draws;
         }
     };
 
@@ -43,12 +53,17 @@ public:
     const Key & key() const { return key_; }
 
     // embedding, hidden: [R][n_embd]. first_kept: lowest position in the cache. first: position of row 0.
-    void run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first);
+    // drawing: for a graph that draws.
+    void run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first,
+             const Drawing * drawing);
 
     // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits.
     int32_t index(int64_t step) const;
     float probability(int64_t step) const;
     void logits(int64_t step, float * out) const;
+
+    // The distribution that step s drew from, [draft vocabulary], not normed; for a graph that draws.
+    void weights(int64_t step, std::vector<float> & out) const;
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;
@@ -69,6 +84,10 @@ private:
     ggml_tensor * step_positions_ = nullptr; // [4, D] I32
     ggml_tensor * step_slots_ = nullptr;     // [D] I64
     ggml_tensor * mask_ = nullptr;           // [n_kv, D] F16
+    ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
+    ggml_tensor * cutoff_ = nullptr;         // [1] F32, of a logit below the largest
+    ggml_tensor * uniforms_ = nullptr;       // [D] F32
+    std::vector<ggml_tensor *> weights_;       // D of [draft vocabulary, 1] F32
     std::vector<ggml_tensor *> indices_;       // D of [1] I32
     std::vector<ggml_tensor *> probabilities_; // D of [1, 1] F32
     std::vector<ggml_tensor *> logits_;        // D of [draft vocabulary, 1] F32

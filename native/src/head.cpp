@@ -47,7 +47,7 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
-    graph({0, 1, 1, CACHE_BUCKET}); // says now, not in the middle of a text, what the device cannot do
+    graph({0, 1, 1, CACHE_BUCKET, true}); // says now, not in the middle of a text, what the device cannot do
 }
 
 mtp_head_info Head::info() const {
@@ -114,13 +114,14 @@ DraftGraph & Head::graph(const DraftGraph::Key & key) {
 }
 
 DraftGraph & Head::run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                       int64_t depth) {
+                       int64_t depth, const Drawing * drawing) {
     embedding_.resize(size_t(n_rows * config_.n_embd));
     read_rows(*vocabulary_.embedding, tokens, size_t(n_rows), embedding_.data());
     const int64_t end = first + n_rows + depth; // drafts stand past the last row
     const int64_t n_kv = depth == 0 ? 0 : (end + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET;
-    DraftGraph & g = graph({seq, n_rows, depth, std::min(n_kv, cache_->rows_per_seq())});
-    g.run(embedding_.data(), hidden, cache_->empty(seq) ? first : cache_->first(seq), first);
+    DraftGraph & g = graph({seq, n_rows, depth, std::min(n_kv, cache_->rows_per_seq()), drawing != nullptr});
+    g.run(embedding_.data(), hidden, cache_->empty(seq) ? first : cache_->first(seq), first, drawing);
+    last_drawn_ = drawing != nullptr ? &g : nullptr;
     cache_->extend(seq, first, n_rows);
     return g;
 }
@@ -141,7 +142,8 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
 }
 
 void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits) {
+                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits,
+                 const Drawing * drawing) {
     check_rows(seq, first, tokens, hidden, n_rows, 1);
     require_range(depth, 1, MTP_MAX_DEPTH, "depth");
     require(out_tokens, "out_tokens");
@@ -151,7 +153,8 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
     feed(seq, first, tokens, hidden, ahead);
     DraftGraph * g;
     try {
-        g = &run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead, depth);
+        g = &run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead, depth,
+                 drawing);
     } catch (...) {
         cache_->truncate(seq, before);
         throw;
@@ -179,7 +182,8 @@ void Head::rollback(int32_t seq, int64_t position) {
 const std::string & Head::ops() {
     if (ops_.empty()) {
         std::set<std::string> names;
-        graph({0, 2, 2, CACHE_BUCKET}).collect_ops(names);
+        graph({0, 2, 2, CACHE_BUCKET, false}).collect_ops(names);
+        graph({0, 2, 2, CACHE_BUCKET, true}).collect_ops(names);
         for (const std::string & name : names) {
             ops_ += (ops_.empty() ? "" : " ") + name;
         }

@@ -28,9 +28,12 @@ public:
     // As the functions of the same names in mtp.h; arguments are checked here.
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
     void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
-               int32_t * out_tokens, float * out_probs, float * out_logits);
+               int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
+
+    // What the last drawn draft drew its step from, [draft vocabulary], not normed.
+    void draft_weights(int64_t step, std::vector<float> & out) const { last_drawn_->weights(step, out); }
 
     void check_seq(int32_t seq) const;
 
@@ -38,7 +41,7 @@ private:
     void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
                     int64_t least) const;
     DraftGraph & run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                     int64_t depth);
+                     int64_t depth, const Drawing * drawing = nullptr);
     DraftGraph & graph(const DraftGraph::Key & key);
 
     struct CachedGraph {
@@ -58,6 +61,7 @@ private:
     int64_t n_batch_;
     std::vector<CachedGraph> graphs_; // the most recently used ones
     uint64_t clock_ = 0;
+    const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     std::vector<float> embedding_; // scratch, [rows][n_embd]
     std::string ops_;
 };

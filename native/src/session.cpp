@@ -212,7 +212,8 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
 
 // Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
 // the head knows too little.
-int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs) {
+int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
+                       const Drawing * drawing) {
     Sequence & s = sequences_[size_t(seq)];
     if (s.tail_tokens.empty()) {
         return 0;
@@ -227,12 +228,13 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     if (depth == 0) {
         head_->feed(seq, next, tokens.data(), hidden, n);
     } else {
-        head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr);
+        head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
     }
     return depth;
 }
 
-int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs) {
+int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
+                       const Drawing * drawing) {
     check_idle();
     Sequence & s = sequence(seq);
     require_range(token, 0, trunk_.n_vocab() - 1, "token");
@@ -246,7 +248,7 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     }
     settle(seq);
     const int32_t room = int32_t(std::min<int64_t>(depth, trunk_.n_ctx() - s.length - 1));
-    const int32_t n = drafting() ? draft(seq, token, room, out_tokens, out_probs) : 0;
+    const int32_t n = drafting() ? draft(seq, token, room, out_tokens, out_probs, drawing) : 0;
 
     Stopwatch watch(stats_.verify_ms);
     cycle_ = Cycle();
@@ -343,6 +345,82 @@ int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler *
             end(i);
             return i + 1;
         }
+    }
+}
+
+// The distribution of a row, as mtp_cycle_row gives it, into target_.
+void Session::read_distribution(int32_t row) {
+    if (!sampling_) {
+        throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
+    }
+    sampling_->distribution(trunk_.logits(row), trunk_.n_vocab(), target_);
+}
+
+int32_t Session::sample(int32_t row) {
+    read_distribution(row);
+    return sampling_->draw(target_);
+}
+
+// target_ becomes max(0, p - q), normed, q being what this step of the draft drew from.
+void Session::subtract_draft(int64_t step) {
+    const DraftVocabulary & vocabulary = head_->vocabulary();
+    if (draft_index_.empty()) {
+        draft_index_.assign(size_t(vocabulary.n_vocab), -1);
+        for (int64_t i = 0; i < vocabulary.size(); ++i) {
+            draft_index_[size_t(vocabulary.target_id(int32_t(i)))] = int32_t(i);
+        }
+    }
+    head_->draft_weights(step, draft_weights_);
+    double total = 0;
+    for (const float weight : draft_weights_) {
+        total += weight;
+    }
+    Distribution & p = target_;
+    double left = 0;
+    for (size_t i = 0; i < p.tokens.size(); ++i) {
+        const int32_t index = draft_index_[size_t(p.tokens[i])];
+        const double q = index < 0 ? 0 : draft_weights_[size_t(index)] / total;
+        p.probabilities[i] = std::max(0.0, p.probabilities[i] - q);
+        left += p.probabilities[i];
+    }
+    if (left <= 0) { // p and q agree up to rounding: a rejection that rounding alone made
+        read_distribution(int32_t(step - cycle_.batch_first));
+        return;
+    }
+    for (double & probability : p.probabilities) {
+        probability /= left;
+    }
+}
+
+int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out) {
+    require(out, "out");
+    if (!sampling_) {
+        throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
+    }
+    require_range(depth, 0, params_.max_depth, "depth");
+    // The filters on the draft's side: as far down from the likeliest token as they went in the
+    // trunk's last row. Any q is right, as long as nothing of this cycle decides about it.
+    Drawing drawing = {1.0f / sampling_->params().temperature, sampling_->reach(), {}};
+    for (int32_t i = 0; i < depth; ++i) {
+        drawing.uniforms.push_back(float(sampling_->uniform()));
+    }
+    int32_t drafts[MTP_MAX_DEPTH];
+    float q[MTP_MAX_DEPTH];
+    const int32_t n = begin(seq, token, depth, drafts, q, depth > 0 ? &drawing : nullptr);
+    for (int32_t i = 0;; ++i) {
+        const int32_t at = row(i);
+        Stopwatch watch(stats_.sample_ms);
+        read_distribution(at);
+        if (i < n && sampling_->uniform() * q[i] < target_.of(drafts[i])) {
+            out[i] = drafts[i];
+            continue;
+        }
+        if (i < n) {
+            subtract_draft(i);
+        }
+        out[i] = sampling_->draw(target_);
+        end(i);
+        return i + 1;
     }
 }
 

@@ -6,6 +6,7 @@
 // the tokens and hidden states that the head may still need.
 
 #include "head.h"
+#include "sampling.h"
 #include "trunk.h"
 
 #include "mtp.h"
@@ -28,11 +29,15 @@ public:
     // As the functions of the same names in mtp.h.
     int64_t length(int32_t seq) const;
     void decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits);
-    int32_t begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs);
+    int32_t begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
+                  const Drawing * drawing = nullptr);
     int32_t row(int32_t row);
     void end(int32_t n_accepted);
     int32_t step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out);
     int32_t argmax(int32_t row) const;
+    void set_sampling(const mtp_sampling & params) { sampling_ = std::make_unique<Sampling>(params); }
+    int32_t sample(int32_t row);
+    int32_t step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out);
     void remove(int32_t seq, int64_t p0, int64_t p1);
     void sync(int32_t seq);
 
@@ -70,7 +75,10 @@ private:
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();
-    int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs);
+    int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
+                  const Drawing * drawing);
+    void read_distribution(int32_t row);
+    void subtract_draft(int64_t step);
     int64_t reach(const Sequence & s) const;
 
     Trunk trunk_;
@@ -79,6 +87,11 @@ private:
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
+
+    std::unique_ptr<Sampling> sampling_;
+    Distribution target_;             // of the row at hand
+    std::vector<float> draft_weights_; // scratch
+    std::vector<int32_t> draft_index_; // of a target id in the draft vocabulary, -1: none
 };
 
 } // namespace mtp

@@ -58,6 +58,22 @@ mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, i
     });
 }
 
+mtp_status mtp_session_set_sampling(mtp_session * session, const mtp_sampling * sampling) {
+    return guard([&] { require(session, "session")->set_sampling(*require(sampling, "sampling")); });
+}
+
+mtp_status mtp_session_sample(mtp_session * session, int32_t row, int32_t * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->sample(row); });
+}
+
+mtp_status mtp_session_step_sampled(mtp_session * session, int32_t seq, int32_t token, int32_t depth, int32_t * out,
+                                    int32_t * out_n) {
+    return guard([&] {
+        require(out_n, "out_n");
+        *out_n = require(session, "session")->step_sampled(seq, token, depth, out);
+    });
+}
+
 mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out) {
     return guard([&] { *require(out, "out") = require(session, "session")->argmax(row); });
 }

@@ -153,14 +153,19 @@ class Dial:
         self.module = _load_dial_model()
 
     def __call__(
-        self, shape: str = "tiny", hit: float = 0.7, quant: str = "Q4_K_M", head: str = "F16"
+        self,
+        shape: str = "tiny",
+        hit: float = 0.7,
+        quant: str = "Q4_K_M",
+        head: str = "F16",
+        gain: float = 1.0,
     ) -> Path:
-        path = self.models.root / f"dial-{shape}-{hit}-{quant}-{head}.gguf"
+        path = self.models.root / f"dial-{shape}-{hit}-{gain}-{quant}-{head}.gguf"
         if path.exists():
             return path
-        folder = self.models.root / f"dial-{shape}-{hit}"
+        folder = self.models.root / f"dial-{shape}-{hit}-{gain}"
         if not folder.is_dir():
-            self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE)
+            self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE, gain)
         return convert(folder, path, quant, head)
 
     def successors(self, shape: str) -> dict[int, int]:

@@ -22,7 +22,7 @@ TOKENS = 40
 
 def run(path: Path, depth: int, **options: Any) -> tuple[list[int], np.ndarray, float]:
     """Greedy tokens, the logits after every position, tokens per cycle."""
-    given = {"n_ctx": 768, "n_threads": 1, "n_threads_batch": 2, "logits_all": True, **options}
+    given = {"n_ctx": 768, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, **options}
     with closing(MTPLlama(str(path), depth=depth, **given)) as llm:
         stream = llm.generate(PROMPT, temp=0.0)
         tokens = list(itertools.islice(stream, TOKENS))
