@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..server.address import check_free, resolve
+from ..server.address import check_free, check_helpers, resolve
 from ..server.command import ServerCommand, server_command
 from ..server.find import VARIABLE, ask, find_server
 from ..server.launch import RunningServer
@@ -45,6 +45,10 @@ def serve(
         typer.Option("--spec-draft-n-max", min=1, help="Tokens to draft. Without: by model size."),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
+    rpc: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,…", help="ggml RPC servers to spread the model over."),
+    ] = None,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the command instead of running it.")
     ] = False,
@@ -69,13 +73,15 @@ def serve(
     served = ServedModel(file, None) if no_draft else choose_head(file, head)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
-    command = server_command(server, served, address, depth, allow_public, passed)
+    command = server_command(server, served, address, depth, rpc, allow_public, passed)
     for note in command.notes:
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
         typer.echo(shlex.join(command.words))
         return
     check_free(address)
+    if rpc:
+        check_helpers(rpc)
     typer.echo(shlex.join(command.words), err=True)
     raise typer.Exit(_run(command, model.name))
 

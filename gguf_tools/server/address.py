@@ -1,4 +1,4 @@
-"""The address that a server listens at: who can reach it, whether it is free."""
+"""The address that a server listens at, and those of the machines that help it."""
 
 import ipaddress
 import socket
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import RequestError
 
+_CONNECT_SECONDS = 5.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -54,3 +55,18 @@ def check_free(address: Address) -> None:
                     f"{address.host}:{address.port} cannot be listened at: {error.strerror}; "
                     "choose another --port"
                 ) from None
+
+
+def check_helpers(endpoints: str) -> None:
+    """RequestError unless an RPC server answers at each of `endpoints`, `HOST:PORT,…`.
+
+    llama-server itself ends without a word on which of them is missing.
+    """
+    for endpoint in endpoints.split(","):
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal():
+            raise RequestError(f"--rpc: expected HOST:PORT, found {endpoint!r}")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise RequestError(f"--rpc: no RPC server answers at {endpoint}: {error}") from None

@@ -91,12 +91,15 @@ def find_build() -> Build | None:
 
 
 def clean() -> int:
-    """Remove every build, finished or not, of any version; the number of folders removed."""
+    """Remove every build, finished or not, of any version; the number of folders removed.
+
+    ServerError when one of them is being built.
+    """
     folders = [entry for entry in cache_folder("server").iterdir() if entry.is_dir()]
     for folder in folders:
-        # A name that no search takes for a build, in case removing is interrupted.
-        doomed = folder.rename(folder.with_name(f".{folder.name}.removed"))
-        shutil.rmtree(doomed)
+        with _lock(folder.with_name(f"{folder.name.removesuffix('.work')}.lock")):
+            # A name that no search takes for a build, in case removing is interrupted.
+            shutil.rmtree(folder.rename(folder.with_name(f".removed.{folder.name}")))
     return len(folders)
 
 
@@ -194,7 +197,7 @@ def _run(command: Sequence[str | Path], work: Path, report: Report) -> None:
     tail: deque[str] = deque(maxlen=LOG_LINES)
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     with (
-        log.open("a", encoding="utf-8") as file,
+        log.open("a", encoding="utf-8", buffering=1) as file,
         subprocess.Popen(
             [str(word) for word in command],
             env=environment,

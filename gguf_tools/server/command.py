@@ -40,13 +40,15 @@ def server_command(
     model: ServedModel,
     address: Address,
     depth: int | None,
+    rpc: str | None,
     allow_public: bool,
     passed: Sequence[str],
 ) -> ServerCommand:
     """Put the command together.
 
-    model: has a head where it shall draft. depth: None for a default by the model's size. passed:
-    the user's own options, handed on as they are, after ours.
+    model: has a head where it shall draft. depth: None for a default by the model's size. rpc:
+    `HOST:PORT,…` of ggml's RPC servers. passed: the user's own options, handed on as they are,
+    after ours.
 
     ServerError when the server cannot load the file, or cannot draft though it should.
     RequestError when `passed` or `address` needs another word of the user.
@@ -62,6 +64,8 @@ def server_command(
     notes = tuple(_check_layouts(server, model))
     words = [str(server.path), "-m", str(model.file.path)]
     words += ["--host", address.host, "--port", str(address.port)]
+    if rpc:
+        words += ["--rpc", rpc]
     if model.head_file:
         if not server.drafts:
             raise ServerError(

@@ -5,26 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from checkpoints import SPECS, write_checkpoint
 from conversions import invoke
 
+from mtp_gguf.gguf_tools import cli
 from mtp_gguf.gguf_tools.server.build import find_build
 from mtp_gguf.gguf_tools.server.find import VARIABLE
 
-Files = Callable[[str], Path]
 
-_SPEC = SPECS["dense-3v"]
-_FASTMTP = ("--fastmtp", "256", "--fastmtp-layout")
+class Files(Protocol):
+    """Makes GGUF files, each once: never write to one."""
+
+    def __call__(self, layout: str, spec: str = "dense-3v") -> Path:
+        """The file of a layout in the table below, from `checkpoints.SPECS` or the `demo`."""
+
+
+DEMO = Path(cli.__file__).parents[1] / "demo_model"
+
+_SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "ids": (*_FASTMTP, "ids"),
-    "table": (*_FASTMTP, "table"),
-    "sidecar": (*_FASTMTP, "sidecar"),
+    "ids": ("--fastmtp-layout", "ids"),
+    "table": ("--fastmtp-layout", "table"),
+    "sidecar": ("--fastmtp-layout", "sidecar"),
     "head": ("--head-only",),
     "base": ("--no-mtp",),
     "split": ("--split-max-size", "1M"),
@@ -33,20 +42,32 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A function from a name in the table above to a GGUF file of it. Never write to that."""
+    """Model files by layout and checkpoint."""
     root = tmp_path_factory.mktemp("served")
-    checkpoint = write_checkpoint(root / "model", _SPEC)
 
     @cache
-    def make(name: str) -> Path:
-        head = () if name == "base" else ("--mtp-f16",)
-        out = root / name / "model.gguf"
-        out.parent.mkdir()
-        result = invoke("convert", checkpoint, "-o", out, *head, *_OPTIONS[name])
-        assert result.exit_code == 0, result.output
-        return next(iter(sorted(out.parent.iterdir())))
+    def checkpoint(spec: str) -> Path:
+        if spec == "demo":
+            return DEMO
+        return write_checkpoint(root / spec, SPECS[spec])
 
-    return make
+    @cache
+    def make(layout: str, spec: str) -> Path:
+        options = [*_OPTIONS[layout]]
+        if layout != "base":
+            options.append("--mtp-f16")
+        if "--fastmtp-layout" in options:
+            options += ["--fastmtp", _SIZE.get(spec, "256")]
+        out = root / f"{spec}-{layout}" / "model.gguf"
+        out.parent.mkdir()
+        result = invoke("convert", checkpoint(spec), "-o", out, *options)
+        assert result.exit_code == 0, result.output
+        return min(out.parent.iterdir())
+
+    def file(layout: str, spec: str = "dense-3v") -> Path:
+        return make(layout, spec)
+
+    return file
 
 
 @pytest.fixture
@@ -61,11 +82,19 @@ def no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def free_port() -> int:
+def free_ports() -> list[int]:
+    """Three ports of this machine at which nothing listens right now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+@pytest.fixture
+def free_port(free_ports: list[int]) -> int:
     """A port of this machine at which nothing listens right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports[0]
 
 
 @pytest.fixture(scope="session")

@@ -186,6 +186,7 @@ def test_an_interrupted_build_is_no_build_and_is_gone_on_with(
             time.sleep(0.02)
         # A second one meanwhile: it must not build in the same folder.
         check_refusal(*failed(machine.build()), "another process")
+        check_refusal(*failed(invoke("build-server", "--clean")), "another process")
         os.killpg(process.pid, number)
         _, stderr = process.communicate(timeout=20)
     if number == signal.SIGINT:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from conversions import check_refusal, invoke
 
+from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.server.model import ModelFile, ServedModel
 from server.conftest import Files
 from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
 
@@ -58,6 +60,18 @@ def test_the_user_says_how_deep_and_whether(patched: Path, files: Files) -> None
     assert printed(patched, model, "--spec-draft-n-max", 5)[-2:] == ["--spec-draft-n-max", "5"]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
     assert "contradict" in refusal(patched, model, "--no-draft", "--spec-draft-n-max", 2, code=2)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "weights", "depth"),
+    [("qwen35", 800e6, 1), ("qwen35", 4e9, 2), ("qwen35", 27e9, 2), ("qwen35moe", 35e9, 1)],
+)
+def test_without_a_word_the_depth_goes_by_size(
+    architecture: str, weights: float, depth: int
+) -> None:
+    head = HeadReport(True, "", 24, {}, None, stock=True)
+    file = ModelFile(Path("m.gguf"), head, False, architecture, (1024, 248320), int(weights))
+    assert ServedModel(file, file).draft_depth == depth
 
 
 def test_a_stock_server_takes_what_it_can_load_and_the_user_is_told(
@@ -181,6 +195,18 @@ def test_a_public_address_needs_a_key_or_a_word(
 @pytest.mark.parametrize("host", ["", "127.0.0.1,0.0.0.0", "/tmp/a.sock", "no.such.host.invalid"])
 def test_hosts_that_cannot_be_waited_for(host: str, patched: Path, files: Files) -> None:
     assert "--host" in refusal(patched, files("plain"), "--host", host)
+
+
+@pytest.mark.parametrize("endpoints", ["127.0.0.1", ":1", "127.0.0.1:x", "127.0.0.1:1,"])
+def test_a_helper_that_does_not_answer_is_named(
+    endpoints: str, patched: Path, files: Files, free_port: int
+) -> None:
+    model = files("plain")
+    assert printed(patched, model, "--rpc", "a:1,b:2")[6:8] == ["--rpc", "a:1,b:2"]
+    result = invoke(
+        "serve", model, "--llama-server", patched, "--port", free_port, "--rpc", endpoints
+    )
+    check_refusal(result.exit_code, result.stderr, "--rpc")
 
 
 def test_an_occupied_port_is_named(patched: Path, files: Files) -> None:

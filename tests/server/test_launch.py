@@ -3,71 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conversions import spawn
 
 from server.conftest import Files
+from server.serving import serving
 from server.stand_in import write_stand_in
-
-PATIENCE = 20.0  # seconds that a busy machine may take to start two interpreters
-
-
-class Serving:
-    """A running `mtp-gguf serve`, with its standard error line by line."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._queue: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
-
-    def until(self, words: str) -> str:
-        """Read on to the line that has these words."""
-        deadline = time.monotonic() + PATIENCE
-        while (line := self._queue.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
-            self.lines.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"{words!r} not in {self.lines}")
-
-    def end(self) -> int:
-        """Wait for the end; the exit code."""
-        code = self.process.wait(PATIENCE)
-        while (line := self._queue.get(timeout=PATIENCE)) is not None:
-            self.lines.append(line)
-        return code
-
-
-@contextmanager
-def serving(server: Path, model: Path, port: int, *passed: object) -> Iterator[Serving]:
-    process = spawn(
-        "serve", model, "--llama-server", server, "--port", port, "--", *passed,
-        start_new_session=True,
-    )  # fmt: skip
-    with process:
-        try:
-            yield Serving(process)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            for pipe in (process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()
 
 
 @pytest.fixture

@@ -1,0 +1,384 @@
+"""A real llama-server with our patches: every layout drafts, no layout changes the text.
+
+The models are tiny and random, so few drafts are right; what is compared does not depend on it.
+`--no-repack` stands for kernels that do not depend on the size of the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+
+from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
+from server.conftest import Files
+from server.serving import PATIENCE, Serving, serving
+
+pytestmark = pytest.mark.server
+
+PROMPTS = [[5, 6, 7, 8], [9] * 17, list(range(40, 140)), [700, 3, 700, 3, 700]]
+TEXTS = [
+    "def is_prime(n):\n",
+    "import os\n\nclass Path:\n",
+    "    if name is None:\n",
+    "class Path:\n    def ",
+    "for name in names:\n",
+    "Return the ",
+    "import sys\n\ndef main():\n    ",
+    "try:\n    import json\n",
+]
+NEAR_TIE = 0.1  # of two logarithms of probabilities; rounding was seen to turn 0.026
+LEAST_ACCEPTED = 0.2  # of what the demo model's head offers; far below what it reaches
+TOKENS = 24
+DEPTH = 3
+SETTINGS = ("--no-repack", "--ctx-size", 2048, "--no-warmup", "--threads", 1)
+VOCABULARY, LISTED = 1024, 256
+
+
+class Client:
+    """Asks a running server at `port`."""
+
+    def __init__(self, run: Serving, port: int) -> None:
+        self.run = run
+        self.url = f"http://127.0.0.1:{port}/completion"
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> dict[str, Any]:
+        """Continue `prompt` (text or token ids) greedily, deaf to the end of text."""
+        body = {
+            "prompt": prompt,
+            "n_predict": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_tokens": True,
+            **options,
+        }
+        request = urllib.request.Request(self.url, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            result: dict[str, Any] = json.load(answer)
+        assert len(result["tokens"]) == body["n_predict"]
+        return result
+
+
+@contextmanager
+def running(
+    server: Path, model: Path, port: int, *passed: object, options: Sequence[object] = ()
+) -> Iterator[Client]:
+    """A server that is ready, stopped as a user would stop it."""
+    with serving(server, model, port, *SETTINGS, *passed, options=options) as run:
+        run.until("ready")
+        yield Client(run, port)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 0
+
+
+def beside(model: Path, head: Path, folder: Path) -> Path:
+    """A model with its head in another file, as publishers ship them."""
+    shutil.copy(head, folder / "mtp-model.gguf")
+    return Path(shutil.copy(model, folder / "model.gguf"))
+
+
+def listed_ids(path: Path) -> set[int]:
+    """The draft vocabulary of a file."""
+    reader = GGUFReader(path)
+    field = reader.get_field(IDS_KEY)
+    if field is not None:
+        return set(field.contents())
+    return {int(i) for t in reader.tensors if t.name == ID_MAP_TENSOR for i in t.data}
+
+
+def drafted(log: Path) -> list[int]:
+    """The token that each step of drafting chose, from a log at the highest verbosity."""
+    found = re.findall(r"draft candidate +0, pos +\d+: +(\d+)", log.read_text(errors="replace"))
+    return [int(token) for token in found]
+
+
+# ------------------------------------------------------------ text
+
+
+@pytest.mark.parametrize(
+    ("layout", "spec"),
+    [
+        ("plain", "dense-3v"),
+        ("ids", "dense-3v"),
+        ("table", "dense-3v"),
+        ("ids", "dense-tied"),
+        ("table", "dense-tied"),
+        ("ids", "moe-mixed"),
+        ("table", "moe-mixed"),
+        ("head", "dense-3v"),
+        ("sidecar", "dense-3v"),
+        ("sidecar", "moe-mixed"),
+    ],
+)
+def test_drafting_uses_the_list_and_leaves_the_text_alone(
+    layout: str, spec: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    alone = layout in ("head", "sidecar")
+    model = files("base" if alone else layout, spec)
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [client.complete(prompt)["tokens"] for prompt in PROMPTS]
+    listed = listed_ids(files(layout, spec))
+    assert len(listed) == (LISTED if layout in ("ids", "table", "sidecar") else 0)
+    if alone:
+        model = beside(model, files(layout, spec), tmp_path)
+    log = tmp_path / "log"
+    verbose = ("--log-file", log, "--verbosity", 10)
+    depth = ("--spec-draft-n-max", DEPTH)
+    with running(patched_server, model, free_port, *verbose, options=depth) as client:
+        results = [client.complete(prompt) for prompt in PROMPTS]
+    assert [result["tokens"] for result in results] == want
+    for result in results:
+        assert result["timings"]["draft_n"] >= TOKENS  # with almost no draft right
+    tokens = drafted(log)
+    assert len(tokens) >= len(PROMPTS) * TOKENS
+    if listed:
+        assert set(tokens) <= listed
+        assert f"drafts over {LISTED} of {VOCABULARY} tokens" in log.read_text(errors="replace")
+    else:
+        assert max(tokens) >= LISTED
+
+
+@pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
+def test_a_trained_head_is_often_right(
+    layout: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """Accepted drafts, too, give the text of a server that does not draft."""
+    alone = layout == "sidecar"
+    model = files("base" if alone else layout, "demo")
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [client.complete(text)["tokens"] for text in TEXTS]
+    if alone:
+        model = beside(model, files(layout, "demo"), tmp_path)
+    depth = ("--spec-draft-n-max", DEPTH)
+    with running(patched_server, model, free_port, options=depth) as client:
+        results = [client.complete(text) for text in TEXTS]
+    assert [result["tokens"] for result in results] == want
+    offered, accepted = (
+        sum(result["timings"][key] for result in results) for key in ("draft_n", "draft_n_accepted")
+    )
+    assert accepted > LEAST_ACCEPTED * offered
+
+
+def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """To the last bit, with the head at work: its drafts are made and then thrown away."""
+    answers = []
+    for layout in ("plain", "ids", "table"):
+        log = tmp_path / layout
+        passed = ("--spec-draft-n-min", 99, "--log-file", log, "--verbosity", 10)
+        with running(patched_server, files(layout), free_port, *passed) as client:
+            results = [client.complete(prompt, n_probs=8) for prompt in PROMPTS]
+        answers.append([result["completion_probabilities"] for result in results])
+        assert len(drafted(log)) > len(PROMPTS) * TOKENS / 2
+    assert answers[0] == answers[1] == answers[2]
+
+
+def certain(result: dict[str, Any]) -> list[int]:
+    """The tokens up to the first that was almost another one; asks for `n_probs=2`.
+
+    Several slots share a batch, and a stock server without drafting, too, rounds differently in
+    it: enough to turn such a token, and with it all that follows.
+    """
+    for place, token in enumerate(result["completion_probabilities"]):
+        first, second = (top["logprob"] for top in token["top_logprobs"])
+        if first - second < NEAR_TIE:
+            return list(result["tokens"][:place])
+    return list(result["tokens"])
+
+
+@pytest.mark.parametrize("layout", ["ids", "table"])
+def test_four_slots_at_once_with_prompts_used_again(
+    layout: str, patched_server: Path, files: Files, free_port: int
+) -> None:
+    model = files(layout, "demo")
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
+    assert sum(map(len, want)) > len(TEXTS) * TOKENS / 2  # there is something to compare
+    slots, depth = ("--parallel", 4), ("--spec-draft-n-max", DEPTH)
+    with (
+        running(patched_server, model, free_port, *slots, options=depth) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        for _ in range(3):
+            results = pool.map(client.complete, TEXTS)
+            for tokens, result in zip(want, results, strict=True):
+                assert result["tokens"][: len(tokens)] == tokens
+
+
+@contextmanager
+def helper(program: Path, port: int) -> Iterator[str]:
+    """An RPC server on this machine; its endpoint."""
+    with subprocess.Popen(
+        [program, "--host", "127.0.0.1", "--port", str(port), "--threads", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                time.sleep(0.1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("layout", ["ids", "table"])
+def test_spread_over_two_machines_the_text_is_the_same(
+    layout: str, patched_server: Path, files: Files, tmp_path: Path, free_ports: list[int]
+) -> None:
+    """Weights that are gathered at load reach devices that are not of this process, too."""
+    program = patched_server.parent / "ggml-rpc-server"
+    assert program.is_file()
+    model = files(layout)
+    answers = []
+    with helper(program, free_ports[0]) as one, helper(program, free_ports[1]) as two:
+        for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
+            log = tmp_path / f"log{len(answers)}"
+            options = ["--rpc", f"{one},{two}", *more]
+            passed = ("-ngl", 99, "--log-file", log, "--verbosity", 4)
+            with running(patched_server, model, free_ports[2], *passed, options=options) as client:
+                answers.append([client.complete(prompt)["tokens"] for prompt in PROMPTS])
+            for endpoint in (one, two):
+                assert re.search(rf"{endpoint}.* model buffer size", log.read_text())
+    assert answers[0] == answers[1]
+
+
+# ------------------------------------------------------------ files that must be refused
+
+Break = Callable[[list[int]], None]
+BROKEN: dict[str, tuple[Break, str]] = {
+    "too large": (
+        lambda ids: ids.__setitem__(3, VOCABULARY),
+        rf"{VOCABULARY} at index 3 is not in",
+    ),
+    "far too large": (lambda ids: ids.__setitem__(9, 2**32 - 1), "4294967295 at index 9 is not in"),
+    "twice": (lambda ids: ids.__setitem__(200, ids[100]), "at index 200 is there twice"),
+}
+NEGATIVE: tuple[Break, str] = (lambda ids: ids.__setitem__(0, -1), "-1 at index 0 is not in")
+
+
+def refusal(server: Path, *arguments: object) -> str:
+    """What a server says that must end while it loads."""
+    command = [server, *arguments, "--port", 1, *SETTINGS]
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT), done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def rewrite_ids(source: Path, target: Path, edit: Break) -> Path:
+    """Copy a file and change its draft vocabulary, wherever it is stored."""
+    data = bytearray(source.read_bytes())
+    table = next((t for t in GGUFReader(source).tensors if t.name == ID_MAP_TENSOR), None)
+    width = 8 if table else 4
+    key = IDS_KEY.encode()
+    # key, then its value's type, the elements' type, their number
+    offset = int(table.data_offset) if table else data.index(key) + len(key) + 4 + 4 + 8
+    end = offset + width * LISTED
+    ids = [
+        int.from_bytes(data[at : at + width], "little", signed=bool(table))
+        for at in range(offset, end, width)
+    ]
+    edit(ids)
+    data[offset:end] = b"".join(i.to_bytes(width, "little", signed=bool(table)) for i in ids)
+    target.write_bytes(data)
+    return target
+
+
+@pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
+@pytest.mark.parametrize("fault", [*BROKEN, "negative"])
+def test_every_id_is_checked(
+    layout: str, fault: str, patched_server: Path, files: Files, tmp_path: Path
+) -> None:
+    if fault == "negative" and layout == "ids":
+        pytest.skip("the list has no sign")
+    edit, words = NEGATIVE if fault == "negative" else BROKEN[fault]
+    path = rewrite_ids(files(layout), tmp_path / "broken.gguf", edit)
+    model = ("-m", files("base"), "-md", path) if layout == "sidecar" else ("-m", path)
+    said = refusal(patched_server, *model, "--spec-type", "draft-mtp")
+    assert re.search(words, said), said[-3000:]
+
+
+def test_a_broken_list_is_no_matter_without_drafting(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    path = rewrite_ids(files("ids"), tmp_path / "broken.gguf", BROKEN["twice"][0])
+    with running(patched_server, path, free_port, options=["--no-draft"]) as client:
+        client.complete(PROMPTS[0])
+
+
+def test_a_map_without_its_head_is_refused(
+    patched_server: Path, files: Files, tmp_path: Path
+) -> None:
+    path = tmp_path / "headless.gguf"
+    data = files("table").read_bytes()
+    name, other = b"nextn.shared_head_head.weight", b"nextn.shared_head_hexx.weight"
+    assert data.count(name) == 1
+    path.write_bytes(data.replace(name, other))
+    said = refusal(patched_server, "-m", path, "--spec-type", "draft-mtp")
+    assert "d2t: missing the head that it maps" in said
+
+
+def test_a_map_of_another_type_is_refused(
+    patched_server: Path, files: Files, tmp_path: Path
+) -> None:
+    path = tmp_path / "f64.gguf"
+    data = bytearray(files("table").read_bytes())
+    entry = (
+        data.index(b"\3\0\0\0\0\0\0\0d2t") + 8 + 3
+    )  # its name; number of dimensions, one of 8 bytes, type
+    assert int.from_bytes(data[entry + 12 : entry + 16], "little") == 27  # I64
+    data[entry + 12] = 28  # F64, as wide
+    path.write_bytes(data)
+    said = refusal(patched_server, "-m", path, "--spec-type", "draft-mtp")
+    assert "d2t: expected one dimension of type i64" in said
+
+
+def test_python_runs_on_the_built_libraries(patched_server: Path, files: Files) -> None:
+    """Stock libraries cannot load this layout, and these draw the same text from it."""
+    code = """
+import sys, llama_cpp
+llm = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
+tokens = []
+for token in llm.generate([5, 6, 7, 8], temp=0.0):
+    tokens.append(token)
+    if len(tokens) == 16:
+        break
+print(tokens)
+"""
+
+    def run(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, path],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    libraries = {"LLAMA_CPP_LIB_PATH": str(patched_server.parent)}
+    stock, built = run(files("plain")), run(files("table"), **libraries)
+    assert stock.returncode == 0, stock.stderr
+    assert built.returncode == 0, built.stderr
+    assert built.stdout == stock.stdout
+    assert run(files("table")).returncode != 0
