@@ -1,0 +1,109 @@
+"""The demo model, all the way: converted by us, run by llama.cpp, held against the references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from reference import ReferenceModel
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+from upstream.llama_mtp import LlamaMtp
+
+from mtp_gguf.gguf_tools.cli import app
+
+DEMO = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
+PROMPTS = (
+    "def is_prime(n):\n",
+    "import os\nimport sys\n\nclass Reader:\n    def __init__(self, path):\n",
+    "<|im_start|>user\nWhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n",
+)
+GREEDY_TOKENS = 64
+DRAFT_DEPTH = 3
+# F32 sums in another order after four layers; a wrong norm, head or position shows as 0.1 or more.
+LOGIT_TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Our conversions of the demo model by base type."""
+    folder = tmp_path_factory.mktemp("demo")
+    made = {}
+    for quant in ("F32", "BF16"):
+        made[quant] = folder / f"{quant}.gguf"
+        arguments = ["convert", str(DEMO), "-o", str(made[quant]), "--quant", quant]
+        result = CliRunner().invoke(app, [*arguments, "--mtp-type", quant])
+        assert result.exit_code == 0, result.output
+    return made
+
+
+@pytest.fixture(scope="module")
+def hf() -> Iterator[Any]:
+    transformers: Any = pytest.importorskip("transformers")
+    torch: Any = pytest.importorskip("torch")
+    model = transformers.Qwen3_5ForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return model.eval()
+
+
+def greedy_llama(path: Path, prompt: str) -> list[int]:
+    with closing(llama_cpp.Llama(str(path), n_ctx=256, verbose=False)) as llm:
+        tokens = llm.tokenize(prompt.encode(), add_bos=False, special=True)
+        generated = []
+        for token in llm.generate(tokens, temp=0.0, top_k=1, repeat_penalty=1.0):
+            generated.append(int(token))
+            if len(generated) == GREEDY_TOKENS:
+                break
+        return tokens + generated
+
+
+def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.gguf"
+    result = CliRunner().invoke(app, ["demo", "-o", str(kept), "-n", "32"])
+    assert result.exit_code == 0, result.output
+    assert "can draft: MTP head in block" in result.output
+    assert "FastMTP" in result.output
+    text = result.output.split("--stats\n", 1)[1]
+    assert text.startswith("    ")
+    assert "accepted by position" in text
+    assert kept.is_file()
+    again = CliRunner().invoke(app, ["demo", "-o", str(kept)])
+    assert again.exit_code == 1
+    assert "--overwrite" in again.output
+
+
+def test_mtp_logits_equal_the_reference(files: dict[str, Path]) -> None:
+    """Trunk and draft logits of llama.cpp on our file against NumPy on the HF weights."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokens = tokenizer.encode(PROMPTS[1], add_special_tokens=False).ids
+    model = ReferenceModel(DEMO)
+    logits, h = model.trunk(tokens[:-1])
+    drafted, drafts = model.draft(tokens, h, DRAFT_DEPTH)
+    with LlamaMtp(files["F32"]) as llama:
+        their_logits, their_h = llama.trunk(tokens[:-1])
+        their_drafts = llama.draft(tokens, their_h, DRAFT_DEPTH, follow=drafted)[1]
+    assert np.abs(logits - their_logits).max() < LOGIT_TOLERANCE
+    assert np.abs(drafts - their_drafts).max() < LOGIT_TOLERANCE
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("quant", ["F32", "BF16"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["function", "class", "chat"])
+def test_greedy_text_equals_transformers(
+    prompt: str, quant: str, files: dict[str, Path], hf: Any
+) -> None:
+    torch: Any = pytest.importorskip("torch")
+    sequence = greedy_llama(files[quant], prompt)
+    start = len(sequence) - GREEDY_TOKENS
+    with torch.no_grad():
+        wanted = hf.generate(
+            torch.tensor([sequence[:start]]),
+            max_new_tokens=GREEDY_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    assert sequence == wanted[0].tolist()
