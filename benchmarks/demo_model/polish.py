@@ -3,8 +3,9 @@
     python polish.py --out runs/demo           # after train.py, some ten minutes
 
 What a head drafts is the trunk's own continuation, so that is what it should practise on: text
-begun with a piece of the corpus and continued by the trunk, half greedily, half sampled. The trunk
-is rounded to the shipped precision first, and the result goes to `model.pt`.
+begun with a piece of the corpus and continued by the trunk, half greedily, half sampled. Every
+other batch is the corpus itself, of which there is more. The trunk is rounded to the shipped
+precision first, and the result goes to `model.pt`, from where `--resume` goes on with new texts.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from losses import compare
 from model import DemoModel, make_config
 from tokenizers import Tokenizer
 from torch import Tensor
-from train import DRAFT_STEPS, Log, draft_losses, optimizers, prepare, rate, yield_cores
+from train import DRAFT_STEPS, Log, batches, draft_losses, optimizers, prepare, rate, yield_cores
 
-STEP_WEIGHTS = (1.0, 0.8, 0.6)
-PROMPT_LENGTHS = (8, 16, 32, 64)
+# The later steps see a quarter of the rows; what the first one learns serves them too.
+STEP_WEIGHTS = (1.0, 0.3, 0.2)
+PROMPT_LENGTHS = (4, 12, 24, 40)
 TEMPERATURE = 0.8
 # Sampling leaves out tokens below this share of the best one's probability.
 MIN_P = 0.05
@@ -33,17 +35,18 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--texts", type=int, default=960, help="texts the trunk writes")
+    parser.add_argument("--texts", type=int, default=768, help="texts the trunk writes")
     parser.add_argument("--writers", type=int, default=96, help="texts written at once")
-    parser.add_argument("--length", type=int, default=384, help="tokens per text, prompt included")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=192, help="tokens per text, prompt included")
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--muon-lr", type=float, default=3e-3)
     parser.add_argument("--adam-lr", type=float, default=2e-3)
     parser.add_argument(
         "--sharpness", type=float, default=0.2, help="share of the best token alone"
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
 
@@ -114,14 +117,16 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    log = Log(args.out / "polish.log", resume=False)
+    log = Log(args.out / "polish.log", args.resume)
     saved = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     corpus = prepare(args.seed, saved.get_vocab_size(), args.length)
     tokenizer = corpus.tokenizer
     end, turn = vocabulary.ends(tokenizer)
     model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))
     state = torch.load(args.out / "checkpoint.pt", weights_only=True)
-    model.load_state_dict(state["model"])
+    model.load_state_dict(
+        torch.load(args.out / "model.pt", weights_only=True) if args.resume else state["model"]
+    )
     model.trunk.requires_grad_(False)
     round_trunk(model)
     log.write(
@@ -130,7 +135,8 @@ def main() -> None:
         **{key: value for key, value in vars(args).items() if key != "out"},
     )
 
-    rng, generator = random.Random(args.seed), torch.Generator().manual_seed(args.seed)
+    rng = random.Random(f"{args.seed}/{args.resume}")
+    generator = torch.Generator().manual_seed(args.seed + args.resume)
     chat_start = vocabulary.token_id(tokenizer, vocabulary.TURN_START)
     written, began = list[Tensor](), time.monotonic()
     while sum(map(len, written)) < args.texts:
@@ -146,30 +152,38 @@ def main() -> None:
 
     tools = optimizers(model, args.muon_lr, args.adam_lr)
     base = [[group["lr"] for group in tool.param_groups] for tool in tools]
-    began = time.monotonic()
+    window = 512
+    library = batches(corpus.well_known, end, window, args.batch // window, args.seed + 1)
+    began, seen = time.monotonic(), 0
     for step in range(args.steps):
         factor = rate(step, args.steps, args.steps * 4 // 5)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
         yield_cores(args.threads)
-        rows = texts[torch.randint(len(texts), (args.batch,), generator=generator)]
+        count = args.batch // args.length
+        own = texts[torch.randint(len(texts), (count,), generator=generator)]
+        rows = own if step % 2 else next(library)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             with torch.no_grad():
                 hidden = model.hidden(rows)
-            parts = draft_losses(model, hidden, rows, DRAFT_STEPS, args.sharpness)
+            few = len(rows) // 4
+            deep = draft_losses(model, hidden[:few], rows[:few], DRAFT_STEPS, args.sharpness)
+            rest = draft_losses(model, hidden[few:], rows[few:], 1, args.sharpness)
+        parts = [deep[0] / 4 + rest[0] * 3 / 4, *deep[1:]]
         total = sum(w * loss for w, loss in zip(STEP_WEIGHTS, parts, strict=True))
         assert isinstance(total, Tensor)
         torch.autograd.backward(total)
         for tool in tools:
             tool.step()
             tool.zero_grad(set_to_none=True)
+        seen += rows.numel()
         if (step + 1) % 20 == 0:
             log.write(
                 step=step + 1,
                 loss=[round(x.item(), 4) for x in parts],
                 lr=round(factor, 4),
-                tokens_s=round((step + 1) * rows.numel() / (time.monotonic() - began)),
+                tokens_s=round(seen / (time.monotonic() - began)),
             )
         if (step + 1) % 100 == 0 or step + 1 == args.steps:
             log.write(step=step + 1, **agreement(model, held_out))
