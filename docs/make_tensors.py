@@ -99,8 +99,8 @@ Keys, types and values are those of llama.cpp's converter and quantizer for the 
 
 | key | here | upstream |
 | --- | --- | --- |
-| `{arch}.full_attention_interval` | the config's own value | 4 whenever transformers reads the \
-config, which drops the key; `attention.recurrent_layers` decides in both |
+| `{arch}.full_attention_interval` | the config's own value | 4 where the config has no \
+`layer_types`; `attention.recurrent_layers` decides in both |
 | `quantize.imatrix.file` | the file's name | its path as given |
 | `mtp_gguf.fastmtp.*` | where a draft vocabulary was asked for ([fastmtp.md](fastmtp.md)) | \
 absent |

@@ -129,7 +129,11 @@ def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
         draft = find_draft_vocabulary(file, names)
     except FormatError as error:
         return _not_ready(str(error), block)
-    types = Counter(t.type.name for t in tensors if t.name.startswith(prefix) and len(t.shape) > 1)
+    types = Counter(
+        t.type.name
+        for t in tensors
+        if t.name.startswith(prefix) and len(t.shape) > 1 and t.name != prefix + SHORT_HEAD_SUFFIX
+    )
     stock = draft is None or draft.layout is DraftLayout.IDS
     alone = "blk.0.attn_norm.weight" not in names
     reason = f"{'a head alone, ' if alone else ''}MTP head in block {block}"

@@ -40,12 +40,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 def _parameters() -> Iterator[tuple[str, click.Parameter]]:
     """Each command with each of its arguments and options."""
     group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    context = typer.Context(group)
+    for name in group.list_commands(context):  # type: ignore[attr-defined]
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
         for parameter in command.params:
             yield name, parameter
 
 
 PARAMETERS = [*_parameters()]
+assert PARAMETERS, "no command was found, so nothing would be tested"
 
 
 class TestHelp:

@@ -1,27 +1,78 @@
-"""`mtp-gguf`: the commands under one name."""
+"""`mtp-gguf`: the commands under one name.
 
-from importlib.metadata import version
-from typing import Annotated
+A command's module is imported when the command is called, so that a quick one does not wait for
+what the others need.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from mtp_gguf.native.generate_command import generate
-
-from .build_server import build_server
-from .compare import compare
 from .console import reports_errors
-from .convert import ConvertCommand, convert
-from .demo import demo
-from .doctor import doctor
-from .extract import extract
-from .fastmtp import app as fastmtp
-from .graft import graft
-from .list_tensors import list_tensors
-from .serve import serve
-from .strip import strip
+
+
+class _Place(NamedTuple):
+    """Where a command's function or group is: a module relative to this package, and its name.
+
+    corpus: whether it takes the options of a draft vocabulary, which `ConvertCommand` reads.
+    """
+
+    module: str
+    name: str
+    corpus: bool = False
+
+
+# In the order of the help: make, look at, mend, run.
+_COMMANDS = {
+    "convert": _Place(".convert", "convert", corpus=True),
+    "demo": _Place(".demo", "demo"),
+    "list-tensors": _Place(".list_tensors", "list_tensors"),
+    "doctor": _Place(".doctor", "doctor"),
+    "compare": _Place(".compare", "compare"),
+    "graft": _Place(".graft", "graft", corpus=True),
+    "extract": _Place(".extract", "extract"),
+    "strip": _Place(".strip", "strip"),
+    "fastmtp": _Place(".fastmtp", "app"),
+    "generate": _Place("mtp_gguf.native.generate_command", "generate"),
+    "serve": _Place(".serve", "serve"),
+    "build-server": _Place(".build_server", "build_server"),
+}
+
+
+class _Commands(TyperGroup):
+    """The group of all commands, each loaded on demand."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = _COMMANDS.get(cmd_name)
+        return None if place is None else _load(cmd_name, place)
+
+
+def _load(name: str, place: _Place) -> Any:
+    module = import_module(place.module, __package__)
+    found: typer.Typer | Callable[..., None] = getattr(module, place.name)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_command(found)
+        group.name = name
+        return group
+    single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    reader: type[TyperCommand] = TyperCommand
+    if place.corpus:
+        from .convert import ConvertCommand  # noqa: PLC0415  (on demand, like all commands)
+
+        reader = ConvertCommand
+    single.command(name, cls=reader)(reports_errors(found))
+    return typer.main.get_command(single)
+
 
 app = typer.Typer(
     name="mtp-gguf",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -31,6 +82,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # noqa: PLC0415  (slow to import)
+
         typer.echo(f"mtp-gguf {version('mtp-gguf')}")
         raise typer.Exit
 
@@ -45,20 +98,6 @@ def _root(
     ] = False,
 ) -> None:
     """Make and inspect GGUF files of Qwen3.5 / 3.6 / 3.8 with their Multi-Token Prediction head."""
-
-
-app.command("convert", cls=ConvertCommand)(convert)
-app.command("list-tensors")(list_tensors)
-app.command("graft", cls=ConvertCommand)(graft)
-app.command("extract")(extract)
-app.command("strip")(strip)
-app.add_typer(fastmtp, name="fastmtp")
-app.command("doctor")(doctor)
-app.command("compare")(compare)
-app.command("generate")(reports_errors(generate))
-app.command("demo")(demo)
-app.command("serve")(serve)
-app.command("build-server")(build_server)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from .written import output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
 
 
 class CorpusCommand(TyperCommand):
