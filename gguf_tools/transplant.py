@@ -28,7 +28,7 @@ from .fit import check_fit, missing_suffixes
 from .format import ArrayRef, Scalar, Value, ValueType
 from .size_label import relabelled
 from .surgery import Assembly, Metadata, Model, inserted
-from .trunk import check_architecture, head_names, is_head_alone, trunk_layers
+from .trunk import check_architecture, head_layers, head_names, is_head_alone, trunk_layers
 
 # Arrays with one entry per block (llama.cpp's get_key_or_arr), where a file has them as arrays;
 # the MTP block is full attention, and takes the sizes of the trunk's last layer.
@@ -63,9 +63,8 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
     check_fit(base, donor)
     if draft is None:
         draft = _carried(donor, base)
-    layers = donor.first.integer(f"{architecture}.nextn_predict_layers") or 1
     trunk = trunk_layers(base)
-    metadata = without_draft_keys(_with_layers(base, architecture, trunk, layers))
+    metadata = without_draft_keys(_with_layers(base, architecture, trunk, head_layers(donor)))
     metadata = inserted(metadata, draft, BEFORE_TOKENIZER)
     names = head_names(donor)
     if IDS_KEY in draft:

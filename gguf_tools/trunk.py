@@ -50,7 +50,7 @@ def trunk_layers(model: Model) -> int:
     else:
         first = blocks - claimed
     trunk = {block for block in present if block < first}
-    if first == 0 or (trunk and trunk != set(range(first))):
+    if first == 0 or len(trunk) not in (0, first):
         raise RequestError(
             f"{model.path}: expected blocks 0 to {first - 1} before the MTP head, "
             f"found {len(trunk)} of them"
@@ -61,6 +61,18 @@ def trunk_layers(model: Model) -> int:
             f"of these {claimed} MTP layers), found block {max(present)} without nextn tensors"
         )
     return first
+
+
+def head_layers(model: Model) -> int:
+    """Number of MTP layers whose tensors are there; RequestError when blocks are left out."""
+    first = trunk_layers(model)
+    blocks = {b for name in model.tensors if (b := block_of(name)) is not None and b >= first}
+    if blocks and max(blocks) - first + 1 != len(blocks):
+        raise RequestError(
+            f"{model.path}: expected MTP blocks from {first} without gaps, found {len(blocks)} "
+            f"up to {max(blocks)}"
+        )
+    return len(blocks)
 
 
 def head_names(model: Model) -> list[str]:
