@@ -60,7 +60,7 @@ def check_free(address: Address) -> None:
 def check_helpers(endpoints: str) -> None:
     """RequestError unless an RPC server answers at each of `endpoints`, `HOST:PORT,…`.
 
-    llama-server itself ends without a word on which of them is missing.
+    llama-server itself aborts with a stack trace where one is missing.
     """
     for endpoint in endpoints.split(","):
         host, _, port = endpoint.rpartition(":")
