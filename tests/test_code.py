@@ -36,7 +36,7 @@ def test_lint() -> None:
 
 
 def test_types(tmp_path: Path) -> None:
-    """The packages lie in folders of other names, so mypy is shown them under their import names."""
+    """mypy is shown the packages under their import names, which their folders do not have."""
     (tmp_path / "mtp_gguf").mkdir()
     for package in PACKAGES:
         (tmp_path / "mtp_gguf" / package).symlink_to(ROOT / package, target_is_directory=True)

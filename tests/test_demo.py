@@ -27,6 +27,8 @@ GREEDY_TOKENS = 64
 DRAFT_DEPTH = 3
 # F32 sums in another order after four layers; a wrong norm, head or position shows as 0.1 or more.
 LOGIT_TOLERANCE = 2e-3
+# Logits this close (in nats) may change places when activations are rounded to BF16.
+NEAR_TIE = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +107,12 @@ def test_greedy_text_equals_transformers(
             max_new_tokens=GREEDY_TOKENS,
             do_sample=False,
             eos_token_id=None,
-        )
-    assert sequence == wanted[0].tolist()
+        )[0].tolist()
+    same = next((i for i, (a, b) in enumerate(zip(sequence, wanted, strict=True)) if a != b), None)
+    if same is None:
+        return
+    # llama.cpp multiplies a BF16 matrix with activations rounded to BF16, the reference does not.
+    assert quant == "BF16", f"other text after {same - start} tokens"
+    with torch.no_grad():
+        logits = hf(torch.tensor([sequence[:same]])).logits[0, -1]
+    assert float(logits[wanted[same]] - logits[sequence[same]]) < NEAR_TIE
