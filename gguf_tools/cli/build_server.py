@@ -68,5 +68,4 @@ def build_server(
 
 def _say(made: Build) -> None:
     """The server, and the folder for LLAMA_CPP_LIB_PATH: one line each."""
-    typer.echo(made.server)
-    typer.echo(made.libraries)
+    typer.echo(f"{made.server}\n{made.libraries}")

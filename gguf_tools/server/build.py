@@ -117,7 +117,7 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
         return done
     cmake, ninja = _tool("cmake"), _tool("ninja")
     work = done.root.with_name(f"{key}.work")
-    with _lock(done.root.with_name(f"{key}.lock")):
+    with _lock(done.root.with_name(f"{key}.lock")) as lock:
         work.mkdir(exist_ok=True)
         source = work / "source"
         if not source.is_dir():
@@ -125,9 +125,9 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
         objects = work / "build"
         report("configuring")
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        _run([cmake, "-S", source, "-B", objects, *generator, *options], work, report)
+        _run([cmake, "-S", source, "-B", objects, *generator, *options], work, lock, report)
         parallel = ["--parallel", str(jobs)] if jobs else []
-        _run([cmake, "--build", objects, "--target", *TARGETS, *parallel], work, report)
+        _run([cmake, "--build", objects, "--target", *TARGETS, *parallel], work, lock, report)
         _finish(objects / "bin", done, options)
         shutil.rmtree(work)
     return done
@@ -181,18 +181,25 @@ def _finish(programs: Path, done: Build, options: Sequence[str]) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Keep other processes from the same build; the system frees the lock of one that dies."""
+def _lock(path: Path) -> Iterator[int]:
+    """Keep other processes from the same build.
+
+    Gives the file descriptor that holds the lock. The system frees it once every process that has
+    the descriptor is gone.
+    """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ServerError(f"{path.stem}: another process is building it") from None
-        yield
+        yield file.fileno()
 
 
-def _run(command: Sequence[str | Path], work: Path, report: Report) -> None:
-    """Run a step of the build; its output goes to build.log, its progress to `report`."""
+def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -> None:
+    """Run a step of the build; its output goes to build.log, its progress to `report`.
+
+    lock: handed on, because compilers can outlive this process.
+    """
     log = work / "build.log"
     tail: deque[str] = deque(maxlen=LOG_LINES)
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
@@ -201,6 +208,7 @@ def _run(command: Sequence[str | Path], work: Path, report: Report) -> None:
         subprocess.Popen(
             [str(word) for word in command],
             env=environment,
+            pass_fds=[lock],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -81,6 +81,12 @@ class Machine:
     def build(self, *options: object) -> Result:
         return invoke("build-server", "--sdist", self.archive, *options)
 
+    @property
+    def prelude(self) -> str:
+        """The same machine for a process of its own."""
+        b = self.base
+        return HOOK.format(base=(b.version, b.sha256, b.commit), patch=(PATCH.name, PATCH.data))
+
     def folders(self) -> list[Path]:
         return sorted(entry for entry in self.cache.glob("*") if entry.is_dir())
 
@@ -160,6 +166,22 @@ def test_failing_shows_the_end_of_the_log(
     assert (root / "build.json").is_file()
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def built_in_the_end(machine: Machine) -> bool:
+    """Build, once the killed processes are gone and their lock with them."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if machine.build().exit_code == 0:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 HOOK = """
 from pathlib import Path
 from mtp_gguf.gguf_tools.server import build, upstream_source
@@ -174,16 +196,12 @@ build.read_patches = lambda: [Patch{patch}]
 def test_an_interrupted_build_is_no_build_and_is_gone_on_with(
     number: signal.Signals, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    b = machine.base
-    prelude = HOOK.format(base=(b.version, b.sha256, b.commit), patch=(PATCH.name, PATCH.data))
     mark = tmp_path / "compiling"
     monkeypatch.setenv("CMAKE_HANG", str(mark))
     with spawn(
-        "build-server", "--sdist", machine.archive, prelude=prelude, start_new_session=True
+        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 20
-        while not mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(mark)
         # A second one meanwhile: it must not build in the same folder.
         check_refusal(*failed(machine.build()), "another process")
         check_refusal(*failed(invoke("build-server", "--clean")), "another process")
@@ -198,8 +216,25 @@ def test_an_interrupted_build_is_no_build_and_is_gone_on_with(
     patched.write_text("kept\n")  # what is prepared is not prepared again
 
     monkeypatch.delenv("CMAKE_HANG")
-    assert machine.build().exit_code == 0
+    assert built_in_the_end(machine)
     assert invoke("build-server", "--where").exit_code == 0
+
+
+def test_compilers_that_outlive_us_keep_the_build_to_themselves(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "compiling"
+    monkeypatch.setenv("CMAKE_HANG", str(mark))
+    with spawn(
+        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
+    ) as process:
+        wait_for(mark)
+        process.kill()
+        process.wait()
+        check_refusal(*failed(machine.build()), "another process")
+        os.killpg(process.pid, signal.SIGKILL)
+    monkeypatch.delenv("CMAKE_HANG")
+    assert built_in_the_end(machine)
 
 
 def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

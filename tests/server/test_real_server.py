@@ -221,6 +221,20 @@ def test_four_slots_at_once_with_prompts_used_again(
                 assert result["tokens"][: len(tokens)] == tokens
 
 
+def test_a_checkpoint_of_another_prompt_is_not_restored(
+    patched_server: Path, files: Files, free_port: int
+) -> None:
+    """A prompt of 5 tokens leaves a checkpoint behind its first; the next one has another first."""
+    asked, alike, other = [7, 8, 6], [7, 8, 9], [11, 12, 13, 14, 15]
+    slot = ("--parallel", 1, "--cache-ram", 0)
+    with running(patched_server, files("plain"), free_port, *slot) as client:
+        want = client.complete(asked)["tokens"]
+    with running(patched_server, files("plain"), free_port, *slot) as client:
+        client.complete(other)
+        client.complete(alike)
+        assert client.complete(asked)["tokens"] == want
+
+
 @contextmanager
 def helper(program: Path, port: int) -> Iterator[str]:
     """An RPC server on this machine; its endpoint."""
