@@ -233,7 +233,7 @@ def verdict(*arguments: object) -> str:
         ),
         (
             ["--mtp-f16", "--fastmtp", DRAFT, "--fastmtp-layout", "table"],
-            "can draft: MTP head in block 2 (9 F16)",
+            "can draft: MTP head in block 2 (8 F16)",
             "FastMTP 64 tokens, layout table; stock llama.cpp cannot load this layout",
         ),
         (

@@ -11,32 +11,32 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .console import reports_errors
+from .head_options import HeadCommand
 
 
 class _Place(NamedTuple):
     """Where a command's function or group is: a module relative to this package, and its name.
 
-    corpus: whether it takes the options of a draft vocabulary, which `ConvertCommand` reads.
+    draft: whether it takes the options of a draft vocabulary, which `HeadCommand` reads.
     """
 
     module: str
     name: str
-    corpus: bool = False
+    draft: bool = False
 
 
 # In the order of the help: make, look at, mend, run.
 _COMMANDS = {
-    "convert": _Place(".convert", "convert", corpus=True),
+    "convert": _Place(".convert", "convert", draft=True),
     "demo": _Place(".demo", "demo"),
     "list-tensors": _Place(".list_tensors", "list_tensors"),
     "doctor": _Place(".doctor", "doctor"),
     "compare": _Place(".compare", "compare"),
-    "graft": _Place(".graft", "graft", corpus=True),
+    "graft": _Place(".graft", "graft", draft=True),
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
     "fastmtp": _Place(".fastmtp", "app"),
-    "generate": _Place("mtp_gguf.native.generate_command", "generate"),
+    "generate": _Place(".generate", "generate"),
     "serve": _Place(".serve", "serve"),
     "build-server": _Place(".build_server", "build_server"),
 }
@@ -61,12 +61,7 @@ def _load(name: str, place: _Place) -> Any:
         group.name = name
         return group
     single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    reader: type[TyperCommand] = TyperCommand
-    if place.corpus:
-        from .convert import ConvertCommand  # noqa: PLC0415  (on demand, like all commands)
-
-        reader = ConvertCommand
-    single.command(name, cls=reader)(reports_errors(found))
+    single.command(name, cls=HeadCommand if place.draft else TyperCommand)(found)
     return typer.main.get_command(single)
 
 

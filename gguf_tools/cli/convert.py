@@ -1,43 +1,33 @@
 """`mtp-gguf convert`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import RequestError
 from ..fastmtp import DraftLayout
 from ..listing import list_tensors as read_listing
 from ..output import check_output
 from .console import byte_progress, parse_bytes, reports_errors
+from .draft_options import DEFAULT_SIZE
+from .head_options import (
+    DRAFT,
+    HEAD,
+    FastMtp,
+    FastMtpCorpus,
+    FastMtpIds,
+    MtpF16,
+    Overwrite,
+    Revision,
+)
 from .list_tensors import head_verdict
 from .plan_report import plan_json, plan_text, summary_json, summary_text
 
-# Panels of the help.
-_PRECISION, _HEAD, _DRAFT = "Precision", "MTP head", "FastMTP draft vocabulary"
+# A panel of the help.
+_PRECISION = "Precision"
 
-_CORPUS = "--fastmtp-corpus"
-_DEFAULT_SIZE = -1  # stands for --fastmtp without a number
 _MAX_THREADS = 512
-
-
-class ConvertCommand(TyperCommand):
-    """A command whose `--fastmtp` may stand alone, and whose corpus may be several files."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a bare `--fastmtp` its stand-in value, and each corpus file its own option."""
-        given: list[str] = []
-        corpus = False
-        for index, arg in enumerate(args):
-            following = args[index + 1] if index + 1 < len(args) else ""
-            if corpus and given[-1] != _CORPUS and Path(arg).is_file():
-                given.append(_CORPUS)
-            corpus = arg == _CORPUS or (corpus and not arg.startswith("-"))
-            given.append(arg)
-            if arg == "--fastmtp" and not following.isdecimal():
-                given.append(str(_DEFAULT_SIZE))
-        return super().parse_args(ctx, given)
 
 
 @reports_errors
@@ -56,26 +46,21 @@ def convert(
             "--quant", rich_help_panel=_PRECISION, help="Mix of the base, a name of llama-quantize."
         ),
     ] = "Q4_K_M",
-    mtp_f16: Annotated[
-        bool,
-        typer.Option(
-            "--mtp-f16", rich_help_panel=_HEAD, help="MTP head in F16; short for --mtp-type F16."
-        ),
-    ] = False,
+    mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
         typer.Option(
-            "--mtp-type", rich_help_panel=_HEAD, help="Type of the MTP head's matrices [Q8_0]."
+            "--mtp-type", rich_help_panel=HEAD, help="Type of the MTP head's matrices [Q8_0]."
         ),
     ] = None,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", rich_help_panel=_HEAD, help="Leave the MTP head out.")
+        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave the MTP head out.")
     ] = False,
     head_only: Annotated[
         bool,
         typer.Option(
             "--head-only",
-            rich_help_panel=_HEAD,
+            rich_help_panel=HEAD,
             help="Write the head alone (an mtp- file for -md).",
         ),
     ] = False,
@@ -84,7 +69,7 @@ def convert(
         typer.Option(
             "--mtp-from",
             metavar="MODEL",
-            rich_help_panel=_HEAD,
+            rich_help_panel=HEAD,
             help="Take the head from another checkpoint.",
         ),
     ] = None,
@@ -103,39 +88,16 @@ def convert(
             "--imatrix", rich_help_panel=_PRECISION, help="Importance matrix in GGUF format."
         ),
     ] = None,
-    fastmtp: Annotated[
-        int | None,
-        typer.Option(
-            "--fastmtp",
-            metavar="[N]",
-            rich_help_panel=_DRAFT,
-            help="Add a draft vocabulary of N tokens [32768].",
-        ),
-    ] = None,
+    fastmtp: FastMtp = None,
     fastmtp_layout: Annotated[
         DraftLayout,
         typer.Option(
-            "--fastmtp-layout", rich_help_panel=_DRAFT, help="How the draft vocabulary is stored."
+            "--fastmtp-layout", rich_help_panel=DRAFT, help="How the draft vocabulary is stored."
         ),
     ] = DraftLayout.IDS,
-    fastmtp_corpus: Annotated[
-        list[Path] | None,
-        typer.Option(
-            _CORPUS, metavar="FILE…", rich_help_panel=_DRAFT, help="Text files to rank tokens by."
-        ),
-    ] = None,
-    fastmtp_ids: Annotated[
-        Path | None,
-        typer.Option(
-            "--fastmtp-ids",
-            metavar="FILE",
-            rich_help_panel=_DRAFT,
-            help="Ranked ids: JSON, .npy or text.",
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
-    ] = None,
+    fastmtp_corpus: FastMtpCorpus = None,
+    fastmtp_ids: FastMtpIds = None,
+    revision: Revision = None,
     tokenizer_pre: Annotated[
         str | None, typer.Option("--tokenizer-pre", help="llama.cpp's name of the pre-tokenizer.")
     ] = None,
@@ -145,9 +107,7 @@ def convert(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, max=_MAX_THREADS, help="Worker threads.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output.")
-    ] = False,
+    overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan: sources, targets, types, sizes.")
     ] = False,
@@ -191,7 +151,7 @@ def convert(
         raise typer.BadParameter("--no-mtp goes with no other option on the head")
     if fastmtp_corpus and fastmtp_ids:
         raise typer.BadParameter("--fastmtp-ids and --fastmtp-corpus contradict each other")
-    if fastmtp is not None and fastmtp < 1 and fastmtp != _DEFAULT_SIZE:
+    if fastmtp is not None and fastmtp < 1 and fastmtp != DEFAULT_SIZE:
         raise typer.BadParameter(f"expected a size from 1, found {fastmtp}", param_hint="--fastmtp")
     sidecar = fastmtp_layout is DraftLayout.SIDECAR
     if fastmtp_layout is not DraftLayout.IDS and not wants_draft:
@@ -217,7 +177,7 @@ def convert(
             imatrix=importance,
             draft=DraftRequest(
                 fastmtp_layout,
-                None if fastmtp == _DEFAULT_SIZE else fastmtp,
+                None if fastmtp == DEFAULT_SIZE else fastmtp,
                 tuple(fastmtp_corpus or ()),
                 fastmtp_ids,
             )

@@ -17,9 +17,16 @@ from ..remote import hub_model, is_remote, open_any_model
 from ..surgery import Model, open_model
 from .console import byte_progress, reports_errors
 from .draft_options import DraftOptions
+from .head_options import (
+    HEAD,
+    FastMtp,
+    FastMtpCorpus,
+    FastMtpIds,
+    MtpF16,
+    Overwrite,
+    Revision,
+)
 from .written import output_path, report_file, write_file
-
-_HEAD, _DRAFT = "MTP head", "FastMTP draft vocabulary"
 
 
 @reports_errors
@@ -37,53 +44,20 @@ def graft(
         Path | None,
         typer.Option("-o", "--output", help="File or folder to write to [BASE-MTP.gguf]."),
     ] = None,
-    mtp_f16: Annotated[
-        bool,
-        typer.Option(
-            "--mtp-f16", rich_help_panel=_HEAD, help="MTP head in F16; short for --mtp-type F16."
-        ),
-    ] = False,
+    mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
         typer.Option(
             "--mtp-type",
-            rich_help_panel=_HEAD,
+            rich_help_panel=HEAD,
             help="Type of the head's matrices [Q8_0]; a GGUF's head is copied as it is.",
         ),
     ] = None,
-    fastmtp: Annotated[
-        int | None,
-        typer.Option(
-            "--fastmtp",
-            metavar="[N]",
-            rich_help_panel=_DRAFT,
-            help="Add a draft vocabulary of N tokens [32768].",
-        ),
-    ] = None,
-    fastmtp_corpus: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--fastmtp-corpus",
-            metavar="FILE…",
-            rich_help_panel=_DRAFT,
-            help="Text files to rank tokens by.",
-        ),
-    ] = None,
-    fastmtp_ids: Annotated[
-        Path | None,
-        typer.Option(
-            "--fastmtp-ids",
-            metavar="FILE",
-            rich_help_panel=_DRAFT,
-            help="Ranked ids: JSON, .npy or text.",
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output.")
-    ] = False,
+    fastmtp: FastMtp = None,
+    fastmtp_corpus: FastMtpCorpus = None,
+    fastmtp_ids: FastMtpIds = None,
+    revision: Revision = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Put an MTP head onto a GGUF that has none, at the price of the head.
 
