@@ -161,6 +161,12 @@ class MTPLlama(llama_cpp.Llama):
         self._session = None
         self._head = None
 
+    def __enter__(self) -> "MTPLlama":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # ------------------------------------------------------------- llama_cpp.Llama's surface
 
     def reset(self) -> None:

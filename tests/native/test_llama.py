@@ -273,6 +273,13 @@ def test_closing(dial) -> None:
     llm.close()
 
 
+def test_with_closes(dial) -> None:
+    with MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
+        assert len(take(llm, 3)) == 3
+    with pytest.raises(NativeError, match="closed"):
+        take(llm, 1)
+
+
 def test_an_abandoned_model_is_freed(dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     take(llm, 3)
