@@ -161,7 +161,7 @@ class MTPLlama(llama_cpp.Llama):
         self._session = None
         self._head = None
 
-    def __enter__(self) -> "MTPLlama":
+    def __enter__(self) -> MTPLlama:
         return self
 
     def __exit__(self, *_: object) -> None:
