@@ -1,0 +1,319 @@
+"""model.mtp.toml: how a model drafts best on a machine, as `mtp-gguf tune` measured it.
+
+    format = 1
+    [model]        size, fingerprint                      of the file that was measured
+    [machine]      cpu, cores, device                     where
+    [settings]     depth, fastmtp_size, rollback, draft_threads
+    [measured]     on, versions, plain_tok_s, tok_s       what the settings gave
+    [costs]        verify_ms, draft_ms                    where `depth = "auto"` starts from
+    [[candidates]] the settings that were tried, and tok_s
+
+The file lies beside the model. It is read by whatever drafts (`generate`, `serve`, MTPLlama) and
+counts only for the file and the machine that it was made with.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import FormatError
+from .machine import Machine, this_machine
+from .output import OutputFile
+from .shards import shard_paths, whole_name
+from .sources import FileSource
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FORMAT = 1
+SUFFIX = ".mtp.toml"
+AUTO: Literal["auto"] = "auto"
+MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
+ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
+
+_LARGEST_FILE = 1 << 18  # a profile has a few kilobytes
+_SAMPLES = 64  # of a shard, each of _SAMPLE_BYTES: enough to tell fine-tunes of one shape apart
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How to draft.
+
+    depth: tokens drafted in each cycle, 0 for none, "auto" for what pays at the moment.
+    fastmtp_size: rows of the draft vocabulary; 0 all, -1 the whole vocabulary. rollback: how
+    rejected drafts are undone. draft_threads: CPU threads of the head; 0: as many as the trunk.
+    """
+
+    depth: int | Literal["auto"] = AUTO
+    fastmtp_size: int = 0
+    rollback: str = "snapshot"
+    draft_threads: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried, and their tokens per second."""
+
+    settings: DraftSettings
+    tok_s: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds: verify_ms[i] of a trunk batch of i + 1 tokens, draft_ms[i] of i + 1 drafts."""
+
+    verify_ms: tuple[float, ...] = ()
+    draft_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """A model's files: bytes of all of them, and a digest of samples that are spread over them."""
+
+    size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `tune` found. on: the day, as 2026-01-31. versions: of what was measured with."""
+
+    model: ModelIdentity
+    machine: Machine
+    settings: DraftSettings
+    on: str
+    versions: str
+    plain_tok_s: float
+    tok_s: float
+    costs: Costs = Costs()
+    candidates: tuple[Candidate, ...] = ()
+
+
+def profile_path(model: Path) -> Path:
+    """Where the profile of a model lies: beside it; a split model has one for all its shards."""
+    return model.with_name(Path(whole_name(model)).stem + SUFFIX)
+
+
+def identify(model: Path) -> ModelIdentity:
+    """The identity of a model's files, in milliseconds: the sizes, and samples of each file."""
+    digest = hashlib.sha256()
+    total = 0
+    for path in shard_paths(model):
+        source = FileSource(path)
+        try:
+            size = source.size
+            total += size
+            digest.update(size.to_bytes(8, "little"))
+            step = max(_SAMPLE_BYTES, size // _SAMPLES)
+            for offset in range(0, size, step):
+                digest.update(source.read(offset, min(_SAMPLE_BYTES, size - offset)))
+        finally:
+            source.close()
+    return ModelIdentity(total, digest.hexdigest())
+
+
+def find_profile(model: Path, device: str | None = "CPU") -> tuple[Profile | None, str | None]:
+    """The profile that counts for a model on this machine, and a note where one was ignored.
+
+    device: where the model will run; None: not compared. (None, None) where there is no profile.
+    FormatError when there is one that cannot be read.
+    """
+    path = profile_path(model)
+    if not path.exists():
+        return None, None
+    profile = read_profile(path)
+    machine = this_machine(profile.machine.device if device is None else device)
+    if difference := profile.machine.differs_in(machine):
+        why = f"it was measured on another machine: {difference}"
+    elif profile.model != identify(model):
+        why = "it was measured with another file"
+    else:
+        return profile, None
+    return None, f"{path.name} is ignored, {why}; `mtp-gguf tune {model.name}` makes a new one"
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile, replacing what stood there in one step."""
+    text = _render(profile).encode()
+    with OutputFile(path, len(text)) as out:
+        out.write(0, text)
+        out.commit()
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file; FormatError, naming the field, where anything is not as written."""
+    source = FileSource(path)
+    try:
+        if source.size > _LARGEST_FILE:
+            raise FormatError(
+                f"{path}: expected at most {_LARGEST_FILE} bytes, found {source.size}"
+            )
+        raw = source.read(0, source.size)
+    finally:
+        source.close()
+    try:
+        root = _Table(path, "", tomllib.loads(raw.decode("utf-8")))
+    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors too
+        raise FormatError(
+            f"{path}: expected TOML, found: {error}; delete it or tune anew"
+        ) from None
+    found = root.integer("format", 0, 2**31)
+    if found != FORMAT:
+        raise FormatError(f"{path}: format: expected {FORMAT}, found {found}; tune anew")
+    model, machine = root.table("model"), root.table("machine")
+    measured, costs = root.table("measured"), root.table("costs")
+    profile = Profile(
+        ModelIdentity(model.integer("size", 0, 2**63), model.text("fingerprint")),
+        Machine(machine.text("cpu"), machine.integer("cores", 1, 2**20), machine.text("device")),
+        _settings(root.table("settings")),
+        measured.text("on"),
+        measured.text("versions"),
+        measured.number("plain_tok_s"),
+        measured.number("tok_s"),
+        Costs(costs.numbers("verify_ms"), costs.numbers("draft_ms")),
+        tuple(_candidate(table) for table in root.tables("candidates")),
+    )
+    root.done(model, machine, measured, costs)
+    return profile
+
+
+def _settings(table: "_Table", *, last: bool = True) -> DraftSettings:
+    settings = DraftSettings(
+        table.depth("depth"),
+        table.integer("fastmtp_size", -1, 2**31),
+        table.choice("rollback", ROLLBACKS),
+        table.integer("draft_threads", 0, 2**16),
+    )
+    if last:
+        table.done()
+    return settings
+
+
+def _candidate(table: "_Table") -> Candidate:
+    candidate = Candidate(_settings(table, last=False), table.number("tok_s"))
+    table.done()
+    return candidate
+
+
+class _Table:
+    """One table of the file: each field is taken once, by its type; `done` finds what is left."""
+
+    def __init__(self, path: Path, name: str, values: dict[str, Any]) -> None:
+        self._path = path
+        self._name = name
+        self._left = dict(values)
+
+    def _take(self, key: str, expected: str) -> Any:
+        if key not in self._left:
+            raise FormatError(
+                f"{self._path}: {self._name}{key}: expected {expected}, found nothing"
+            )
+        return self._left.pop(key)
+
+    def _wrong(self, key: str, expected: str, found: object) -> FormatError:
+        return FormatError(f"{self._path}: {self._name}{key}: expected {expected}, found {found!r}")
+
+    def table(self, key: str) -> "_Table":
+        value = self._take(key, "a table")
+        if not isinstance(value, dict):
+            raise self._wrong(key, "a table", value)
+        return _Table(self._path, f"{self._name}{key}.", value)
+
+    def tables(self, key: str) -> "list[_Table]":
+        if key not in self._left:
+            return []
+        value = self._take(key, "tables")
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self._wrong(key, "tables", value)
+        return [_Table(self._path, f"{key}[{i}].", item) for i, item in enumerate(value)]
+
+    def text(self, key: str) -> str:
+        value = self._take(key, "text")
+        if not isinstance(value, str) or not value or len(value) > 1000 or not value.isprintable():
+            raise self._wrong(key, "printable text", value)
+        return value
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.text(key)
+        if value not in choices:
+            raise self._wrong(key, f"one of {', '.join(choices)}", value)
+        return value
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        expected = f"a number from {low} to {high - 1}"
+        value = self._take(key, expected)
+        if type(value) is not int or not low <= value < high:
+            raise self._wrong(key, expected, value)
+        return value
+
+    def depth(self, key: str) -> int | Literal["auto"]:
+        expected = f'0 to {MAX_DEPTH} or "auto"'
+        value = self._take(key, expected)
+        if value == AUTO:
+            return AUTO
+        if type(value) is not int or not 0 <= value <= MAX_DEPTH:
+            raise self._wrong(key, expected, value)
+        return value
+
+    def number(self, key: str) -> float:
+        value = self._take(key, "a positive number")
+        if type(value) not in (int, float) or not 0 < value < 1e12:
+            raise self._wrong(key, "a positive number", value)
+        return float(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        expected = f"at most {MAX_DEPTH + 1} positive numbers"
+        value = self._take(key, expected)
+        if not isinstance(value, list) or len(value) > MAX_DEPTH + 1:
+            raise self._wrong(key, expected, value)
+        if not all(type(item) in (int, float) and 0 < item < 1e12 for item in value):
+            raise self._wrong(key, expected, value)
+        return tuple(map(float, value))
+
+    def done(self, *others: "_Table") -> None:
+        """FormatError for a field that nobody asked for: a typing error must not go unseen."""
+        for table in (self, *others):
+            for key in table._left:
+                raise FormatError(f"{self._path}: {table._name}{key}: no such field; delete it")
+
+
+def _render(profile: Profile) -> str:
+    lines = [
+        "# Made by `mtp-gguf tune`; counts for this file on this machine alone.",
+        f"format = {FORMAT}",
+    ]
+    measured = {
+        "on": profile.on,
+        "versions": profile.versions,
+        "plain_tok_s": profile.plain_tok_s,
+        "tok_s": profile.tok_s,
+    }
+    sections: list[tuple[str, dict[str, Any]]] = [
+        ("[model]", asdict(profile.model)),
+        ("[machine]", asdict(profile.machine)),
+        ("[settings]", asdict(profile.settings)),
+        ("[measured]", measured),
+        ("[costs]", {f.name: getattr(profile.costs, f.name) for f in fields(Costs)}),
+    ]
+    sections += [
+        ("[[candidates]]", {**asdict(tried.settings), "tok_s": tried.tok_s})
+        for tried in profile.candidates
+    ]
+    for heading, values in sections:
+        lines += ["", heading, *(f"{key} = {_value(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    """A value as TOML. JSON's strings are TOML's for printable text, which is all there is."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,142 @@
+"""model.mtp.toml: what is written is read, and anything else is refused by field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools import machine as machine_module
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError
+from mtp_gguf.gguf_tools.machine import Machine, this_machine
+from mtp_gguf.gguf_tools.profile import (
+    Candidate,
+    Costs,
+    DraftSettings,
+    ModelIdentity,
+    Profile,
+    find_profile,
+    identify,
+    profile_path,
+    read_profile,
+    write_profile,
+)
+
+PROFILE = Profile(
+    ModelIdentity(4711, "ab" * 32),
+    Machine('An "Odd" \\ CPU 😀', 2),
+    DraftSettings(3, -1, "checkpoint", 2),
+    "2026-01-31",
+    "mtp-gguf 0.1.0",
+    47.9,
+    51.125,
+    Costs((20.7, 36.1), (2.1,)),
+    (Candidate(DraftSettings(0), 47.9), Candidate(DraftSettings("auto"), 50.0)),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.mtp.toml"
+    for profile in (PROFILE, replace(PROFILE, settings=DraftSettings(), costs=Costs())):
+        write_profile(path, profile)
+        assert read_profile(path) == profile
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_path_is_beside_the_model() -> None:
+    assert profile_path(Path("a/m.gguf")) == Path("a/m.mtp.toml")
+    assert profile_path(Path("a/m-00002-of-00003.gguf")) == Path("a/m.mtp.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("format = 1", "format = 2", "format: expected 1, found 2"),
+        ("format = 1", "", "format: expected a number from 0 to .*, found nothing"),
+        ("depth = 3", "depth = 17", 'settings.depth: expected 0 to 16 or "auto", found 17'),
+        ("depth = 3", "depth = true", "settings.depth: .* found True"),
+        ("depth = 3", 'depth = "Auto"', "settings.depth: .* found 'Auto'"),
+        ("depth = 3", "depht = 3", "settings.depth: .* found nothing"),
+        ("depth = 3", "depth = 3\nextra = 1", "settings.extra: no such field"),
+        ("cores = 2", "cores = 0", "machine.cores: expected a number from 1"),
+        ("cores = 2", "cores = 2\ncoers = 2", "machine.coers: no such field"),
+        ("fastmtp_size = -1", "fastmtp_size = -2", "settings.fastmtp_size: expected .* -1 to"),
+        ('"checkpoint"', '"ckpt"', "settings.rollback: expected one of snapshot, .* found 'ckpt'"),
+        ("tok_s = 51.125", "tok_s = nan", "measured.tok_s: expected a positive number, found nan"),
+        ("tok_s = 51.125", "tok_s = -1", "measured.tok_s: expected a positive number, found -1"),
+        ("[20.7, 36.1]", "[20.7, 0]", "costs.verify_ms: expected at most 17 positive numbers"),
+        ("[20.7, 36.1]", f"{[1] * 18}", "costs.verify_ms: expected at most 17 positive numbers"),
+        ("[model]", "[[model]]", "model: expected a table"),
+        ("[[candidates]]", "[candidates]", "expected TOML"),
+        ("tok_s = 50", "tok_s = 'fast'", r"candidates\[1\].tok_s: expected a positive number"),
+        ("[costs]", "[cost]", "costs: expected a table, found nothing"),
+        ("format = 1", "format = 1\nformat = 1", "expected TOML"),
+        ("format = 1", "\x00", "expected TOML"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "m.mtp.toml"
+    write_profile(path, PROFILE)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(FormatError, match=message) as caught:
+        read_profile(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", b"a" * (1 << 19), b"[" * 100_000, b""])
+def test_what_is_no_profile_at_all(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "m.mtp.toml"
+    path.write_bytes(raw)
+    with pytest.raises(FormatError):
+        read_profile(path)
+
+
+def test_a_profile_counts_for_its_file_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(bytes(range(256)) * 4096)
+    assert find_profile(model) == (None, None)
+    mine = replace(PROFILE, model=identify(model), machine=this_machine())
+    write_profile(profile_path(model), mine)
+    assert find_profile(model) == (mine, None)
+    assert find_profile(model, None) == (mine, None)
+
+    found, note = find_profile(model, "CUDA0")
+    assert found is None
+    assert note == (
+        "m.mtp.toml is ignored, it was measured on another machine: device 'CUDA0' instead of "
+        "'CPU'; `mtp-gguf tune m.gguf` makes a new one"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_module, "_cpu_name", lambda: "Another")
+        _, note = find_profile(model)
+        assert note is not None
+        assert "another machine: cpu 'Another' instead of" in note
+
+    changed = bytearray(model.read_bytes())
+    changed[512 * 1024 + 100] ^= 1  # in a sample, the size unchanged
+    model.write_bytes(changed)
+    found, note = find_profile(model)
+    assert found is None
+    assert note is not None
+    assert "measured with another file" in note
+
+
+def test_identity_is_of_all_shards(tmp_path: Path) -> None:
+    shards = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for shard in shards:
+        shard.write_bytes(shard.name.encode() * 1000)
+    both = identify(shards[0])
+    assert both == identify(shards[1])
+    assert both.size == sum(shard.stat().st_size for shard in shards)
+    shards[1].write_bytes(shards[1].read_bytes()[:-1] + b"?")
+    assert identify(shards[0]) != both
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_profile(tmp_path / "none" / "m.mtp.toml", PROFILE)
