@@ -1,10 +1,12 @@
 """Building llama.cpp with our patches, once, into a cache folder.
 
-    server/0.3.36-<patches>-<options>/        a finished build; the folder appears in one step
+Additions are the patches and the sources of the head that they build in.
+
+    server/0.3.36-<additions>-<options>/      a finished build; the folder appears in one step
         build.json                            what it was made from
         bin/                                  programs and shared libraries, side by side
-    server/0.3.36-<patches>-<options>.work/   an unfinished one: sources, objects, build.log
-    server/0.3.36-<patches>-<options>.lock    held by the process that is building
+    server/0.3.36-<additions>-<options>.work/ an unfinished one: sources, objects, build.log
+    server/0.3.36-<additions>-<options>.lock  held by the process that is building
 
 An interrupted build is taken up where it was left: ninja keeps no object that it did not finish.
 """
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ServerError
-from .patches import apply, digest, read_patches
+from .patches import add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
 TARGETS = ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server")
@@ -134,7 +136,7 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
 
 
 def _family() -> str:
-    return f"{base().version}-{digest(read_patches())[:10]}"
+    return f"{base().version}-{digest([*read_patches(), *read_head_sources()])[:10]}"
 
 
 def _short(text: str) -> str:
@@ -161,6 +163,7 @@ def _prepare(source: Path, archive: Path | None, report: Report) -> None:
     shutil.rmtree(unpatched, ignore_errors=True)
     unpack_llama_cpp(archive, unpatched)
     apply(read_patches(), unpatched)
+    add_head(read_head_sources(), unpatched)
     unpatched.rename(source)
 
 

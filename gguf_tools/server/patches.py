@@ -1,4 +1,4 @@
-"""The patches on llama.cpp that the package ships, and putting them onto a source tree."""
+"""What we add to llama.cpp: the patches, and the sources of the head that they build in."""
 
 import hashlib
 import os
@@ -11,32 +11,53 @@ from pathlib import Path
 
 from ..errors import ServerError
 
+HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; the patch that uses it names it
+
 
 @dataclass(frozen=True)
-class Patch:
-    """A patch file: its `name`, which begins with its number, and its `data`."""
+class Addition:
+    """A file: its `name` (a patch's begins with its number) and its `data`."""
 
     name: str
     data: bytes
 
 
-def read_patches() -> list[Patch]:
+def read_patches() -> list[Addition]:
     """The patches in the order of their numbers."""
     files = resources.files("mtp_gguf.patches").iterdir()
-    found = (Patch(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
+    found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
     return sorted(found, key=lambda patch: patch.name)
 
 
-def digest(patches: Sequence[Patch]) -> str:
-    """Names the patches and their content: equal only where both are."""
+def read_head_sources() -> list[Addition]:
+    """The sources of the head, named as they lie in HEAD_FOLDER."""
+    native = resources.files("mtp_gguf.native")
+    found = [Addition("sources.cmake", (native / "sources.cmake").read_bytes())]
+    for folder in ("include", "src"):
+        for file in (native / folder).iterdir():
+            if file.name.endswith((".h", ".cpp")):
+                found.append(Addition(f"{folder}/{file.name}", file.read_bytes()))
+    return sorted(found, key=lambda source: source.name)
+
+
+def digest(additions: Sequence[Addition]) -> str:
+    """Names files and their content: equal only where both are."""
     state = hashlib.sha256()
-    for patch in patches:
-        state.update(f"{patch.name} {len(patch.data)}\n".encode())
-        state.update(patch.data)
+    for addition in additions:
+        state.update(f"{addition.name} {len(addition.data)}\n".encode())
+        state.update(addition.data)
     return state.hexdigest()
 
 
-def apply(patches: Sequence[Patch], tree: Path) -> None:
+def add_head(sources: Sequence[Addition], tree: Path) -> None:
+    """Put the head's `sources` into the llama.cpp tree `tree`."""
+    for source in sources:
+        path = tree / HEAD_FOLDER / source.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.data)
+
+
+def apply(patches: Sequence[Addition], tree: Path) -> None:
     """Put `patches` onto the llama.cpp tree `tree`, which must be no git repository of its own.
 
     ServerError names the patch that does not fit exactly, or what is missing to apply it.

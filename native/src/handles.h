@@ -1,12 +1,8 @@
 #pragma once
 // The opaque types of mtp.h.
 
-#include "head.h"
+#include "head_handle.h"
 #include "session.h"
-
-struct mtp_head : mtp::Head {
-    using Head::Head;
-};
 
 struct mtp_session : mtp::Session {
     using Session::Session;

@@ -1,7 +1,7 @@
 // The C functions of the head: checks that need no object, then a call.
 
 #include "error.h"
-#include "handles.h"
+#include "head_handle.h"
 
 using mtp::guard;
 using mtp::require;

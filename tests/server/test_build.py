@@ -25,10 +25,10 @@ from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.server import build as module
 from mtp_gguf.gguf_tools.server import upstream_source
 from mtp_gguf.gguf_tools.server.build import cmake_options
-from mtp_gguf.gguf_tools.server.patches import Patch, apply
+from mtp_gguf.gguf_tools.server.patches import Addition, apply
 from mtp_gguf.gguf_tools.server.upstream_source import Base, base, unpack_llama_cpp
 
-PATCH = Patch(
+PATCH = Addition(
     "0001-more.patch",
     b"--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1 +1,2 @@\n one\n+two\n"
     b"--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n",
@@ -144,7 +144,7 @@ def test_other_patches_make_another_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine.build().stdout
-    other = Patch(PATCH.name, PATCH.data.replace(b"two", b"2"))
+    other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
     monkeypatch.setattr(module, "read_patches", lambda: [other])
     check_refusal(*failed(invoke("build-server", "--where")))
     assert machine.build().stdout != first
@@ -185,10 +185,10 @@ def built_in_the_end(machine: Machine) -> bool:
 HOOK = """
 from pathlib import Path
 from mtp_gguf.gguf_tools.server import build, upstream_source
-from mtp_gguf.gguf_tools.server.patches import Patch
+from mtp_gguf.gguf_tools.server.patches import Addition
 base = upstream_source.Base{base}
 build.base = upstream_source.base = lambda: base
-build.read_patches = lambda: [Patch{patch}]
+build.read_patches = lambda: [Addition{patch}]
 """
 
 

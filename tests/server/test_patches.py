@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.patches import read_patches
+from mtp_gguf.gguf_tools.server.patches import (
+    HEAD_FOLDER,
+    add_head,
+    read_head_sources,
+    read_patches,
+)
 from mtp_gguf.gguf_tools.server.upstream_source import cache_folder, fetch_archive
 
 PATCHES = Path(__file__).parents[2] / "patches"
@@ -20,6 +26,26 @@ def test_the_package_has_the_patches_and_the_index_names_them() -> None:
     index = (PATCHES / "README.md").read_text(encoding="utf-8")
     for name in names:
         assert f"| {name[:4]} |" in index
+
+
+def test_the_sources_of_the_head_are_whole(tmp_path: Path) -> None:
+    add_head(read_head_sources(), tmp_path)
+    folder = tmp_path / HEAD_FOLDER
+    listed = re.findall(
+        r"\$\{CMAKE_CURRENT_LIST_DIR\}/(\S+\.cpp)", (folder / "sources.cmake").read_text()
+    )
+    assert "src/head_api.cpp" in listed
+    waiting = {folder / name for name in listed}
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        seen.add(path)
+        names = re.findall(r'^#include "([a-z_]+\.h)"', path.read_text(), re.MULTILINE)
+        for name in names:
+            assert name != "llama.h", f"{path.name}: the head knows ggml alone"
+            near = [folder / place / name for place in ("src", "include")]
+            waiting |= {file for file in near if file.is_file()} - seen
+            assert name.startswith("g") or any(file.is_file() for file in near), (path, name)
 
 
 def test_the_patches_name_no_author_and_no_machine() -> None:

@@ -1,0 +1,14 @@
+# The files of the head, which knows ggml and nothing of llama.cpp: part of libmtp, and compiled
+# into llama-server by patches/ (build-server puts this folder into the tree).
+set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include)
+set(MTP_HEAD_SOURCES
+    ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/draft_vocabulary.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/error.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/file_map.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/gguf_file.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/head.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/head_api.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/weights.cpp)
