@@ -67,8 +67,8 @@ def prefill_ms(llm: MTPLlama, tokens: list[int]) -> tuple[float, float]:
 
 
 @contextmanager
-def server(binary: str, model: str, depth: int, threads: int) -> Iterator[str]:
-    """Run llama-server on a free port of this machine; its URL."""
+def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Iterator[str]:
+    """Run llama-server, with `more` options, on a free port of this machine; its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -76,6 +76,7 @@ def server(binary: str, model: str, depth: int, threads: int) -> Iterator[str]:
     command += ["-t", str(threads), "-tb", str(threads), "-c", "1024", "--no-webui"]
     if depth:
         command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+    command += more  # the last of an option wins
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
