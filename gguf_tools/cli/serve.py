@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..profile import find_profile
 from ..server.address import check_free, check_helpers, resolve
 from ..server.command import ServerCommand, server_command
 from ..server.find import VARIABLE, ask, find_server
@@ -42,7 +43,11 @@ def serve(
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option("--spec-draft-n-max", min=1, help="Tokens to draft. Without: by model size."),
+        typer.Option(
+            "--spec-draft-n-max",
+            min=1,
+            help="Tokens to draft. Without: as tuned, or by model size.",
+        ),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
     rpc: Annotated[
@@ -73,8 +78,11 @@ def serve(
     served = ServedModel(file, None) if no_draft else choose_head(file, head)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
-    command = server_command(server, served, address, depth, rpc, allow_public, passed)
-    for note in command.notes:
+    tuned, ignored = (None, None) if no_draft else find_profile(file.path, device=None)
+    command = server_command(
+        server, served, address, depth, tuned and tuned.settings, rpc, allow_public, passed
+    )
+    for note in (ignored, *command.notes) if ignored else command.notes:
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
         typer.echo(shlex.join(command.words))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ..errors import RequestError, ServerError
 from ..fastmtp import DraftLayout
+from ..profile import AUTO, DraftSettings
 from .address import Address
 from .find import LlamaServer
 from .model import ServedModel
@@ -40,15 +41,16 @@ def server_command(
     model: ServedModel,
     address: Address,
     depth: int | None,
+    tuned: DraftSettings | None,
     rpc: str | None,
     allow_public: bool,
     passed: Sequence[str],
 ) -> ServerCommand:
     """Put the command together.
 
-    model: has a head where it shall draft. depth: None for a default by the model's size. rpc:
-    `HOST:PORT,…` of ggml's RPC servers. passed: the user's own options, handed on as they are,
-    after ours.
+    model: has a head where it shall draft. depth: what the user wants; None for what `tuned`, the
+    model's profile, says, and without one for a default by the model's size. rpc: `HOST:PORT,…` of
+    ggml's RPC servers. passed: the user's own options, handed on as they are, after ours.
 
     ServerError when the server cannot load the file, or cannot draft though it should.
     RequestError when `passed` or `address` needs another word of the user.
@@ -61,7 +63,7 @@ def server_command(
             f"--host {address.host}: others can reach it, and there is no API key: "
             "pass one after `--` (--api-key), or --allow-public"
         )
-    notes = tuple(_check_layouts(server, model))
+    notes = [*_check_layouts(server, model)]
     words = [str(server.path), "-m", str(model.file.path)]
     words += ["--host", address.host, "--port", str(address.port)]
     if rpc:
@@ -72,13 +74,33 @@ def server_command(
                 f"{server.path} ({server.version}): knows no draft-mtp: make one that does with "
                 "`mtp-gguf build-server`, or serve with --no-draft"
             )
-        depth = model.draft_depth if depth is None else depth
-        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
-        if model.head_beside:
-            words += ["-md", str(model.head_beside)]
+        if depth is None:
+            depth = _depth(model, tuned)
+        if depth == 0:
+            notes.append("serves without drafting, which was slower when it was tuned")
+        else:
+            words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+            if model.head_beside:
+                words += ["-md", str(model.head_beside)]
+            if tuned and server.fused:
+                words += _tuned_words(tuned)
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
-    return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", notes)
+    return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", tuple(notes))
+
+
+def _depth(model: ServedModel, tuned: DraftSettings | None) -> int:
+    """How deep to draft without the user's word; llama-server cannot change it as it goes."""
+    return model.draft_depth if tuned is None or tuned.depth == AUTO else tuned.depth
+
+
+def _tuned_words(tuned: DraftSettings) -> Sequence[str]:
+    """What a profile says beside the depth, where it differs from llama-server's defaults."""
+    values = {
+        "--spec-draft-n-vocab": tuned.fastmtp_size,
+        "--spec-draft-threads": tuned.draft_threads,
+    }
+    return [word for option, value in values.items() if value for word in (option, str(value))]
 
 
 def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:

@@ -11,6 +11,8 @@ from .build import find_build
 
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 
+_ABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused")  # as --help has them
+
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
 
@@ -19,13 +21,15 @@ class LlamaServer:
     """A llama-server that answered.
 
     version: the first line of its --version. drafts: it knows `--spec-type draft-mtp`. fastmtp: it
-    drafts with the FastMTP vocabularies of Qwen3.5 files, which takes `patches/`.
+    drafts with the FastMTP vocabularies of Qwen3.5 files, which takes `patches/`. fused: it can
+    draft in one graph, which takes them, too.
     """
 
     path: Path
     version: str
     drafts: bool
     fastmtp: bool
+    fused: bool
 
 
 def find_server(named: Path | None) -> Path:
@@ -54,7 +58,7 @@ def ask(path: Path) -> LlamaServer:
     if "--spec-type" not in usage and "--model" not in usage:
         raise ServerError(f"{path}: expected a llama-server, but its --help is another program's")
     first = version.strip().splitlines() or ["no version"]
-    return LlamaServer(path, first[0], "draft-mtp" in usage, "FastMTP" in usage)
+    return LlamaServer(path, first[0], *(word in usage for word in _ABILITIES))
 
 
 def _answer(path: Path, option: str) -> str:

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 STOCK_HELP = "--model FNAME --spec-type none,draft-mtp,draft-eagle3"
-PATCHED_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file"
+PATCHED_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file --spec-draft-fused"
 
 _CODE = """
 import sys

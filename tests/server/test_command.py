@@ -11,6 +11,15 @@ import pytest
 from conversions import check_refusal, invoke
 
 from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.machine import this_machine
+from mtp_gguf.gguf_tools.profile import (
+    AUTO,
+    DraftSettings,
+    Profile,
+    identify,
+    profile_path,
+    write_profile,
+)
 from mtp_gguf.gguf_tools.server.model import ModelFile, ServedModel
 from server.conftest import Files
 from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
@@ -72,6 +81,50 @@ def test_without_a_word_the_depth_goes_by_size(
     head = HeadReport(True, "", 24, {}, None, stock=True)
     file = ModelFile(Path("m.gguf"), head, False, architecture, (1024, 248320), int(weights))
     assert ServedModel(file, file).draft_depth == depth
+
+
+def tune(model: Path, settings: DraftSettings) -> None:
+    """Leave a profile beside `model`, as if `tune` had measured it here."""
+    profile = Profile(identify(model), this_machine("CPU"), settings, "2026-01-01", "0", 1.0, 2.0)
+    write_profile(profile_path(model), profile)
+
+
+def test_a_profile_is_followed_where_the_user_says_nothing(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
+    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    tune(model, DraftSettings(3, 128, "snapshot", 1))
+    more = ["--spec-draft-n-vocab", "128", "--spec-draft-threads", "1"]
+    assert printed(patched, model)[-6:] == ["--spec-draft-n-max", "3", *more]
+    assert printed(patched, model, "--spec-draft-n-max", 5)[-6:] == [
+        "--spec-draft-n-max",
+        "5",
+        *more,
+    ]
+    assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "3"]
+    assert "--spec-type" not in printed(patched, model, "--no-draft")
+    tune(model, DraftSettings(AUTO))
+    assert printed(patched, model)[-2:] == ["--spec-draft-n-max", "1"]
+
+
+def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: Path) -> None:
+    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    tune(model, DraftSettings(0))
+    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    assert "--spec-type" not in result.stdout
+    assert "without drafting" in result.stderr
+    assert "--spec-type" in printed(patched, model, "--spec-draft-n-max", 1)
+
+
+def test_a_profile_of_another_file_is_ignored_aloud(
+    patched: Path, files: Files, tmp_path: Path
+) -> None:
+    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    tune(model, DraftSettings(3))
+    shutil.copy(files("plain"), model)
+    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    assert result.stdout.split()[-1] == "1"
+    assert "ignored" in result.stderr
 
 
 def test_a_stock_server_takes_what_it_can_load_and_the_user_is_told(
