@@ -1,11 +1,16 @@
 """Time, peak memory and bytes written: `mtp-gguf convert` beside upstream's two steps, in one run.
 
-    python benchmarks/convert.py --shape 0.8B --work /path/with/space
+    python benchmarks/convert.py --shape 0.8B --work /path/with/space [--runs 3]
 
 A checkpoint of random weights with the family's real shape is generated, then converted to Q4_K_M
 with an F16 head: by us in one pass; by convert_hf_to_gguf.py to BF16 and the linked llama.cpp's
 quantizer after it (both from the pinned source distribution, as tests/upstream runs them). Each
-step is a process of its own. Needs the extras `test` and `upstream`.
+step is a process of its own. Beside them the disk's own limit: the same bytes written and flushed.
+The table is made for benchmarks/README.md; --json has all figures.
+
+The 4B shape takes 28 GB of disk (0.8B: 5 GB), in `--work`, and a few minutes to generate; all but
+the checkpoint is removed at the end, and that too without --keep. Needs the extras `test` and
+`upstream`.
 """
 
 import argparse
@@ -15,15 +20,22 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import checkpoints  # noqa: E402
 import numpy as np  # noqa: E402
-from checkpoints import Spec, write_checkpoint  # noqa: E402
+from checkpoints import Array, Spec, write_checkpoint  # noqa: E402
 
 from mtp_gguf.gguf_tools.format import open_gguf  # noqa: E402
 
@@ -73,27 +85,93 @@ quantize(Path(sys.argv[2]), Path(sys.argv[3]), "Q4_K_M", [(sys.argv[4], "F16")])
 
 @dataclass(frozen=True)
 class Step:
-    """One process: wall seconds, CPU seconds of all its threads, peak memory, its output's size."""
+    """One process: wall seconds, CPU seconds of all its threads, peak memory, its output's size.
+
+    temporary_mb: the most that its other files took at a time.
+    """
 
     name: str
     seconds: float
     cpu_seconds: float
     peak_mb: float
     written_mb: float
+    temporary_mb: float
+
+
+# As many values as are drawn; longer tensors repeat them, out of step with every block.
+_DRAWN = (1 << 20) + 7
+
+
+def write_large(folder: Path, spec: Spec) -> None:
+    """Write a checkpoint with no more than one tensor in memory, and in a minute, not ten."""
+    drawn = np.asarray(np.random.default_rng(0).standard_t(5, _DRAWN), np.float32)
+    stored = checkpoints.stored_tensors
+
+    def repeated(_name: str, shape: tuple[int, ...], _seed: int, std: float) -> Array:
+        return np.resize(drawn * np.float32(std), shape)
+
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+
+        def on_disk(spec: Spec) -> Iterator[tuple[str, Array]]:
+            for index, (name, array) in enumerate(stored(spec)):
+                path = Path(scratch) / str(index)
+                array.tofile(path)
+                yield name, np.memmap(path, array.dtype, "r", shape=array.shape)
+
+        with patch.multiple(checkpoints, _bell=repeated, stored_tensors=on_disk):
+            write_checkpoint(folder, spec)
+
+
+@contextmanager
+def watched(folder: Path, output: Path) -> Iterator[list[int]]:
+    """Look now and then at the bytes of the files in `folder`, those of `output` excepted."""
+    found, stop = [0], threading.Event()
+
+    def size(path: Path) -> int:
+        try:
+            return path.stat().st_size if output.name not in path.name else 0
+        except OSError:  # gone meanwhile
+            return 0
+
+    before = sum(size(p) for p in folder.rglob("*") if p.is_file())
+
+    def look() -> None:
+        while not stop.wait(0.1):
+            now = sum(size(p) for p in folder.rglob("*") if p.is_file())
+            found[0] = max(found[0], now - before)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
 
 
 def measure(name: str, command: list[str], output: Path) -> Step:
     output.unlink(missing_ok=True)
-    began = time.monotonic()
     quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    pid = os.posix_spawn(command[0], command, os.environ, file_actions=quiet)
-    _, status, usage = os.wait4(pid, 0)
-    seconds = time.monotonic() - began
+    scratch = output.parent / "tmp"
+    scratch.mkdir(exist_ok=True)
+    with watched(output.parent, output) as temporary:
+        began = time.monotonic()
+        environment = os.environ | {"TMPDIR": str(scratch)}
+        pid = os.posix_spawn(command[0], command, environment, file_actions=quiet)
+        _, status, usage = os.wait4(pid, 0)
+        seconds = time.monotonic() - began
     if status:
         raise SystemExit(f"{name} failed: {' '.join(command)}")
     size = output.stat().st_size / 1e6
     cpu = usage.ru_utime + usage.ru_stime
-    step = Step(name, round(seconds, 2), round(cpu, 2), round(usage.ru_maxrss / 1e3), round(size))
+    step = Step(
+        name,
+        round(seconds, 2),
+        round(cpu, 2),
+        round(usage.ru_maxrss / 1e3),
+        round(size),
+        round(temporary[0] / 1e6),
+    )
     print(json.dumps(asdict(step)), file=sys.stderr)
     return step
 
@@ -140,14 +218,17 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.8B")
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--runs", type=int, default=1, help="rounds, ours and upstream's in turn")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoint for another run")
+    parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     spec = SHAPES[args.shape]
     checkpoint = args.work / f"checkpoint-{spec.name}"
     if not (checkpoint / "config.json").is_file():
         shutil.rmtree(checkpoint, ignore_errors=True)
         # In a process of its own: a child's peak memory starts from its parent's on Linux.
         maker = multiprocessing.get_context("spawn").Process(
-            target=write_checkpoint, args=(checkpoint, spec)
+            target=write_large, args=(checkpoint, spec)
         )
         maker.start()
         maker.join()
@@ -191,7 +272,41 @@ def main() -> None:
         "written_ratio": round((best[1].written_mb + best[2].written_mb) / best[0].written_mb, 2),
         "disk_limit_seconds": round(disk_seconds(args.work / "probe", ours.stat().st_size), 2),
     }
-    print(json.dumps(result, indent=1))
+    for path in (ours, wide, theirs):
+        path.unlink()
+    shutil.rmtree(args.work / "tmp")
+    if not args.keep:
+        shutil.rmtree(checkpoint)
+    print(json.dumps(result, indent=1) if args.json else table(result, best))
+
+
+def table(result: dict[str, Any], best: list[Step]) -> str:
+    """The figures as benchmarks/README.md has them."""
+    cores = os.cpu_count() or 1
+    lines = [
+        f"{result['shape']} shape, {result['machine']}",
+        "",
+        "| step | seconds | CPU seconds | cores busy | peak memory | written | temporary |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    # What the first of upstream's steps writes is there for the second alone.
+    between = best[1].written_mb
+    for step, extra in zip(best, (0, between, 0), strict=True):
+        busy = step.cpu_seconds / (step.seconds * cores)
+        lines.append(
+            f"| {step.name} | {step.seconds:.2f} | {step.cpu_seconds:.2f} | {busy:.0%} "
+            f"| {step.peak_mb:.0f} MB | {step.written_mb:.0f} MB "
+            f"| {step.temporary_mb + extra:.0f} MB |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{result['times_faster']} x faster than the two steps together; the disk takes "
+            f"{result['disk_limit_seconds']} s for the same file, flushed.",
+            f"Tensors that differ: {', '.join(result['different_tensors']) or 'none'}",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.format import Scalar, ValueType
-from mtp_gguf.native import ggml
 
 from .checkpoint import Checkpoint
 from .family import HeadChoice, find_family
@@ -54,4 +53,4 @@ class CheckpointSide:
 
     def values(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         """The numbers of these rows."""
-        return ggml.to_f32(self._rows.read(self._targets[name], start, stop))
+        return self._rows.read(self._targets[name], start, stop).astype(np.float32)

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.compare import GgufSide, TensorDifference, Verdict, compare_tensors
+from mtp_gguf.gguf_tools.compare import (
+    Decoder,
+    GgufSide,
+    TensorDifference,
+    Verdict,
+    compare_tensors,
+)
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.surgery import Model
 from mtp_gguf.gguf_tools.trunk import head_suffixes
-from mtp_gguf.native import ggml
 
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
 from .checkpoint_side import CheckpointSide
@@ -71,8 +76,11 @@ def _diagnosed(
     )
 
 
-def measure_head(model: Model, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What the head of a GGUF is, held against the checkpoint it should be made of."""
+def measure_head(model: Model, checkpoint: Checkpoint, decode: Decoder) -> Iterator[Finding]:
+    """What the head of a GGUF is, held against the checkpoint it should be made of.
+
+    decode: turns blocks into numbers (ggml's own decoder).
+    """
     side = CheckpointSide(checkpoint, HeadChoice.ALONE)
     block = {name for name, _ in head_suffixes(model)}
     source = shlex.quote(str(checkpoint.folder))
@@ -81,7 +89,7 @@ def measure_head(model: Model, checkpoint: Checkpoint) -> Iterator[Finding]:
         f"mtp-gguf strip {path} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
     )
-    ours = GgufSide(model, ggml.dequantize)
+    ours = GgufSide(model, decode)
     for found in compare_tensors(_Part(side, block), _Part(ours, block)):
         if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
             continue

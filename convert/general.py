@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, cast
 import gguf
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType
 
 from .checkpoint import read_json_object
 from .config import LARGEST_F32, LARGEST_SIZE, is_whole
@@ -71,12 +71,12 @@ def _load(folder: Path, name: str | None, total: int) -> gguf.Metadata:
     return held
 
 
-def file_stem(general: dict[str, Value], quant: str) -> str:
+def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
     """The file's name without suffix, as the naming convention of GGUF has it."""
 
     def text(key: str) -> str | None:
-        value = general.get(f"general.{key}")
-        return str(value.data) if value is not None else None
+        value = metadata.get(f"general.{key}")
+        return str(value.data) if isinstance(value, Value) else None
 
     stem = gguf.naming_convention(
         text("name"), text("basename"), text("finetune"), text("version"), text("size_label"), quant

@@ -1,26 +1,38 @@
 """A FastMTP draft vocabulary for a GGUF file, ranked with the file's own tokenizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.draft_list import required_ids, vocabulary_size
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.surgery import Model
-from mtp_gguf.native.generate import Generation, generate
-from mtp_gguf.native.vocabulary import Vocabulary
 
 from . import draft_vocabulary
-from .draft_vocabulary import DraftVocabulary
+from .draft_vocabulary import DraftVocabulary, Encoder
+
+
+class Tokenizer(Encoder, Protocol):
+    """A tokenizer of `size` tokens."""
+
+    size: int
 
 
 def rank_for_gguf(
-    model: Model, size: int | None, corpus: Sequence[Path], ids_file: Path | None
+    model: Model,
+    size: int | None,
+    corpus: Sequence[Path],
+    ids_file: Path | None,
+    open_tokenizer: Callable[[Path], AbstractContextManager[Tokenizer]],
 ) -> DraftVocabulary:
     """Rank as `convert --fastmtp` does: by the ids file, else by the corpus, else by id.
 
-    size: None takes the default. RequestError when the request does not fit the vocabulary.
+    size: None takes the default. open_tokenizer: opens that of a GGUF. RequestError when the
+    request does not fit the vocabulary.
     """
     n_vocab = vocabulary_size(model)
     if not n_vocab:
@@ -30,7 +42,7 @@ def rank_for_gguf(
     if ids_file:
         return draft_vocabulary.rank_by_list(ids_file, required, n_vocab, size)
     if corpus:
-        with Vocabulary(model.paths[0]) as tokenizer:
+        with open_tokenizer(model.paths[0]) as tokenizer:
             if tokenizer.size != n_vocab:
                 raise RequestError(
                     f"{model.path}: its tokenizer has {tokenizer.size} tokens, its embedding "
@@ -42,14 +54,14 @@ def rank_for_gguf(
 
 def rank_by_own_output(
     model: Model,
-    prompts: Sequence[str],
+    answers: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]],
     size: int | None,
-    settings: Generation,
     progress: Callable[[int], None],
 ) -> DraftVocabulary:
-    """Rank by how often the model itself writes each token, in answer to `prompts`.
+    """Rank by how often the model itself writes each token.
 
-    Tokens that it did not write follow by how often they are in the prompts, then by id.
+    answers: the tokens of each prompt and of what the model wrote then. Tokens that it did not
+    write follow by how often they are in the prompts, then by id.
     progress: called with the number of tokens just written. RequestError when it writes nothing.
     """
     n_vocab = vocabulary_size(model)
@@ -58,13 +70,15 @@ def rank_by_own_output(
     required = required_ids(model)
     wanted = size or draft_vocabulary.default_size(n_vocab, len(required))
     asked, written = np.zeros(n_vocab, np.int64), np.zeros(n_vocab, np.int64)
-    for prompt, answer in generate(model.paths[0], prompts, settings):
+    count = 0
+    for prompt, answer in answers:
+        count += 1
         asked += np.bincount(prompt, minlength=n_vocab)[:n_vocab]
         written += np.bincount(answer, minlength=n_vocab)[:n_vocab]
         progress(len(answer))
     total = int(written.sum())
     if not total:
-        raise RequestError(f"{model.path}: wrote nothing in answer to {len(prompts)} prompts")
+        raise RequestError(f"{model.path}: wrote nothing in answer to {count} prompts")
     source = f"counted on {total} tokens of its own output"
     # What the prompts say breaks ties alone.
     ranked = draft_vocabulary.rank_by_counts(

@@ -12,7 +12,8 @@ from mtp_gguf.gguf_tools.format import GgufFile, lay_out
 from mtp_gguf.gguf_tools.surgery import Model
 
 from .checkpoint import Checkpoint
-from .plan import Plan, Request, Shard, make_plan
+from .plan import Plan, Request, Shard
+from .plan_checkpoint import make_plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +31,10 @@ class HeadPlan:
 def plan_head(checkpoint: Checkpoint, request: Request, output: Path, name: str) -> HeadPlan:
     """Plan the head-only part of `checkpoint` into the file `output`.
 
-    request: asks for the head alone. name: what to call the checkpoint in messages.
+    request: asks for the head alone, in one precision. name: what to call the checkpoint in
+    messages.
     """
-    plan = make_plan(checkpoint, request)
+    (plan,) = make_plans(checkpoint, request)
     [full] = plan.shards
     metadata = Model(Path(name), (_header(full, name),)).metadata()
     tensors = tuple(t for t in full.tensors if t.part != "base")

@@ -28,6 +28,12 @@ def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> 
     )
 
 
+def open_hub_head(hub_id: str) -> Checkpoint:
+    """The same with nothing but the tensors of the MTP head."""
+    folder = download(hub_id, None, None)
+    return open_checkpoint(folder, is_head, shards_on_hub(hub_id, folder))
+
+
 def shards_on_hub(hub_id: str, folder: Path) -> Callable[[str], SafetensorsFile]:
     """Opens weights on the hub, of the very revision that `folder` is a snapshot of."""
 

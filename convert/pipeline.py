@@ -1,16 +1,15 @@
-"""Doing what a plan says: tensors stream through in slices of rows, on all cores.
+"""Doing what plans say: tensors stream through in slices of rows, on all cores.
 
-Each worker reads a slice, transforms and quantizes it, and writes it at its final place. NumPy,
-ggml and the system calls release the GIL, so threads suffice; nothing but the slices in flight is
-held, whatever the size of the model.
+Each worker reads a slice, transforms it, and for each precision that was asked for quantizes it and
+writes it at its final place. NumPy, the quantizers and the system calls release the GIL, so threads
+suffice; nothing but the slices in flight is held, whatever the size of the model.
 """
 
-import os
 import resource
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.output import OutputFile, commit_all
 from mtp_gguf.gguf_tools.tensor_types import F32, TensorType
 from mtp_gguf.native import ggml
 
+from .cores import CoreMeter, usable_cores
 from .imatrix import Imatrix
 from .plan import Plan, PlannedTensor
 from .recipe import Target
@@ -30,6 +30,7 @@ from .source_rows import DTYPES, Rows, SourceRows
 
 # Values of one slice at most, so that its copies (source, F32, reordered, result) stay within
 # some 24 bytes each; with many workers slices shrink, so that all together keep to the budget.
+# Results of several precisions are made one after another.
 _SLICE_VALUES = 1 << 21
 _SLICE_BUDGET_BYTES = 512 << 20
 _BYTES_PER_VALUE = 24
@@ -37,45 +38,69 @@ _BYTES_PER_VALUE = 24
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a conversion took: `seconds`, and the process's peak resident memory in bytes."""
+    """What a conversion took.
+
+    seconds: wall time. busy_seconds: processor time of all threads. cores: those it could use.
+    peak_bytes: the process's peak resident memory.
+    """
 
     seconds: float
+    busy_seconds: float
+    cores: int
     peak_bytes: int
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the cores' time that was used."""
+        return self.busy_seconds / (self.seconds * self.cores)
 
 
 @dataclass(frozen=True, eq=False)
-class _Slice:
-    """Rows `start` to `stop` of a tensor, written to `output` from `offset`."""
+class _Place:
+    """Where rows of a tensor go at one type: row 0 to `offset` of `output`."""
 
-    tensor: PlannedTensor
-    start: int
-    stop: int
     output: OutputFile
     offset: int
 
 
-def run(
-    plan: Plan, rows: SourceRows, progress: Callable[[int], None], workers: int | None = None
-) -> Outcome:
-    """Write the files of a plan; they appear under their names together, at the end.
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """Rows `start` to `stop` of a tensor, and where they go by the type that they take there."""
 
+    tensor: PlannedTensor
+    start: int
+    stop: int
+    places: dict[TensorType, list[_Place]]
+
+
+def run(
+    plans: Sequence[Plan],
+    rows: SourceRows,
+    progress: Callable[[int], None],
+    workers: int | None = None,
+) -> Outcome:
+    """Write the files of all plans, which are of the same content (`plans_of`).
+
+    Each source row is read once. The files appear under their names together, at the end; on any
+    exception none does, and nothing else is left behind.
     progress: called with the number of bytes just written, from any thread, one at a time.
-    On any exception nothing is left behind.
     """
-    began = time.monotonic()
-    workers = workers or os.cpu_count() or 1
-    for kind in {t.spec.type for t in plan.tensors}:
+    meter = CoreMeter()
+    workers = workers or usable_cores()
+    for kind in {t.spec.type for plan in plans for t in plan.tensors}:
         ggml.prepare(kind)
     with ExitStack() as stack:
-        outputs = [
-            stack.enter_context(OutputFile(shard.path, shard.layout.size)) for shard in plan.shards
-        ]
-        for shard, output in zip(plan.shards, outputs, strict=True):
+        places: dict[str, dict[TensorType, list[_Place]]] = defaultdict(lambda: defaultdict(list))
+        outputs = []
+        for shard in (shard for plan in plans for shard in plan.shards):
+            output = stack.enter_context(OutputFile(shard.path, shard.layout.size))
             output.write(0, shard.layout.header)
-        _work(_slices(plan, outputs, workers), rows, plan.imatrix, progress, workers)
-        for output in outputs:
-            output.commit()
-    return Outcome(time.monotonic() - began, peak_memory())
+            outputs.append(output)
+            for tensor, offset in zip(shard.tensors, shard.layout.offsets, strict=True):
+                places[tensor.spec.name][tensor.spec.type].append(_Place(output, offset))
+        _work(_slices(plans[0], places, workers), rows, plans[0].imatrix, progress, workers)
+        commit_all(outputs)
+    return Outcome(meter.seconds, meter.busy_seconds, meter.cores, peak_memory())
 
 
 def peak_memory() -> int:
@@ -92,22 +117,21 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _slices(plan: Plan, outputs: list[OutputFile], workers: int) -> Iterator[_Slice]:
+def _slices(
+    plan: Plan, places: dict[str, dict[TensorType, list[_Place]]], workers: int
+) -> Iterator[_Slice]:
     values = min(_SLICE_VALUES, _SLICE_BUDGET_BYTES // (workers * _BYTES_PER_VALUE))
-    for shard, output in zip(plan.shards, outputs, strict=True):
-        for tensor, offset in zip(shard.tensors, shard.layout.offsets, strict=True):
-            if tensor.target is None:
-                yield _Slice(tensor, 0, 1, output, offset)
-                continue
-            length = tensor.spec.shape[0]
-            height = tensor.spec.shape[1] if len(tensor.spec.shape) > 1 else 1
-            step = max(values // length, 1)
-            row_bytes = tensor.spec.type.row_bytes(length)
-            # Slices end with each expert, whose importance weights are its own.
-            for matrix in range(0, tensor.target.rows, height):
-                for start in range(matrix, matrix + height, step):
-                    stop = min(start + step, matrix + height)
-                    yield _Slice(tensor, start, stop, output, offset + start * row_bytes)
+    for tensor in plan.tensors:
+        if tensor.target is None:
+            yield _Slice(tensor, 0, 1, places[tensor.spec.name])
+            continue
+        height = tensor.spec.shape[1] if len(tensor.spec.shape) > 1 else 1
+        step = max(values // tensor.spec.shape[0], 1)
+        # Slices end with each expert, whose importance weights are its own.
+        for matrix in range(0, tensor.target.rows, height):
+            for start in range(matrix, matrix + height, step):
+                stop = min(start + step, matrix + height)
+                yield _Slice(tensor, start, stop, places[tensor.spec.name])
 
 
 def _work(
@@ -129,10 +153,9 @@ def _work(
                     job = next(slices, None)
                 if job is None:
                     return
-                data = _make(job, rows, imatrix)
-                job.output.write(job.offset, data.data)
+                written = _do(job, rows, imatrix)
                 with lock:
-                    progress(data.nbytes)
+                    progress(written)
         except BaseException as error:
             errors.append(error)
             stop.set()
@@ -152,19 +175,34 @@ def _work(
         raise errors[0]
 
 
-def _make(job: _Slice, rows: SourceRows, imatrix: Imatrix | None) -> NDArray[np.generic]:
-    """The bytes of a slice, as a contiguous array."""
+def _do(job: _Slice, rows: SourceRows, imatrix: Imatrix | None) -> int:
+    """Read a slice and write it to all its places; the number of bytes written."""
     target = job.tensor.target
-    if target is None:
+    source = None if target is None else rows.read(target, job.start, job.stop)
+    written = 0
+    for kind, places in job.places.items():
+        data = _encoded(job, source, kind, imatrix)
+        for place in places:
+            start = job.start * kind.row_bytes(job.tensor.spec.shape[0])
+            place.output.write(place.offset + start, data.data)
+            written += data.nbytes
+    return written
+
+
+def _encoded(
+    job: _Slice, source: Rows | None, kind: TensorType, imatrix: Imatrix | None
+) -> NDArray[np.generic]:
+    """The bytes of a slice at a type, as a contiguous array."""
+    target = job.tensor.target
+    if target is None or source is None:
         assert job.tensor.data is not None
         return np.ascontiguousarray(job.tensor.data, "<i8")
-    source = rows.read(target, job.start, job.stop)
     try:
-        return encode(source, job.tensor.spec.type, _importance(job, target, imatrix))
+        return encode(source, kind, _importance(job, target, kind, imatrix))
     except ggml.GgmlError as error:
         raise CheckpointError(
             f"{target.recipe.sources[0]}: rows {job.start} to {job.stop - 1} of {target.name} "
-            f"cannot be written as {job.tensor.spec.type.name}: {error}"
+            f"cannot be written as {kind.name}: {error}"
         ) from None
 
 
@@ -184,10 +222,12 @@ def encode(
     return rows.view(np.uint8)
 
 
-def _importance(job: _Slice, target: Target, imatrix: Imatrix | None) -> NDArray[np.float32] | None:
+def _importance(
+    job: _Slice, target: Target, kind: TensorType, imatrix: Imatrix | None
+) -> NDArray[np.float32] | None:
     """The importance weights of the expert that the slice lies in."""
     weights = imatrix.weights.get(target.name) if imatrix else None
-    if weights is None or not job.tensor.spec.type.is_quantized:
+    if weights is None or not kind.is_quantized:
         return None
     height = target.shape[1] if len(target.shape) > 1 else 1
     expert: NDArray[np.float32] = weights[job.start // height]

@@ -1,37 +1,30 @@
-"""The whole of a conversion, decided before a tensor is read: what is written, how, and where."""
+"""The whole of a conversion, decided before a weight is read: what is written, how, and where."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import (
-    ID_MAP_TENSOR,
-    OUTPUT_TENSOR,
-    SHORT_HEAD_SUFFIX,
-    DraftLayout,
-)
-from mtp_gguf.gguf_tools.format import Layout, TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
+from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.shards import shard_path
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native import ggml
 
-from . import draft_vocabulary
-from .checkpoint import Checkpoint
 from .draft_vocabulary import DraftVocabulary
-from .family import Blueprint, HeadChoice, find_family
-from .general import file_stem, general_metadata
+from .family import HeadChoice
+from .general import file_stem
 from .imatrix import Imatrix
-from .precision import FILE_TYPES, Override, block_length, choose_types
-from .recipe import Recipe, Target
-from .source_rows import SourceRows
-from .tokenizer import load_tokenizer, special_ids, tokenizer_metadata
+from .plan_notes import notes
+from .precision import FILE_TYPES, Override, choose_types
+from .recipe import Target
+
+FILE_TYPE_KEY = "general.file_type"
 
 
 @dataclass(frozen=True)
@@ -49,11 +42,15 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. `quant` is a key of FILE_TYPES."""
+    """What the user asked for. `quant` and those of `also` are different keys of FILE_TYPES.
+
+    also: further precisions, each a file of its own beside the first.
+    """
 
     quant: str
     head: HeadChoice
     head_type: TensorType
+    also: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
     imatrix: Imatrix | None = None
     draft: DraftRequest | None = None
@@ -61,6 +58,26 @@ class Request:
     model_name: str | None = None
     split_max_size: int | None = None
     output: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What the model will hold, before types are chosen: the same in every precision.
+
+    metadata: all keys in file order; that of the file type is there, and gets its value later.
+    targets: every tensor made from weights. id_map: ids that are written as a tensor.
+    head_blocks: the blocks of the MTP head. layout: that of the draft vocabulary, if there is one.
+    draft: the draft vocabulary that was asked for. skipped: source tensors that are not used, with
+    the reason.
+    """
+
+    metadata: Mapping[str, Value | RawValue]
+    targets: tuple[Target, ...]
+    id_map: NDArray[np.int64] | None
+    head_blocks: range
+    layout: DraftLayout | None
+    draft: DraftVocabulary | None
+    skipped: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +104,12 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A conversion that only needs doing.
+    """A conversion to one precision that only needs doing.
 
     skipped: source tensors that are not used, with the reason. notes: sentences for the user.
     """
 
+    quant: str
     shards: tuple[Shard, ...]
     skipped: dict[str, str]
     notes: tuple[str, ...]
@@ -110,92 +128,58 @@ class Plan:
         return sum(shard.layout.size for shard in self.shards)
 
 
-def make_plan(checkpoint: Checkpoint, request: Request) -> Plan:
-    """Decide everything about a conversion; errors of any kind come from here, not later."""
-    family = find_family(checkpoint.config, checkpoint.folder / "config.json")
-    blueprint = family.blueprint(checkpoint, request.head)
-    rows = SourceRows(checkpoint)
-    for target in blueprint.targets:
-        rows.check(target)
-    tokenizer = load_tokenizer(checkpoint.folder)
-    required = special_ids(checkpoint.folder, tokenizer, blueprint.n_vocab)
-    draft = None
-    if request.draft:
-        if not blueprint.n_mtp:
-            raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-        draft = _rank(request.draft, tokenizer, required, blueprint.n_vocab)
-    head_blocks = range(blueprint.n_trunk, blueprint.n_trunk + blueprint.n_mtp)
+def plans_of(content: Content, request: Request) -> tuple[Plan, ...]:
+    """A plan for each precision asked for, of the same tensors in the same order."""
+    imatrix = request.imatrix.fitted(content.targets) if request.imatrix else None
+    return tuple(
+        _plan(content, request, quant, imatrix) for quant in (request.quant, *request.also)
+    )
+
+
+def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | None) -> Plan:
     overrides = (
         *request.overrides,
-        *(Override(rf"^blk\.{block}\.", request.head_type) for block in head_blocks),
+        *(Override(rf"^blk\.{block}\.", request.head_type) for block in content.head_blocks),
     )
-    layout = request.draft.layout if request.draft else None
-    head_block = blueprint.n_trunk if blueprint.n_mtp else None
-    targets = _with_draft_rows(blueprint, draft, layout)
-    general = general_metadata(
-        checkpoint.folder, request.model_name, blueprint.targets, FILE_TYPES[request.quant]
-    )
-    architecture = {
-        "general.architecture": Value(ValueType.STRING, blueprint.architecture),
-        **general,
-        **blueprint.hparams,
-        **_imatrix_metadata(request.imatrix),
-        **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
-    }
-    metadata = architecture | tokenizer_metadata(
-        checkpoint.folder, tokenizer, blueprint.n_vocab, request.tokenizer_pre
-    )
-    imatrix = request.imatrix.fitted(targets) if request.imatrix else None
-    types = choose_types(targets, architecture, request.quant, overrides, imatrix)
+    metadata = {**content.metadata, FILE_TYPE_KEY: Value(ValueType.U32, FILE_TYPES[quant])}
+    architecture = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
+    types = choose_types(content.targets, architecture, quant, overrides, imatrix)
     _check_importance(types, imatrix)
+    head_block = content.head_blocks.start if content.head_blocks else None
+
+    def part(name: str) -> str:
+        return part_of(name, head_block, content.layout)
+
     tensors = [
-        PlannedTensor(
-            TensorSpec(t.name, t.shape, types[t.name]), part_of(t.name, head_block, layout), t
-        )
-        for t in targets
+        PlannedTensor(TensorSpec(t.name, t.shape, types[t.name]), part(t.name), t)
+        for t in content.targets
     ]
-    if draft is not None and layout is not DraftLayout.IDS:
-        spec = TensorSpec(ID_MAP_TENSOR, (len(draft.ids),), I64)
-        tensors.append(PlannedTensor(spec, part_of(spec.name, head_block, layout), data=draft.ids))
-    tensors.sort(key=lambda t: _file_order(t.spec.name))
+    if content.id_map is not None:
+        spec = TensorSpec(ID_MAP_TENSOR, (len(content.id_map),), I64)
+        tensors.append(PlannedTensor(spec, part(spec.name), data=content.id_map))
+    tensors.sort(key=lambda t: file_order(t.spec.name))
+    path = _output_path(request, metadata, quant)
+    specs = [(t.spec, t.target) for t in tensors]
     return Plan(
-        shards=_shards(tensors, metadata, request, general),
-        skipped=blueprint.skipped,
-        notes=tuple(_notes(blueprint, tensors, request, overrides, draft)),
-        draft=draft,
+        quant=quant,
+        shards=_shards(tensors, metadata, path, request.split_max_size),
+        skipped=content.skipped,
+        notes=(
+            *notes(content.skipped, specs, quant, request.overrides, overrides, imatrix),
+            *_draft_notes(content.draft, request),
+        ),
+        draft=content.draft,
         imatrix=imatrix,
     )
 
 
-def _rank(
-    request: DraftRequest, tokenizer: Tokenizer, required: Sequence[int], n_vocab: int
-) -> DraftVocabulary:
-    size = request.size or draft_vocabulary.default_size(n_vocab, len(required))
-    if request.ids_file:
-        return draft_vocabulary.rank_by_list(request.ids_file, required, n_vocab, request.size)
-    if request.corpus:
-        return draft_vocabulary.rank_by_corpus(request.corpus, tokenizer, required, n_vocab, size)
-    return draft_vocabulary.rank_by_id(required, n_vocab, size)
-
-
-def _with_draft_rows(
-    blueprint: Blueprint, draft: DraftVocabulary | None, layout: DraftLayout | None
-) -> list[Target]:
-    """The targets, with the output's rows of the draft vocabulary where the layout stores them."""
-    targets = list(blueprint.targets)
-    if draft is None or layout is DraftLayout.IDS:
-        return targets
-    name = OUTPUT_TENSOR
-    if layout is DraftLayout.TABLE:
-        name = f"blk.{blueprint.n_trunk}.{SHORT_HEAD_SUFFIX}"
-    output = blueprint.output
-    short = replace(
-        output,
-        name=name,
-        shape=(output.shape[0], len(draft.ids)),
-        recipe=Recipe(output.recipe.sources, row_order=draft.ids),
+def _draft_notes(draft: DraftVocabulary | None, request: Request) -> tuple[str, ...]:
+    if draft is None or draft.coverage or not request.draft or request.draft.ids_file:
+        return ()
+    return (
+        "the draft vocabulary is ranked by token id; counted on text like yours it drafts "
+        "better: --fastmtp-corpus FILES",
     )
-    return [*(t for t in targets if t.name != name), short]
 
 
 def _check_importance(types: Mapping[str, TensorType], imatrix: Imatrix | None) -> None:
@@ -207,13 +191,13 @@ def _check_importance(types: Mapping[str, TensorType], imatrix: Imatrix | None) 
             )
 
 
-def _file_order(name: str) -> tuple[int, str]:
+def file_order(name: str) -> tuple[int, str]:
     """llama-quantize's order of tensors: those of no block first, then by block, by name."""
     match = re.match(r"blk\.(\d+)\.", name)
     return (int(match[1]) if match else -1, name)
 
 
-def _imatrix_metadata(imatrix: Imatrix | None) -> dict[str, Value]:
+def imatrix_metadata(imatrix: Imatrix | None) -> dict[str, Value]:
     """What llama-quantize notes of the imatrix it used; the file by its name alone."""
     if imatrix is None:
         return {}
@@ -228,15 +212,13 @@ def _imatrix_metadata(imatrix: Imatrix | None) -> dict[str, Value]:
 
 def _shards(
     tensors: Sequence[PlannedTensor],
-    metadata: dict[str, Value],
-    request: Request,
-    general: dict[str, Value],
+    metadata: Mapping[str, Value | RawValue],
+    path: Path,
+    limit: int | None,
 ) -> tuple[Shard, ...]:
-    path = _output_path(request, general)
     groups: list[list[PlannedTensor]] = [[]]
     size = 0
     for tensor in tensors:
-        limit = request.split_max_size
         if limit and groups[-1] and size + tensor.spec.nbytes > limit:
             groups.append([])
             size = 0
@@ -244,9 +226,9 @@ def _shards(
         size += tensor.spec.nbytes
     shards = []
     for index, group in enumerate(groups):
-        keys = metadata if index == 0 else {}
+        keys = dict(metadata) if index == 0 else {}
         if len(groups) > 1:
-            keys = keys | {
+            keys |= {
                 "split.no": Value(ValueType.U16, index),
                 "split.count": Value(ValueType.U16, len(groups)),
                 "split.tensors.count": Value(ValueType.I32, len(tensors)),
@@ -256,56 +238,25 @@ def _shards(
     return tuple(shards)
 
 
-def _output_path(request: Request, general: dict[str, Value]) -> Path:
+def _output_path(request: Request, metadata: Mapping[str, Value | RawValue], quant: str) -> Path:
     """Where to write: the file asked for, or one named after the model in the folder asked for."""
     output = request.output or Path()
-    if not output.is_dir():
-        return output
-    prefix = "mtp-" if request.head is HeadChoice.ALONE else ""
-    return output / f"{prefix}{file_stem(general, request.quant)}.gguf"
+    if output.is_dir():
+        prefix = "mtp-" if request.head is HeadChoice.ALONE else ""
+        return output / f"{prefix}{file_stem(metadata, quant)}.gguf"
+    return output if quant == request.quant else path_of_another(output, request.quant, quant)
 
 
-def _notes(
-    blueprint: Blueprint,
-    tensors: Sequence[PlannedTensor],
-    request: Request,
-    overrides: Sequence[Override],
-    draft: DraftVocabulary | None,
-) -> Iterator[str]:
-    for reason in sorted(set(blueprint.skipped.values())):
-        count = sum(r == reason for r in blueprint.skipped.values())
-        yield f"{count} source tensors skipped: {reason}"
-    for block in (256, 128, 64, 32):
-        narrow = [
-            t.spec
-            for t in tensors
-            if t.target is not None
-            and not t.target.always_f32
-            and block_length(t.spec.name, request.quant, overrides) == block
-            and t.spec.shape[0] % block
-        ]
-        if narrow:
-            taken = ", ".join(sorted({spec.type.name for spec in narrow}))
-            yield (
-                f"{len(narrow)} tensors have rows that blocks of {block} do not divide and fall "
-                f"back to {taken} (first: {narrow[0].name}, rows of {narrow[0].shape[0]})"
-            )
-    for override in request.overrides:
-        if not any(override.matches(t.spec.name) for t in tensors):
-            yield f"--tensor-type {override.pattern}={override.kind.name}: matches no tensor"
-    if draft is not None and not draft.coverage and request.draft and not request.draft.ids_file:
-        yield (
-            "the draft vocabulary is ranked by token id; counted on text like yours it drafts "
-            "better: --fastmtp-corpus FILES"
-        )
-    if request.imatrix is not None:
-        missing = [
-            t.spec.name
-            for t in tensors
-            if t.spec.type.is_quantized and t.spec.name not in request.imatrix.weights
-        ]
-        if missing:
-            yield (
-                f"the imatrix has nothing for {len(missing)} quantized tensors (first: "
-                f"{missing[0]}); they are quantized without it"
-            )
+def path_of_another(output: Path, quant: str, other: str) -> Path:
+    """`output`, a file of precision `quant`, renamed for another precision.
+
+    Its name takes the place of the first one's where that stands in the name, in its case;
+    otherwise it follows the stem: `model-Q4_K_M.gguf` and `model.gguf` become `model-Q8_0.gguf`.
+    """
+    found = list(re.finditer(rf"(?<![A-Za-z0-9]){quant}(?![A-Za-z0-9_])", output.stem, re.I))
+    if not found:
+        return output.with_name(f"{output.stem}-{other}{output.suffix}")
+    at = found[-1]
+    new = other.lower() if at[0].islower() else other
+    stem = output.stem[: at.start()] + new + output.stem[at.end() :]
+    return output.with_name(stem + output.suffix)

@@ -5,6 +5,9 @@ experts and on whether there is an imatrix. It is asked from the linked llama.cp
 quantizer runs on a miniature of the model, a file with the same metadata, the same tensor names
 and row lengths, and at most two rows (and two experts) each, and the types in its output are the
 answer. docs/decisions.md says why this and not `llama_quant_compute_types`.
+
+Patterns of the user's are matched here alone, by Python's `re`; llama.cpp is given the names that
+they matched. Its own engine (C++ std::regex) has another grammar.
 """
 
 import re
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.format import RawValue, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
 from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
 
@@ -66,6 +69,8 @@ UNQUANTIZED = {"F32": F32, "F16": F16, "BF16": BF16}
 # Types that a single tensor can be asked for: all that ggml can write and llama.cpp can run.
 _NOT_WRITTEN = ("Q8_1", "Q8_K", "NVFP4", "Q1_0", "Q2_0", "I8", "I16", "I32", "I64", "F64")
 TENSOR_TYPES = tuple(name for name in BY_NAME if name not in _NOT_WRITTEN)
+# What means something else than itself in a regular expression of ECMAScript.
+_LITERAL, _ESCAPED = re.compile(r"[][\\^$.|?*+(){}/]"), r"\\\g<0>"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    """`REGEX=TYPE` from the command line; RequestError says which half is wrong."""
+    """`REGEX=TYPE` from the command line, REGEX Python's; RequestError says what is wrong."""
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:
         raise RequestError(f"--tensor-type: expected REGEX=TYPE, found {text!r}")
@@ -116,7 +121,7 @@ def block_length(name: str, quant: str, overrides: Sequence[Override]) -> int:
 
 def choose_types(
     targets: Sequence[Target],
-    metadata: Mapping[str, Value],
+    metadata: Mapping[str, Value | RawValue],
     quant: str,
     overrides: Sequence[Override],
     imatrix: Imatrix | None,
@@ -129,30 +134,60 @@ def choose_types(
     """
     if quant in UNQUANTIZED:
         return {t.name: _plain_type(t, UNQUANTIZED[quant], overrides) for t in targets}
+    asked = [(name, o.kind) for name in (t.name for t in targets) for o in _first(overrides, name)]
+    try:
+        types = _types_of_miniature(targets, metadata, FILE_TYPES[quant], asked, imatrix)
+    except QuantizeError as error:
+        hint = "; pass one with --imatrix" if "imatrix" in str(error) else ""
+        reason = str(error).rstrip(".!")
+        raise RequestError(f"--quant {quant}: llama.cpp refuses: {reason}{hint}") from None
+    return {t.name: t.fixed or types[t.name] for t in targets}
+
+
+def without_choice(
+    targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
+) -> frozenset[str]:
+    """Names of the targets that llama-quantize leaves as they are, whatever it is asked for.
+
+    RequestError when llama.cpp does not understand the metadata.
+    """
+    try:
+        types = _types_of_miniature(targets, metadata, FILE_TYPES["F16"], (), None)
+    except QuantizeError as error:
+        raise RequestError(f"llama.cpp refuses this model: {str(error).rstrip('.!')}") from None
+    return frozenset(name for name, kind in types.items() if kind is F32)
+
+
+def _first(overrides: Sequence[Override], name: str) -> Sequence[Override]:
+    """The override for the tensor of this name, or none."""
+    return next(([o] for o in overrides if o.matches(name)), [])
+
+
+def _types_of_miniature(
+    targets: Sequence[Target],
+    metadata: Mapping[str, Value | RawValue],
+    file_type: int,
+    asked: Sequence[tuple[str, TensorType]],
+    imatrix: Imatrix | None,
+) -> dict[str, TensorType]:
+    """The types that llama.cpp gives a model of these targets in F32.
+
+    asked: types of single tensors, by name.
+    """
+    patterns = [(f"^{_LITERAL.sub(_ESCAPED, name)}$", kind) for name, kind in asked]
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         source, target = Path(folder) / "miniature.gguf", Path(folder) / "quantized.gguf"
         _write_miniature(source, targets, metadata)
-        try:
-            quantize_file(
-                source,
-                target,
-                FILE_TYPES[quant],
-                [(o.pattern, o.kind) for o in overrides],
-                _miniature_imatrix(targets, imatrix),
-            )
-        except QuantizeError as error:
-            hint = "; pass one with --imatrix" if "imatrix" in str(error) else ""
-            reason = str(error).rstrip(".!")
-            raise RequestError(f"--quant {quant}: llama.cpp refuses: {reason}{hint}") from None
+        quantize_file(source, target, file_type, patterns, _miniature_imatrix(targets, imatrix))
         with open_gguf(target) as file:
             return {t.name: file.by_name[t.name].type for t in targets}
 
 
 def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override]) -> TensorType:
     """The type in a file that is not quantized, where llama-quantize knows no overrides."""
-    if target.always_f32:
-        return F32
-    kind = next((o.kind for o in overrides if o.matches(target.name)), base)
+    if target.fixed:
+        return target.fixed
+    kind = next((o.kind for o in _first(overrides, target.name)), base)
     return kind if target.shape[0] % kind.block_length == 0 else F16
 
 
@@ -160,7 +195,9 @@ def _miniature_shape(target: Target) -> tuple[int, ...]:
     return (target.shape[0], *(min(n, 2) for n in target.shape[1:]))
 
 
-def _write_miniature(path: Path, targets: Sequence[Target], metadata: Mapping[str, Value]) -> None:
+def _write_miniature(
+    path: Path, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
+) -> None:
     specs = [TensorSpec(t.name, _miniature_shape(t), F32) for t in targets]
     layout = lay_out(metadata, specs)
     noise = np.random.default_rng(0)

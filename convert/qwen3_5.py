@@ -21,6 +21,7 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.tensor_types import F32
 
 from .checkpoint import Checkpoint, is_head
 from .config import LARGEST_SIZE, ConfigReader, is_whole
@@ -410,7 +411,7 @@ class _Claims:
             name=target_prefix + entry.target,
             shape=ggml_shape(shape),
             recipe=entry.transform.recipe(source, self._dims),
-            always_f32=entry.always_f32,
+            fixed=F32 if entry.always_f32 else None,
         )
 
     def skipped(self, unwanted: tuple[str, str] | None) -> dict[str, str]:
@@ -492,7 +493,7 @@ def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[
             name = claims.source(f"{source}gate_up_proj{fused}", EXPERT_GATE_UP.shape(dims))
             half = 0 if entry.source == "gate_proj" else 1
             recipe = Recipe((name,), row_order=_half_of_experts(dims.experts, rows, half))
-        yield Target(target + entry.target, shape, recipe, always_f32=False)
+        yield Target(target + entry.target, shape, recipe)
 
 
 def read_dims(c: ConfigReader) -> Dims:

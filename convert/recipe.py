@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.tensor_types import TensorType
+
 Order: TypeAlias = NDArray[np.int64]
 
 
@@ -43,13 +45,13 @@ class Recipe:
 class Target:
     """A tensor of the GGUF to be written, made from weights: `shape` in ggml order.
 
-    always_f32: llama.cpp takes this tensor in F32 only, whatever the precision asked for.
+    fixed: the type of this tensor whatever the precision asked for; None where it can be chosen.
     """
 
     name: str
     shape: tuple[int, ...]
     recipe: Recipe
-    always_f32: bool
+    fixed: TensorType | None = None
 
     @property
     def rows(self) -> int:

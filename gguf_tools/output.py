@@ -4,8 +4,8 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from .errors import FormatError, OutputError
@@ -31,13 +31,15 @@ class OutputFile:
     """A file of known size, written at offsets from several threads, renamed when complete.
 
     As a context manager: leaving with an exception removes what was written. `commit()` gives the
-    file its name; until then it stands beside it under a hidden one.
+    file its name (`commit_all` several their names); until then it stands beside it under a hidden
+    one.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._aside = self._partial.with_suffix(".replaced")
         self._fd = -1
         self._created = False
 
@@ -114,14 +116,44 @@ class OutputFile:
 
     def commit(self) -> None:
         """Put the complete file under its name, replacing what stood there."""
+        self._finish()
+        self._rename(self._partial, self.path)
+        self._created = False
+
+    def _finish(self) -> None:
+        """Bring all bytes to the disk; here a full one shows at the latest."""
         try:
             os.fsync(self._fd)
             os.close(self._fd)
             self._fd = -1
-            os.replace(self._partial, self.path)
-            self._created = False
         except OSError as error:
             raise self._fault(error) from None
+
+    def _rename(self, old: Path, new: Path) -> None:
+        try:
+            os.replace(old, new)
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def _set_aside(self, undo: ExitStack) -> None:
+        """Hide what stands under the file's name until all names are given; `undo` puts it back."""
+        if not os.path.lexists(self.path):
+            return
+        if self.path.is_dir():
+            raise self._fault(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+        undo.callback(_put_back, self._aside, self.path)
+        self._rename(self.path, self._aside)
+
+    def _appear(self, undo: ExitStack) -> None:
+        """Give the file its name; `undo` takes it away."""
+        undo.callback(_put_back, self.path, self._partial)
+        self._rename(self._partial, self.path)
+
+    def _forget(self) -> None:
+        """What was set aside is no longer needed."""
+        self._created = False
+        with suppress(OSError):
+            self._aside.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
         self._discard()
@@ -139,6 +171,32 @@ class OutputFile:
         if error.errno in _NO_SPACE:
             return OutputError(f"{self.path}: no space for its {self.size} bytes: {error.strerror}")
         return OutputError(f"{self.path}: cannot be written: {error.strerror}")
+
+
+def commit_all(outputs: Sequence[OutputFile]) -> None:
+    """Put complete files under their names, all of them or none.
+
+    Where one cannot be renamed, those before it go and what they replaced stands there again.
+    """
+    if len(outputs) == 1:
+        outputs[0].commit()
+        return
+    for output in outputs:
+        output._finish()
+    with ExitStack() as undo:
+        for output in outputs:
+            output._set_aside(undo)
+            output._appear(undo)
+        undo.pop_all()
+    for output in outputs:
+        output._forget()
+
+
+def _put_back(now: Path, before: Path) -> None:
+    """Undo a renaming, if it was done."""
+    with suppress(OSError):
+        if os.path.lexists(now):
+            os.replace(now, before)
 
 
 def _copy_in_kernel(out: int, offset: int, source: Source, start: int, length: int) -> int:

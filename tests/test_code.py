@@ -1,5 +1,6 @@
 """The code's own standards: formatting, lint, types, and what the README promises of CI."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,34 @@ def test_types(tmp_path: Path) -> None:
         *names,
         MYPYPATH=tmp_path,
     )
+
+
+QUANTIZER = {"ggml", "quantize_upstream"}  # of native, all that convert may know
+
+
+def test_imports_run_one_way() -> None:
+    """As design has it: the format knows nobody, convert knows the format and the quantizer."""
+    allowed = {
+        "gguf_tools": set[str](),
+        "convert": {"gguf_tools", *(f"native.{name}" for name in QUANTIZER)},
+        "native": {"gguf_tools"},
+    }
+    for room, names in allowed.items():
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if path.parent.name == "cli":
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.ImportFrom) or not node.module:
+                    continue
+                top, _, rest = node.module.partition(".")
+                if top != "mtp_gguf" or node.level:
+                    continue
+                found = (
+                    [f"{rest}.{alias.name}" for alias in node.names] if rest == "native" else [rest]
+                )
+                for name in found:
+                    known = name in names or name.partition(".")[0] in names
+                    assert known, f"{path.relative_to(ROOT)} imports {name}"
 
 
 @pytest.mark.parametrize("heading", ["Try it", "Test it"])

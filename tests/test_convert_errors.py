@@ -834,21 +834,41 @@ class TestOutput:
 
 
 class TestInterrupt:
-    def test_leaves_nothing(self, tmp_path: Path, output: Path) -> None:
-        """Ctrl-C while the threads work: the partial file is there, then it is gone."""
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize("options", [(), ("--also", "Q8_0", "--split-max-size", "20M")])
+    def test_leaves_nothing(
+        self, options: tuple[str, ...], number: int, tmp_path: Path, output: Path
+    ) -> None:
+        """Ctrl-C, kill or a lost terminal while the threads work: all partial files go."""
         model = write_repeating(tmp_path / "large", LARGE)
-        arguments = ["convert", model, "-o", output / "out.gguf", "--threads", "1"]
+        arguments = ["convert", model, "-o", output / "out.gguf", "--threads", "1", *options]
         before = held(output)
         with spawn(*arguments) as process:
             deadline = time.monotonic() + 60
-            while not [*output.glob(".out.gguf.*.partial")] and time.monotonic() < deadline:
+            while not [*output.glob(".out*.partial")] and time.monotonic() < deadline:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
             time.sleep(0.2)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
+            if number != signal.SIGINT:
+                process.send_signal(number)  # by somebody who does not like to wait
             _, stderr = process.communicate(timeout=60)
         check_refusal(process.returncode, stderr, "interrupted", "nothing was written")
         assert held(output) == before
+
+    def test_under_nohup(self, tmp_path: Path, output: Path) -> None:
+        """A signal that somebody chose to ignore stays ignored."""
+        model = write_repeating(tmp_path / "large", LARGE)
+        arguments = ["convert", model, "-o", output / "out.gguf"]
+        ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+        with spawn(*arguments, prelude=ignore) as process:
+            deadline = time.monotonic() + 60
+            while not [*output.glob(".out*.partial")] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGHUP)
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        assert (output / "out.gguf").is_file()
 
     @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7])
     def test_at_any_time(
@@ -884,6 +904,11 @@ class TestUsage:
             (["--tensor-type", "ffn="], ["--tensor-type", "expected one of", "''"]),
             (["--tensor-type", "ffn=Q9"], ["--tensor-type", "expected one of", "'Q9'"]),
             (["--tensor-type", "(=Q4_K"], ["--tensor-type", "'('", "no regular expression"]),
+            (["--also", "Q9_9"], ["--also", "Q5_K_M", "'Q9_9'"]),
+            (["--also", "Q5_K_M,"], ["--also", "''"]),
+            (["--also", ""], ["--also", "''"]),
+            (["--also", "Q8_0,q8_0"], ["--also", "each precision once", "Q8_0 again"]),
+            (["--also", "q4_k_m"], ["--also", "each precision once", "Q4_K_M again"]),
             (["--no-mtp", "--fastmtp"], ["--no-mtp"]),
             (["--no-mtp", "--head-only"], ["--no-mtp"]),
             (["--no-mtp", "--mtp-from", "x"], ["--no-mtp"]),

@@ -26,6 +26,8 @@ from conversions import (
     value_of,
 )
 
+from mtp_gguf.convert.cores import usable_cores
+
 BARE = replace(SMALL, name="bare", mtp=False)
 MIXTURE = replace(TINY, name="mixture", experts=4)
 NESTED = replace(SMALL, name="nested", nested=True)
@@ -85,6 +87,35 @@ class TestTensorType:
             kept = {n for n, k in found.items() if k == "F32"}
             assert all("norm" in n or "ssm_" in n for n in kept)
             assert {*found.values()} == {"F32", "Q8_0"}
+
+    @pytest.mark.parametrize(
+        ("pattern", "kind"),
+        [
+            (r"ffn_(?=up)", "Q6_K"),
+            (r"(?<=blk\.1\.)ffn_up", "Q6_K"),  # what std::regex does not know
+            (r"(?i)FFN_UP", "Q6_K"),
+            (r"[[:alpha:]]fn_up", None),  # what it alone knows
+            (r"^ffn_up", None),
+            (r"blk.1.ffn_up.weight", "Q6_K"),
+        ],
+    )
+    def test_pattern_is_pythons(
+        self, pattern: str, kind: str | None, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        options = "--tensor-type", f"{pattern}=Q6_K"
+        found = types(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+        assert found["blk.1.ffn_up.weight"] == (kind or "Q4_K")
+        changed = [name for name, k in found.items() if "ffn_up" not in name and k == "Q6_K"]
+        plain = types(checkpoints.get(SMALL), tmp_path / "x.gguf")
+        assert changed == [n for n, k in plain.items() if "ffn_up" not in n and k == "Q6_K"]
+
+    def test_for_every_tensor_of_a_deep_model(
+        self, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        """llama.cpp is given a name for each; more of them than its log has lines."""
+        model = checkpoints.get(SPECS["moe-unfused"])
+        found = types(model, tmp_path / "x.gguf", "--tensor-type", "weight=Q8_0")
+        assert {*found.values()} == {"F32", "Q8_0"}
 
     def test_that_matches_nothing_is_noted(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
         options = "--tensor-type", "ffn_dwon=Q8_0", "--tensor-type", "ffn_up=Q8_0"
@@ -257,6 +288,9 @@ class TestDryRun:
         written = json.loads(invoke(*arguments, "--json").stdout)
         assert written.pop("seconds") > 0
         assert written.pop("peak_bytes") > 1 << 20
+        assert written.pop("cpu_seconds") > 0
+        assert written.pop("cores") == usable_cores()
+        assert 0 < written.pop("utilisation") <= 1.05  # two clocks are read, one after the other
         assert written == planned
         assert [f["path"] for f in planned["files"]] == [str(p) for p in sorted(tmp_path.glob("*"))]
         assert all(Path(f["path"]).stat().st_size == f["bytes"] for f in planned["files"])
@@ -416,7 +450,10 @@ class TestReport:
         bits = 8 * sum(int(t.n_bytes) for n, t in listed.items() if n != "d2t")
         weights = sum(int(t.n_elements) for n, t in listed.items() if n != "d2t")
         assert f"\n{bits / weights:.2f} bits per weight\n" in text
-        assert re.search(r"^took \d+\.\d s, peak memory \d+ MB$", text, re.M)
+        cores = usable_cores()
+        assert re.search(
+            rf"^took \d+\.\d s, {cores} cores \d+% busy, peak memory \d+ MB$", text, re.M
+        )
         assert "can draft: MTP head in block 2 (" in text
         assert "F16), FastMTP 100 tokens, layout table" in text
         quoted = str(output).replace("'", "'\"'\"'")

@@ -127,6 +127,42 @@ class TestFetches:
         assert needed < {*index.values()}
         assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
 
+    @pytest.mark.parametrize("base", ["checkpoint", "gguf"])
+    def test_nothing_but_the_head_of_a_donor(
+        self, base: str, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        """Of its weights the MTP block alone, by ranges: not even the rest of a shard."""
+        bare = checkpoints.get(replace(SHARDED, name="bare", mtp=False))
+        donor = checkpoints.get(SHARDED)
+        if base == "gguf":
+            converted(bare, tmp_path / "bare.gguf", "--quant", "BF16")
+            bare = tmp_path / "bare.gguf"
+        options = "--quant", "F16", "--mtp-from"
+        converted(bare, tmp_path / "local.gguf", *options, donor)
+        with start(hub, output, "--mtp-from", MODEL, model=str(bare)) as process:
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        assert [*held(output)] == ["out.gguf"]
+        assert (output / "out.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+        index = index_of(donor)
+        ranges = [asked.range for asked in hub.requests if "/cdn/" in asked.path]
+        assert all(ranges)
+        asked = {f for f in hub.fetched() if f.endswith(".safetensors")}
+        with_head = {f for name, f in index.items() if name.startswith("mtp.")}
+        if base == "checkpoint":
+            assert asked == with_head
+        assert with_head <= asked
+
+    def test_nothing_of_a_donor_for_a_plan(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path
+    ) -> None:
+        bare = checkpoints.get(replace(SHARDED, name="bare", mtp=False))
+        with start(hub, output, "--mtp-from", MODEL, "--dry-run", model=str(bare)) as process:
+            stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        assert "mtp.fc.weight" in stdout
+        assert not held(output)
+
     def test_no_file_that_nobody_reads(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:

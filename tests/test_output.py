@@ -8,12 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 
 
 def names(folder: Path) -> list[str]:
@@ -158,6 +159,72 @@ def test_what_cannot_be_opened(tmp_path: Path, place: Callable[[Path], Path], re
         pass
     assert str(error.value) == f"{path}: {reason}"
     assert names(tmp_path) == ["file"]
+
+
+# ------------------------------------------------------------------- several files
+
+
+def committed(targets: list[Path], content: bytes) -> None:
+    with ExitStack() as stack:
+        files = [stack.enter_context(OutputFile(t, len(content))) for t in targets]
+        for file in files:
+            file.write(0, content)
+        commit_all(files)
+
+
+@pytest.fixture
+def targets(target: Path) -> list[Path]:
+    return [target.with_name(f"{name}.gguf") for name in ("a", "b", "c")]
+
+
+@pytest.mark.parametrize("old", [(), (0,), (1,), (0, 1, 2)])
+def test_all_appear_together(old: tuple[int, ...], targets: list[Path]) -> None:
+    for index in old:
+        targets[index].write_bytes(b"old")
+    committed(targets, b"new")
+    assert [t.read_bytes() for t in targets] == [b"new"] * 3
+    assert names(targets[0].parent) == ["a.gguf", "b.gguf", "c.gguf"]
+
+
+@pytest.mark.parametrize("failing", range(6))
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("old", [(), (0,), (0, 1, 2)])
+def test_one_that_cannot_be_renamed_takes_all_back(
+    old: tuple[int, ...],
+    error: BaseException,
+    failing: int,
+    targets: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever renaming fails, what stood there stands there again."""
+    for index in old:
+        targets[index].write_bytes(f"old {index}".encode())
+    before = {p.name: p.read_bytes() for p in targets[0].parent.iterdir()}
+    whole, count = os.replace, iter(range(100))
+
+    def replace(old_name: Path, new_name: Path) -> None:
+        if next(count) == failing:
+            raise error
+        whole(old_name, new_name)
+
+    monkeypatch.setattr(os, "replace", replace)
+    if failing >= len(targets) + len(old):  # there are fewer
+        committed(targets, b"new")
+        return
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        committed(targets, b"new")
+    assert {p.name: p.read_bytes() for p in targets[0].parent.iterdir()} == before
+
+
+def test_a_folder_in_the_way_takes_all_back(targets: list[Path]) -> None:
+    targets[0].write_bytes(b"old")
+    with ExitStack() as stack:
+        files = [stack.enter_context(OutputFile(t, 1)) for t in targets]
+        targets[2].mkdir()
+        with pytest.raises(OutputError, match=r"c\.gguf: cannot be written: Is a directory"):
+            commit_all(files)
+    assert names(targets[0].parent) == ["a.gguf", "c.gguf"]
+    assert targets[0].read_bytes() == b"old"
 
 
 # ----------------------------------------------------------------------------- full disk

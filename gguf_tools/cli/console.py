@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from ..errors import MtpGgufError
+from .signals import stops_cleanly
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +24,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with stops_cleanly():
+                return command(*args, **kwargs)
         except MtpGgufError as error:
             typer.echo(f"mtp-gguf: {printable(str(error))}", err=True)
         except OSError as error:  # of the system: a name too long, a full temporary folder
@@ -71,13 +73,16 @@ def count_types(types: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def byte_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def byte_progress(
+    title: str, total: int, note: Callable[[], str] = lambda: ""
+) -> Iterator[Callable[[int], None]]:
     """Progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
 
-    Yields a function to be called with the number of bytes just done.
+    note: gives what else is to be said. Yields a function to be called with the number of bytes
+    just done.
     """
     if not sys.stderr.isatty():
-        yield _plain_progress(title, total)
+        yield _plain_progress(title, total, note)
         return
     from rich import progress as bars  # noqa: PLC0415  (slow to import)
     from rich.console import Console  # noqa: PLC0415
@@ -89,14 +94,15 @@ def byte_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         bars.DownloadColumn(),
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
+        task = bar.add_task(title, total=total, note="")
+        yield lambda count: bar.update(task, advance=count, note=note())
 
 
-def _plain_progress(title: str, total: int) -> Callable[[int], None]:
+def _plain_progress(title: str, total: int, note: Callable[[], str]) -> Callable[[int], None]:
     began = shown = time.monotonic()
     done = 0
 
@@ -109,7 +115,7 @@ def _plain_progress(title: str, total: int) -> Callable[[int], None]:
             rate = done / (now - began)
             typer.echo(
                 f"{title}: {done / total:.0%}, {human_bytes(rate)}/s, "
-                f"{(total - done) / rate:.0f} s left",
+                f"{(total - done) / rate:.0f} s left" + (f", {text}" if (text := note()) else ""),
                 err=True,
             )
 

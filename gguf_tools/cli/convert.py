@@ -1,7 +1,8 @@
 """`mtp-gguf convert`."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,7 @@ from ..fastmtp import DraftLayout
 from ..listing import list_tensors as read_listing
 from ..output import check_output
 from .console import byte_progress, parse_bytes, reports_errors
+from .convert_model import Planned, local_weights, planned
 from .draft_options import DEFAULT_SIZE
 from .head_options import (
     DRAFT,
@@ -21,8 +23,12 @@ from .head_options import (
     Overwrite,
     Revision,
 )
+from .kernel_report import kernel_text, kernels
 from .list_tensors import head_verdict
 from .plan_report import plan_json, plan_text, summary_json, summary_text
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.pipeline import Outcome
 
 # A panel of the help.
 _PRECISION = "Precision"
@@ -34,7 +40,9 @@ _MAX_THREADS = 512
 def convert(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="Hub id (OWNER/NAME) or a local checkpoint folder."),
+        typer.Argument(
+            metavar="MODEL", help="Hub id (OWNER/NAME), checkpoint folder, or 16-bit GGUF."
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -46,6 +54,15 @@ def convert(
             "--quant", rich_help_panel=_PRECISION, help="Mix of the base, a name of llama-quantize."
         ),
     ] = "Q4_K_M",
+    also: Annotated[
+        str | None,
+        typer.Option(
+            "--also",
+            metavar="MIX,…",
+            rich_help_panel=_PRECISION,
+            help="Further mixes, each a file of its own, from the same read.",
+        ),
+    ] = None,
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
@@ -70,7 +87,7 @@ def convert(
             "--mtp-from",
             metavar="MODEL",
             rich_help_panel=HEAD,
-            help="Take the head from another checkpoint.",
+            help="Take the head from another model.",
         ),
     ] = None,
     tensor_type: Annotated[
@@ -111,6 +128,10 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan: sources, targets, types, sizes.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Say which quantizer kernels run, and where ggml does."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print plan or summary as one JSON object.")
     ] = False,
@@ -118,7 +139,8 @@ def convert(
     """Convert a Qwen3.5 checkpoint to one GGUF, its MTP head included.
 
     One pass from safetensors to the final file, at mixed precision: the base in the mix that
-    llama-quantize would give it, the head in a type of its own (Q8_0 unless told otherwise).
+    llama-quantize would give it, the head in a type of its own (Q8_0 unless told otherwise). A
+    GGUF in 16 or 32 bits is taken in place of a checkpoint.
 
     **Examples**
 
@@ -127,23 +149,15 @@ def convert(
     mtp-gguf convert ./Qwen3.5-4B -o out.gguf --quant Q5_K_M --mtp-type Q8_0 --imatrix i.gguf
 
     mtp-gguf convert ./Qwen3.5-4B --fastmtp 16384 --fastmtp-corpus notes.txt --dry-run
+
+    mtp-gguf convert Qwen3.5-4B-BF16.gguf --also Q5_K_M,Q8_0
     """
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
-    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
-    from mtp_gguf.convert.plan import DraftRequest, Request, make_plan  # noqa: PLC0415
-    from mtp_gguf.convert.precision import (  # noqa: PLC0415
-        FILE_TYPES,
-        parse_override,
-        parse_tensor_type,
-    )
-    from mtp_gguf.convert.resolve import model_name, open_model  # noqa: PLC0415
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+    from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
+    from mtp_gguf.convert.precision import parse_override, parse_tensor_type  # noqa: PLC0415
 
-    if quant.upper() not in FILE_TYPES:
-        raise typer.BadParameter(
-            f"expected one of {', '.join(FILE_TYPES)}; found {quant!r}", param_hint="--quant"
-        )
+    precisions = _precisions(quant, also)
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
     wants_draft = bool(fastmtp is not None or fastmtp_corpus or fastmtp_ids)
@@ -168,39 +182,80 @@ def convert(
         raise typer.BadParameter(str(error)) from None
     shard_size = parse_bytes(split_max_size) if split_max_size else None
     importance = read_imatrix(imatrix) if imatrix else None
-    with open_model(model, revision, head, mtp_from) as checkpoint:
-        request = Request(
-            quant=quant.upper(),
-            head=head,
-            head_type=head_type,
-            overrides=overrides,
-            imatrix=importance,
-            draft=DraftRequest(
-                fastmtp_layout,
-                None if fastmtp == DEFAULT_SIZE else fastmtp,
-                tuple(fastmtp_corpus or ()),
-                fastmtp_ids,
-            )
-            if wants_draft
-            else None,
-            tokenizer_pre=tokenizer_pre,
-            model_name=model_name(model),
-            split_max_size=shard_size,
-            output=output,
+    request = Request(
+        quant=precisions[0],
+        also=precisions[1:],
+        head=head,
+        head_type=head_type,
+        overrides=overrides,
+        imatrix=importance,
+        draft=DraftRequest(
+            fastmtp_layout,
+            None if fastmtp == DEFAULT_SIZE else fastmtp,
+            tuple(fastmtp_corpus or ()),
+            fastmtp_ids,
         )
-        plan = make_plan(checkpoint, request)
+        if wants_draft
+        else None,
+        tokenizer_pre=tokenizer_pre,
+        split_max_size=shard_size,
+        output=output,
+    )
+    with planned(model, revision, mtp_from, request) as what:
+        plans = what.plans
+        found = kernels(plans) if verbose else None
+        if found and not as_json:
+            typer.echo(kernel_text(found), err=True)
         if dry_run:
-            typer.echo(plan_json(plan) if as_json else plan_text(plan))
+            typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
             return
-        sources = [*checkpoint.files(), *(fastmtp_corpus or ())]
+        sources = [*what.sources, *(fastmtp_corpus or ())]
         sources += [path for path in (imatrix, fastmtp_ids) if path]
-        for shard in plan.shards:
+        for shard in (shard for plan in plans for shard in plan.shards):
             check_output(shard.path, sources, overwrite)
-        with byte_progress("convert", plan.size) as progress:
-            outcome = run(plan, SourceRows(checkpoint), progress, threads)
+        outcome = _run(what, threads)
     if as_json:
-        typer.echo(summary_json(plan, outcome))
+        typer.echo(summary_json(plans, outcome, found))
         return
-    report = read_listing(plan.shards[0].path).head
+    report = read_listing(plans[0].shards[0].path).head
     assert report is not None
-    typer.echo(summary_text(plan, outcome, report, head_verdict(report)))
+    typer.echo(summary_text(plans, outcome, report, head_verdict(report)))
+
+
+def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
+    """The names of the mixes asked for, that of the first file first."""
+    from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415
+
+    asked = [
+        ("--quant", quant),
+        *(("--also", name) for name in (also.split(",") if also is not None else ())),
+    ]
+    for option, name in asked:
+        if name.upper() not in FILE_TYPES:
+            raise typer.BadParameter(
+                f"expected one of {', '.join(FILE_TYPES)}; found {name!r}", param_hint=option
+            )
+    names = tuple(name.upper() for _, name in asked)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise typer.BadParameter(
+            f"expected each precision once, with that of --quant; found {twice[0]} again",
+            param_hint="--also",
+        )
+    return names
+
+
+def _run(what: Planned, threads: int | None) -> "Outcome":
+    """Write the files, with progress on standard error."""
+    from mtp_gguf.convert.cores import CoreMeter  # noqa: PLC0415
+    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
+    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+
+    total = sum(plan.size for plan in what.plans)
+    with local_weights(what) as weights:
+        meter = CoreMeter()
+
+        def busy() -> str:
+            return f"{meter.cores} cores {meter.share():.0%} busy"
+
+        with byte_progress("convert", total, busy) as progress:
+            return run(what.plans, SourceRows(weights), progress, threads)

@@ -94,9 +94,10 @@ def _examined(
     from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415  (NumPy)
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
+    from mtp_gguf.native import ggml  # noqa: PLC0415
 
     with open_checkpoint(source, None, HeadChoice.ALONE, None) as checkpoint:
-        measured = tuple(measure_head(separate or model, checkpoint))
+        measured = tuple(measure_head(separate or model, checkpoint, ggml.dequantize))
     guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
     kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
     if measured:

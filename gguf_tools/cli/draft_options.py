@@ -44,5 +44,6 @@ class DraftOptions:
     def ranked_for(self, model: Model) -> "DraftVocabulary":
         """The list that was asked for, ranked with the tokenizer of a GGUF."""
         from mtp_gguf.convert.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
+        from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
 
-        return rank_for_gguf(model, self.size, self.corpus, self.ids_file)
+        return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)

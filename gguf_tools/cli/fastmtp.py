@@ -167,7 +167,7 @@ def calibrate(
     mtp-gguf fastmtp calibrate model.gguf --prompts questions.txt --tokens 1024 --in-place
     """
     from mtp_gguf.convert.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.native.generate import Generation  # noqa: PLC0415
+    from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 
     if in_place and output is not None:
         raise typer.BadParameter("--in-place goes with no --output")
@@ -179,7 +179,8 @@ def calibrate(
         if not in_place:
             check_output(target, [*opened.paths, *prompts], overwrite)
         with byte_progress("write", len(texts) * tokens) as progress:
-            draft = rank_by_own_output(opened, texts, size, settings, progress)
+            answers = generate(opened.paths[0], texts, settings)
+            draft = rank_by_own_output(opened, answers, size, progress)
         keys = draft.metadata(with_ids=True)
         shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
         typer.echo(f"{len(draft.ids)} tokens, {draft.source}; coverage {', '.join(shares)}")

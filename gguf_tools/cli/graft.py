@@ -160,7 +160,7 @@ def _converted_head(
             with byte_progress("fetch the head", remote_head_bytes(checkpoint)) as progress:
                 whole = with_local_head(checkpoint, Path(folder) / "mtp.safetensors", progress)
             with whole, byte_progress("convert the head", planned.plan.size) as progress:
-                run(planned.plan, SourceRows(whole), progress)
+                run((planned.plan,), SourceRows(whole), progress)
             with open_model(planned.plan.shards[0].path) as head:
                 yield head
 

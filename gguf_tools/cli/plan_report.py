@@ -1,9 +1,9 @@
-"""A conversion's plan and outcome, for people and for scripts."""
+"""A conversion's plans and outcome, for people and for scripts."""
 
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..head import HeadReport
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 _PARTS = ("base", "head", "draft vocabulary")
 
 
-def plan_text(plan: "Plan") -> str:
+def plan_text(plans: Sequence["Plan"]) -> str:
     """Every tensor with source, target, type and size; totals; what is skipped and noted."""
+    return "\n\n".join(
+        "\n".join([*_heading(plan, plans), *_table(plan), "", *_totals(plan), *_files(plan)])
+        for plan in plans
+    )
+
+
+def _heading(plan: "Plan", plans: Sequence["Plan"]) -> list[str]:
+    return [f"{plan.quant}:"] if len(plans) > 1 else []
+
+
+def _table(plan: "Plan") -> Iterator[str]:
     rows = [
         (
             _source(tensor),
@@ -29,39 +40,58 @@ def plan_text(plan: "Plan") -> str:
         for tensor in plan.tensors
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [
-        f"{source:{widths[0]}} -> {name:{widths[1]}}  {kind:{widths[2]}}  {shape:{widths[3]}}  "
-        f"{size:>{widths[4]}}"
-        for source, name, kind, shape, size in rows
-    ]
-    return "\n".join([*lines, "", *_totals(plan), *_files(plan)])
+    for source, name, kind, shape, size in rows:
+        yield (
+            f"{source:{widths[0]}} -> {name:{widths[1]}}  {kind:{widths[2]}}  "
+            f"{shape:{widths[3]}}  {size:>{widths[4]}}"
+        )
 
 
-def plan_json(plan: "Plan") -> str:
-    """The plan as one JSON object."""
-    return json.dumps(_plan_fields(plan), indent=1)
+def plan_json(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> str:
+    """The first plan as one JSON object, the others in its list `also`."""
+    return json.dumps(_fields(plans, kernels), indent=1)
 
 
-def summary_text(plan: "Plan", outcome: "Outcome", report: HeadReport, verdict: str) -> str:
+def summary_text(
+    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, verdict: str
+) -> str:
     """What was written, what it cost, and what to do next."""
-    next_step = f"mtp-gguf list-tensors {shlex.quote(str(plan.shards[0].path))}"
+    next_step = f"mtp-gguf list-tensors {shlex.quote(str(plans[0].shards[0].path))}"
     if report.ready:
         next_step += " --mtp"
-    lines = [
-        *_totals(plan),
-        *_files(plan),
-        f"took {outcome.seconds:.1f} s, peak memory {human_bytes(outcome.peak_bytes)}",
+    lines = []
+    for plan in plans:
+        lines += [*_heading(plan, plans), *_totals(plan), *_files(plan)]
+    lines += [
+        f"took {outcome.seconds:.1f} s, {outcome.cores} cores {outcome.utilisation:.0%} busy, "
+        f"peak memory {human_bytes(outcome.peak_bytes)}",
         verdict,
         f"next: {next_step}",
     ]
     return "\n".join(lines)
 
 
-def summary_json(plan: "Plan", outcome: "Outcome") -> str:
-    """Plan and outcome as one JSON object."""
-    fields = _plan_fields(plan)
-    fields["seconds"], fields["peak_bytes"] = outcome.seconds, outcome.peak_bytes
-    return json.dumps(fields, indent=1)
+def summary_json(
+    plans: Sequence["Plan"], outcome: "Outcome", kernels: Mapping[str, str] | None
+) -> str:
+    """Plans and outcome as one JSON object."""
+    cost = {
+        "seconds": outcome.seconds,
+        "cpu_seconds": outcome.busy_seconds,
+        "cores": outcome.cores,
+        "utilisation": outcome.utilisation,
+        "peak_bytes": outcome.peak_bytes,
+    }
+    return json.dumps(_fields(plans, kernels) | cost, indent=1)
+
+
+def _fields(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> dict[str, Any]:
+    first, *others = map(_plan_fields, plans)
+    if others:
+        first["also"] = others
+    if kernels is not None:
+        first["kernels"] = dict(kernels)
+    return first
 
 
 def _source(tensor: "PlannedTensor") -> str:
@@ -101,6 +131,7 @@ def _bits_per_weight(plan: "Plan") -> float:
 
 def _plan_fields(plan: "Plan") -> dict[str, Any]:
     return {
+        "quant": plan.quant,
         "files": [{"path": str(s.path), "bytes": s.layout.size} for s in plan.shards],
         "tensors": [
             {

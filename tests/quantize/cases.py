@@ -142,6 +142,13 @@ def _every_size(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.
     return np.asarray(np.clip(_normal(rng, shape), -3, 3) / 3 * 2.0**exponents, np.float32)
 
 
+def _both_ends(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """The largest float and the most negative one, now and then with an ordinary value between."""
+    largest = np.finfo(np.float32).max
+    values = np.where(rng.random(shape) < 0.5, largest, -largest)
+    return np.asarray(np.where(rng.random(shape) < 0.1, _normal(rng, shape), values), np.float32)
+
+
 def _constant(value: float) -> Callable[[np.random.Generator, tuple[int, int]], Any]:
     return lambda rng, shape: np.full(shape, value, np.float32)
 
@@ -162,6 +169,8 @@ CASES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Any]] = {
     "ones": _constant(1),
     "minus": _constant(-0.37),
     "largest": _constant(3.4028234663852886e38),
+    "most negative": _constant(-3.4028234663852886e38),
+    "both ends": _both_ends,
     "smallest": _constant(-(2.0**-149)),
 }
 

@@ -63,9 +63,12 @@ def test_real_weights(kind: TensorType, weighted: bool, height: int | None) -> N
 
 @ALL_KINDS
 @WEIGHTED
-def test_row_lengths(kind: TensorType, weighted: bool) -> None:
-    """Every number of blocks in a row up to 20, and numbers of rows that leave lanes empty."""
-    for blocks in range(1, 21):
+@pytest.mark.parametrize(
+    "lengths", [range(1, 21), pytest.param(range(21, 161), marks=pytest.mark.slow)], ids=str
+)
+def test_row_lengths(kind: TensorType, weighted: bool, lengths: range) -> None:
+    """Every number of blocks in a row, and numbers of rows that leave lanes empty."""
+    for blocks in lengths:
         length = blocks * kind.block_length
         weights = weights_of(length, seed=blocks) if weighted else None
         for count in (1, 2, 17):
@@ -127,10 +130,21 @@ def test_types_without_a_kernel(name: str, source: str) -> None:
 
 
 @pytest.mark.slow
+def test_f16_of_every_float() -> None:
+    """All 2^32 of them, NaN with every payload included."""
+    step = 1 << 24
+    for start in range(0, 1 << 32, step):
+        patterns = np.arange(start, start + step, dtype=np.uint64).astype(np.uint32)
+        rows = patterns.view(np.float32).reshape(1 << 12, -1)
+        assert difference(F16, rows, None) is None, hex(start)
+
+
+@pytest.mark.slow
 @ALL_KINDS
 @WEIGHTED
-def test_long(kind: TensorType, weighted: bool) -> None:
-    """10^8 values, most of them like weights."""
+@pytest.mark.parametrize("source", SOURCES)
+def test_long(kind: TensorType, weighted: bool, source: str) -> None:
+    """10^8 values for each kernel, most of them like weights."""
     length, count, done, seed = 2048, 512, 0, 1
     while done < SLOW_VALUES:
         weights = weights_of(length, seed) if weighted else None
@@ -143,7 +157,6 @@ def test_long(kind: TensorType, weighted: bool) -> None:
             "every size",
             "nearly equal",
         ):
-            source = list(SOURCES)[seed % len(SOURCES)]
             rows = rows_of(case, source, (count, length), seed)
             assert difference(kind, rows, weights) is None, (case, source, seed)
             done += rows.size

@@ -1,0 +1,219 @@
+"""Plans for a GGUF in 16 or 32 bits: what llama-quantize makes of the same file, byte for byte.
+
+Its tensors are read as those of a checkpoint are (`weights`), and written at other types. Before
+that its head may be left out, taken out, or come from somewhere else (gguf_tools/transplant.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.draft_list import BEFORE_TOKENIZER, vocabulary_size, without_draft_keys
+from mtp_gguf.gguf_tools.draft_surgery import without_list
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import (
+    EMBEDDING_TENSOR,
+    ID_MAP_TENSOR,
+    IDS_KEY,
+    OUTPUT_TENSOR,
+    SHORT_HEAD_SUFFIX,
+    DraftLayout,
+)
+from mtp_gguf.gguf_tools.fit import plain_shape
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.remote import RemoteSource
+from mtp_gguf.gguf_tools.safetensors import StoredTensor
+from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.surgery import Assembly, Metadata, Model, Piece, inserted
+from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
+from mtp_gguf.gguf_tools.transplant import extract, graft, strip
+from mtp_gguf.gguf_tools.trunk import block_of, head_names, is_head_alone, trunk_layers
+
+from .checkpoint import Checkpoint, PlacedTensor
+from .draft_vocabulary import DraftVocabulary
+from .family import HeadChoice
+from .plan import FILE_TYPE_KEY, Content, Plan, Request, imatrix_metadata, plans_of
+from .plan_checkpoint import with_draft_rows
+from .precision import without_choice
+from .recipe import Recipe, Target
+
+_READABLE = (F32, F16, BF16)
+_QUANTIZATION_VERSION_KEY = "general.quantization_version"
+
+
+@dataclass(frozen=True, eq=False)
+class Donor:
+    """A head from elsewhere: `model` has its tensors' names and shapes.
+
+    targets: how they are made from the weights of `checkpoint`; None where `model` holds them.
+    """
+
+    model: Model
+    targets: Mapping[str, Target] | None = None
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GgufPlans:
+    """The plans, and the weights that they read."""
+
+    plans: tuple[Plan, ...]
+    weights: Checkpoint
+
+
+def make_gguf_plans(
+    model: Model, request: Request, draft: DraftVocabulary | None, donor: Donor | None
+) -> GgufPlans:
+    """Decide everything about requantizing `model`; errors come from here, not later.
+
+    draft: the list that the request asks for, ranked. RequestError where the model is quantized
+    already, and where head or draft vocabulary cannot be what was asked for.
+    """
+    assembly = _parts(model, request.head, donor, draft)
+    trunk = trunk_layers(model)
+    layout = _layout(assembly)
+    if draft is not None:
+        assert request.draft is not None
+        layout = request.draft.layout
+        assembly = _without_list(model, assembly)
+        keys = draft.metadata(layout is DraftLayout.IDS)
+        assembly = Assembly(inserted(assembly.metadata, keys, BEFORE_TOKENIZER), assembly.pieces)
+    metadata = _quantized_metadata(assembly.metadata, request)
+    targets, weights, id_map = _weights(model, assembly, donor)
+    kept = without_choice(targets, {k: v for k, v in metadata.items() if _is_small(k)})
+    targets = tuple(
+        replace(t, fixed=_stored_type(weights, t)) if t.name in kept and not t.fixed else t
+        for t in targets
+    )
+    if draft is not None and layout is not None:
+        targets, id_map = with_draft_rows(targets, _output(model, targets), trunk, draft, layout)
+    blocks = [b for t in targets if (b := block_of(t.name)) is not None and b >= trunk]
+    content = Content(
+        metadata=metadata,
+        targets=targets,
+        id_map=id_map,
+        head_blocks=range(trunk, max(blocks) + 1 if blocks else trunk),
+        layout=layout,
+        draft=draft,
+        skipped={},
+    )
+    return GgufPlans(plans_of(content, request), weights)
+
+
+def _parts(
+    model: Model, head: HeadChoice, donor: Donor | None, draft: DraftVocabulary | None
+) -> Assembly:
+    """The part of the model that was asked for, with the head that was asked for."""
+    if donor is not None:
+        if head is HeadChoice.ALONE:
+            raise RequestError(
+                f"--mtp-from: the head alone of {donor.model.path} is made from that model itself: "
+                f"mtp-gguf convert {donor.model.path} --head-only"
+            )
+        return graft(model, donor.model, draft.metadata(with_ids=True) if draft else None)
+    claimed = model.first.integer(f"{model.architecture}.nextn_predict_layers")
+    if head is HeadChoice.NONE and (head_names(model) or claimed):
+        return strip(model)
+    if head is HeadChoice.ALONE and not is_head_alone(model):
+        return extract(model)
+    if draft is not None and not head_names(model):
+        raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
+    return Assembly(model.metadata(), tuple(model.piece(name) for name in model.tensors))
+
+
+def _layout(assembly: Assembly) -> DraftLayout | None:
+    """The layout of the draft vocabulary that is there already."""
+    names = [piece.name for piece in assembly.pieces]
+    if ID_MAP_TENSOR not in names:
+        return DraftLayout.IDS if IDS_KEY in assembly.metadata else None
+    short = any(name.endswith(SHORT_HEAD_SUFFIX) for name in names)
+    return DraftLayout.TABLE if short else DraftLayout.SIDECAR
+
+
+def _without_list(model: Model, assembly: Assembly) -> Assembly:
+    without_list(model)  # refuses where the list's rows are the only output
+    pieces = tuple(
+        p
+        for p in assembly.pieces
+        if p.name != ID_MAP_TENSOR and not p.name.endswith(SHORT_HEAD_SUFFIX)
+    )
+    return Assembly(without_draft_keys(assembly.metadata), pieces)
+
+
+def _quantized_metadata(metadata: Metadata, request: Request) -> Metadata:
+    """The keys as llama-quantize writes them: those it sets move to the end."""
+    new = {
+        _QUANTIZATION_VERSION_KEY: Value(ValueType.U32, gguf.GGML_QUANT_VERSION),
+        FILE_TYPE_KEY: Value(ValueType.U32, 0),
+        **imatrix_metadata(request.imatrix),
+    }
+    return {**{k: v for k, v in metadata.items() if k not in new}, **new}
+
+
+def _is_small(key: str) -> bool:
+    return not key.startswith("tokenizer.")
+
+
+def _weights(
+    model: Model, assembly: Assembly, donor: Donor | None
+) -> tuple[tuple[Target, ...], Checkpoint, NDArray[np.int64] | None]:
+    """Targets for the pieces, where their weights are, and a stored list of ids."""
+    lent = donor.targets if donor and donor.targets else {}
+    tensors: dict[str, PlacedTensor] = {}
+    targets = []
+    id_map = None
+    for piece in assembly.pieces:
+        if piece.name == ID_MAP_TENSOR:
+            assert piece.source is not None
+            id_map = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), "<i8")
+        elif piece.name in lent:
+            targets.append(lent[piece.name])
+        else:
+            tensors[piece.name] = _placed(piece)
+            shape = plain_shape(piece.spec.shape)
+            targets.append(Target(piece.name, shape, Recipe((piece.name,))))
+    config = donor.checkpoint.config if donor and donor.checkpoint else {}
+    others = donor.checkpoint.tensors if donor and donor.checkpoint else {}
+    folder = model.paths[0]
+    return tuple(targets), Checkpoint(folder, config, {**others, **tensors}, (), ()), id_map
+
+
+def _placed(piece: Piece) -> PlacedTensor:
+    """Where a piece's weights are, checked to be such as can be quantized."""
+    spec, source = piece.spec, piece.source
+    assert isinstance(source, FileSource | RemoteSource)
+    if spec.type not in _READABLE:
+        raise RequestError(
+            f"{source.name}: {spec.name}: expected F32, F16 or BF16, found {spec.type.name}; "
+            "what is quantized loses once more when it is quantized again: convert from the "
+            "16-bit GGUF or the checkpoint, or use mtp-gguf graft, which copies tensors"
+        )
+    if not all(spec.shape):
+        raise RequestError(
+            f"{source.name}: {spec.name}: expected dimensions from 1, found {list(spec.shape)}"
+        )
+    shape = tuple(reversed(plain_shape(spec.shape)))
+    stored = StoredTensor(spec.name, spec.type.name, shape, piece.offset, spec.nbytes)
+    return PlacedTensor(stored, source)
+
+
+def _stored_type(weights: Checkpoint, target: Target) -> TensorType:
+    (name,) = target.recipe.sources
+    return BY_NAME[weights.tensors[name].stored.dtype]
+
+
+def _output(model: Model, targets: tuple[Target, ...]) -> Target:
+    """The target whose rows are the vocabulary; the embedding where the model is tied."""
+    held = {t.name: t for t in targets}
+    output = held.get(OUTPUT_TENSOR) or held.get(EMBEDDING_TENSOR)
+    n_vocab = vocabulary_size(model)
+    if output is None or output.shape[1:] != (n_vocab,):
+        found = "none" if output is None else f"shape {list(output.shape)}"
+        raise RequestError(
+            f"{model.path}: expected an output of {n_vocab} rows for a draft vocabulary, "
+            f"found {found}"
+        )
+    return output

@@ -1,0 +1,57 @@
+"""What a plan has to tell its user: fallbacks, patterns that match nothing, what is left out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mtp_gguf.gguf_tools.format import TensorSpec
+
+from .imatrix import Imatrix
+from .precision import Override, block_length
+from .recipe import Target
+
+
+def notes(
+    skipped: Mapping[str, str],
+    tensors: Sequence[tuple[TensorSpec, Target | None]],
+    quant: str,
+    asked: Sequence[Override],
+    overrides: Sequence[Override],
+    imatrix: Imatrix | None,
+) -> Iterator[str]:
+    """Sentences on a plan.
+
+    skipped: source tensors with the reason. tensors: as they will be written. asked: the overrides
+    of the user. overrides: all, in the order in which they are tried.
+    """
+    for reason in sorted(set(skipped.values())):
+        count = sum(r == reason for r in skipped.values())
+        yield f"{count} source tensors skipped: {reason}"
+    for block in (256, 128, 64, 32):
+        narrow = [
+            spec
+            for spec, target in tensors
+            if target is not None
+            and target.fixed is None
+            and block_length(spec.name, quant, overrides) == block
+            and spec.shape[0] % block
+        ]
+        if narrow:
+            taken = ", ".join(sorted({spec.type.name for spec in narrow}))
+            yield (
+                f"{len(narrow)} tensors have rows that blocks of {block} do not divide and fall "
+                f"back to {taken} (first: {narrow[0].name}, rows of {narrow[0].shape[0]})"
+            )
+    for override in asked:
+        if not any(override.matches(spec.name) for spec, _ in tensors):
+            yield f"--tensor-type {override.pattern}={override.kind.name}: matches no tensor"
+    if imatrix is None:
+        return
+    missing = [
+        spec.name
+        for spec, _ in tensors
+        if spec.type.is_quantized and spec.name not in imatrix.weights
+    ]
+    if missing:
+        yield (
+            f"the imatrix has nothing for {len(missing)} quantized tensors (first: "
+            f"{missing[0]}); they are quantized without it"
+        )

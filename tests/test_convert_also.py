@@ -1,0 +1,162 @@
+"""`mtp-gguf convert --also`: several precisions from one read, each as from a run of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import SPECS, Spec
+from conversions import SMALL, Checkpoints, converted, held, invoke, refused
+from upstream.imatrix import write_imatrix
+
+from mtp_gguf.convert.plan import path_of_another
+
+ALSO = "Q5_K_M", "Q8_0", "F16"
+MIXTURE = SPECS["moe-mixed"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
+
+
+def alone(model: Path, path: Path, quant: str, *options: object) -> bytes:
+    """The file of a run for one precision."""
+    converted(model, path, "--quant", quant, "--overwrite", *options)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("spec", [SMALL, MIXTURE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("threads", [1, 16])
+def test_each_is_the_file_of_a_run_of_its_own(
+    spec: Spec, threads: int, checkpoints: Checkpoints, output: Path, tmp_path: Path
+) -> None:
+    model = checkpoints.get(spec)
+    imatrix = write_imatrix(tmp_path / "imatrix.gguf", spec)
+    options = "--mtp-type", "Q6_K", "--fastmtp", "100", "--imatrix", imatrix
+    options = (*options, "--fastmtp-layout", "table", "--tensor-type", "ffn_up=Q8_0")
+    arguments = [model, "-o", output / "x.gguf", "--threads", threads, "--also", ",".join(ALSO)]
+    result = invoke("convert", *arguments, *options)
+    assert result.exit_code == 0, result.output
+    names = {"Q4_K_M": "x.gguf", **{quant: f"x-{quant}.gguf" for quant in ALSO}}
+    files = held(output)
+    assert {*files} == {*names.values()}
+    for quant, name in names.items():
+        assert files[name] == alone(model, tmp_path / "alone.gguf", quant, *options), quant
+        assert f"{output / name}: " in result.stdout
+        assert f"{quant}:\n" in result.stdout
+
+
+def test_from_a_gguf_and_in_shards(checkpoints: Checkpoints, output: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source-BF16.gguf"
+    converted(checkpoints.get(SMALL), source, "--quant", "BF16", "--mtp-type", "BF16")
+    options = "--split-max-size", "700K", "-o", output / "x-Q4_K_M.gguf"
+    assert invoke("convert", source, "--also", "Q8_0", *options).exit_code == 0
+    assert len([*output.glob("x-Q4_K_M-*.gguf")]) < len([*output.glob("x-Q8_0-*.gguf")])
+    for quant in ("Q4_K_M", "Q8_0"):
+        apart = tmp_path / quant
+        apart.mkdir()
+        options = "--split-max-size", "700K", "-o", apart / f"x-{quant}.gguf"
+        assert invoke("convert", source, "--quant", quant, *options).exit_code == 0
+        parts = held(apart)
+        assert parts
+        assert parts.items() <= held(output).items()
+    assert len(held(output)) == sum(len(held(tmp_path / q)) for q in ("Q4_K_M", "Q8_0"))
+
+
+def test_each_weight_is_read_once(
+    checkpoints: Checkpoints, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+
+    read, whole = [], SourceRows.read
+
+    def counted(self: SourceRows, target: object, start: int, stop: int) -> object:
+        read.append((target.name, start, stop))  # type: ignore[attr-defined]
+        return whole(self, target, start, stop)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SourceRows, "read", counted)
+    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf", "--also", ",".join(ALSO)]
+    assert invoke("convert", *arguments).exit_code == 0
+    assert len(read) == len({*read})
+
+
+def test_plan_names_all_files(checkpoints: Checkpoints, output: Path) -> None:
+    arguments = [checkpoints.get(SMALL), "-o", output, "--also", ",".join(ALSO)]
+    text = invoke("convert", *arguments, "--dry-run").stdout
+    plan = json.loads(invoke("convert", *arguments, "--dry-run", "--json").stdout)
+    assert not held(output)
+    plans = [plan, *plan["also"]]
+    assert [p["quant"] for p in plans] == ["Q4_K_M", *ALSO]
+    paths = [f["path"] for p in plans for f in p["files"]]
+    assert all(f"{path}: " in text for path in paths)
+    assert all(Path(p).name.endswith(f"-{q['quant']}.gguf") for p, q in zip(paths, plans))  # noqa: B905
+    written = json.loads(invoke("convert", *arguments, "--json").stdout)
+    assert plan.items() <= written.items()
+    assert sorted(map(str, output.iterdir())) == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.gguf", "model-Q8_0.gguf"),
+        ("model-Q4_K_M.gguf", "model-Q8_0.gguf"),
+        ("model.q4_k_m.gguf", "model.q8_0.gguf"),
+        ("Q4_K_M-of-Q4_K_M-2.gguf", "Q4_K_M-of-Q8_0-2.gguf"),
+        ("model-Q4_K_Mixed.gguf", "model-Q4_K_Mixed-Q8_0.gguf"),
+        ("xQ4_K_M.gguf", "xQ4_K_M-Q8_0.gguf"),
+        ("model", "model-Q8_0"),
+    ],
+)
+def test_names(name: str, expected: str) -> None:
+    assert path_of_another(Path("a") / name, "Q4_K_M", "Q8_0") == Path("a") / expected
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "x-Q8_0.gguf"])
+def test_none_may_exist(name: str, checkpoints: Checkpoints, output: Path) -> None:
+    (output / name).write_text("precious")
+    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf", "--also", "Q8_0"]
+    refused(arguments, f"{name}: exists", "--overwrite", output=output)
+    assert invoke("convert", *arguments, "--overwrite").exit_code == 0
+    assert {*held(output)} == {"x.gguf", "x-Q8_0.gguf"}
+
+
+def test_none_may_be_the_source(checkpoints: Checkpoints, output: Path) -> None:
+    source = output / "x-F16.gguf"
+    converted(checkpoints.get(SMALL), source, "--quant", "F16", "--mtp-f16")
+    arguments = [source, "-o", output / "x.gguf", "--also", "F16", "--overwrite"]
+    refused(arguments, "x-F16.gguf: is the input", output=output)
+
+
+def test_a_fault_in_one_leaves_none(checkpoints: Checkpoints, output: Path) -> None:
+    """Q2_K_S wants an imatrix: said before anything is written. A folder in the way: after."""
+    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf"]
+    refused([*arguments, "--also", "Q8_0,IQ2_XS"], "imatrix", output=output)
+    (output / "x-Q8_0.gguf").mkdir()
+    refused([*arguments, "--also", "F16,Q8_0"], "x-Q8_0.gguf", "folder", output=output)
+    (output / "x-Q8_0.gguf").rmdir()
+
+
+def test_weights_too_large_for_one_leave_none(checkpoints: Checkpoints, output: Path) -> None:
+    import numpy as np  # noqa: PLC0415
+    from conversions import edit_tensors  # noqa: PLC0415
+
+    model = checkpoints.copy(replace(SMALL, name="huge"), output.parent)
+
+    def enlarge(tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"] = np.full_like(
+            tensors["model.layers.1.mlp.up_proj.weight"], 1e30
+        )
+
+    edit_tensors(model, enlarge)
+    arguments = [model, "-o", output / "x.gguf", "--quant", "BF16", "--also", "F16"]
+    refused(arguments, "cannot be written as F16", "too large", output=output)
