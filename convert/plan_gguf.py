@@ -83,7 +83,9 @@ def make_gguf_plans(
         assembly = Assembly(inserted(assembly.metadata, keys, BEFORE_TOKENIZER), assembly.pieces)
     metadata = _quantized_metadata(assembly.metadata, request)
     targets, weights, id_map = _weights(model, assembly, donor)
-    kept = without_choice(targets, {k: v for k, v in metadata.items() if _is_small(k)})
+    kept = without_choice(
+        str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
+    )
     targets = tuple(
         replace(t, fixed=_stored_type(weights, t)) if t.name in kept and not t.fixed else t
         for t in targets

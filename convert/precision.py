@@ -12,7 +12,9 @@ they matched. Its own engine (C++ std::regex) has another grammar.
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,11 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import RawValue, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
-from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
+from mtp_gguf.native.quantize_upstream import (
+    QuantizeError,
+    quantize_file,
+    quantize_file_apart,
+)
 
 from .imatrix import Imatrix
 from .recipe import Target
@@ -91,8 +97,10 @@ def parse_override(text: str) -> Override:
     if not equals or not pattern:
         raise RequestError(f"--tensor-type: expected REGEX=TYPE, found {text!r}")
     try:
-        re.compile(pattern)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as of [[:alpha:]], which other engines know
+            re.compile(pattern)
+    except (re.error, Warning) as error:
         raise RequestError(
             f"--tensor-type: {pattern!r} is no regular expression: {error}"
         ) from None
@@ -135,8 +143,12 @@ def choose_types(
     if quant in UNQUANTIZED:
         return {t.name: _plain_type(t, UNQUANTIZED[quant], overrides) for t in targets}
     asked = [(name, o.kind) for name in (t.name for t in targets) for o in _first(overrides, name)]
+    patterns = [(f"^{_LITERAL.sub(_ESCAPED, name)}$", kind) for name, kind in asked]
+    weights = _miniature_imatrix(targets, imatrix)
     try:
-        types = _types_of_miniature(targets, metadata, FILE_TYPES[quant], asked, imatrix)
+        with _miniature(targets, metadata) as (source, target):
+            quantize_file(source, target, FILE_TYPES[quant], patterns, weights)
+            types = _types_in(target)
     except QuantizeError as error:
         hint = "; pass one with --imatrix" if "imatrix" in str(error) else ""
         reason = str(error).rstrip(".!")
@@ -145,42 +157,27 @@ def choose_types(
 
 
 def without_choice(
-    targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
+    where: str, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> frozenset[str]:
     """Names of the targets that llama-quantize leaves as they are, whatever it is asked for.
 
-    RequestError when llama.cpp does not understand the metadata.
+    RequestError, naming the file `where`, when llama.cpp does not understand the metadata.
     """
     try:
-        types = _types_of_miniature(targets, metadata, FILE_TYPES["F16"], (), None)
+        with _miniature(targets, metadata) as (source, target):
+            quantize_file_apart(source, target, FILE_TYPES["F16"])
+            types = _types_in(target)
     except QuantizeError as error:
-        raise RequestError(f"llama.cpp refuses this model: {str(error).rstrip('.!')}") from None
-    return frozenset(name for name, kind in types.items() if kind is F32)
+        raise RequestError(
+            f"{where}: llama.cpp refuses its metadata: {str(error).rstrip('.!')}; "
+            f"mtp-gguf doctor {where} may tell more"
+        ) from None
+    return frozenset(t.name for t in targets if types[t.name] is F32)
 
 
 def _first(overrides: Sequence[Override], name: str) -> Sequence[Override]:
     """The override for the tensor of this name, or none."""
     return next(([o] for o in overrides if o.matches(name)), [])
-
-
-def _types_of_miniature(
-    targets: Sequence[Target],
-    metadata: Mapping[str, Value | RawValue],
-    file_type: int,
-    asked: Sequence[tuple[str, TensorType]],
-    imatrix: Imatrix | None,
-) -> dict[str, TensorType]:
-    """The types that llama.cpp gives a model of these targets in F32.
-
-    asked: types of single tensors, by name.
-    """
-    patterns = [(f"^{_LITERAL.sub(_ESCAPED, name)}$", kind) for name, kind in asked]
-    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
-        source, target = Path(folder) / "miniature.gguf", Path(folder) / "quantized.gguf"
-        _write_miniature(source, targets, metadata)
-        quantize_file(source, target, file_type, patterns, _miniature_imatrix(targets, imatrix))
-        with open_gguf(target) as file:
-            return {t.name: file.by_name[t.name].type for t in targets}
 
 
 def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override]) -> TensorType:
@@ -193,6 +190,23 @@ def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override])
 
 def _miniature_shape(target: Target) -> tuple[int, ...]:
     return (target.shape[0], *(min(n, 2) for n in target.shape[1:]))
+
+
+@contextmanager
+def _miniature(
+    targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
+) -> Iterator[tuple[Path, Path]]:
+    """A miniature of the model in F32, and a path beside it for what is made of it."""
+    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
+        path = Path(folder) / "miniature.gguf"
+        _write_miniature(path, targets, metadata)
+        yield path, Path(folder) / "quantized.gguf"
+
+
+def _types_in(path: Path) -> dict[str, TensorType]:
+    """The type of each tensor of a GGUF."""
+    with open_gguf(path) as file:
+        return {t.name: t.type for t in file.tensors}
 
 
 def _write_miniature(

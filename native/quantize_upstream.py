@@ -1,6 +1,9 @@
 """llama.cpp's own quantizer on a file, with its log kept for the error message."""
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +56,38 @@ def quantize_file(
         raise QuantizeError(
             lines[-1].partition("failed to quantize: ")[2] if lines else "no reason"
         )
+
+
+_APART = """
+import sys
+from pathlib import Path
+from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
+try:
+    quantize_file(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+except QuantizeError as error:
+    sys.exit(str(error))
+"""
+
+
+def quantize_file_apart(source: Path, target: Path, file_type: int) -> None:
+    """As `quantize_file`, in a process of its own: for metadata that nobody has checked.
+
+    llama.cpp aborts the process on some that it does not expect; here that is a QuantizeError too.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _APART, str(source), str(target), str(file_type)],
+        cwd=source.parent,  # Python looks for modules there first
+        env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+        failed = next((line for line in lines if "GGML_ASSERT" in line), lines[-1])
+        raise QuantizeError(failed.strip())
 
 
 @contextmanager

@@ -909,6 +909,7 @@ class TestUsage:
             (["--also", ""], ["--also", "''"]),
             (["--also", "Q8_0,q8_0"], ["--also", "each precision once", "Q8_0 again"]),
             (["--also", "q4_k_m"], ["--also", "each precision once", "Q4_K_M again"]),
+            (["--tensor-type", "[[:alpha:]]=Q4_K"], ["--tensor-type", "no regular expression"]),
             (["--no-mtp", "--fastmtp"], ["--no-mtp"]),
             (["--no-mtp", "--head-only"], ["--no-mtp"]),
             (["--no-mtp", "--mtp-from", "x"], ["--no-mtp"]),

@@ -108,8 +108,8 @@ class TestSameBytes:
             theirs.read_bytes()
         )
 
-    @pytest.mark.parametrize("quant", ["Q4_K_M", "IQ2_M"])
-    @pytest.mark.parametrize("spec", [SPECS["dense-deep"], MIXTURE], ids=lambda spec: spec.name)
+    @pytest.mark.parametrize("quant", ["Q4_K_M", "IQ4_XS"])
+    @pytest.mark.parametrize("spec", [TIED, MIXTURE], ids=lambda spec: spec.name)
     def test_imatrix(
         self,
         spec: Spec,
@@ -190,7 +190,8 @@ class TestSameBytes:
         assert not differing(tensors, tensors_of(theirs))
 
     def test_any_shard_names_the_model(self, files: Files, output: Path) -> None:
-        options = "--quant", "F16", "-o", output / "s.gguf", "--split-max-size", "1M"
+        options = "--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"
+        options = (*options, "--split-max-size", "1M")
         assert invoke("convert", files.checkpoints.get(SMALL), *options).exit_code == 0
         first, *_, last = sorted(output.glob("s-*.gguf"))
         assert ours(last, output) == ours(first, output, "--overwrite")
@@ -356,6 +357,31 @@ class TestRefused:
     def test_another_architecture(self, files: Files, output: Path) -> None:
         imatrix = write_imatrix(output / "imatrix.gguf", SMALL)
         refused([imatrix, "-o", output / "y.gguf"], "architecture", "qwen35", output=output)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "word"),
+        [
+            ("embedding_length", None, "embedding_length"),
+            ("block_count", 0, "n_layer"),  # where llama.cpp aborts
+            ("block_count", (1 << 32) - 1, "n_layer"),
+            ("nextn_predict_layers", (1 << 31) - 1, "n_layer"),
+        ],
+    )
+    def test_metadata_that_llama_cpp_does_not_bear(
+        self, key: str, value: int | None, word: str, files: Files, output: Path
+    ) -> None:
+        from mtp_gguf.gguf_tools.format import Value, ValueType  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.surgery import Assembly, open_model, write  # noqa: PLC0415
+
+        source = output / "x.gguf"
+        with open_model(files.get(TINY)) as model:
+            metadata = model.metadata()
+            del metadata[f"qwen35.{key}"]
+            if value is not None:
+                metadata[f"qwen35.{key}"] = Value(ValueType.U32, value)
+            write(source, Assembly(metadata, tuple(map(model.piece, model.tensors))))
+        arguments = [source, "-o", output / "y.gguf"]
+        refused(arguments, "x.gguf", word, "mtp-gguf doctor", output=output)
 
     def test_the_input_as_output(self, files: Files, output: Path) -> None:
         source = output / "x.gguf"

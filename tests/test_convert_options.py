@@ -94,7 +94,6 @@ class TestTensorType:
             (r"ffn_(?=up)", "Q6_K"),
             (r"(?<=blk\.1\.)ffn_up", "Q6_K"),  # what std::regex does not know
             (r"(?i)FFN_UP", "Q6_K"),
-            (r"[[:alpha:]]fn_up", None),  # what it alone knows
             (r"^ffn_up", None),
             (r"blk.1.ffn_up.weight", "Q6_K"),
         ],

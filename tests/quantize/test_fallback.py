@@ -1,0 +1,72 @@
+"""A ggml that rounds otherwise than the kernels: found out by the self-test, and left to itself.
+
+Upstream's quantizers are compiled once more, so that products and sums fuse (as on ARM, or with
+-march=native), and put before those of the ggml that llama_cpp has loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from upstream.sdist import llama_cpp_source
+
+from mtp_gguf.native import quantizer
+from quantize.cases import KINDS, X86_64
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(
+        sys.platform != "linux" or platform.machine() not in X86_64,
+        reason="the reference is compiled for x86-64 and preloaded as on Linux",
+    ),
+]
+
+REASON = "ggml: this build of it rounds differently from the kernel"
+REPORT = """
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.native import quantizer
+for name in {names}:
+    print(name, quantizer.kernel(BY_NAME[name], False), sep="=")
+"""
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Upstream's ggml-quants.c with fused products and sums, as a library to be preloaded."""
+    source = llama_cpp_source() / "ggml"
+    library = tmp_path_factory.mktemp("fused") / "libfused.so"
+    flags = ["-O2", "-mfma", "-ffp-contract=fast", "-fPIC", "-shared", "-w", "-D_GNU_SOURCE"]
+    command = ["cc", *flags, f"-I{source}/include", f"-I{source}/src", "-o", str(library)]
+    subprocess.run([*command, str(source / "src" / "ggml-quants.c")], check=True)
+    return library
+
+
+def run(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_self_test_finds_it_out(fused: Path) -> None:
+    names = [*(kind.name for kind in KINDS), "F16"]
+    result = run(fused, "-c", REPORT.format(names=names))
+    assert result.returncode == 0, result.stderr
+    found = dict(line.split("=") for line in result.stdout.splitlines())
+    assert [*found] == names
+    best = os.environ.get("MTP_QUANTIZE_TARGET") or quantizer.targets()[0]
+    for name, kernel in found.items():
+        assert kernel == (best if name in ("Q8_0", "F16") else REASON), name
+
+
+def test_the_bytes_are_its_own(fused: Path) -> None:
+    result = run(fused, str(Path(__file__).parent / "compare.py"), "--values", "30000")
+    assert result.returncode == 0, result.stdout + result.stderr
