@@ -32,7 +32,7 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 1
+API_VERSION = 2
 MAX_DEPTH = 16
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
@@ -64,7 +64,12 @@ class HeadParams(ctypes.Structure):
 class SessionParams(ctypes.Structure):
     """mtp_session_params."""
 
-    _fields_ = (("rollback", c_int32), ("max_depth", c_int32), ("max_rows", c_int32))
+    _fields_ = (
+        ("rollback", c_int32),
+        ("max_depth", c_int32),
+        ("max_rows", c_int32),
+        ("min_rows", c_int32),
+    )
 
 
 class SessionStats(ctypes.Structure):
@@ -167,6 +172,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_check_runtime.restype = c_int32
     lib.mtp_check_runtime.argtypes = []
 
+    # bool mtp_rows_alike(void);
+    lib.mtp_rows_alike.restype = c_bool
+    lib.mtp_rows_alike.argtypes = []
     # const char * mtp_default_gpu(void);
     lib.mtp_default_gpu.restype = c_char_p
     lib.mtp_default_gpu.argtypes = []

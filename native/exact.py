@@ -1,32 +1,47 @@
-"""Whether a trunk's products give the same bits for one token and for several.
+"""What exact needs: batches whose rows the loaded kernels compute alike, be it one row or several.
 
-Kernels of ggml-cpu that depend on the number of tokens in a batch:
+What in ggml-cpu depends on the number of rows (tests/native/test_kernels.py holds this list against
+the loaded library):
 - repacked weights (use_extra_bufts): switched off;
-- llamafile's sgemm, from two tokens on, for the types in `SGEMM_TYPES`, attention's products of
-  F16 keys and values among them: weights of these types are refused, attention goes through flash
-  attention;
-- flash attention over F16 and F32 caches: split over threads for one token, tiled for many. A Q8_0
-  cache takes the plain loop for any number;
-- tiled products of k-quants, from eight tokens on (for an expert: eight rows): verification takes
-  at most `MAX_ROWS` at a time;
-- ARM's matrix multiply of two rows at a time (i8mm): other machines than x86-64 are refused.
+- llamafile's sgemm, for weights of `SGEMM_TYPES`: from two rows on. MoE routers are F32;
+- flash attention over a cache of `SPLIT_CACHE_TYPES`: one row is split over the threads, 64 and
+  more are tiled;
+- attention without flash attention: products of the cache, as sgemm; so flash attention is on;
+- tiled products of k-quants: from `MAX_ROWS` + 1 rows on, of a matrix or of an expert.
+So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
+
+ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
+A llama.cpp that computes all rows alike can say so (mtp_rows_alike) and is believed.
 """
 
 import platform
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
+from ._bindings import library
 from .errors import NativeError
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
-GGML_TYPE_Q8_0 = 8
+SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
 MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
 _MACHINES = ("x86_64", "AMD64")
 
 
-def variant_tensors(path: Path) -> list[str]:
-    """Name the trunk's tensors whose product depends on the batch, with their types."""
+@dataclass(frozen=True)
+class Batches:
+    """How many rows a batch of a cycle may have, 0 for any number; over repacked weights or not."""
+
+    min_rows: int = 1
+    max_rows: int = 0
+    repacked: bool = True
+
+
+def sgemm_tensors(path: Path) -> list[str]:
+    """Name the trunk's matrices whose product is another one from two rows on."""
     with open_gguf(path) as file:
         arch = file.scalar("general.architecture")
         blocks = file.integer(f"{arch}.block_count") or 0
@@ -34,7 +49,7 @@ def variant_tensors(path: Path) -> list[str]:
         tied = "output.weight" not in file.by_name
         skipped = tuple(f"blk.{n}." for n in range(blocks - head, blocks))
         return [
-            f"{t.name} {t.type.name}"
+            t.name
             for t in file.tensors
             if t.type.name in SGEMM_TYPES
             and len(t.shape) == 2  # vectors are no matrices; experts have a kernel of their own
@@ -45,28 +60,36 @@ def variant_tensors(path: Path) -> list[str]:
         ]
 
 
-def check(path: Path, *, two_phase: bool, gpu: bool) -> None:
-    """Raise NativeError, naming what is in the way, unless decoding can be exact.
+def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Batches:
+    """The batches of a cycle that are exact for a trunk and these options of llama_cpp.Llama.
 
-    two_phase: only single tokens are ever decoded after the prompt, which any kernel bears.
+    Fills in the options that exact needs and the caller left open. two_phase: only single tokens
+    are ever decoded after the prompt. Raises NativeError, naming what is in the way.
     """
     if two_phase:
-        return
+        return Batches(max_rows=1)
     elsewhere = "rollback='two-phase' works anywhere"
-    if gpu:
+    if options.get("n_gpu_layers", 0):
         raise NativeError(
             "exact: expected n_gpu_layers=0, found layers on a GPU: no GPU backend of ggml "
             f"promises the same bits for one token and for several; {elsewhere}"
         )
+    if library().mtp_rows_alike():
+        return Batches()
     if platform.machine() not in _MACHINES:
         raise NativeError(
             f"exact: expected an x86-64 CPU, found {platform.machine()}, whose kernels take two "
             f"rows at a time; {elsewhere}"
         )
-    found = variant_tensors(path)
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise NativeError(
-            f"exact: {path.name}: expected k-quants in the trunk, found {', '.join(found[:3])}"
-            f"{more}, whose products differ between one token and several; {elsewhere}"
-        )
+    for name, value in (("flash_attn", True), ("op_offload", False)):
+        if (found := options.setdefault(name, value)) != value:
+            raise NativeError(f"exact: expected {name}={value}, found {found}; {elsewhere}")
+    # An adapter's matrices may be of any type. Where a second row is computed anyway, llama.cpp's
+    # own cache type will do.
+    two = bool(options.get("lora_path")) or bool(sgemm_tensors(path))
+    for name in ("type_k", "type_v"):
+        if options.get(name) is None:
+            options[name] = BY_NAME["F16" if two else "Q8_0"].id
+    cache = {options["type_k"], options["type_v"]}
+    two = two or any(cache == {BY_NAME[name].id} for name in SPLIT_CACHE_TYPES)
+    return Batches(2 if two else 1, MAX_ROWS, repacked=False)

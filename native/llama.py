@@ -11,9 +11,9 @@ import llama_cpp
 import numpy as np
 
 from . import _log
-from . import exact as exact_check
 from ._bindings import MAX_DEPTH, library
 from .errors import ModelRefusedError, NativeError
+from .exact import Batches, exact_batches
 from .head import Head
 from .session import MtpStats, Rollback, Session
 
@@ -25,8 +25,8 @@ class MTPLlama(llama_cpp.Llama):
 
     depth: tokens drafted in each cycle, 0 (plain decoding) to 16. The variable MTP_GGUF_DISABLE=1
     makes it 0 everywhere. rollback: "snapshot", "checkpoint", "two-phase" or "host". exact: greedy
-    text is byte-identical at every depth, or NativeError says what prevents it; flash attention
-    and a Q8_0 cache are then used. rejection: accept drafts by rejection sampling where the sampler
+    text is byte-identical at every depth, or NativeError says what prevents it; docs/native.md has
+    what it costs. rejection: accept drafts by rejection sampling where the sampler
     is a plain chain of top-k, top-p, min-p and temperature; False: always by equality, which gives
     the very tokens of a run without drafts for the same seed. fastmtp_size: how much of a ranked
     draft vocabulary to use; 0 all, -1 none. mtp_head: another file to take the head from.
@@ -61,7 +61,6 @@ class MTPLlama(llama_cpp.Llama):
         if not 0 <= depth <= MAX_DEPTH:
             raise NativeError(f"depth: expected 0 to {MAX_DEPTH}, found {depth}")
         self.depth = depth
-        self._exact = exact
         self._rejection = rejection
         self._mode = Rollback.parse(rollback)
         self._mtp_options = {
@@ -73,8 +72,10 @@ class MTPLlama(llama_cpp.Llama):
             "mtp_head": mtp_head,
             "mtp_device": mtp_device,
         }
+        self._batches = Batches()
         if exact:
-            _require_exact(Path(model_path), options, self._mode)
+            two_phase = self._mode is Rollback.TWO_PHASE
+            self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
         lib = library()
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
@@ -105,7 +106,8 @@ class MTPLlama(llama_cpp.Llama):
                 self._head,
                 max_depth=depth,
                 rollback=self._mode,
-                max_rows=exact_check.MAX_ROWS if exact else 0,
+                max_rows=self._batches.max_rows,
+                min_rows=self._batches.min_rows,
             )
             self._stack.callback(self._session.close)
         except BaseException:
@@ -122,7 +124,7 @@ class MTPLlama(llama_cpp.Llama):
     @model_params.setter
     def model_params(self, params: Any) -> None:
         params.load_mtp = False
-        if self._exact:
+        if not self._batches.repacked:
             params.use_extra_bufts = False
         self._model_params = params
 
@@ -133,8 +135,8 @@ class MTPLlama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        if self._mode is Rollback.SNAPSHOT:
-            params.n_rs_seq = self.depth
+        drafts = self.depth if self._mode is Rollback.SNAPSHOT else 0
+        params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
         self._context_params = params
 
     @property
@@ -375,20 +377,3 @@ class MTPLlama(llama_cpp.Llama):
             self.session.remove(self.n_tokens)
         except NativeError:
             self.reset()
-
-
-def _require_exact(path: Path, options: dict[str, Any], mode: Rollback) -> None:
-    """Check what exact needs and fill in the options that give it."""
-    two_phase = mode is Rollback.TWO_PHASE
-    exact_check.check(path, two_phase=two_phase, gpu=bool(options.get("n_gpu_layers", 0)))
-    if two_phase:
-        return
-    needed = {
-        "flash_attn": True,
-        "type_k": exact_check.GGML_TYPE_Q8_0,
-        "type_v": exact_check.GGML_TYPE_Q8_0,
-        "op_offload": False,
-    }
-    for name, value in needed.items():
-        if (found := options.setdefault(name, value)) != value:
-            raise NativeError(f"exact: expected {name}={value}, found {found}")

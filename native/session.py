@@ -71,8 +71,10 @@ class Session:
 
     context: a llama_context pointer that stays the caller's, as must the head; both must live
     longer. head None or max_depth 0: a session that never drafts. max_rows: most tokens verified in
-    one batch, the others once those are accepted; 0: all at once. One thread at a time: a call
-    from another one while a call runs raises NativeError.
+    one batch, the others once those are accepted; 0: all at once. min_rows 2: a token that would be
+    alone in its batch gets a companion, taken back at once; the context must have an n_rs_seq of 1
+    or more, and loses its last position. One thread at a time: a call from another one while a call
+    runs raises NativeError.
     """
 
     def __init__(
@@ -83,12 +85,13 @@ class Session:
         max_depth: int = 3,
         rollback: Rollback = Rollback.SNAPSHOT,
         max_rows: int = 0,
+        min_rows: int = 1,
     ) -> None:
         lib = library()
         self.max_depth = max_depth
         self.head = head  # kept alive
         handle = ctypes.c_void_p()
-        params = SessionParams(rollback, max_depth, max_rows)
+        params = SessionParams(rollback, max_depth, max_rows, min_rows)
         head_handle = None if head is None else head.handle
         pointer = ctypes.cast(context, ctypes.c_void_p)
         check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))

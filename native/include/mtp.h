@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised whenever a signature or a struct below changes; a caller compares it with
  * mtp_api_version() before anything else. */
-#define MTP_API_VERSION 1
+#define MTP_API_VERSION 2
 
 /* Limits that keep graphs and buffers bounded; asking for more is MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -66,6 +66,11 @@ MTP_API const char * mtp_built_for(void);
 /* MTP_ERROR_VERSION, with both versions named, unless the ggml and llama.cpp that this process has
  * loaded are those that the library was built for. */
 MTP_API mtp_status   mtp_check_runtime(void);
+
+/* Whether ggml's CPU backend promises that a row's result does not depend on the number of rows in
+ * its batch, on this CPU. Builds that can have a proc address "ggml_backend_cpu_rows_alike" of type
+ * bool (*)(void), which answers; stock ones have none. */
+MTP_API bool         mtp_rows_alike(void);
 
 /* ggml's name of the first GPU of this process, for mtp_head_params.device; "CPU" without one. */
 MTP_API const char * mtp_default_gpu(void);
@@ -172,6 +177,9 @@ typedef struct mtp_session_params {
     int32_t max_depth; /* 0 .. MTP_MAX_DEPTH; 0: never drafts */
     int32_t max_rows;  /* most tokens verified in one batch, the others once those are accepted;
                         * 0: all at once. For kernels that change with the size of a batch */
+    int32_t min_rows;  /* fewest tokens computed in one batch of a cycle, 1 or 2; 0: 1. With 2 a lone
+                        * token gets a companion, taken back at once, so that kernels for one row
+                        * are never met. Needs n_rs_seq >= 1, and costs the context's last position */
 } mtp_session_params;
 
 /* Sums since the session began or mtp_session_reset_stats(). Position 0 is the first draft. */

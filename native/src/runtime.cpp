@@ -5,6 +5,7 @@
 
 #include "error.h"
 
+#include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
 
@@ -52,6 +53,12 @@ int32_t mtp_api_version(void) {
 const char * mtp_built_for(void) {
     static const std::string text = mtp::built().text();
     return text.c_str();
+}
+
+bool mtp_rows_alike(void) {
+    ggml_backend_reg_t cpu = ggml_backend_reg_by_name("CPU");
+    void * promise = cpu ? ggml_backend_reg_get_proc_address(cpu, "ggml_backend_cpu_rows_alike") : nullptr;
+    return promise && reinterpret_cast<bool (*)()>(promise)();
 }
 
 mtp_status mtp_check_runtime(void) {

@@ -20,16 +20,25 @@ private:
 };
 
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
-    : trunk_(context, head != nullptr && params.max_depth > 0), head_(head), params_(params),
-      sequences_(size_t(trunk_.n_seq_max())) {
+    : trunk_(context, head != nullptr && params.max_depth > 0, params.min_rows == 2 ? 2 : 1), head_(head),
+      params_(params), sequences_(size_t(trunk_.n_seq_max())) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
+    require_range(params.min_rows, 0, 2, "min_rows");
+    params_.min_rows = std::max(params.min_rows, 1);
     if (params.max_rows == 0) {
         params_.max_rows = MTP_MAX_DEPTH + 1;
     }
     if (params.rollback == MTP_ROLLBACK_TWO_PHASE) {
         params_.max_rows = 1;
+    }
+    if (params_.min_rows > 1 && trunk_.recurrent() && trunk_.n_snapshots() < 1) {
+        throw Error(MTP_ERROR_ARGUMENT, "min_rows of 2: expected a context with n_rs_seq of 1 or more, found 0");
+    }
+    if (trunk_.n_batch() < params_.min_rows) {
+        throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for min_rows, found %lld", params_.min_rows,
+                                               (long long) trunk_.n_batch()));
     }
     if (!drafting()) {
         return;
@@ -107,7 +116,7 @@ void Session::settle(int32_t seq) {
     }
     for (int64_t at = start; at < s.length; at += params_.max_rows) {
         const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
-        trunk_.decode(seq, at, s.tail_tokens.data() + (at - start), n, false);
+        trunk_.decode(seq, at, s.tail_tokens.data() + (at - start), n, false, params_.min_rows);
     }
     s.decoded = s.length;
     s.removable = 0; // a rollback is single-use: the older snapshots went with it
@@ -118,10 +127,10 @@ void Session::settle(int32_t seq) {
 
 // Decodes tokens after what counts. On failure other than a full context the sequence is emptied,
 // as nobody knows how much of it llama.cpp has done.
-void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits) {
+void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
     try {
-        trunk_.decode(seq, s.decoded, tokens, n, all_logits);
+        trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
         if (error.status != MTP_ERROR_FULL) {
             forget(seq);
@@ -131,7 +140,8 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     s.decoded += n;
     // Snapshot i holds the state i tokens before the end, and a decode writes one for each of its
     // tokens: taking back all n of them would bring up what an older decode left there.
-    s.removable = std::min(n - 1, trunk_.n_snapshots());
+    // A companion that was taken back left nothing more to take.
+    s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
 // Adds the hidden states of the last decode to those that the head may still need.
@@ -282,7 +292,7 @@ void Session::verify_more() {
     Sequence & s = sequences_[size_t(cycle_.seq)];
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
-    run_trunk(cycle_.seq, tokens, n, true);
+    run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
     keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;

@@ -70,7 +70,7 @@ private:
     bool drafting() const { return head_ != nullptr && params_.max_depth > 0; }
     void settle(int32_t seq);
     void forget(int32_t seq);
-    void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits);
+    void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
     void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);

@@ -10,9 +10,10 @@ float * llama_get_embeddings_nextn(llama_context * ctx);
 
 namespace mtp {
 
-Trunk::Trunk(llama_context * context, bool wants_hidden) : context_(context), wants_hidden_(wants_hidden) {
+Trunk::Trunk(llama_context * context, bool wants_hidden, int64_t min_rows)
+    : context_(context), wants_hidden_(wants_hidden) {
     const llama_model * model = llama_get_model(context);
-    n_ctx_ = llama_n_ctx_seq(context);
+    n_ctx_ = int64_t(llama_n_ctx_seq(context)) - (min_rows - 1);
     n_batch_ = std::min(llama_n_batch(context), llama_n_ubatch(context));
     n_embd_ = llama_model_n_embd(model);
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -30,19 +31,21 @@ Trunk::~Trunk() {
     }
 }
 
-void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits) {
+void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
+    const size_t rows = size_t(std::max(n, min_rows));
     seq_ = seq;
     tokens_.assign(tokens, tokens + n);
-    positions_.resize(size_t(n));
-    for (int64_t i = 0; i < n; ++i) {
-        positions_[size_t(i)] = llama_pos(first + i);
+    tokens_.resize(rows, tokens[n - 1]);
+    positions_.resize(rows);
+    for (size_t i = 0; i < rows; ++i) {
+        positions_[i] = llama_pos(first + int64_t(i));
     }
-    n_seq_ids_.assign(size_t(n), 1);
-    seq_ids_.assign(size_t(n), &seq_);
-    outputs_.assign(size_t(n), all_logits);
-    outputs_.back() = 1;
+    n_seq_ids_.assign(rows, 1);
+    seq_ids_.assign(rows, &seq_);
+    outputs_.assign(rows, all_logits);
+    outputs_[size_t(n - 1)] = 1;
     llama_batch batch = {};
-    batch.n_tokens = int32_t(n);
+    batch.n_tokens = int32_t(rows);
     batch.token = tokens_.data();
     batch.pos = positions_.data();
     batch.n_seq_id = n_seq_ids_.data();
@@ -56,6 +59,10 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
     if (status != 0) {
         throw Error(MTP_ERROR_BACKEND, format("llama_decode returned %d for %lld tokens at position %lld", status,
                                               (long long) n, (long long) first));
+    }
+    if (n < min_rows && !remove_tail(seq, first + n)) {
+        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not take back a companion at position %lld",
+                                              (long long) (first + n)));
     }
 }
 

@@ -10,8 +10,9 @@ namespace mtp {
 
 class Trunk {
 public:
-    // wants_hidden: hand out hidden states after each decode.
-    Trunk(llama_context * context, bool wants_hidden);
+    // wants_hidden: hand out hidden states after each decode. min_rows: the most that decode() will
+    // be asked for; the positions that companions may need are kept out of n_ctx.
+    Trunk(llama_context * context, bool wants_hidden, int64_t min_rows);
     ~Trunk();
     Trunk(const Trunk &) = delete;
     Trunk & operator=(const Trunk &) = delete;
@@ -24,9 +25,10 @@ public:
     int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
     bool recurrent() const { return recurrent_; } // a part of the memory cannot be cut
 
-    // Decodes n <= n_batch tokens at positions first, ... . MTP_ERROR_FULL when there is no room,
-    // MTP_ERROR_BACKEND when llama.cpp fails.
-    void decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits);
+    // Decodes n <= n_batch tokens at positions first, ... . Fewer than min_rows get companions after
+    // them, which are computed alike and taken back: then no other token can be. MTP_ERROR_FULL when
+    // there is no room, MTP_ERROR_BACKEND when llama.cpp fails.
+    void decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
 
     // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
     // until the next one.

@@ -25,6 +25,7 @@ from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import TensorType
 
 DRAFT_SIZE = 300  # of the 1,024 tokens of the tiny checkpoints
+DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
 
 
 def convert(
@@ -55,7 +56,12 @@ class Models:
         self.root = root
         self._references: dict[str, ReferenceModel] = {}
 
-    def checkpoint(self, spec: str | Spec) -> Path:
+    def checkpoint(self, spec: str | Spec | Path) -> Path:
+        """The folder of a spec, or of the trained model "demo", or a folder as it is."""
+        if isinstance(spec, Path):
+            return spec
+        if spec == "demo":
+            return DEMO
         spec = SPECS[spec] if isinstance(spec, str) else spec
         folder = self.root / spec.name
         return folder if folder.is_dir() else write_checkpoint(folder, spec)
@@ -72,7 +78,7 @@ class Models:
 
     def gguf(
         self,
-        spec: str | Spec = "dense-tied",
+        spec: str | Spec | Path = "dense-tied",
         quant: str = "F32",
         head: str = "F32",
         layout: str | None = None,
@@ -161,13 +167,14 @@ class Dial:
         head: str = "F16",
         gain: float = 1.0,
     ) -> Path:
-        path = self.models.root / f"dial-{shape}-{hit}-{gain}-{quant}-{head}.gguf"
-        if path.exists():
-            return path
+        return self.models.gguf(self.checkpoint(shape, hit, gain), quant, head)
+
+    def checkpoint(self, shape: str, hit: float = 0.7, gain: float = 1.0) -> Path:
+        """The folder of a dial model, made once."""
         folder = self.models.root / f"dial-{shape}-{hit}-{gain}"
         if not folder.is_dir():
             self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE, gain)
-        return convert(folder, path, quant, head)
+        return folder
 
     def successors(self, shape: str) -> dict[int, int]:
         """What the trunk says after each token of its cycle."""

@@ -10,9 +10,12 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+from native_trunk import Trunk
 
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.exact import variant_tensors
+from mtp_gguf.native.exact import Batches, exact_batches, sgemm_tensors
+from mtp_gguf.native.session import Session
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
 # tests pass that.
@@ -30,16 +33,34 @@ def run(path: Path, depth: int, **options: Any) -> tuple[list[int], np.ndarray, 
         return tokens, llm.scores[: llm.n_tokens].copy(), llm.mtp_stats.tokens_per_cycle
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
-@pytest.mark.parametrize("shape", ["tiny", "tiny-3v"])
-def test_every_bit_of_the_logits_is_the_plain_one(dial, shape: str, rollback: str) -> None:
-    path = dial(shape)
-    tokens, logits, _ = run(path, 0, exact=True, rollback=rollback)
-    for depth in (1, 3, 8):
-        got, got_logits, per_cycle = run(path, depth, exact=True, rollback=rollback)
+def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> None:
+    """Tokens and logits of all positions at these depths are those of depth 0."""
+    tokens, logits, _ = run(path, 0, exact=True, **options)
+    for depth in depths:
+        got, got_logits, per_cycle = run(path, depth, exact=True, **options)
         assert got == tokens, depth
         assert np.array_equal(got_logits, logits), depth
         assert per_cycle > 1.5
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
+def test_every_bit_of_the_logits_is_the_plain_one(dial, shape: str, rollback: str) -> None:
+    assert_every_bit(dial(shape), (1, 8), rollback=rollback)
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "checkpoint"])
+@pytest.mark.parametrize("quant", ["Q8_0", "F16", "BF16", "F32", "IQ4_NL"])
+def test_bases_whose_products_change_at_two_rows(dial, quant: str, rollback: str) -> None:
+    assert_every_bit(dial("tiny", quant=quant), (1, 3), rollback=rollback)
+
+
+@pytest.mark.parametrize("cache", [llama_cpp.GGML_TYPE_F16, llama_cpp.GGML_TYPE_Q8_0])
+@pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
+def test_caches_and_threads(dial, quant: str, cache: int) -> None:
+    """Threads share a long F16 cache when there is one row: never, then."""
+    path = dial("tiny", quant=quant)
+    assert_every_bit(path, (2,), type_k=cache, type_v=cache, n_threads=2, n_threads_batch=2)
 
 
 def test_random_weights_full_of_near_ties(models) -> None:
@@ -51,39 +72,66 @@ def test_random_weights_full_of_near_ties(models) -> None:
         assert np.array_equal(got_logits, logits)
 
 
+@pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
+def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
+    """A companion takes a position, and the last one is never decoded: nothing is missing."""
+    path, texts = dial("tiny", quant=quant), []
+    for depth in (0, 1, 6):
+        with closing(MTPLlama(str(path), depth=depth, n_ctx=256, n_threads=1, exact=True)) as llm:
+            tokens = list(itertools.islice(llm.generate(PROMPT[:200], temp=0.0), 56))
+            texts.append(tokens)
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_these_tests_can_fail(dial) -> None:
     """Without exact, several tokens and one differ in their last bits."""
     logits = run(dial("tiny"), 0)[1]
     assert not np.array_equal(run(dial("tiny"), 3)[1], logits)
 
 
-@pytest.mark.parametrize("quant", ["Q8_0", "F16", "BF16"])
-def test_types_that_cannot_are_named_and_two_phase_can(dial, quant: str) -> None:
-    path = dial("tiny", quant=quant)
-    with pytest.raises(
-        NativeError, match=rf"exact: .*found output.weight {quant}, blk.* more, .*two-phase"
+def test_options_are_chosen_by_what_the_trunk_holds(dial) -> None:
+    for name, quant, batches, cache in (
+        ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),
+        ("tiny", "Q8_0", Batches(2, 7, repacked=False), "F16"),
+        ("tiny-moe", "Q4_K_M", Batches(2, 7, repacked=False), "F16"),
     ):
-        run(path, 3, exact=True)
-    tokens, logits, _ = run(path, 0, exact=True, rollback="two-phase")
-    got, got_logits, _ = run(path, 4, exact=True, rollback="two-phase")
-    assert got == tokens
-    assert np.array_equal(got_logits, logits)
+        options: dict[str, Any] = {}
+        assert exact_batches(dial(name, quant=quant), options, two_phase=False) == batches
+        assert options == {
+            "flash_attn": True,
+            "op_offload": False,
+            "type_k": BY_NAME[cache].id,
+            "type_v": BY_NAME[cache].id,
+        }
+    path = dial("tiny")
+    for options, rows in (
+        ({"type_k": 1, "type_v": 1}, 2),  # F16
+        ({"type_k": 8, "type_v": 1}, 1),
+        ({"lora_path": "adapter.gguf"}, 2),
+    ):
+        assert exact_batches(path, options, two_phase=False).min_rows == rows
+    options = {}
+    assert exact_batches(path, options, two_phase=True) == Batches(max_rows=1)
+    assert options == {}
 
 
-def test_the_router_of_a_moe_is_named(dial) -> None:
-    with pytest.raises(NativeError, match=r"exact: .*ffn_gate_inp.weight F32"):
-        run(dial("tiny-moe"), 1, exact=True)
-
-
-def test_k_quants_pass(dial) -> None:
-    assert variant_tensors(dial("tiny")) == []
+def test_the_router_of_a_moe_is_an_f32_matrix(dial) -> None:
+    assert sgemm_tensors(dial("tiny")) == []
+    assert set(sgemm_tensors(dial("tiny-moe"))) == {f"blk.{n}.ffn_gate_inp.weight" for n in (0, 1)}
 
 
 def test_other_options_are_refused_by_name(dial) -> None:
     for options, text in (
-        ({"type_k": llama_cpp.GGML_TYPE_F16}, "exact: expected type_k=8, found 1"),
         ({"flash_attn": False}, "exact: expected flash_attn=True, found False"),
         ({"n_gpu_layers": 1}, "exact: expected n_gpu_layers=0"),
     ):
         with pytest.raises(NativeError, match=text):
             run(dial("tiny"), 1, exact=True, **options)
+
+
+def test_companions_need_a_snapshot(dial) -> None:
+    with closing(Trunk(dial("tiny"), 0)) as trunk:
+        with pytest.raises(NativeError, match="min_rows: expected 0 to 2, found 3"):
+            Session(trunk.context, None, max_depth=0, min_rows=3)
+        with pytest.raises(NativeError, match=r"min_rows of 2: .* n_rs_seq of 1 or more, found 0"):
+            Session(trunk.context, None, max_depth=0, min_rows=2)

@@ -1,0 +1,108 @@
+"""Which kernels of the loaded ggml-cpu give a row other bits when its batch has another size.
+
+native/exact.py says so in three constants; here they are held against the kernels themselves.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from ggml_graph import attention, expert_product, product
+
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="exact refuses other machines"
+)
+
+# Whole numbers, and what no weights have: activations alone.
+NOT_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
+WEIGHTS = sorted(set(BY_NAME) - NOT_WEIGHTS)
+LENGTH, ROWS = 768, 48  # divisible by what every kernel asks for
+SIZES = (1, 2, 3, 6, MAX_ROWS, MAX_ROWS + 1, 17)
+
+
+def weights(kind: TensorType, rows: int, length: int, seed: int = 0) -> np.ndarray:
+    """Rows of any type, finite: bytes below 64 keep every scale's exponent small."""
+    rng = np.random.default_rng(seed)
+    if kind.is_quantized:
+        return rng.integers(0, 64, rows * kind.row_bytes(length), np.uint8)
+    values = rng.standard_normal((rows, length), np.float32)
+    if kind.name == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if kind.name == "F16" else np.float32)
+
+
+def alike(run: Callable[[int], np.ndarray], sizes: tuple[int, ...]) -> bool:
+    """Whether the first rows of batches of these sizes are the same bits."""
+    largest = run(max(sizes))
+    assert np.isfinite(largest).all()
+    assert np.abs(largest).max() > 0
+    return all(np.array_equal(run(n), largest[:n]) for n in sizes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_products(name: str, threads: int) -> None:
+    kind = BY_NAME[name]
+    w = weights(kind, ROWS, LENGTH)
+    x = np.random.default_rng(1).standard_normal((max(SIZES), LENGTH), np.float32)
+
+    def run(n: int) -> np.ndarray:
+        return product(kind, w, x[:n].copy(), threads=threads)
+
+    least = 2 if name in SGEMM_TYPES else 1
+    assert alike(run, tuple(n for n in SIZES if least <= n <= MAX_ROWS))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "Q8_0", "Q4_K", "IQ4_NL"])
+def test_products_of_experts(name: str) -> None:
+    """Few rows of an expert take no kernel of their own, so that a router alone is of sgemm's."""
+    kind, experts = BY_NAME[name], 4
+    w = weights(kind, experts * ROWS, LENGTH)
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((MAX_ROWS, LENGTH), np.float32)
+    chosen = np.argsort(rng.random((MAX_ROWS, experts)), 1)[:, :2].astype(np.int32)
+
+    def run(n: int) -> np.ndarray:
+        return expert_product(kind, w, x[:n].copy(), chosen[:n].copy(), experts, threads=2)
+
+    assert alike(run, tuple(range(1, MAX_ROWS + 1)))
+
+
+@pytest.mark.parametrize("cells", [256, 512, 1024])
+@pytest.mark.parametrize("name", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_flash_attention(name: str, cells: int) -> None:
+    kind, heads, dim = BY_NAME[name], 3, 64
+    keys, values = (weights(kind, heads * cells, dim, seed) for seed in (3, 4))
+    q = np.random.default_rng(5).standard_normal((heads, MAX_ROWS, dim), np.float32)
+
+    def run(n: int) -> np.ndarray:
+        # The last n of the rows, whose masks are those of a batch of MAX_ROWS.
+        rows = np.ascontiguousarray(q[:, MAX_ROWS - n :])
+        return attention(kind, keys, values, rows, threads=2)[::-1]
+
+    least = 2 if name in SPLIT_CACHE_TYPES else 1
+    assert alike(run, tuple(range(least, MAX_ROWS + 1)))
+
+
+def test_the_list_is_no_longer_than_it_must_be() -> None:
+    """What exact avoids does happen: otherwise these tests could not fail."""
+    x = np.random.default_rng(1).standard_normal((MAX_ROWS + 1, LENGTH), np.float32)
+    for name, sizes in (("F32", (1, 2)), ("F16", (1, 2)), ("Q4_K", (MAX_ROWS, MAX_ROWS + 1))):
+        kind = BY_NAME[name]
+        w = weights(kind, ROWS, LENGTH)
+        assert not alike(
+            lambda n, kind=kind, w=w: product(kind, w, x[:n].copy(), threads=1), sizes
+        ), name
+    kind = BY_NAME["F16"]
+    keys, values = (weights(kind, 2 * 1024, 64, seed) for seed in (3, 4))
+    q = np.random.default_rng(5).standard_normal((2, 2, 64), np.float32)
+    assert not np.array_equal(
+        attention(kind, keys, values, q[:, 1:].copy(), threads=2)[-1],
+        attention(kind, keys, values, q, threads=2)[-1],
+    )
