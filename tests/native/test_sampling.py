@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp
 import numpy as np
 import pytest
+from chi_square import far_off, one_sample, two_samples
+from llama_samplers import Chain
 from native_trunk import Trunk
 
 from mtp_gguf.native import MTPLlama, NativeError
@@ -26,12 +28,11 @@ PROMPT = [3, 1, 4, 1, 5]
 # done wrong.
 GAIN = 0.15
 
-# (temperature, top_k, top_p, min_p)
 CHAINS = {
-    "temperature": (1.0, 6, 1.0, 0.0),
-    "cooler": (0.7, 12, 1.0, 0.0),
-    "top-p": (1.0, 20, 0.6, 0.0),
-    "min-p": (0.7, 0, 1.0, 0.14),
+    "temperature": Chain(1.0, top_k=6),
+    "cooler": Chain(0.7, top_k=12),
+    "top-p": Chain(1.0, top_k=20, top_p=0.6),
+    "min-p": Chain(0.7, min_p=0.14),
 }
 DEPTH = 2
 
@@ -45,37 +46,6 @@ def opened(path: Path) -> Iterator[tuple[Session, Trunk]]:
             Session(trunk.context, head, max_depth=DEPTH) as session,
         ):
             yield session, trunk
-
-
-def llama_chain(chain: tuple[float, int, float, float], seed: int) -> Any:
-    """The same chain of llama.cpp's own samplers."""
-    temperature, top_k, top_p, min_p = chain
-    smpl = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-    for sampler in (
-        llama_cpp.llama_sampler_init_top_k(top_k),
-        llama_cpp.llama_sampler_init_top_p(top_p, 1),
-        llama_cpp.llama_sampler_init_min_p(min_p, 1),
-        llama_cpp.llama_sampler_init_temp(temperature),
-        llama_cpp.llama_sampler_init_dist(seed),
-    ):
-        llama_cpp.llama_sampler_chain_add(smpl, sampler)
-    return smpl
-
-
-def two_sample_chi_square(a: Counter[Any], b: Counter[Any]) -> tuple[float, int]:
-    """The statistic of two samples of equal size and its degrees of freedom; rare cells pooled."""
-    common = [cell for cell in a | b if a[cell] + b[cell] >= 20]
-    cells = [(a[cell], b[cell]) for cell in common]
-    cells.append(
-        (sum(a.values()) - sum(x for x, _ in cells), sum(b.values()) - sum(y for _, y in cells))
-    )
-    cells = [(x, y) for x, y in cells if x + y]
-    return sum((x - y) ** 2 / (x + y) for x, y in cells), len(cells) - 1
-
-
-def far_off(statistic: float, freedom: int) -> bool:
-    """Beyond five standard deviations of the chi-square distribution."""
-    return statistic > freedom + 5 * (2 * freedom) ** 0.5
 
 
 def histogram(
@@ -93,11 +63,10 @@ def histogram(
     return seen
 
 
-def compare(dial: Any, chain: tuple[float, int, float, float], draws: int) -> None:
+def compare(dial: Any, chain: Chain, draws: int) -> None:
     """Draw three tokens often, with drafts and with llama.cpp's own chain, and compare."""
-    temperature, top_k, top_p, min_p = chain
     with opened(dial("tiny", gain=GAIN)) as (session, trunk):
-        smpl = llama_chain(chain, 7)
+        smpl = chain.build(7)
         plain = histogram(
             session,
             draws,
@@ -105,7 +74,7 @@ def compare(dial: Any, chain: tuple[float, int, float, float], draws: int) -> No
             lambda token: session.step(token, 0, sampler=smpl),
         )
         llama_cpp.llama_sampler_free(smpl)
-        session.set_sampling(temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=11)
+        session.set_sampling(**chain.options(), seed=11)
         session.reset_stats()
         drafted = histogram(session, draws, session.sample, session.step_sampled)
         assert 0.1 < session.stats().acceptance[0] < 0.9
@@ -116,7 +85,7 @@ def compare(dial: Any, chain: tuple[float, int, float, float], draws: int) -> No
             for text, count in side.items():
                 counts[text[part]] += count
             sides.append(counts)
-        statistic, freedom = two_sample_chi_square(*sides)
+        statistic, freedom = two_samples(*sides)
         assert freedom > 1
         assert not far_off(statistic, freedom), (part, statistic, freedom)
 
@@ -135,24 +104,13 @@ def test_the_distribution_over_20000_draws(dial, chain) -> None:
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_a_row_is_drawn_from_the_chain(dial, chain) -> None:
     """Without drafts: filters and temperature are those of llama.cpp, candidate by candidate."""
-    temperature, top_k, top_p, min_p = chain
     with opened(dial("tiny", gain=GAIN)) as (session, trunk):
         session.decode(PROMPT)
-        smpl = llama_chain(chain, 1)
-        draws = 20_000
-        session.set_sampling(temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=3)
-        ours = Counter(session.sample() for _ in range(draws))
-        logits = trunk.logits()
-        data = (llama_cpp.llama_token_data * len(logits))()
-        for i, logit in enumerate(logits):
-            data[i].id, data[i].logit, data[i].p = i, logit, 0
-        array = llama_cpp.llama_token_data_array(data, len(logits), -1, False)
-        llama_cpp.llama_sampler_apply(smpl, llama_cpp.byref(array))
-        want = {array.data[i].id: array.data[i].p for i in range(array.size)}
-        llama_cpp.llama_sampler_free(smpl)
+        session.set_sampling(**chain.options(), seed=3)
+        ours = Counter(session.sample() for _ in range(20_000))
+        want = chain.distribution(trunk.logits())
     assert set(ours) <= set(want)
-    statistic = sum((ours[t] - draws * p) ** 2 / (draws * p) for t, p in want.items())
-    assert not far_off(statistic, max(1, len(want) - 1))
+    assert not far_off(*one_sample(ours, want))
 
 
 def test_seeds_are_reproducible(dial) -> None:

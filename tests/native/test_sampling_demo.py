@@ -1,0 +1,105 @@
+"""Sampling with drafts on the demo model: the next three tokens come as the trunk alone says.
+
+What it says is computed, not drawn: the probabilities that llama.cpp's own samplers make of the
+trunk's logits, multiplied along every continuation that is likely enough to be counted. In exact
+mode these logits are the same bits as those of verification, so that nothing but the drawing can
+differ. Nothing here depends on what the model has learnt, but that its head is sometimes right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import numpy as np
+import pytest
+from chi_square import LEAST_EXPECTED, far_off, one_sample
+from llama_samplers import Chain
+
+from mtp_gguf.native import MTPLlama
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMPT = "import os\n\n\ndef main("
+NEXT = 3
+CHAINS = {
+    "0.7": Chain(0.7, top_k=60),
+    "1.0": Chain(1.0, top_k=60),
+    "0.7 top-p": Chain(0.7, top_p=0.9),
+    "1.0 top-p": Chain(1.0, top_p=0.9),
+    "0.7 min-p": Chain(0.7, min_p=0.05),
+    "1.0 min-p": Chain(1.0, min_p=0.05),
+}
+EVERYDAY = ("0.7 min-p", "1.0 top-p")
+
+
+@pytest.fixture(scope="module")
+def llm(models) -> Iterator[MTPLlama]:
+    path = models.gguf("demo", "Q4_K_M", "F16")
+    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
+    with closing(MTPLlama(str(path), depth=NEXT, exact=True, **options)) as llm:
+        yield llm
+
+
+def continuations(
+    llm: MTPLlama, chain: Chain, prompt: list[int], least: float
+) -> dict[tuple[int, ...], float]:
+    """The probabilities of the next three tokens, where they are at least `least`."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(NEXT):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, chance in found.items():
+            llm.session.remove(0)
+            llm.session.decode(prompt[:-1])
+            row = 0
+            for token in (prompt[-1], *tokens):
+                llm.session.begin(token, 0)
+                row = llm.session.row(0)
+                llm.session.end(0)
+            pointer = llama_cpp.llama_get_logits_ith(llm.ctx, row)
+            logits = np.ctypeslib.as_array(pointer, (llm.n_vocab(),))
+            for token, p in chain.distribution(logits).items():
+                if chance * p >= least:
+                    longer[(*tokens, token)] = chance * p
+        found = longer
+    return found
+
+
+def drawn(llm: MTPLlama, prompt: list[int], draws: int) -> Counter[tuple[int, ...]]:
+    """How often each three tokens came; every one of them may have been a draft."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for _ in range(draws):
+        llm.session.remove(0)
+        llm.session.decode(prompt[:-1])
+        text = [prompt[-1]]
+        while len(text) <= NEXT:
+            text += llm.session.step_sampled(text[-1])
+        seen[tuple(text[1 : NEXT + 1])] += 1
+    return seen
+
+
+def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
+    prompt = llm.tokenize(PROMPT.encode(), add_bos=False)
+    want = continuations(llm, chain, prompt, LEAST_EXPECTED / draws)
+    llm.session.set_sampling(**chain.options(), seed=17)
+    llm.session.reset_stats()
+    seen = drawn(llm, prompt, draws)
+    # Drafts must have been both taken and rejected for this to say anything.
+    assert 0.05 < llm.mtp_stats.acceptance[0] < 0.98
+    statistic, freedom = one_sample(seen, want)
+    assert freedom > 10
+    assert not far_off(statistic, freedom), (statistic, freedom)
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_three_tokens_come_as_the_trunk_says(llm: MTPLlama, name: str) -> None:
+    compare(llm, CHAINS[name], 1_500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_three_tokens_over_20000_draws(llm: MTPLlama, name: str) -> None:
+    compare(llm, CHAINS[name], 20_000)
