@@ -7,6 +7,26 @@
 
 namespace mtp {
 
+// In lanes that compilers turn into vectors: std::max_element takes three times as long, which shows
+// where a vocabulary of 248,320 is read for every token.
+int32_t argmax(const float * logits, int64_t n) {
+    constexpr int64_t n_lanes = 32;
+    float lanes[n_lanes];
+    std::fill(lanes, lanes + n_lanes, logits[0]);
+    int64_t at = 0;
+    for (; at + n_lanes <= n; at += n_lanes) {
+        for (int64_t lane = 0; lane < n_lanes; ++lane) {
+            lanes[lane] = logits[at + lane] > lanes[lane] ? logits[at + lane] : lanes[lane];
+        }
+    }
+    float largest = *std::max_element(lanes, lanes + n_lanes);
+    for (; at < n; ++at) {
+        largest = std::max(largest, logits[at]);
+    }
+    const float * found = std::find(logits, logits + n, largest);
+    return found == logits + n ? 0 : int32_t(found - logits);
+}
+
 double Distribution::of(int32_t token) const {
     for (size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] == token) {

@@ -18,6 +18,9 @@ struct Distribution {
     double of(int32_t token) const; // 0 for a token that it does not have
 };
 
+// The first of the largest of n >= 1 logits; 0 where NaNs leave none.
+int32_t argmax(const float * logits, int64_t n);
+
 class Sampling {
 public:
     explicit Sampling(const mtp_sampling & params);

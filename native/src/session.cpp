@@ -333,8 +333,7 @@ void Session::end(int32_t n_accepted) {
 }
 
 int32_t Session::argmax(int32_t row) const {
-    const float * logits = trunk_.logits(row);
-    return int32_t(std::max_element(logits, logits + trunk_.n_vocab()) - logits);
+    return mtp::argmax(trunk_.logits(row), trunk_.n_vocab());
 }
 
 int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out) {

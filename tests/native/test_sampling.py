@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
 import pytest
+from checkpoints import SPECS
 from chi_square import far_off, one_sample, two_samples
 from llama_samplers import Chain
 from native_trunk import Trunk
@@ -111,6 +113,18 @@ def test_a_row_is_drawn_from_the_chain(dial, chain) -> None:
         want = chain.distribution(trunk.logits())
     assert set(ours) <= set(want)
     assert not far_off(*one_sample(ours, want))
+
+
+def test_the_most_likely_token_of_a_vocabulary_of_any_size(models) -> None:
+    """991 is no multiple of what is compared at a time; the odd ones at the end count, too."""
+    path = models.gguf(replace(SPECS["dense-tied"], name="odd", vocab_size=991))
+    with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
+        found = []
+        for token in range(100):
+            session.decode([token])
+            found.append(session.argmax())
+            assert found[-1] == trunk.logits().argmax()
+    assert max(found) >= 960
 
 
 def test_seeds_are_reproducible(dial) -> None:

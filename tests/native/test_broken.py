@@ -1,0 +1,144 @@
+"""The proofs of equality fail when the native library is wrong.
+
+    pytest -m slow tests/native/test_broken.py
+
+Each case changes one line of a copy of the sources, builds it and runs a proof over it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SAMPLING = "test_sampling_demo.py::test_three_tokens_come_as_the_trunk_says"
+EXACT = "test_exact.py::test_bases_whose_products_change_at_two_rows"
+DRAFTS = "test_head.py::test_drafts_equal_the_reference"
+
+
+@dataclass(frozen=True)
+class Break:
+    """A line of native/src to be replaced, and the proof that has to notice."""
+
+    file: str
+    right: str
+    wrong: str
+    proof: str
+
+
+BREAKS = {
+    "nothing is subtracted for the residual": Break(
+        "session.cpp",
+        "p.probabilities[i] = std::max(0.0, p.probabilities[i] - q);",
+        "p.probabilities[i] = std::max(0.0, p.probabilities[i] - 0 * q);",
+        SAMPLING,
+    ),
+    "the residual does not sum to one": Break(
+        "session.cpp", "probability /= left;", "probability *= 1;", SAMPLING
+    ),
+    "drafts are accepted by p alone": Break(
+        "session.cpp",
+        "sampling_->uniform() * q[i] < target_.of(drafts[i])",
+        "sampling_->uniform() < target_.of(drafts[i])",
+        SAMPLING,
+    ),
+    "whatever the trunk thinks possible is accepted": Break(
+        "session.cpp",
+        "sampling_->uniform() * q[i] < target_.of(drafts[i])",
+        "0 < target_.of(drafts[i])",
+        SAMPLING,
+    ),
+    "a token is alone in its batch": Break(
+        "trunk.cpp", "size_t(std::max(n, min_rows))", "size_t(std::max(n, 0 * min_rows + 1))", EXACT
+    ),
+    "a companion stays": Break(
+        "trunk.cpp",
+        "if (n < min_rows && !remove_tail(seq, first + n))",
+        "if (n < 0 && !remove_tail(seq, first + n))",
+        EXACT,
+    ),
+    "an accepted token is lost": Break(
+        "session.cpp",
+        "s.length = cycle_.first + 1 + n_accepted;",
+        "s.length = cycle_.first + (n_accepted > 0 ? n_accepted : 1);",
+        EXACT,
+    ),
+    "the second step goes on from the trunk's hidden state": Break(
+        "draft_graph.cpp",
+        "x = project(chosen, hidden_);",
+        "x = project(chosen, last_column(g_.hidden_));",
+        DRAFTS,
+    ),
+    "the third step has the second's position": Break(
+        "draft_graph.cpp",
+        "const int64_t at = last + step;",
+        "const int64_t at = last + (step > 1 ? 1 : step);",
+        DRAFTS,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """A copy of the sources and its build folder."""
+
+    source: Path
+    folder: Path
+
+    def library(self) -> Path:
+        """Build what the copy now holds."""
+        subprocess.run(
+            ["cmake", "--build", self.folder, "--target", "mtp"], check=True, capture_output=True
+        )
+        return next(self.folder.glob("native/libmtp.*"))
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    source = tmp_path_factory.mktemp("source")
+    shutil.copy(ROOT / "CMakeLists.txt", source)
+    shutil.copytree(ROOT / "native", source / "native")
+    made = Build(source, source / "build")
+    prefix = f"-DCMAKE_PREFIX_PATH={sysconfig.get_path('purelib')}"
+    configure = ["cmake", "-S", source, "-B", made.folder, "-DCMAKE_BUILD_TYPE=Release", prefix]
+    subprocess.run(configure, check=True, capture_output=True)
+    return made
+
+
+def passes(proof: str, library: Path) -> bool:
+    """Whether a proof passes over a library; it must run to its end."""
+    test = ROOT / "tests" / "native" / proof
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(test)]
+    environment = {**os.environ, "MTP_GGUF_NATIVE_LIB": str(library)}
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode in (0, 1), done.stdout  # 1: some test failed
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("proof", [SAMPLING, EXACT, DRAFTS])
+def test_right_code_passes(build: Build, proof: str) -> None:
+    assert passes(proof, build.library())
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_wrong_code_is_noticed(build: Build, name: str) -> None:
+    case = BREAKS[name]
+    file = build.source / "native" / "src" / case.file
+    right = file.read_text(encoding="utf-8")
+    assert right.count(case.right) == 1
+    file.write_text(right.replace(case.right, case.wrong), encoding="utf-8")
+    try:
+        assert not passes(case.proof, build.library())
+    finally:
+        file.write_text(right, encoding="utf-8")
