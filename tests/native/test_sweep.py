@@ -49,8 +49,9 @@ SETTINGS: dict[str, Sequence[Any]] = {
 }
 ROWS = all_pairs(SETTINGS)
 
-# Logits have a standard deviation of 1 to 3. One row and several round differently, quantized
-# activations and F16 caches most; a state that is off by one token shows as 0.3 and more.
+# How far logits may be off, in standard deviations of a row's. One row and several round
+# differently, and where an activation is quantized a last bit can become a step: measured up to 0.04. A state
+# that is off by one token shows as 0.3 and more.
 ROUNDING = 0.1
 
 
@@ -139,7 +140,7 @@ def check_exact(files: Files, row: dict[str, Any], work: Work, logits: bool) -> 
         if want.logits is not None:
             assert got.logits is not None
             assert np.array_equal(got.logits, want.logits)
-    if row["model"] == "demo" or row["model"] in DIALS:
+    if row["model"] in DIALS:
         assert accepted[0] > 0
 
 
@@ -159,11 +160,12 @@ def check_default(files: Files, row: dict[str, Any], work: Work) -> int:
         assert got.logits is not None
         # Up to there both read the same tokens; at the tie itself, too.
         until = work.tokens if same is None else same + 1
-        assert np.abs(want.logits[:until] - got.logits[:until]).max() < ROUNDING
+        allowed = ROUNDING * want.logits[:until].std(1)
+        assert (np.abs(want.logits[:until] - got.logits[:until]).max(1) < allowed).all()
         if same is not None:
             row_logits = want.logits[same]
             gap = row_logits[want.tokens[same]] - row_logits[got.tokens[same]]
-            assert 0 <= gap < 2 * ROUNDING
+            assert 0 <= gap < 2 * allowed[same]
     return ties
 
 
@@ -173,7 +175,11 @@ def name_of(row: dict[str, Any]) -> str:
 
 # Rows that share what they are compared with stand together.
 SWEEP = sorted(ROWS, key=lambda row: (row["model"], row["base"], row["rollback"] == "two-phase"))
-EVERYDAY = [next(r for r in ROWS if r["depth"] == depth) for depth in SETTINGS["depth"]]
+MODELS = itertools.cycle(SETTINGS["model"])
+EVERYDAY = [
+    next(r for r in ROWS if (r["depth"], r["model"]) == pair)
+    for pair in zip(SETTINGS["depth"], MODELS, strict=False)
+]
 
 
 def test_every_two_values_meet() -> None:
