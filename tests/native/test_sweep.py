@@ -50,8 +50,8 @@ SETTINGS: dict[str, Sequence[Any]] = {
 ROWS = all_pairs(SETTINGS)
 
 # How far logits may be off, in standard deviations of a row's. One row and several round
-# differently, and where an activation is quantized a last bit can become a step: measured up to 0.04. A state
-# that is off by one token shows as 0.3 and more.
+# differently, and where an activation is quantized a last bit can become a step: measured up to
+# 0.04. A state that is off by one token shows as 0.3 and more.
 ROUNDING = 0.1
 
 
