@@ -79,9 +79,8 @@ def serve(
     address = resolve(host, port)
     server = ask(find_server(llama_server))
     tuned, ignored = (None, None) if no_draft else find_profile(file.path, device=None)
-    command = server_command(
-        server, served, address, depth, tuned and tuned.settings, rpc, allow_public, passed
-    )
+    settings = tuned.settings if tuned else None
+    command = server_command(server, served, address, depth, settings, rpc, allow_public, passed)
     for note in (ignored, *command.notes) if ignored else command.notes:
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
