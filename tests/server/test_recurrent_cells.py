@@ -1,0 +1,77 @@
+"""A recurrent cell that makes room for others can still be rolled back (patches/)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.conftest import Files
+
+pytestmark = pytest.mark.server
+
+# Three sequences in three cells. Sequence 1 decodes a token and two drafts; 0 and 2, which follow
+# in the same batch, need neighbouring cells, and 1 stands between them. Then the drafts are undone.
+CODE = """
+import json, sys
+import llama_cpp as llama
+import numpy as np
+
+PROMPTS = [[5, 6, 7, 8], [40, 41, 42, 43], [9, 9, 700, 3]]
+TOKEN, DRAFTS, NEXT = 17, [18, 19], 20
+params = llama.llama_model_default_params()
+params.use_extra_bufts = False  # kernels that do not depend on the size of the batch
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+
+def context():
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_rs_seq, params.kv_unified = 512, 3, 2, True
+    params.n_threads = params.n_threads_batch = 1
+    return llama.llama_init_from_model(model, params)
+
+def decode(context, rows):
+    batch = llama.llama_batch_init(len(rows), 0, 1)
+    batch.n_tokens = len(rows)
+    for i, (seq, position, token) in enumerate(rows):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+    assert llama.llama_decode(context, batch) == 0
+    llama.llama_batch_free(batch)
+
+def logits(context):
+    return np.ctypeslib.as_array(llama.llama_get_logits_ith(context, -1), (n_vocab,)).tolist()
+
+def rows(seq, first, tokens):
+    return [(seq, first + i, token) for i, token in enumerate(tokens)]
+
+def rolled_back(batches):
+    made = context()
+    decode(made, [row for seq in range(3) for row in rows(seq, 0, PROMPTS[seq])])
+    for batch in batches:
+        decode(made, batch)
+    assert llama.llama_memory_seq_rm(llama.llama_get_memory(made), 1, 5, -1)
+    decode(made, rows(1, 5, [NEXT]))
+    return logits(made)
+
+drafts = rows(1, 4, [TOKEN, *DRAFTS])
+others = rows(0, 4, [30]) + rows(2, 4, [31])
+print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
+"""
+
+
+def test_drafts_are_undone_in_a_cell_that_moved(patched_server: Path, files: Files) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, files("plain")],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    want, have = json.loads(done.stdout)
+    assert have == want  # without the patch they differ by 7, where logits go to 5
