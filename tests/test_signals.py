@@ -1,0 +1,51 @@
+"""SIGTERM and SIGHUP as Ctrl-C: for as long as a command runs, and no longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Thread
+
+import pytest
+
+from mtp_gguf.gguf_tools.cli.signals import stops_cleanly
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+
+
+@BOTH
+def test_interrupts_once(number: int) -> None:
+    with stops_cleanly():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        for again in (signal.SIGTERM, signal.SIGHUP):  # while cleaning up
+            os.kill(os.getpid(), again)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@BOTH
+def test_leaves_what_others_decided(number: int) -> None:
+    def theirs(_number: int, _frame: object) -> None:
+        """Somebody's own way to stop."""
+
+    for handler in (signal.SIG_IGN, theirs):
+        before = signal.signal(number, handler)
+        try:
+            with stops_cleanly():
+                assert signal.getsignal(number) is handler
+            assert signal.getsignal(number) is handler
+        finally:
+            signal.signal(number, before)
+
+
+def test_needs_the_main_thread_and_does_without() -> None:
+    done = []
+
+    def work() -> None:
+        with stops_cleanly():
+            done.append(signal.getsignal(signal.SIGTERM))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [signal.SIG_DFL]
