@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llama_cpp
 import pytest
 from upstream.sdist import llama_cpp_source
 
@@ -40,9 +41,21 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Upstream's ggml-quants.c with fused products and sums, as a library to be preloaded."""
     source = llama_cpp_source() / "ggml"
     library = tmp_path_factory.mktemp("fused") / "libfused.so"
-    flags = ["-O2", "-mfma", "-ffp-contract=fast", "-fPIC", "-shared", "-w", "-D_GNU_SOURCE"]
-    command = ["cc", *flags, f"-I{source}/include", f"-I{source}/src", "-o", str(library)]
-    subprocess.run([*command, str(source / "src" / "ggml-quants.c")], check=True)
+    flags = [
+        "-O2",
+        "-mfma",
+        "-ffp-contract=fast",
+        "-fPIC",
+        "-shared",
+        "-w",
+        "-DNDEBUG",
+        "-D_GNU_SOURCE",
+    ]
+    headers = [f"-I{source}/include", f"-I{source}/src"]
+    (rest,) = Path(llama_cpp.llama_cpp._base_path).glob("libggml-base.so")
+    code = str(source / "src" / "ggml-quants.c")
+    linked = [str(rest), f"-Wl,-rpath,{rest.parent}"]
+    subprocess.run(["cc", *flags, *headers, code, *linked, "-o", str(library)], check=True)
     return library
 
 
