@@ -3,27 +3,17 @@
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from .copies import CANNOT_COPY, copy_ways
 from .errors import FormatError, OutputError
-from .sources import FileSource, Source
+from .sources import Source, StreamedSource
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # One system call copies this much at most, so that progress is shown and Ctrl-C is heard.
 _COPY_BYTES = 64 << 20
-_BUFFER_BYTES = 4 << 20
-# What copy_file_range(2) and sendfile(2) answer where they cannot serve these two files.
-_CANNOT_COPY = (
-    errno.EXDEV,
-    errno.ENOSYS,
-    errno.EINVAL,
-    errno.EOPNOTSUPP,
-    errno.EPERM,
-    errno.EBADF,
-)
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the file system
 
 
@@ -94,16 +84,20 @@ class OutputFile:
         Between files the kernel copies (and shares blocks where the file system can); the bytes of
         other sources pass through memory a few at a time. progress: called with each part's bytes.
         """
-        ways = [_copy_by_read]
-        if isinstance(source, FileSource):
-            ways = [*_KERNEL_COPIES, _copy_by_read]
+        if isinstance(source, StreamedSource):
+            for piece in source.pieces(start, length):
+                self.write(offset, piece)
+                offset += len(piece)
+                progress(len(piece))
+            return
+        ways = copy_ways(source)
         done = 0
         while done < length:
             part = min(length - done, _COPY_BYTES)
             try:
                 count = ways[0](self._fd, offset + done, source, start + done, part)
             except OSError as error:
-                if error.errno not in _CANNOT_COPY or len(ways) == 1:
+                if error.errno not in CANNOT_COPY or len(ways) == 1:
                     raise self._fault(error) from None
                 ways = ways[1:]
                 continue
@@ -197,29 +191,6 @@ def _put_back(now: Path, before: Path) -> None:
     with suppress(OSError):
         if os.path.lexists(now):
             os.replace(now, before)
-
-
-def _copy_in_kernel(out: int, offset: int, source: Source, start: int, length: int) -> int:
-    assert isinstance(source, FileSource)
-    return os.copy_file_range(source.fileno(), out, length, start, offset)
-
-
-def _copy_by_sendfile(out: int, offset: int, source: Source, start: int, length: int) -> int:
-    assert isinstance(source, FileSource)
-    os.lseek(out, offset, os.SEEK_SET)
-    return os.sendfile(out, source.fileno(), start, length)
-
-
-def _copy_by_read(out: int, offset: int, source: Source, start: int, length: int) -> int:
-    view = memoryview(source.read(start, min(length, _BUFFER_BYTES)))
-    done = 0
-    while done < len(view):
-        done += os.pwrite(out, view[done:], offset + done)
-    return done
-
-
-# Elsewhere sendfile wants a socket, and copy_file_range is not there.
-_KERNEL_COPIES = [_copy_in_kernel, _copy_by_sendfile] if sys.platform == "linux" else []
 
 
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:

@@ -2,8 +2,9 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .errors import FormatError
 
@@ -24,6 +25,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of what is open; reading afterwards fails."""
+
+
+@runtime_checkable
+class StreamedSource(Source, Protocol):
+    """A source where one long read costs less than many short ones: a file elsewhere."""
+
+    def pieces(self, offset: int, length: int) -> Iterator[bytes]:
+        """The `length` bytes from `offset`, as they arrive."""
 
 
 class FileSource:
