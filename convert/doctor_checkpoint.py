@@ -1,12 +1,14 @@
 """The doctor's part that knows checkpoints: what ails one, and what a GGUF's head lost of it."""
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.compare import (
     Decoder,
@@ -30,6 +32,7 @@ from .hub_checkpoint import shards_on_hub
 from .source_rows import SourceRows
 
 _LAYERS_KEY = "mtp_num_hidden_layers"
+_SLICE_ROWS = 1024  # of a matrix in F32 at a time
 
 
 def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
@@ -76,14 +79,17 @@ def _diagnosed(
     )
 
 
-def measure_head(model: Model, checkpoint: Checkpoint, decode: Decoder) -> Iterator[Finding]:
+def measure_head(
+    model: Model, checkpoint: Checkpoint, name: str, decode: Decoder
+) -> Iterator[Finding]:
     """What the head of a GGUF is, held against the checkpoint it should be made of.
 
-    decode: turns blocks into numbers (ggml's own decoder).
+    name: what the user called the checkpoint, for the command that mends. decode: turns blocks into
+    numbers (ggml's own decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.ALONE)
     block = {name for name, _ in head_suffixes(model)}
-    source = shlex.quote(str(checkpoint.folder))
+    source = shlex.quote(name)
     path = shlex.quote(str(model.path))
     mend = (
         f"mtp-gguf strip {path} -o trunk.gguf && "
@@ -113,7 +119,11 @@ def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) 
         ]
     if found.name.endswith("nextn.eh_proj.weight"):
         swapped = np.concatenate([wanted[:, half:], wanted[:, :half]], axis=1)
-        guesses = [("eh-proj-swapped", swapped, "has its halves swapped (embedding, hidden state)")]
+        turned = _transposed(source, found.name, rows)
+        guesses = [
+            ("eh-proj-swapped", swapped, "has its halves swapped (embedding, hidden state)"),
+            ("eh-proj-transposed", turned, "was written column by column"),
+        ]
     scale = np.square(wanted).sum() or 1.0
     for code, guess, text in guesses:
         error = float(np.sqrt(np.square(given - guess).sum() / scale))
@@ -123,6 +133,19 @@ def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) 
         f"{found.name} is not the source's: relative error {found.error:.3g}, more than "
         f"{found.types[1]} explains (another fine-tune, or a wrong transform)"
     )
+
+
+def _transposed(source: CheckpointSide, name: str, rows: int) -> NDArray[np.float64]:
+    """The first rows of a matrix [height, width] if its transpose were read as [height, width]."""
+    shape, _ = source.tensors()[name]
+    width, height = shape[0], math.prod(shape[1:])
+    columns = -(-rows * width // height)  # so many rows of the transpose make them
+    parts = [
+        source.values(name, at, min(at + _SLICE_ROWS, height))[:, :columns]
+        for at in range(0, height, _SLICE_ROWS)
+    ]
+    turned = np.concatenate(parts).T.astype(np.float64)
+    return turned.reshape(-1)[: rows * width].reshape(rows, width)
 
 
 class _Part:

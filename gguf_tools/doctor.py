@@ -23,7 +23,7 @@ from .draft_list import (
 from .errors import FormatError, RequestError
 from .fastmtp import DraftLayout, StoredDraftVocabulary, find_draft_vocabulary
 from .fit import check_fit, missing_suffixes, shape_faults
-from .format import ArrayRef
+from .format import ArrayRef, ValueType
 from .head import ARCHITECTURES
 from .memory import DraftMemory, draft_memory
 from .surgery import Model
@@ -36,6 +36,14 @@ _LEAST_BITS = 4.25
 # Raised norms lie around 1: of published and made-up heads none has a negative weight, and of
 # those not raised a good part has.
 _NEGATIVE_SHARE = 0.02
+
+# What llama.cpp takes for the tokenizer's arrays (llama-vocab.cpp).
+_TOKENIZER_ARRAYS = {
+    "tokens": (ValueType.STRING,),
+    "scores": (ValueType.F32, ValueType.I32),
+    "token_type": (ValueType.I32,),
+    "merges": (ValueType.STRING,),
+}
 
 
 class Severity(str, Enum):
@@ -272,15 +280,29 @@ def _precision(head: Model) -> Iterator[Finding]:
 
 
 def _tokens(head: Model) -> Iterator[Finding]:
+    """A tokenizer that disagrees with the embedding or with itself: llama.cpp refuses the file."""
+    mend = f"mtp-gguf convert {original_of(head)} --mtp-f16"
     tokens = head.first.keys.get("tokenizer.ggml.tokens")
     rows = vocabulary_size(head)
-    if isinstance(tokens, ArrayRef) and rows is not None and tokens.count != rows:
-        yield Finding(
-            "tokenizer",
-            Severity.FAULT,
-            f"the tokenizer has {tokens.count} tokens, but the embedding {rows} rows",
-            f"mtp-gguf convert {original_of(head)} --mtp-f16",
-        )
+    count = tokens.count if isinstance(tokens, ArrayRef) else 0
+    if count and rows is not None and count != rows:
+        text = f"the tokenizer has {count} tokens, but the embedding {rows} rows"
+        yield Finding("tokenizer", Severity.FAULT, text, mend)
+    for name, kinds in _TOKENIZER_ARRAYS.items():
+        key = f"tokenizer.ggml.{name}"
+        held = head.first.keys.get(key)
+        if held is None:
+            continue
+        wanted = " or ".join(kind.name for kind in kinds)
+        if not isinstance(held, ArrayRef) or held.type not in kinds:
+            is_array = isinstance(held, ArrayRef)
+            kind = held.type if isinstance(held, ArrayRef) else head.first.types[key]
+            found = f"{'an array of ' if is_array else 'one '}{kind.name}"
+            text = f"{key}: expected an array of {wanted}, found {found}"
+            yield Finding("tokenizer", Severity.FAULT, text, mend)
+        elif name != "merges" and held.count < count:
+            text = f"{key}: expected an entry for each of {count} tokens, found {held.count}"
+            yield Finding("tokenizer", Severity.FAULT, text, mend)
 
 
 def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[Finding]]:
@@ -316,15 +338,23 @@ def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[F
 
 
 def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:
+    """llama-server as it is, our server, and our own runner in the same process."""
     stock = draft is None or draft.layout is DraftLayout.IDS
     trunk = "TRUNK.gguf" if is_head_alone(model) else _quoted(model)
-    files = f"-m {trunk}"
-    if head is not model or is_head_alone(model):
-        files += f" -md {_quoted(head)}"
+    separate = head is not model or is_head_alone(model)
+    files = f"-m {trunk}" + (f" -md {_quoted(head)}" if separate else "")
     if stock:
         yield f"llama-server {files} --spec-type draft-mtp"
-    separate = f" --head {_quoted(head)}" if "-md" in files else ""
-    yield f"mtp-gguf serve {trunk}{separate}" + ("" if stock else "  (patched server)")
+    option = f" --head {_quoted(head)}" if separate else ""
+    yield f"mtp-gguf serve {trunk}{option}" + ("" if stock else "  (patched server)")
+    if len(head.files) > 1:
+        return  # the runner takes the head from one file
+    if separate:
+        named = f'"{trunk}", mtp_head={str(head.path)!r}'
+        yield f"python: mtp_gguf.native.MTPLlama({named})"
+    else:
+        libraries = "" if stock else "  (libraries of mtp-gguf build-server, docs/server.md)"
+        yield f"mtp-gguf generate {trunk} -p PROMPT{libraries}"
 
 
 def _head_text(head: Model) -> str:

@@ -99,7 +99,7 @@ def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
             return _not_ready(
                 f"{stray} is there, but {architecture}.nextn_predict_layers is 0 or missing"
             )
-        return _not_ready("the file has no MTP head; convert the model with its head")
+        return _not_ready("the file has no MTP head; mtp-gguf graft puts one on")
     if layers != 1:
         return _not_ready(f"{architecture}.nextn_predict_layers is {layers}, and 1 can be run")
     if blocks is None or blocks < 2:

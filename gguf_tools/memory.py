@@ -8,6 +8,9 @@ from .surgery import Model
 from .trunk import head_names, trunk_layers
 
 _F16_BYTES, _F32_BYTES = 2, 4
+# Our runtime's cache has room for the longest draft behind the context, in whole buckets
+# (native/src/head_cache.cpp); llama-server's has the context alone.
+_LONGEST_DRAFT, _BUCKET = 16, 256
 _DEFAULT_INTERVAL = 4  # llama.cpp's, where full_attention_interval is missing (qwen35.cpp)
 
 
@@ -16,12 +19,15 @@ class DraftMemory:
     """Bytes that drafting takes; compute buffers are not counted.
 
     head: the MTP block and a stored draft vocabulary. draft_rows: rows that our runtime gathers
-    for a list in the `ids` layout. cache: K and V of the MTP block in F16, for `context` positions.
+    for a list in the `ids` layout. whole_rows: embedding and output of which our runtime keeps a
+    second copy on a GPU where there is no draft vocabulary; on the CPU they are used in place, and
+    they are not part of the total. cache: K and V of the MTP block in F16, for `context` positions.
     state_copy: one copy of the trunk's recurrent state; `copies` of them are kept.
     """
 
     head: int
     draft_rows: int
+    whole_rows: int
     cache: int
     state_copy: int
     context: int
@@ -46,17 +52,22 @@ def draft_memory(
     stored = sum(head.tensors[name].nbytes for name in head_names(head))
     if head is not trunk:
         stored = sum(tensor.nbytes for tensor in head.tensors.values())
-    rows = 0
-    if draft is not None and draft.layout.value == "ids":
-        for name in (EMBEDDING_TENSOR, OUTPUT_TENSOR):
-            tensor = trunk.tensors.get(name) or head.tensors.get(name)
-            if tensor is not None:
-                rows += draft.size * tensor.type.row_bytes(tensor.shape[0])
+    rows = whole = 0
+    for name in (EMBEDDING_TENSOR, OUTPUT_TENSOR):
+        tensor = trunk.tensors.get(name) or head.tensors.get(name)
+        if tensor is None:
+            continue
+        if draft is None:
+            whole += tensor.nbytes
+        elif draft.layout.value == "ids":
+            rows += draft.size * tensor.type.row_bytes(tensor.shape[0])
+    positions = -(-(context + _LONGEST_DRAFT) // _BUCKET) * _BUCKET
     layers = max(_size(head, "nextn_predict_layers"), 1)
     return DraftMemory(
         head=stored,
         draft_rows=rows,
-        cache=layers * key_values * _F16_BYTES * context,
+        whole_rows=whole,
+        cache=layers * key_values * _F16_BYTES * positions,
         state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
         context=context,
         copies=depth,

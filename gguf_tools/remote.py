@@ -1,8 +1,8 @@
 """Files on a web server or on the Hugging Face hub, read by ranges and never as a whole.
 
 `https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
-hub's token are respected). Headers come through a small cache of blocks, which grow while reading
-goes on; what is larger than a block is asked for exactly.
+hub's token are respected). Headers come through a small cache of blocks, of which more are fetched
+at a time while reading goes on; what is large is asked for exactly.
 """
 
 import os
@@ -29,7 +29,11 @@ _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/]+))?(?:/(.+))?")
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _BLOCK_BYTES = 1 << 18
-_LARGEST_READ = 4 << 20  # read ahead at most; also the most that a small read costs
+_EXACT = 4 << 20  # reads above this are asked for as they are, past the cache
+# Reading on in order asks for four times as much each time, up to this: 1/4, 1, 4 and 16 MiB. Four
+# requests then fetch the header of any vocabulary (that of 248,320 tokens and merges has 11 MB).
+_GROWTH = 4
+_MOST_AHEAD = 16 << 20
 _CACHED_BYTES = 32 << 20
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
@@ -122,7 +126,7 @@ class RemoteSource:
         """Exactly `length` bytes from `offset`; FormatError when the file ends before."""
         if offset + length > self.size:
             raise FormatError(f"{self.name}: the file ends at byte {self.size}, data is missing")
-        if length > _LARGEST_READ:
+        if length > _EXACT:
             return self._fetch(offset, length)
         parts = []
         with self._lock:
@@ -151,10 +155,8 @@ class RemoteSource:
     def _block(self, index: int) -> bytes:
         if index not in self._blocks:
             start = index * _BLOCK_BYTES
-            # Reading on from where the last read ended: ask for twice as much each time.
-            self._ahead = (
-                min(2 * self._ahead, _LARGEST_READ) if start == self._next else _BLOCK_BYTES
-            )
+            on = start == self._next
+            self._ahead = min(_GROWTH * self._ahead, _MOST_AHEAD) if on else _BLOCK_BYTES
             self._store(start, self._fetch(start, min(self._ahead, self.size - start)))
         self._blocks.move_to_end(index)
         return self._blocks[index]

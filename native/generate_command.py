@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.errors import RequestError
+
 if TYPE_CHECKING:
     from .session import MtpStats
 
@@ -40,6 +42,11 @@ def generate(
     ] = False,
 ) -> None:
     """Complete a text, drafting with the model's MTP head."""
+    if not model.is_file():
+        raise RequestError(
+            f"{model}: expected a GGUF file, found {'a folder' if model.exists() else 'none'}; "
+            "mtp-gguf convert makes one, hf download fetches one"
+        )
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     with closing(

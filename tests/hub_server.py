@@ -10,11 +10,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
-from types import TracebackType
 from urllib.parse import unquote, urlsplit
+
+from loopback import Loopback
 
 COMMIT_LENGTH = 40
 
@@ -27,73 +27,6 @@ class Asked:
     path: str
     range: str
     token: str
-
-
-@dataclass
-class Hub:
-    """A server for one model, whose folder each revision names. Use it in a `with`.
-
-    token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
-    fault: a status to answer everything with. cut_after: bytes of a weights file after which the
-    connection drops, `cuts` times.
-    """
-
-    model: str
-    revisions: dict[str, Path]
-    token: str = ""
-    gated: bool = False
-    fault: int = 0
-    cut_after: int = 0
-    cuts: int = 0
-    requests: list[Asked] = field(default_factory=list)
-
-    def __enter__(self) -> Hub:
-        hub = self
-
-        class Handler(_Handler):
-            served = hub
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def endpoint(self) -> str:
-        """What HF_ENDPOINT is set to."""
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    @property
-    def cdn(self) -> str:
-        """Where weights are; by another name of the host, so that the client sees another host."""
-        return f"http://localhost:{self._server.server_port}/cdn"
-
-    def commit(self, revision: str) -> str:
-        """The commit that a branch or tag stands for."""
-        return hashlib.sha1(revision.encode()).hexdigest()
-
-    def revision(self, name: str) -> str | None:
-        """The revision of this name or commit; None when there is none."""
-        return next((r for r in self.revisions if name in (r, self.commit(r))), None)
-
-    def fetched(self) -> list[str]:
-        """Files whose content was asked for, by name, in order."""
-        names = []
-        for asked in self.requests:
-            match = re.fullmatch(r".*/(?:resolve/[^/]+|cdn/[^/]+)/(.+)", asked.path)
-            if match and asked.method == "GET" and match[1] not in names:
-                names.append(match[1])
-        return sorted(names)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -197,6 +130,54 @@ class _Handler(BaseHTTPRequestHandler):
             data = data[: hub.cut_after]
             self.close_connection = True
         self.wfile.write(data)
+
+
+@dataclass
+class Hub(Loopback):
+    """A server for one model, whose folder each revision names. Use it in a `with`.
+
+    token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
+    fault: a status to answer everything with. cut_after: bytes of a weights file after which the
+    connection drops, `cuts` times.
+    """
+
+    handler = _Handler
+
+    model: str
+    revisions: dict[str, Path]
+    token: str = ""
+    gated: bool = False
+    fault: int = 0
+    cut_after: int = 0
+    cuts: int = 0
+    requests: list[Asked] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        """What HF_ENDPOINT is set to."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def cdn(self) -> str:
+        """Where weights are; by another name of the host, so that the client sees another host."""
+        return f"http://localhost:{self.port}/cdn"
+
+    def commit(self, revision: str) -> str:
+        """The commit that a branch or tag stands for."""
+        return hashlib.sha1(revision.encode()).hexdigest()
+
+    def revision(self, name: str) -> str | None:
+        """The revision of this name or commit; None when there is none."""
+        return next((r for r in self.revisions if name in (r, self.commit(r))), None)
+
+    def fetched(self) -> list[str]:
+        """Files whose content was asked for, by name, in order."""
+        names = []
+        for asked in self.requests:
+            match = re.fullmatch(r".*/(?:resolve/[^/]+|cdn/[^/]+)/(.+)", asked.path)
+            if match and asked.method == "GET" and match[1] not in names:
+                names.append(match[1])
+        return sorted(names)
 
 
 def _tree_entry(path: Path) -> dict[str, object]:

@@ -99,11 +99,11 @@ NEXTN, COUNT = "qwen35.nextn_predict_layers", "qwen35.block_count"
 NOT_READY: dict[str, tuple[Model, str]] = {
     "no head": (
         Model({NEXTN: None, COUNT: u32(HEAD)}, NO_HEAD),
-        "the file has no MTP head; convert the model with its head",
+        "the file has no MTP head; mtp-gguf graft puts one on",
     ),
     "no head, said so": (
         Model({NEXTN: u32(0), COUNT: u32(HEAD)}, NO_HEAD),
-        "the file has no MTP head; convert the model with its head",
+        "the file has no MTP head; mtp-gguf graft puts one on",
     ),
     "claimed but absent": (
         Model(tensors=NO_HEAD),

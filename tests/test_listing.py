@@ -206,7 +206,7 @@ def test_json_without_a_head(folder: Path, checkpoints: Checkpoints) -> None:
     model = convert(checkpoints, folder / "bare.gguf", "--no-mtp")
     assert as_json(model)["head"] == {
         "ready": False,
-        "reason": "the file has no MTP head; convert the model with its head",
+        "reason": "the file has no MTP head; mtp-gguf graft puts one on",
         "block": None,
         "types": {},
         "draft": None,

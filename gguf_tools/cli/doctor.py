@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from ..doctor import Diagnosis, diagnose
 from ..remote import hub_model, open_any_model
 from ..surgery import Model, open_model
+from .checkpoint_head import fetched, open_source
 from .console import human_bytes, printable, reports_errors
 
 _FAULTY = 1
@@ -92,12 +94,14 @@ def _examined(
     if source is None or diagnosis.head is None:
         return diagnosis
     from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
     from mtp_gguf.native import ggml  # noqa: PLC0415
 
-    with open_checkpoint(source, None, HeadChoice.ALONE, None) as checkpoint:
-        measured = tuple(measure_head(separate or model, checkpoint, ggml.dequantize))
+    with (
+        tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder,
+        open_source(source, None) as checkpoint,
+        fetched(checkpoint, folder) as whole,
+    ):
+        measured = tuple(measure_head(separate or model, whole, source, ggml.dequantize))
     guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
     kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
     if measured:
@@ -129,6 +133,11 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             f"extra memory at {memory.context} positions, depth {memory.copies}: "
             f"{human_bytes(memory.total)} ({', '.join(parts)})"
         )
+        if memory.whole_rows:
+            yield (
+                f"in process on a GPU: {human_bytes(memory.whole_rows)} more for a second copy of "
+                "the vocabulary's rows; a draft vocabulary saves most of it"
+            )
     for finding in diagnosis.findings:
         yield f"{finding.severity.value}: {finding.text}"
         if finding.mend:

@@ -1,21 +1,23 @@
 """`mtp-gguf graft`."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote
 
 import typer
 
 from .. import transplant
-from ..errors import RequestError
+from ..doctor import original_of
 from ..fastmtp import DraftLayout
-from ..fit import check_fit
 from ..output import check_output
 from ..remote import hub_model, is_remote, open_any_model
-from ..surgery import Model, open_model
-from .console import byte_progress, reports_errors
+from ..surgery import Model
+from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
+from .checkpoint_head import converted_head
+from .console import reports_errors
 from .draft_options import DraftOptions
 from .head_options import (
     HEAD,
@@ -26,12 +28,18 @@ from .head_options import (
     Overwrite,
     Revision,
 )
-from .written import output_path, report_file, write_file
+from .written import head_of, output_path, report_file, write_file
 
 
 @reports_errors
 def graft(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="GGUF without a head (any shard).")],
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE",
+            help="GGUF without a head (any shard); also https://…, hf://OWNER/NAME/FILE.",
+        ),
+    ],
     source: Annotated[
         str,
         typer.Option(
@@ -58,16 +66,22 @@ def graft(
     fastmtp_ids: FastMtpIds = None,
     revision: Revision = None,
     overwrite: Overwrite = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not measure how well the head guesses.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
 ) -> None:
     """Put an MTP head onto a GGUF that has none, at the price of the head.
 
     Most GGUFs were made without their head. This takes it from the original checkpoint (the head
     alone is read and converted), or from another GGUF of the same model, whatever its type. The
     base may be of any quantization and in shards; its tensors are copied byte for byte, so it
-    writes the same text as before. The result is what converting with the head would give.
+    writes the same text as before. A remote base is downloaded once, into the output. The result
+    is what converting with the head would give.
 
     The head must belong to the model: sizes, layers and vocabulary are checked. A head of another
-    fine-tune passes these checks and drafts badly.
+    fine-tune passes these checks and drafts badly; so the finished file is loaded at the end, and
+    the share of first drafts that it accepts on a short text is measured.
 
     **Examples**
 
@@ -79,102 +93,73 @@ def graft(
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
     head_type = "F16" if mtp_f16 else mtp_type
-    target = output_path(output, base, "{}-MTP")
-    with open_model(base) as opened:
+    from_gguf = Path(source).is_file() or (is_remote(source) and not hub_model(source))
+    if from_gguf and (head_type or revision):
+        raise typer.BadParameter(
+            "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
+            "a GGUF's head is copied as it is"
+        )
+    with open_any_model(base) as opened:
         transplant.check_takes_a_head(opened)
-        sources = [*opened.paths, *draft.files]
-        if Path(source).is_file() or (is_remote(source) and not hub_model(source)):
-            if head_type or revision:
-                raise typer.BadParameter(
-                    "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
-                    "a GGUF's head is copied as it is"
-                )
+        target = output_path(output, _named(opened), "{}-MTP")
+        sources = [*_local(opened), *draft.files]
+        check_output(target, sources, overwrite)
+        title = "download and graft" if is_remote(base) else "graft"
+        if from_gguf:
             with open_any_model(source) as donor:
-                keys = draft.ranked_for(opened).metadata(with_ids=True) if draft.wanted else None
+                keys = None
+                if draft.wanted:
+                    keys = draft.ranked_for(_tokenizer_of(opened, donor, draft)).metadata(
+                        with_ids=True
+                    )
                 assembly = transplant.graft(opened, donor, keys)
-                write_file("graft", assembly, target, [*sources, *_local(donor)], overwrite)
+                write_file(title, assembly, target, [*sources, *_local(donor)], overwrite)
         else:
-            check_output(target, sources, overwrite)
-            with _converted_head(opened, source, revision, head_type, draft, target) as donor:
+            with converted_head(opened, source, revision, head_type, draft, target) as donor:
                 assembly = transplant.graft(opened, donor)
-                write_file("graft", assembly, target, sources, overwrite)
-    report_file(target, "mtp-gguf list-tensors {} --mtp")
+                write_file(title, assembly, target, sources, overwrite)
+        original = original_of(opened)
+    check = None if no_check else _checked(target)
+    if as_json:
+        fields = {
+            "path": str(target),
+            "bytes": target.stat().st_size,
+            "head": asdict(head_of(target)),
+            "acceptance": check.fields() if check else None,
+        }
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    report_file(target)
+    if check:
+        for line in acceptance_lines(
+            check, shlex.quote(str(target)), shlex.quote(base), shlex.quote(original)
+        ):
+            typer.echo(line)
+    typer.echo(f"next: mtp-gguf list-tensors {shlex.quote(str(target))} --mtp")
+
+
+def _checked(path: Path) -> AcceptanceCheck:
+    draft = head_of(path).draft
+    return check_acceptance(path, has_list=draft is not None and draft.layout is DraftLayout.IDS)
+
+
+def _named(model: Model) -> Path:
+    """The base's name, for that of the output."""
+    text = str(model.path)
+    return Path(unquote(text)) if is_remote(text) else Path(text)
 
 
 def _local(model: Model) -> list[Path]:
     return [] if is_remote(str(model.path)) else model.paths
 
 
-@contextmanager
-def _converted_head(
-    base: Model,
-    source: str,
-    revision: str | None,
-    head_type: str | None,
-    draft: DraftOptions,
-    target: Path,
-) -> Iterator[Model]:
-    """The head of a checkpoint, converted into a temporary file beside the output."""
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
-    from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
-    from mtp_gguf.convert.hub import looks_like_hub_id  # noqa: PLC0415
-    from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
-        open_hub_checkpoint,
-        remote_head_bytes,
-        with_local_head,
+def _tokenizer_of(base: Model, donor: Model, draft: DraftOptions) -> Model:
+    """The model whose tokenizer counts a corpus: a local file, of the base if it is one."""
+    if not draft.corpus or _local(base):
+        return base
+    if _local(donor):
+        return donor
+    raise typer.BadParameter(
+        "--fastmtp-corpus is counted by the tokenizer of a local file, and both are elsewhere; "
+        "graft first, then: mtp-gguf fastmtp add OUTPUT --corpus FILES --in-place"
     )
-    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
-    from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
-    from mtp_gguf.convert.precision import parse_tensor_type  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
-
-    try:
-        kind = parse_tensor_type(head_type or "Q8_0", "--mtp-type")
-    except RequestError as error:
-        raise typer.BadParameter(str(error)) from None
-    hub_id, named_revision = hub_model(source) or (source, None)
-    if looks_like_hub_id(hub_id):
-        opened = open_hub_checkpoint(hub_id, revision or named_revision, HeadChoice.ALONE)
-    else:
-        opened = open_checkpoint(source, revision, HeadChoice.ALONE, None)
-    with opened as checkpoint:
-        request = Request(
-            quant=_vehicle(base),
-            head=HeadChoice.ALONE,
-            head_type=kind,
-            draft=DraftRequest(DraftLayout.IDS, draft.size, draft.corpus, draft.ids_file)
-            if draft.wanted
-            else None,
-            tokenizer_pre=_pre_tokenizer(base),
-            model_name=model_name(hub_id),
-            output=target,
-        )
-        with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
-            planned = plan_head(checkpoint, request, Path(folder) / "head.gguf", source)
-            check_fit(base, planned.preview)
-            for note in planned.plan.notes:
-                if "draft vocabulary" in note:
-                    typer.echo(f"note: {note}", err=True)
-            with byte_progress("fetch the head", remote_head_bytes(checkpoint)) as progress:
-                whole = with_local_head(checkpoint, Path(folder) / "mtp.safetensors", progress)
-            with whole, byte_progress("convert the head", planned.plan.size) as progress:
-                run((planned.plan,), SourceRows(whole), progress)
-            with open_model(planned.plan.shards[0].path) as head:
-                yield head
-
-
-def _vehicle(base: Model) -> str:
-    """The mix under which the head is converted, its own type given.
-
-    Which one matters for rows that the head's type does not divide: files that are not quantized
-    fall back to F16, others to what llama-quantize takes.
-    """
-    return "F16" if base.first.scalar("general.file_type") in (0, 1, 32) else "Q4_K_M"
-
-
-def _pre_tokenizer(base: Model) -> str | None:
-    """The base's pre-tokenizer, so that a checkpoint whose split is not known here can serve."""
-    held = base.first.scalar("tokenizer.ggml.pre")
-    return held if isinstance(held, str) else None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from ..head import HeadReport
 from ..listing import list_tensors as read_listing
 from ..output import check_output
 from ..shards import whole_name
@@ -33,14 +34,19 @@ def write_file(
         write(output, assembly, progress)
 
 
+def head_of(output: Path) -> HeadReport:
+    """Whether the GGUF that was written can draft."""
+    report = read_listing(output).head
+    assert report is not None
+    return report
+
+
 def report_file(output: Path, next_command: str | None = None) -> None:
     """Say what stands in `output` now, and what could be done next.
 
     next_command: without the file's name; None names none.
     """
-    report = read_listing(output).head
-    assert report is not None
     typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
-    typer.echo(head_verdict(report))
+    typer.echo(head_verdict(head_of(output)))
     if next_command:
         typer.echo(f"next: {next_command.format(shlex.quote(str(output)))}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from checkpoints import SPECS, Spec
@@ -17,6 +19,7 @@ from conversions import edit_json, edit_tensors, invoke
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.surgery import Metadata, Piece
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.native import MTPLlama
 from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
 
 UNIFORM = ("--quant", "Q8_0")
@@ -99,7 +102,9 @@ def recurrent(keys: Metadata) -> None:
 def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
     fields = doctor(models.gguf(spec, *options), "--source", models.checkpoint(spec), code=0)
     assert [f for f in fields["findings"] if f["severity"] != "note"] == []
-    assert len(fields["runs_with"]) == 2
+    program = [command.split()[0] for command in fields["runs_with"]]
+    assert program == ["llama-server", "mtp-gguf", "mtp-gguf"]
+    assert fields["runs_with"][2].startswith("mtp-gguf generate ")
 
 
 @pytest.mark.parametrize("spec", COVERED, ids=ids)
@@ -110,15 +115,39 @@ def test_sound_checkpoints(spec: Spec, models: Models) -> None:
 
 
 def test_split_files_and_separate_heads(models: Models) -> None:
-    doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
+    fields = doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
+    assert not any("generate" in command for command in fields["runs_with"])
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     head = models.gguf(DENSE, *UNIFORM, "--head-only")
     fields = doctor(trunk, "--head", head, code=0)
     assert f"-md {head}" in fields["runs_with"][0]
+    assert fields["runs_with"][2].startswith("python: mtp_gguf.native.MTPLlama(")
+    code = (
+        fields["runs_with"][2].removeprefix("python: mtp_gguf.native.").replace(")", ", n_ctx=64)")
+    )
+    with eval(code, {"MTPLlama": MTPLlama}) as llm:
+        assert llm.head is not None
     wide = dataclasses.replace(DENSE, name="wide", hidden=320)
     fields = doctor(trunk, "--head", models.gguf(wide, *UNIFORM, "--head-only"), code=1)
     assert [f["code"] for f in fields["findings"]] == ["does-not-fit"]
     assert doctor(trunk, "--head", trunk, code=1)["findings"][0]["code"] == "no-head"
+
+
+def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """As many tokens, but other ones: nothing else tells the two apart."""
+    monkeypatch.chdir(tmp_path)
+    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+
+    def rename(keys: Metadata) -> None:
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, [f"t{i}" for i in range(1024)])
+
+    head = models.gguf(DENSE, *UNIFORM, "--head-only")
+    foreign = edited(head, tmp_path / "foreign.gguf", metadata=rename)
+    [finding] = doctor(trunk, "--head", foreign, code=1)["findings"]
+    assert finding["code"] == "does-not-fit"
+    assert "different tokenizers (1024 tokens differ)" in finding["text"]
+    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    assert doctor(cured, code=0)["findings"] == []
 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
@@ -127,6 +156,9 @@ def test_layouts_that_stock_cannot_load(layout: str, models: Models) -> None:
     fields = doctor(models.gguf(DENSE, *options), code=0)
     assert [f["code"] for f in fields["findings"]] == ["layout"]
     assert not any(command.startswith("llama-server") for command in fields["runs_with"])
+    assert "patched server" in fields["runs_with"][0]
+    mark = "libraries of mtp-gguf build-server" if layout == "table" else "MTPLlama("
+    assert mark in fields["runs_with"][1]
 
 
 def test_memory_by_hand(models: Models) -> None:
@@ -137,13 +169,36 @@ def test_memory_by_hand(models: Models) -> None:
     # Head of 256 x (512 + 128 + 128 + 256) + 512 x 256 + 3 x 256 x 256 halves, seven norms.
     norms = 4 * (5 * 256 + 2 * 64)
     assert memory["head"] == 2 * (256 * 1024 + 512 * 256 + 3 * 256 * 256) + norms
-    assert memory["cache"] == 2 * (2 * 64) * 2 * 1000
+    assert memory["cache"] == 2 * (2 * 64) * 2 * 1024  # whole buckets, room for a draft
     # Three layers of six value heads of 128 x 128, and three columns of their 1280 channels.
     assert memory["state_copy"] == 3 * 4 * (6 * 128 * 128 + 3 * (6 * 128 + 2 * 2 * 128))
     assert memory["draft_rows"] == 128 * 210  # tied, rows of 256 in Q6_K
     assert memory["total"] == (
         memory["head"] + memory["cache"] + 2 * memory["state_copy"] + memory["draft_rows"]
     )
+
+
+@pytest.mark.parametrize("spec", COVERED, ids=ids)
+@pytest.mark.parametrize("options", [("--fastmtp", "128"), ()])
+def test_memory_is_what_a_session_takes(
+    spec: Spec, options: tuple[str, ...], models: Models, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = models.gguf(spec, "--mtp-f16", *options)
+    memory = doctor(path, "--context", 700, "--depth", 2, code=0)["memory"]
+    states = []
+    for depth in (0, 2):
+        capfd.readouterr()
+        with MTPLlama(str(path), n_ctx=700, depth=depth, verbose=True) as llm:
+            log = capfd.readouterr().err
+            states.append(float(re.findall(r"RS buffer size = +([\d.]+) MiB", log)[0]))
+            head = llm.head
+    assert head is not None
+    rows = memory["draft_rows"] if options else memory["whole_rows"]
+    taken = head.weight_bytes + head.mapped_bytes
+    assert taken == memory["head"] + rows
+    assert head.cache_bytes == memory["cache"]
+    copies = (states[1] - states[0]) * (1 << 20)  # the log rounds to a hundredth
+    assert copies == pytest.approx(2 * memory["state_copy"], abs=0.011 * (1 << 20))
 
 
 def test_the_report_reads_well(models: Models) -> None:
@@ -203,13 +258,31 @@ def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any)
     assert finding["mend"].endswith("--from example/Tiny-Base")
 
 
-def test_half_of_the_experts(models: Models, tmp_path: Path) -> None:
-    broken = edited(
-        models.gguf(MOE, *UNIFORM), tmp_path / "b.gguf", pieces=drop("blk.3.ffn_up_exps")
-    )
-    [finding] = doctor(broken, code=1)["findings"]
-    assert finding["code"] == "incomplete-head"
-    assert "its experts are half present: ffn_up_exps.weight missing" in finding["text"]
+def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """One of the three tensors missing, or each with half of its experts."""
+    monkeypatch.chdir(tmp_path)
+    whole = models.gguf(MOE, *UNIFORM)
+
+    def halve(pieces: dict[str, Piece]) -> None:
+        for name in [n for n in pieces if n.startswith("blk.3.ffn_") and "_exps." in n]:
+            *rest, experts = pieces[name].spec.shape
+            spec = TensorSpec(name, (*rest, experts // 2), pieces[name].spec.type)
+            pieces[name] = dataclasses.replace(pieces[name], spec=spec)
+
+    for index, (edit, code, words) in enumerate(
+        (
+            (drop("blk.3.ffn_up_exps"), "incomplete-head", "half present: ffn_up_exps.weight"),
+            (halve, "head-shape", "ffn_gate_exps.weight: expected shape"),
+        )
+    ):
+        broken = edited(whole, tmp_path / f"{index}.gguf", pieces=edit)
+        findings = doctor(broken, code=1)["findings"]
+        assert {f["code"] for f in findings} == {code}
+        assert any(words in f["text"] for f in findings), findings
+        cured = mended(findings[0]["mend"], tmp_path, whole)
+        assert doctor(cured, code=0)["findings"] == []
+        for path in (cured, tmp_path / "trunk.gguf"):
+            path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -232,14 +305,48 @@ def test_norms_are_suspected_and_measured(
     assert cured.read_bytes() == whole.read_bytes()
 
 
-def test_halves_of_the_projection_are_measured(models: Models, tmp_path: Path) -> None:
-    options = ("--quant", "F32", "--mtp-type", "F32")
-    swap = f32("eh_proj", lambda w: np.roll(w, 256, axis=1))
-    broken = edited(models.gguf(DENSE, *options), tmp_path / "b.gguf", pieces=swap)
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (lambda w: np.roll(w, 256, axis=1), "eh-proj-swapped", "halves swapped"),
+        (lambda w: w.T.reshape(w.shape), "eh-proj-transposed", "column by column"),
+    ],
+    ids=["swapped", "transposed"],
+)
+@pytest.mark.parametrize("head", ["F32", "Q8_0"])
+def test_the_projection_is_measured(
+    change: Any, code: str, words: str, head: str, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = edited(
+        models.gguf(DENSE, "--quant", "F32", "--mtp-type", "F32"),
+        tmp_path / "plain.gguf",
+        pieces=f32("eh_proj", change),
+    )
+    broken = plain if head == "F32" else requantized(plain, tmp_path / "b.gguf")
     assert doctor(broken, code=0)["findings"] == []
-    [finding] = doctor(broken, "--source", models.checkpoint(DENSE), code=1)["findings"]
-    assert finding["code"] == "eh-proj-swapped"
-    assert "halves swapped" in finding["text"]
+    fields = doctor(broken, "--source", models.checkpoint(DENSE), code=1)
+    [finding] = fields["findings"]
+    assert finding["code"] == code
+    assert words in finding["text"]
+    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    assert doctor(cured, "--source", models.checkpoint(DENSE), code=0)["findings"] == []
+
+
+def requantized(source: Path, target: Path) -> Path:
+    """A copy whose eh_proj is Q8_0, as a publisher would have it."""
+
+    def quantize(pieces: dict[str, Piece]) -> None:
+        name = HEAD + "nextn.eh_proj.weight"
+        piece = pieces[name]
+        assert piece.source is not None
+        data = piece.source.read(piece.offset, piece.spec.nbytes)
+        rows = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+        packed = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+        spec = TensorSpec(name, piece.spec.shape, BY_NAME["Q8_0"])
+        pieces[name] = Piece(spec, data=packed.tobytes())
+
+    return edited(source, target, pieces=quantize)
 
 
 def test_the_head_of_another_fine_tune(models: Models) -> None:
@@ -260,15 +367,17 @@ def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) ->
 
 
 @pytest.mark.parametrize(
-    "listed",
+    ("listed", "words"),
     [
-        [0, 1, 2, 2, *range(898, 924)],
-        [0, 1, 5000, *range(898, 924)],
-        [0, 0, 3, 3, 3, 9],
-        [0, 1, 2, 3],
+        ([0, 1, 2, 2, *range(898, 924)], "1 of its ids are repetitions, first 2 (2 times)"),
+        ([0, 1, 5000, *range(898, 924)], "1 of its ids are outside 0 to 1023, first 5000"),
+        ([0, 0, 3, 3, 3, 9], "relative to their index"),
+        ([0, 1, 2, 3], "special tokens (turn ends, tools, thinking) are not in it"),
     ],
 )
-def test_unsound_lists(listed: list[int], models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+def test_unsound_lists(
+    listed: list[int], words: str, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def put(keys: Metadata) -> None:
@@ -278,6 +387,7 @@ def test_unsound_lists(listed: list[int], models: Models, tmp_path: Path, monkey
     fields = doctor(broken, code=1)
     faults = [f for f in fields["findings"] if f["severity"] == "fault"]
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
+    assert any(words in f["text"] for f in faults), faults
     (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
     cured = mended(faults[0]["mend"].replace("FILES", "corpus.txt"), tmp_path, broken)
     assert doctor(cured, code=0)["findings"] == []
@@ -301,6 +411,38 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
     assert "expected 50 rows" in finding["text"]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: np.where(np.arange(len(d)) == 3, -5, d), "outside 0 to 1023, first -5"),
+        (lambda d: np.where(np.arange(len(d)) == 3, d[4], d), "repetitions"),
+        (lambda d: np.sort(d) - np.arange(len(d)), "relative to their index"),
+        (lambda d: np.arange(len(d)), "special tokens"),
+    ],
+    ids=["negative", "twice", "relative", "without turn ends"],
+)
+def test_unsound_maps(
+    change: Any, words: str, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The same faults in `d2t`, as a file with rows of its own has it."""
+    monkeypatch.chdir(tmp_path)
+
+    def alter(pieces: dict[str, Piece]) -> None:
+        piece = pieces["d2t"]
+        assert piece.source is not None
+        ids = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), np.int64)
+        pieces["d2t"] = Piece(piece.spec, data=change(ids).astype(np.int64).tobytes())
+
+    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
+    broken = edited(table, tmp_path / "b.gguf", pieces=alter)
+    faults = [f for f in doctor(broken, code=1)["findings"] if f["severity"] == "fault"]
+    assert {f["code"] for f in faults} == {"draft-vocabulary"}
+    assert any(words in f["text"] for f in faults), faults
+    (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
+    cured = mended(faults[0]["mend"].replace("FILES", "corpus.txt"), tmp_path, broken)
+    assert doctor(cured, code=0)["findings"] == []
+
+
 def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     made.write_bytes(models.gguf(DENSE, "--fastmtp", "128").read_bytes())
@@ -321,6 +463,32 @@ def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> N
         assert [f["code"] for f in doctor(broken, code=1)["findings"]] == [code]
     holed = edited(models.gguf(DENSE), tmp_path / "holed.gguf", pieces=drop("blk.1."))
     assert [f["code"] for f in doctor(holed, code=1)["findings"]] == ["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("scores", Value(ValueType.U8, [1] * 1024), "expected an array of F32 or I32, found an ar"),
+        ("scores", Value(ValueType.F32, [0.5] * 9), "expected an entry for each of 1024 tokens, f"),
+        ("token_type", Value(ValueType.F32, [1.0] * 1024), "expected an array of I32, found an ar"),
+        ("token_type", Value(ValueType.I32, 1), "expected an array of I32, found one I32"),
+        ("tokens", Value(ValueType.I32, [1] * 1024), "expected an array of STRING, found an arra"),
+        ("merges", Value(ValueType.I32, [1] * 10), "expected an array of STRING, found an array"),
+    ],
+)
+def test_tokenizers_that_llama_cpp_refuses(
+    key: str, value: Value, words: str, models: Models, tmp_path: Path
+) -> None:
+    def put(keys: Metadata) -> None:
+        keys[f"tokenizer.ggml.{key}"] = value
+
+    broken = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "b.gguf", metadata=put)
+    [finding] = doctor(broken, code=1)["findings"]
+    assert finding["code"] == "tokenizer"
+    assert finding["text"].startswith(f"tokenizer.ggml.{key}: {words}")
+    assert finding["mend"] == "mtp-gguf convert ORIGINAL --mtp-f16"
+    result = invoke("generate", broken, "-p", "x", "-n", 1)  # llama.cpp's opinion
+    assert result.exit_code == 1
 
 
 # ------------------------------------------------------------------ faults of checkpoints

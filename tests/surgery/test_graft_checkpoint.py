@@ -29,7 +29,7 @@ def test_equal_to_converting(spec: Spec, head: str, models: Models, tmp_path: Pa
     trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
     folder = models.checkpoint(spec)
     made = tmp_path / "made.gguf"
-    succeed("graft", trunk, "--from", folder, "--mtp-type", head, "-o", made)
+    succeed("graft", "--no-check", trunk, "--from", folder, "--mtp-type", head, "-o", made)
     assert made.read_bytes() == whole.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["made.gguf"]
 
@@ -40,7 +40,7 @@ def test_equal_to_converting_unquantized(quant: str, models: Models, tmp_path: P
     whole = models.gguf(spec, "--quant", quant, "--mtp-type", "Q6_K")
     trunk = models.gguf(spec, "--quant", quant, "--no-mtp")
     made, folder = tmp_path / "made.gguf", models.checkpoint(spec)
-    succeed("graft", trunk, "--from", folder, "--mtp-type", "Q6_K", "-o", made)
+    succeed("graft", "--no-check", trunk, "--from", folder, "--mtp-type", "Q6_K", "-o", made)
     assert made.read_bytes() == whole.read_bytes()
 
 
@@ -61,10 +61,10 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
     succeed("convert", models.checkpoint(spec), *UNIFORM, *options, "-o", whole)
     trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
     for donor in (models.checkpoint(spec), models.gguf(spec, *UNIFORM, "--head-only")):
-        succeed("graft", trunk, "--from", donor, *options, "-o", made, "--overwrite")
+        succeed("graft", "--no-check", trunk, "--from", donor, *options, "-o", made, "--overwrite")
         assert made.read_bytes() == whole.read_bytes()
     # Without a wish of its own, a graft takes over the donor's list.
-    succeed("graft", trunk, "--from", whole, "-o", made, "--overwrite")
+    succeed("graft", "--no-check", trunk, "--from", whole, "-o", made, "--overwrite")
     assert made.read_bytes() == whole.read_bytes()
     succeed("strip", whole, "-o", made, "--overwrite")
     assert made.read_bytes() == trunk.read_bytes()
@@ -75,12 +75,14 @@ def test_stored_draft_rows_of_a_donor(layout: str, models: Models, tmp_path: Pat
     donor = models.gguf(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", layout)
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     made = tmp_path / "made.gguf"
-    succeed("graft", trunk, "--from", donor, "-o", made)
+    succeed("graft", "--no-check", trunk, "--from", donor, "-o", made)
     kept = "table" if layout == "table" else "ids"
     whole = models.gguf(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", kept)
     assert made.read_bytes() == whole.read_bytes()
     # A list asked for replaces the donor's.
-    succeed("graft", trunk, "--from", donor, "--fastmtp", 64, "-o", made, "--overwrite")
+    succeed(
+        "graft", "--no-check", trunk, "--from", donor, "--fastmtp", 64, "-o", made, "--overwrite"
+    )
     assert made.read_bytes() == models.gguf(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
     if layout == "table":
         succeed("strip", donor, "-o", made, "--overwrite")
@@ -100,7 +102,7 @@ def test_a_donors_broken_list_is_not_taken_over(models: Models, tmp_path: Path) 
     target = tmp_path / "x.gguf"
     words = ("d.gguf", "relative to their index", "--fastmtp")
     refused(tmp_path, "graft", trunk, "--from", donor, "-o", target, words=words)
-    succeed("graft", trunk, "--from", donor, "--fastmtp", 64, "-o", target)
+    succeed("graft", "--no-check", trunk, "--from", donor, "--fastmtp", 64, "-o", target)
     assert target.read_bytes() == models.gguf(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
 
 
@@ -171,6 +173,6 @@ def test_an_unknown_pre_tokenizer_is_the_bases(models: Models, tmp_path: Path) -
         lambda t: t["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex="x+"),
     )
     trunk, target = models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "x.gguf"
-    succeed("graft", trunk, "--from", folder, "-o", target)
+    succeed("graft", "--no-check", trunk, "--from", folder, "-o", target)
     assert value_of(target, "tokenizer.ggml.pre") == value_of(trunk, "tokenizer.ggml.pre")
     shutil.rmtree(folder)

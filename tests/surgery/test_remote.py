@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +47,25 @@ def random_file(tmp_path: Path) -> Path:
     return path
 
 
+# A file so large that the first block is small beside it.
+LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermediate=1024)
+
+
+@contextmanager
+def chdir(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def big_header(models: Models, path: Path) -> Path:
-    """A GGUF whose header takes 5 MB, as that of a large vocabulary does."""
+    """A GGUF whose header takes 11 MB, as that of 248,320 tokens and their merges does."""
 
     def grow(keys: Metadata) -> None:
-        words = [f"token {i:>16}" for i in range(150_000)]
+        words = [f"token {i:>16}" for i in range(370_000)]
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, words)
 
     return edited(models.gguf(DENSE), path, metadata=grow)
@@ -96,7 +114,7 @@ def test_reading_on_asks_for_more_each_time(random_file: Path) -> None:
         source = RemoteSource(web.url("data"))
         for offset in range(0, 9_000_000, 10_000):
             source.read(offset, 10_000)
-        assert source.requests <= 7
+        assert source.requests == 4
         assert source.fetched == 9_000_000
         source.close()
 
@@ -108,10 +126,9 @@ def test_a_listing_costs_its_header(models: Models, tmp_path: Path) -> None:
         assert succeed("list-tensors", web.url("big.gguf"), "--json") == local
         with open_gguf(path) as file:
             header = file.data_offset
-        assert header > 4_000_000
-        # Blocks of 1/4, 1/2, 1, 2, 4 MiB cover it.
-        assert len(web.asked) <= 5
-        assert web.sent < header + (4 << 20)
+        assert header > 11_000_000
+        assert len(web.asked) <= 1 + 3
+        assert web.sent < header + (16 << 20)
 
 
 def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
@@ -122,8 +139,121 @@ def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
         assert f"{url}: can draft" in succeed("doctor", url)
         assert "70 tensors: 70 same" in succeed("compare", url, whole)
         web.sent = 0
-        succeed("graft", trunk, "--from", url, "-o", tmp_path / "made.gguf")
+        succeed("graft", "--no-check", trunk, "--from", url, "-o", tmp_path / "made.gguf")
         assert (tmp_path / "made.gguf").read_bytes() == whole.read_bytes()
+
+
+# ------------------------------------------------------------------------- a base elsewhere
+
+
+def test_a_base_elsewhere_is_downloaded_once(models: Models, tmp_path: Path) -> None:
+    """Straight into the output: its header in two requests, its tensors in one."""
+    whole, trunk = models.gguf(LARGE, *UNIFORM), models.gguf(LARGE, *UNIFORM, "--no-mtp")
+    with Web(trunk.parent) as web, chdir(tmp_path):
+        url = web.url("model.gguf") + "?signature=1"
+        succeed("graft", "--no-check", url, "--from", whole)
+        assert [p.name for p in tmp_path.iterdir()] == ["model-MTP.gguf"]
+        assert (tmp_path / "model-MTP.gguf").read_bytes() == whole.read_bytes()
+        assert len(web.asked) == 3
+        with open_gguf(trunk) as file:
+            last = file.tensors[-1]
+            assert web.asked[-1].range == (file.data_offset, last.offset + last.nbytes - 1)
+        assert web.sent < trunk.stat().st_size + 5 * (1 << 18)
+
+
+def test_all_parts_elsewhere(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of the base on the hub, the head of a checkpoint there: no token goes elsewhere."""
+    folder = models.copy(DENSE, tmp_path)
+    for shard in models.gguf(
+        DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M"
+    ).parent.iterdir():
+        shutil.copy(shard, folder)
+    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    with Hub("owner/model", {"main": folder}) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        base = "hf://owner/model/model-00001-of-00004.gguf"
+        target = tmp_path / "made.gguf"
+        succeed("graft", "--no-check", base, "--from", "owner/model", "--mtp-f16", "-o", target)
+        assert target.read_bytes() == whole.read_bytes()
+        assert {bool(a.token) for a in hub.requests if a.path.endswith(".gguf")} == {True}
+        assert not any(a.token for a in hub.requests if a.path.startswith("/cdn/"))
+
+
+def test_a_base_whose_connection_drops(models: Models, tmp_path: Path) -> None:
+    whole, trunk = models.gguf(LARGE, *UNIFORM), models.gguf(LARGE, *UNIFORM, "--no-mtp")
+    cuts = [3 * remote._PIECE_BYTES + 7, 100, 2 * remote._PIECE_BYTES]
+
+    def behave(handler: Handler) -> bool:
+        if handler.range is None or handler.range[0] == 0 or not cuts:
+            return False
+        handler.give(cut=cuts.pop(0))
+        return True
+
+    with Web(trunk.parent, behave) as web:
+        target = tmp_path / "made.gguf"
+        succeed("graft", "--no-check", web.url("model.gguf"), "--from", whole, "-o", target)
+        assert target.read_bytes() == whole.read_bytes()
+        assert cuts == []
+        assert web.sent < trunk.stat().st_size + 5 * (1 << 18) + 4 * remote._PIECE_BYTES
+
+
+def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> None:
+    """Each ends in a sentence, and nothing is left of the output."""
+    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+
+    def later(handler: Handler) -> bool:
+        return handler.range is not None and handler.range[0] > 0
+
+    def no_ranges(handler: Handler) -> bool:
+        handler.answer(200, {}, handler.data(), cut=100)
+        return True
+
+    def changes(handler: Handler) -> bool:
+        return later(handler) and handler.give(etag='"2"') is None
+
+    def fails(handler: Handler) -> bool:
+        return later(handler) and handler.answer(503) is None
+
+    def stops(handler: Handler) -> bool:
+        return later(handler) and handler.give(cut=50_000) is None
+
+    for behave, words in (
+        (no_ranges, "cannot give parts of a file"),
+        (changes, "changed while it was read"),
+        (fails, "answered 503; gave up after 5 attempts"),
+        (stops, "ended early"),
+    ):
+        with Web(trunk.parent, behave) as web:
+            url = web.url("model.gguf")
+            arguments = ("graft", url, "--from", whole, "-o", tmp_path / "made.gguf")
+            refused(tmp_path, *arguments, words=(url, words))
+    with Web(whole.parent) as web:
+        words = ("has an MTP head in block 4 already",)
+        refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=words)
+        refused(tmp_path, "graft", web.url("none.gguf"), "--from", whole, words=("404",))
+    refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://OWNER/NAME",))
+
+
+def test_a_corpus_is_counted_by_a_local_file(models: Models, tmp_path: Path) -> None:
+    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
+    options = ("--fastmtp", 64, "--fastmtp-corpus", tmp_path / "corpus.txt")
+    local, made = tmp_path / "local.gguf", tmp_path / "made.gguf"
+    succeed("graft", "--no-check", trunk, "--from", whole, *options, "-o", local)
+    with Web(trunk.parent) as trunks, Web(whole.parent) as wholes:
+        base, donor = trunks.url("model.gguf"), wholes.url("model.gguf")
+        succeed("graft", "--no-check", base, "--from", whole, *options, "-o", made)
+        assert made.read_bytes() == local.read_bytes()
+        arguments = ("graft", base, "--from", donor, *options, "-o", tmp_path / "x.gguf")
+        refused(tmp_path, *arguments, words=("fastmtp add OUTPUT --corpus",), code=2)
 
 
 def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
@@ -385,10 +515,6 @@ def head_bytes(folder: Path) -> tuple[int, int]:
     return total, headers
 
 
-# Files so large that the first block is small beside them.
-LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermediate=1024)
-
-
 @pytest.mark.parametrize(
     "spec", [LARGE, dataclasses.replace(MOE, name="large-moe", nested=True)], ids=lambda s: s.name
 )
@@ -417,7 +543,7 @@ def test_a_graft_fetches_the_head_and_no_more(
         monkeypatch.setattr(RemoteSource, "__init__", count)
         target = tmp_path / "made.gguf"
         source = place.format(f"owner/{folder.name}")
-        succeed("graft", trunk, "--from", source, "--mtp-f16", "-o", target)
+        succeed("graft", "--no-check", trunk, "--from", source, "--mtp-f16", "-o", target)
         assert target.read_bytes() == whole.read_bytes()
         fetched = sum(source.fetched for source in counted)
         files = len(counted)

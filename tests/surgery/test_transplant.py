@@ -35,7 +35,7 @@ def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None
     succeed("strip", whole, "-o", made, "--overwrite")
     assert made.read_bytes() == trunk.read_bytes()
     for donor in (head, whole):
-        succeed("graft", trunk, "--from", donor, "-o", made, "--overwrite")
+        succeed("graft", "--no-check", trunk, "--from", donor, "-o", made, "--overwrite")
         assert made.read_bytes() == whole.read_bytes()
 
 
@@ -45,7 +45,7 @@ def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path:
     trunk, head, again = (tmp_path / f"{n}.gguf" for n in ("trunk", "head", "again"))
     succeed("strip", whole, "-o", trunk)
     succeed("extract", whole, "-o", head)
-    succeed("graft", trunk, "--from", head, "-o", again)
+    succeed("graft", "--no-check", trunk, "--from", head, "-o", again)
     assert again.read_bytes() == whole.read_bytes()
     succeed("strip", again, "-o", tmp_path / "trunk2.gguf")
     assert (tmp_path / "trunk2.gguf").read_bytes() == trunk.read_bytes()
@@ -56,7 +56,7 @@ def test_the_trunk_writes_the_same_text(spec: Spec, models: Models, tmp_path: Pa
     whole = models.gguf(spec, "--mtp-f16")
     trunk, again = tmp_path / "trunk.gguf", tmp_path / "again.gguf"
     succeed("strip", whole, "-o", trunk)
-    succeed("graft", trunk, "--from", whole, "-o", again)
+    succeed("graft", "--no-check", trunk, "--from", whole, "-o", again)
     text = greedy_text(whole)
     assert len(set(text)) > 2
     assert greedy_text(trunk) == text
@@ -67,7 +67,7 @@ def test_a_split_base_becomes_one_file(models: Models, tmp_path: Path) -> None:
     whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
     shards = models.gguf(DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M")
     assert shards.name == "model-00001-of-00004.gguf"
-    succeed("graft", shards, "--from", whole, "-o", tmp_path / "made.gguf")
+    succeed("graft", "--no-check", shards, "--from", whole, "-o", tmp_path / "made.gguf")
     assert (tmp_path / "made.gguf").read_bytes() == whole.read_bytes()
     second = models.gguf(DENSE, *UNIFORM, "--mtp-f16", "--split-max-size", "1M")
     last = sorted(second.parent.iterdir())[-1]
@@ -83,7 +83,15 @@ def test_per_layer_lists_grow_and_shrink(models: Models, tmp_path: Path) -> None
     trunk = edited(
         models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=per_layer
     )
-    succeed("graft", trunk, "--from", models.gguf(DENSE, *UNIFORM), "-o", tmp_path / "made.gguf")
+    succeed(
+        "graft",
+        "--no-check",
+        trunk,
+        "--from",
+        models.gguf(DENSE, *UNIFORM),
+        "-o",
+        tmp_path / "made.gguf",
+    )
     kv = value_of(tmp_path / "made.gguf", "qwen35.attention.head_count_kv")
     recurrent = value_of(tmp_path / "made.gguf", "qwen35.attention.recurrent_layers")
     assert kv == [2] * 5
@@ -100,7 +108,15 @@ def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> N
     trunk = edited(
         models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=named
     )
-    succeed("graft", trunk, "--from", models.gguf(DENSE, *UNIFORM), "-o", tmp_path / "made.gguf")
+    succeed(
+        "graft",
+        "--no-check",
+        trunk,
+        "--from",
+        models.gguf(DENSE, *UNIFORM),
+        "-o",
+        tmp_path / "made.gguf",
+    )
     assert value_of(tmp_path / "made.gguf", "general.size_label") == "3.5M"
 
 
@@ -115,7 +131,7 @@ def drop_head(pieces: dict[str, Piece]) -> None:
 def test_a_head_that_is_claimed_and_missing_is_put_back(models: Models, tmp_path: Path) -> None:
     whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
     claims = edited(whole, tmp_path / "claims.gguf", pieces=drop_head)
-    succeed("graft", claims, "--from", whole, "-o", tmp_path / "made.gguf")
+    succeed("graft", "--no-check", claims, "--from", whole, "-o", tmp_path / "made.gguf")
     assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(whole)) == []
     assert value_of(tmp_path / "made.gguf", "qwen35.block_count") == 5
     succeed("strip", claims, "-o", tmp_path / "trunk.gguf")
@@ -294,7 +310,7 @@ def test_default_names_are_made_of_the_inputs(
     whole = models.gguf(DENSE, *UNIFORM)
     succeed("strip", whole)
     succeed("extract", whole)
-    succeed("graft", "model-no-mtp.gguf", "--from", "mtp-model.gguf")
+    succeed("graft", "--no-check", "model-no-mtp.gguf", "--from", "mtp-model.gguf")
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"model-no-mtp.gguf", "mtp-model.gguf", "model-no-mtp-MTP.gguf"}
     assert (tmp_path / "model-no-mtp-MTP.gguf").read_bytes() == whole.read_bytes()

@@ -9,7 +9,7 @@ from conversions import invoke
 
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.surgery import Metadata
-from surgery.models import DENSE, Models, edited
+from surgery.models import DENSE, Models, edited, refused
 
 VALUES = (
     Value(ValueType.STRING, "x"),
@@ -44,8 +44,8 @@ def test_wrong_values(number: int, models: Models, tmp_path: Path) -> None:
         headless = edited(trunk, tmp_path / "headless.gguf", metadata=put)
         for arguments in (
             ("strip", broken, "-o", target),
-            ("graft", trunk, "--from", broken, "-o", target),
-            ("graft", headless, "--from", whole, "-o", target),
+            ("graft", "--no-check", trunk, "--from", broken, "-o", target),
+            ("graft", "--no-check", headless, "--from", whole, "-o", target),
             ("doctor", broken),
             ("doctor", headless),
             ("fastmtp", "show", broken),
@@ -59,3 +59,9 @@ def test_wrong_values(number: int, models: Models, tmp_path: Path) -> None:
             )
             assert target.exists() == (result.exit_code == 0 and "-o" in arguments)
             target.unlink(missing_ok=True)
+
+
+def test_generate_says_what_to_do_without_a_file(tmp_path: Path) -> None:
+    words = ("none.gguf: expected a GGUF file, found none; mtp-gguf convert makes one",)
+    refused(tmp_path, "generate", tmp_path / "none.gguf", "-p", "x", words=words)
+    refused(tmp_path, "generate", tmp_path, "-p", "x", words=("found a folder",))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
-from types import TracebackType
 from urllib.parse import urlsplit
+
+from loopback import Loopback
 
 
 @dataclass(frozen=True)
@@ -23,44 +23,6 @@ class Asked:
 
 # Answers a request in its own way, or says no and leaves it to the server.
 Behaviour = Callable[["Handler"], bool]
-
-
-@dataclass
-class Web:
-    """Serves a folder. Use it in a `with`. behaviour: asked first, for every request."""
-
-    folder: Path
-    behaviour: Behaviour = lambda _: False
-    asked: list[Asked] = field(default_factory=list)
-    sent: int = 0
-
-    def __enter__(self) -> Web:
-        web = self
-
-        class Served(Handler):
-            served = web
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
-        self._thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_port)
-
-    def url(self, name: str, host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}/{name}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -118,3 +80,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         if cut is not None:
             self.close_connection = True
+
+
+@dataclass
+class Web(Loopback):
+    """Serves a folder. Use it in a `with`. behaviour: asked first, for every request."""
+
+    handler = Handler
+
+    folder: Path
+    behaviour: Behaviour = lambda _: False
+    asked: list[Asked] = field(default_factory=list)
+    sent: int = 0
+
+    def url(self, name: str, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}/{name}"

@@ -1,0 +1,150 @@
+"""How often a file's head guesses what its trunk says, measured on a short text.
+
+For each token of the text the head drafts the next one and the trunk says its own most likely
+token; nothing is sampled, so the same file gives the same share on every run of one machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+
+# Prose and code, of words that any vocabulary has.
+TEXT = """\
+The river is low in summer, and the children of the village walk across it to the old mill. When
+the rain comes in autumn, the water rises, and they have to take the long way over the bridge.
+
+def count_words(path):
+    counts = {}
+    with open(path) as file:
+        for line in file:
+            for word in line.split():
+                counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def main():
+    for name in sys.argv[1:]:
+        print(name, len(count_words(name)))
+"""
+_PROMPT = 12  # tokens before the first draft
+_MOST_DRAFTS = 96  # a share of 0.5 is then known to 0.05 (one standard deviation)
+_LEAST_DRAFTS = 16
+_CONTEXT = 256
+# Beside the weights: context, compute buffers, llama.cpp's and Python's own.
+_OVERHEAD = 256 << 20
+# How long a process of its own may take, beside drafting: seconds, and bytes of the file a second.
+_STARTING, _SLOW_DISK = 60.0, 50e6
+_REFUSED = 3  # its exit code with a sentence
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of `drafted` first drafts the trunk would have accepted `accepted`, greedily."""
+
+    drafted: int
+    accepted: int
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """Accepted of drafted."""
+        return self.accepted / self.drafted
+
+
+def memory_needed(path: Path) -> int:
+    """Bytes of memory that measuring the file takes: its weights stay in memory."""
+    return path.stat().st_size + _OVERHEAD
+
+
+def measure_apart(
+    path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
+) -> Acceptance:
+    """`measure_acceptance` in a process of its own, which a file that llama.cpp dies of may take.
+
+    RequestError for whatever keeps from measuring, loading for longer than a slow disk would take
+    included.
+    """
+    whole = ["whole"] if whole_vocabulary else []
+    limit = _STARTING + path.stat().st_size / _SLOW_DISK + 2 * seconds
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__, str(path.absolute()), str(seconds), *whole],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"loading and drafting took longer than {limit:.0f} s") from None
+    except OSError as error:
+        raise RequestError(f"cannot start {sys.executable}: {error.strerror}") from None
+    if child.returncode < 0:
+        raise RequestError(f"llama.cpp died of it (signal {-child.returncode})")
+    if child.returncode > 0:
+        lines = child.stderr.strip().splitlines() or ["no reason given"]
+        raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
+    return Acceptance(**json.loads(child.stdout.splitlines()[-1]))
+
+
+def measure_acceptance(
+    path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
+) -> Acceptance:
+    """Load the model on the CPU and measure for at most `seconds`, loading not counted.
+
+    Sixteen drafts are measured in any case. whole_vocabulary: draft without the file's list (layout
+    ids). RequestError where nothing can be drafted; NativeError where llama.cpp or the head refuses
+    the file.
+    """
+    from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+
+    threads = max((os.cpu_count() or 1) // 2, 1)  # llama_cpp's own choice for single tokens
+    with MTPLlama(
+        str(path),
+        depth=1,
+        n_ctx=_CONTEXT,
+        n_batch=_CONTEXT,
+        n_threads=threads,
+        n_threads_batch=threads,
+        fastmtp_size=-1 if whole_vocabulary else 0,
+    ) as llm:
+        if llm.head is None:
+            raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
+        tokens = llm.tokenize(TEXT.encode(), add_bos=False)[: _PROMPT + _MOST_DRAFTS]
+        if len(tokens) < _PROMPT + _LEAST_DRAFTS:
+            raise RequestError(f"its tokenizer makes {len(tokens)} tokens of the text, too few")
+        session = llm.session
+        session.decode(tokens[:_PROMPT])
+        began = perf_counter()
+        drafted = accepted = 0
+        for token in tokens[_PROMPT:]:
+            [draft] = session.begin(token, 1)
+            accepted += draft == session.argmax(session.row(0))
+            session.end(0)
+            drafted += 1
+            if drafted >= _LEAST_DRAFTS and perf_counter() - began > seconds:
+                break
+        return Acceptance(drafted, accepted, perf_counter() - began)
+
+
+def _main() -> int:
+    """What `measure_apart` runs: one JSON object, or one sentence and a code of its own."""
+    path, seconds, *whole = sys.argv[1:]
+    try:
+        found = measure_acceptance(Path(path), seconds=float(seconds), whole_vocabulary=bool(whole))
+    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
+        # llama_cpp raises the last three where its libraries cannot be loaded.
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+    sys.stdout.write(json.dumps(asdict(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,204 @@
+"""A graft ends by saying how well the head guesses, and whose fault it is when it guesses badly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conversions import invoke
+
+from mtp_gguf.gguf_tools.cli import acceptance as graft_end
+from mtp_gguf.gguf_tools.cli.console import human_bytes
+from mtp_gguf.gguf_tools.surgery import Piece
+from mtp_gguf.native import acceptance as measuring
+from mtp_gguf.native import memory
+from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
+from mtp_gguf.native.errors import HeadMissingError
+from surgery.models import edited, succeed
+
+# The demo's head was trained on such text: 58 of 96 when this was written, a little more or less on
+# machines whose kernels round differently.
+GOOD, BAD = 0.5, 0.15
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo as `whole.gguf`, its trunk, and the checkpoint `hf`."""
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "hf").symlink_to(Path(str(resources.files("mtp_gguf.gguf_tools") / "demo_model")))
+    succeed("convert", folder / "hf", "-o", folder / "whole.gguf", "--mtp-f16")
+    succeed("strip", folder / "whole.gguf", "-o", folder / "trunk.gguf")
+    return folder
+
+
+def graft(demo: Path, donor: Path, target: Path, *options: object) -> dict[str, Any]:
+    """Graft with --json; the fields."""
+    arguments = (demo / "trunk.gguf", "--from", donor, "-o", target, "--json", *options)
+    result = invoke("graft", *arguments)
+    assert result.exit_code == 0, result.output
+    fields: dict[str, Any] = json.loads(result.stdout)
+    assert fields["path"] == str(target)
+    assert fields["bytes"] == target.stat().st_size
+    assert fields["head"]["ready"] is True
+    return fields
+
+
+def shuffle(pieces: dict[str, Piece]) -> None:
+    """The inputs of the head's projection in another order: a head that learned something else."""
+    name = "blk.4.nextn.eh_proj.weight"
+    piece = pieces[name]
+    assert piece.source is not None
+    assert piece.spec.type.name == "F16"
+    values = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), np.float16)
+    rows = values.reshape(piece.spec.shape[::-1])
+    order = np.random.default_rng(3).permutation(rows.shape[1])
+    pieces[name] = Piece(piece.spec, data=np.ascontiguousarray(rows[:, order]).tobytes())
+
+
+def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
+    found = graft(demo, demo / "hf", tmp_path / "made.gguf", "--mtp-f16", "--fastmtp")["acceptance"]
+    assert found["drafted"] == 96
+    assert found["share"] == found["accepted"] / 96 > GOOD
+    assert found["seconds"] > 0
+    assert (found["poor"], found["skipped"], found["share_without_list"]) == (False, None, None)
+    report = succeed(
+        "graft", demo / "trunk.gguf", "--from", demo / "hf", "-o", tmp_path / "again.gguf"
+    )
+    assert " of 96, greedy)\n" in report
+    assert "warning" not in report
+
+
+def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
+    donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", pieces=shuffle)
+    arguments = (demo / "trunk.gguf", "--from", donor, "-o", tmp_path / "made.gguf")
+    report = succeed("graft", *arguments)
+    assert "warning: that is poor" in report
+    assert "another fine-tune" in report
+    assert f"mend: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
+    found = graft(demo, donor, tmp_path / "again.gguf")["acceptance"]
+    assert found["poor"] is True
+    assert found["share"] < BAD
+    # A list that can be left out does not take the blame for it.
+    found = graft(demo, donor, tmp_path / "listed.gguf", "--fastmtp")["acceptance"]
+    assert found["share_without_list"] < BAD
+
+
+def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text(json.dumps(list(range(3900, 4000))))
+    options = ("--fastmtp-ids", tmp_path / "ids.json", "--fastmtp", 64)
+    found = graft(demo, demo / "whole.gguf", tmp_path / "made.gguf", *options)["acceptance"]
+    assert found["poor"] is True
+    assert found["share"] < BAD
+    assert found["share_without_list"] > GOOD
+    arguments = (demo / "trunk.gguf", "--from", demo / "whole.gguf", *options)
+    report = succeed("graft", *arguments, "-o", tmp_path / "again.gguf")
+    assert "warning: without the draft vocabulary it would be" in report
+    command = f"mtp-gguf fastmtp add {tmp_path / 'again.gguf'} --corpus FILES --in-place"
+    assert f"mend: {command}" in report
+    # The command mends it.
+    (tmp_path / "words.txt").write_text(measuring.TEXT * 3)
+    succeed(*command.replace("FILES", str(tmp_path / "words.txt")).split()[1:])
+    assert measure_acceptance(tmp_path / "again.gguf").share > GOOD
+
+
+def test_no_check_loads_nothing(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graft_end, "check_acceptance", None)
+    assert graft(demo, demo / "hf", tmp_path / "made.gguf", "--no-check")["acceptance"] is None
+
+
+def test_the_cost_is_named_first_and_what_does_not_fit_is_skipped(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "made.gguf"
+    monkeypatch.setattr(graft_end, "_LARGE", 1000)
+    result = invoke("graft", demo / "trunk.gguf", "--from", demo / "hf", "-o", target)
+    assert "measuring the acceptance: takes 27" in result.stderr
+    assert "--no-check skips it" in result.stderr
+    assert "% of first drafts (" in result.stdout
+
+    monkeypatch.setattr(memory, "available_memory", lambda: 200 << 20)
+    arguments = ("--from", demo / "hf", "-o", target, "--overwrite")
+    result = invoke("graft", demo / "trunk.gguf", *arguments)
+    assert result.exit_code == 0
+    needed = human_bytes(memory_needed(target))
+    words = f"not measured: the model takes {needed} of memory, and 210 MB are free\n"
+    assert words in result.stdout
+
+
+def test_ctrl_c_skips_the_measurement(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupt)
+    found = graft(demo, demo / "whole.gguf", tmp_path / "made.gguf")["acceptance"]
+    assert found["skipped"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('llama_cpp is not installed')", "llama_cpp is not installed"),
+        ("import os\nos.abort()", "llama.cpp died of it (signal 6)"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("import time\ntime.sleep(60)", "took longer than 1 s"),
+    ],
+    ids=["missing", "abort", "bug", "hangs"],
+)
+def test_what_happens_to_llama_cpp_does_not_happen_to_the_graft(
+    code: str, words: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another llama_cpp stands in front of the installed one in the measuring process."""
+    (tmp_path / "llama_cpp.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if "sleep" in code:
+        monkeypatch.setattr(measuring, "_STARTING", 1.0)
+        monkeypatch.setattr(graft_end, "_SECONDS", 0.0)
+    found = graft(demo, demo / "whole.gguf", tmp_path / "made.gguf")["acceptance"]
+    assert words in found["skipped"]
+
+
+def test_time_is_bounded(demo: Path) -> None:
+    assert measure_acceptance(demo / "whole.gguf", seconds=0.0).drafted == 16
+
+
+def test_reasons_not_to_measure(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HeadMissingError, match="no MTP head"):
+        measure_acceptance(demo / "trunk.gguf")
+    table = ("--fastmtp", "512", "--fastmtp-layout", "table")
+    succeed("convert", demo / "hf", "-o", tmp_path / "table.gguf", *table)
+    found = graft(demo, tmp_path / "table.gguf", tmp_path / "made.gguf")["acceptance"]
+    assert found["share"] is None
+    assert "Failed to load model" in found["skipped"]
+    monkeypatch.setenv("MTP_GGUF_DISABLE", "1")
+    found = graft(demo, demo / "hf", tmp_path / "off.gguf")["acceptance"]
+    assert found["skipped"] == "drafting is switched off by MTP_GGUF_DISABLE"
+
+
+# ------------------------------------------------------------------------- free memory
+
+
+def test_free_memory_by_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory.available_memory() == 4096 << 10
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("10\n")
+    assert memory.available_memory() == 4096 << 10
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("2500000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\nfile 200000\n")
+    assert memory.available_memory() == 700_000
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
+    assert (memory.available_memory() or 0) > 1 << 20
