@@ -1,11 +1,13 @@
-"""Time and bytes of surgery: list-tensors beside gguf-dump, graft beside cp, compare in GB/s.
+"""Time and bytes of surgery: list-tensors beside gguf-dump, graft beside cp, compare beside cmp.
 
     python benchmarks/surgery.py --checkpoint FOLDER --work /path/with/space
 
 The checkpoint is one that benchmarks/convert.py generated (random weights, the family's real
-shape). Each command is a process of its own, files come from the page cache, and the median of
-several runs counts. `cp` is timed twice: as it is, and followed by the fsync that every file of
-ours gets before it has its name. What a graft fetches is counted at a hub on loopback.
+shape). Each command is a process of its own, files come from the page cache, runs of what is
+compared alternate, and medians count. `cp` is timed twice: as it is, and followed by the fsync that
+every file of ours gets before it has its name; the graft is timed without its measurement of the
+acceptance (`--no-check`). Comparing the same bytes stands beside `cmp`, which does nothing else.
+What a graft fetches is counted at a hub on loopback.
 """
 
 import argparse
@@ -40,14 +42,15 @@ def run(*command: object, **env: str) -> None:
         sys.exit(f"{' '.join(words)}: {result.stdout}{result.stderr}")
 
 
-def seconds(job: Callable[[], object], runs: int) -> float:
-    """Median wall time."""
-    taken = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        job()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+def seconds(runs: int, **jobs: Callable[[], object]) -> dict[str, float]:
+    """Median wall time of each job, a run of each in turn; the first of each is not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(runs + 1):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            taken[name].append(time.perf_counter() - began)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
 def copy(source: Path, target: Path, *, sync: bool) -> None:
@@ -69,7 +72,7 @@ def fetched(trunk: Path, checkpoint: Path, work: Path) -> dict[str, int]:
         target = work / "fetched.gguf"
         run(
             PROGRAM, "graft", trunk, "--from", "owner/model", "-o", target, "--overwrite",
-            **environment,
+            "--no-check", **environment,
         )  # fmt: skip
         asked = [a.range for a in hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
     total = 0
@@ -110,33 +113,41 @@ def main() -> None:
 
     with open_model(whole) as model:
         header = model.first.data_offset
-    listing = seconds(ours("list-tensors", whole), runs)
-    dump = seconds(lambda: run(DUMP, whole), min(runs, 3))
+    took = seconds(min(runs, 3), ours=ours("list-tensors", whole), dump=lambda: run(DUMP, whole))
     print(
-        f"list-tensors of {size / 1e6:.0f} MB, header {header / 1e6:.1f} MB: {listing:.2f} s, "
-        f"gguf-dump {dump:.2f} s"
+        f"list-tensors of {size / 1e6:.0f} MB, header {header / 1e6:.1f} MB: {took['ours']:.2f} s, "
+        f"gguf-dump {took['dump']:.2f} s ({took['dump'] / took['ours']:.1f} x)"
     )
 
     def graft() -> None:
         again.unlink(missing_ok=True)
-        run(PROGRAM, "graft", plain, "--from", large, "-o", again)
+        run(PROGRAM, "graft", plain, "--from", large, "-o", again, "--no-check")
 
-    grafting = seconds(graft, runs)
+    graft()
     run("cmp", again, large)
-    bare = seconds(lambda: copy(large, again, sync=False), runs)
-    synced = seconds(lambda: copy(large, again, sync=True), runs)
+    took = seconds(
+        runs,
+        graft=graft,
+        cp=lambda: copy(large, again, sync=False),
+        synced=lambda: copy(large, again, sync=True),
+    )
     print(
-        f"graft, result {large.stat().st_size / 1e9:.2f} GB: {grafting:.2f} s, "
-        f"cp {bare:.2f} s, cp and fsync {synced:.2f} s"
+        f"graft, result {large.stat().st_size / 1e9:.2f} GB: {took['graft']:.2f} s; "
+        f"cp {took['cp']:.2f} s (graft {took['graft'] / took['cp']:.2f} x), "
+        f"cp and fsync {took['synced']:.2f} s (graft {took['graft'] / took['synced']:.2f} x)"
     )
 
     run("cp", whole, again)
-    same = seconds(ours("compare", whole, again), runs)
-    decoded = seconds(ours("compare", whole, high), min(runs, 3))
+    took = seconds(
+        runs,
+        same=ours("compare", whole, again),
+        cmp=lambda: run("cmp", whole, again),
+        decoded=ours("compare", whole, high),
+    )
     print(
-        f"compare, same bytes: {same:.2f} s, {2 * size / same / 1e9:.2f} GB/s; "
-        f"Q4_K_M with Q8_0: {decoded:.2f} s, "
-        f"{(size + high.stat().st_size) / decoded / 1e9:.2f} GB/s"
+        f"compare, same bytes: {took['same']:.2f} s, {2 * size / took['same'] / 1e9:.2f} GB/s "
+        f"(cmp {2 * size / took['cmp'] / 1e9:.2f}); Q4_K_M with Q8_0: {took['decoded']:.2f} s, "
+        f"{(size + high.stat().st_size) / took['decoded'] / 1e9:.2f} GB/s"
     )
     cost = fetched(trunk, checkpoint, work)
     print(
