@@ -38,7 +38,7 @@ _CACHED_BYTES = 32 << 20
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 16  # what a dropped connection costs at most, beside the attempt
 # Worth another attempt; 401 to 410 only where a link of limited life may have run out.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _EXPIRED = (401, 403, 404, 410)
@@ -192,7 +192,7 @@ class RemoteSource:
                         if len(piece) > len(wanted):
                             raise RemoteError(f"{self.name}: the server sent more than asked for")
                     if length > 0:
-                        raise requests.ConnectionError("the answer ended early")
+                        raise requests.exceptions.ChunkedEncodingError("the answer ended early")
             except (requests.RequestException, _TransientError) as error:
                 failures += 1
                 hopeless = isinstance(error, ValueError)  # an address that is none
@@ -270,6 +270,10 @@ class _TransientError(Exception):
 
 def _reason(error: Exception) -> str:
     """The last words of a chain of library errors, which say what happened."""
+    import requests  # noqa: PLC0415
+
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection dropped before all of it had come"
     text = str(error) or type(error).__name__
     reason = text.rpartition(": ")[2].strip("'\")> ")
     return f"cannot be reached ({reason:.120})" if not isinstance(error, _TransientError) else text
