@@ -145,7 +145,8 @@ def _transposed(source: CheckpointSide, name: str, rows: int) -> NDArray[np.floa
         for at in range(0, height, _SLICE_ROWS)
     ]
     turned = np.concatenate(parts).T.astype(np.float64)
-    return turned.reshape(-1)[: rows * width].reshape(rows, width)
+    first: NDArray[np.float64] = turned.reshape(-1)[: rows * width]
+    return first.reshape(rows, width)
 
 
 class _Part:

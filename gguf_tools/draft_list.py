@@ -130,8 +130,12 @@ def vocabulary_size(model: Model) -> int | None:
 
 
 def _are_relative(ids: Sequence[int], n_vocab: int) -> bool:
-    """Whether adding each index makes a rising list in range, as EAGLE-3 stores it."""
-    if len(ids) < 2 or len(set(ids)) == len(ids):
+    """Whether adding each index makes a rising list in range, as EAGLE-3 stores it.
+
+    Tokens that follow one another have the same offset, so many are repeated; a sorted list with a
+    few repetitions is that and nothing else.
+    """
+    if len(ids) < 2 or len(ids) - len(set(ids)) < len(ids) / 4:
         return False
     absolute = [index + i for index, i in enumerate(ids)]
     rising = all(a < b for a, b in pairwise(absolute))

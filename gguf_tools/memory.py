@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR, StoredDraftVocabulary
-from .format import ArrayRef
+from .format import ArrayRef, padded
 from .surgery import Model
 from .trunk import head_names, trunk_layers
 
 _F16_BYTES, _F32_BYTES = 2, 4
-# Our runtime's cache has room for the longest draft behind the context, in whole buckets
-# (native/src/head_cache.cpp); llama-server's has the context alone.
-_LONGEST_DRAFT, _BUCKET = 16, 256
+# llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts that
+# stand past its end (native/src/head_cache.cpp).
+_BUCKET = 256
 _DEFAULT_INTERVAL = 4  # llama.cpp's, where full_attention_interval is missing (qwen35.cpp)
 
 
@@ -61,7 +61,7 @@ def draft_memory(
             whole += tensor.nbytes
         elif draft.layout.value == "ids":
             rows += draft.size * tensor.type.row_bytes(tensor.shape[0])
-    positions = -(-(context + _LONGEST_DRAFT) // _BUCKET) * _BUCKET
+    positions = padded(context, _BUCKET) + _BUCKET
     layers = max(_size(head, "nextn_predict_layers"), 1)
     return DraftMemory(
         head=stored,

@@ -169,7 +169,7 @@ def test_memory_by_hand(models: Models) -> None:
     # Head of 256 x (512 + 128 + 128 + 256) + 512 x 256 + 3 x 256 x 256 halves, seven norms.
     norms = 4 * (5 * 256 + 2 * 64)
     assert memory["head"] == 2 * (256 * 1024 + 512 * 256 + 3 * 256 * 256) + norms
-    assert memory["cache"] == 2 * (2 * 64) * 2 * 1024  # whole buckets, room for a draft
+    assert memory["cache"] == 2 * (2 * 64) * 2 * (1024 + 256)  # whole buckets, one for drafts
     # Three layers of six value heads of 128 x 128, and three columns of their 1280 channels.
     assert memory["state_copy"] == 3 * 4 * (6 * 128 * 128 + 3 * (6 * 128 + 2 * 2 * 128))
     assert memory["draft_rows"] == 128 * 210  # tied, rows of 256 in Q6_K
