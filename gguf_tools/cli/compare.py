@@ -150,7 +150,8 @@ def _checkpoint(
         part = HeadChoice.ALONE
     elif head_names(model):
         part = HeadChoice.WITH_TRUNK
-    with open_checkpoint(source, revision, part, None) as checkpoint:
+    hub_id, named = hub_model(source) or (source, None)
+    with open_checkpoint(hub_id, revision or named, part, None) as checkpoint:
         side = CheckpointSide(checkpoint, part)
         yield side, side.metadata
 

@@ -554,6 +554,29 @@ def test_a_graft_fetches_the_head_and_no_more(
         assert not any(a.token for a in hub.requests)
 
 
+@pytest.fixture
+def on_hub(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the dense checkpoint as owner/model."""
+    with Hub("owner/model", {"main": models.checkpoint(DENSE)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        yield hub
+
+
+@pytest.mark.parametrize("place", ["owner/model", "hf://owner/model@main"])
+def test_a_source_on_the_hub(place: str, on_hub: Hub, models: Models) -> None:
+    """The doctor fetches the head alone, compare all that it needs."""
+    whole = models.gguf(DENSE, *UNIFORM)
+    assert "can draft" in succeed("doctor", whole, "--source", place)
+    ranges = [a.range for a in on_hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
+    assert all(ranges)
+    assert "cannot" not in succeed("compare", whole, place)
+
+
 def test_the_doctor_visits_the_hub(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
