@@ -249,7 +249,7 @@ def verdict(*arguments: object) -> str:
         (
             ["--no-mtp"],
             "cannot draft: the file has no MTP head",
-            "convert the model with its head",
+            "mtp-gguf graft puts one on",
         ),
     ],
     ids=["head", "ids", "table", "sidecar", "head only", "no head"],
