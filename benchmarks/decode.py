@@ -1,11 +1,15 @@
 """Decoding speed by depth, and where each cycle's time goes.
 
     python benchmarks/decode.py MODEL.gguf [--depths 0,1,2,3] [--threads 2] [--server PATH]
+    python benchmarks/decode.py --dial 4b --work FOLDER [...]
 
 Depths take turns within one run, so that a slow minute hits all of them; medians of the rounds,
 ratios to depth 0. The limit is what free drafts would give: tokens per cycle over the measured time
 of verification. With --server, llama-server's draft-mtp decodes the same prompt of token ids at the
 same depths. Meant for files of benchmarks/dial_model.py, whose acceptance is known; any will do.
+--dial makes one first, with a Q4_K_M base, an F16 head and a FastMTP vocabulary, and deletes the
+checkpoint it is converted from. The 4B shape takes 10 GB of disk and 15 GB of memory for a minute,
+3 GB of disk from then on, and 3 GB of memory for each depth.
 """
 
 from __future__ import annotations
@@ -15,16 +19,19 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import socket
 import statistics
 import subprocess
 import time
 import urllib.request
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
+from dial_model import SHAPES, write_dial_model
 
 from mtp_gguf.native import MTPLlama
 
@@ -32,6 +39,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROMPT_TOKENS = 64
+
+
+def dial_file(shape: str, hit: float, work: Path) -> Path:
+    """A GGUF of the dial model of a shape, made unless `work` has it."""
+    file = work / f"dial-{shape}-{hit}.gguf"
+    if file.exists():
+        return file
+    checkpoint = work / f"dial-{shape}-{hit}"
+    shutil.rmtree(checkpoint, ignore_errors=True)  # of a run that was cut off
+    write_dial_model(checkpoint, shape, hit)
+    command = ["mtp-gguf", "convert", str(checkpoint), "-o", str(file), "--mtp-f16", "--fastmtp"]
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    finally:
+        shutil.rmtree(checkpoint)
+    return file
 
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
@@ -52,6 +75,8 @@ def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
         "cycle_ms": seconds * 1e3 / did.cycles,
         "draft_ms": did.draft_ms / did.cycles,
         "verify_ms": did.verify_ms / did.cycles,
+        "sample_ms": did.sample_ms / did.cycles,
+        "rollback_ms": did.rollback_ms / did.cycles,
         "rest_share": 1 - inside / (seconds * 1e3),
         "limit_tok_s": did.tokens * 1e3 / did.verify_ms,
     }
@@ -113,7 +138,10 @@ def median(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--dial", choices=SHAPES, help="make a dial model of this shape")
+    parser.add_argument("--hit", type=float, default=0.8, help="of --dial: share of right drafts")
+    parser.add_argument("--work", type=Path, help="of --dial: folder for the file")
     parser.add_argument("--depths", default="0,1,2,3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gpu-layers", type=int, default=0)
@@ -122,6 +150,12 @@ def main() -> None:
     parser.add_argument("--fastmtp-size", type=int, default=0)
     parser.add_argument("--server", help="llama-server to compare with")
     arguments = parser.parse_args()
+    if arguments.dial:
+        if arguments.model or not arguments.work:
+            parser.error("--dial: expected --work FOLDER and no MODEL")
+        arguments.model = str(dial_file(arguments.dial, arguments.hit, arguments.work))
+    elif not arguments.model:
+        parser.error("expected MODEL or --dial SHAPE --work FOLDER")
     depths = [int(d) for d in arguments.depths.split(",")]
     n, threads = arguments.tokens, arguments.threads
     models = {
@@ -165,7 +199,8 @@ def main() -> None:
         other = f", llama-server {theirs[depth]:.1f}" if depth in theirs else ""
         print(
             f"depth {depth}: {r['tok_s']:.1f} tok/s{ratio}, {r['tokens_per_cycle']:.2f} tokens a "
-            f"cycle, {parts}, rest {r['rest_share']:.1%}, limit {r['limit_tok_s']:.1f} tok/s, "
+            f"cycle, {parts}, rest {r['rest_share']:.1%} (sampling {r['sample_ms']:.2f} ms, "
+            f"rollback {r['rollback_ms']:.2f} ms), limit {r['limit_tok_s']:.1f} tok/s, "
             f"reached {r['tok_s'] / r['limit_tok_s']:.0%}{other}"
         )
     print(f"prompt of 512: trunk {trunk:.0f} ms, head {head:.1f} ms ({head / trunk:.1%})")

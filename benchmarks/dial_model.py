@@ -101,7 +101,8 @@ def _tensors(spec: Spec, hit: float, layer_scale: float, gain: float) -> dict[st
     projection[1:, 0] = embedding[cycle[0], 1:]
 
     out: dict[str, NDArray[Any]] = {}
-    for name, drawn in checkpoints.weights(spec):
+    # The two tables are made above: drawing them as well would take most of the memory.
+    for name, drawn in checkpoints.weights(replace(spec, vocab_size=1)):
         array = drawn
         if name == "model.embed_tokens.weight":
             array = embedding
