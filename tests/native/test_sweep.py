@@ -73,8 +73,8 @@ class Work:
 
 
 SHORT = Work((9, 40), 24, 256)
-# The longest fills the context but for the last token, which is sampled and not decoded.
-LONG = Work((*range(8, 64, 4), 300, 511, 700, 1500, 2300, 3841), 256, 4096)
+# The longest fills the context, its last token sampled and not decoded.
+LONG = Work((*range(8, 64, 4), 300, 511, 700, 1500, 2300, 3840), 256, 4096)
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
