@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Checkpoint": "checkpoint",
+    "CheckpointKind": "checkpoint",
     "Draft": "head",
     "Head": "head",
     "MTPLlama": "llama",

@@ -116,9 +116,21 @@ class HeadInfo(ctypes.Structure):
         ("layout", c_int32),
         ("moe", c_bool),
         ("tied", c_bool),
+        ("draws", c_bool),
         ("weight_bytes", c_int64),
         ("mapped_bytes", c_int64),
         ("cache_bytes", c_int64),
+    )
+
+
+class CheckpointInfo(ctypes.Structure):
+    """mtp_checkpoint_info."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("length", c_int32),
+        ("bytes", c_int64),
+        ("written_bytes", c_int64),
     )
 
 
@@ -175,9 +187,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # bool mtp_rows_alike(void);
     lib.mtp_rows_alike.restype = c_bool
     lib.mtp_rows_alike.argtypes = []
-    # const char * mtp_default_gpu(void);
-    lib.mtp_default_gpu.restype = c_char_p
-    lib.mtp_default_gpu.argtypes = []
+    # const char * mtp_gpu_name(int32_t index);
+    lib.mtp_gpu_name.restype = c_char_p
+    lib.mtp_gpu_name.argtypes = [c_int32]
 
     # mtp_head_params mtp_head_default_params(void);
     lib.mtp_head_default_params.restype = HeadParams
@@ -277,3 +289,28 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
     lib.mtp_session_sync.restype = c_int32
     lib.mtp_session_sync.argtypes = [c_void_p, c_int32]
+    # mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
+    lib.mtp_seq_cp.restype = c_int32
+    lib.mtp_seq_cp.argtypes = [c_void_p, c_int32, c_int32]
+
+    # mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32_t kind,
+    #     mtp_checkpoint ** out);
+    lib.mtp_checkpoint_save.restype = c_int32
+    lib.mtp_checkpoint_save.argtypes = [c_void_p, c_int32, c_int32, POINTER(c_void_p)]
+    # mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq,
+    #     const mtp_checkpoint * checkpoint);
+    lib.mtp_checkpoint_restore.restype = c_int32
+    lib.mtp_checkpoint_restore.argtypes = [c_void_p, c_int32, c_void_p]
+    # void mtp_checkpoint_free(mtp_checkpoint * checkpoint);
+    lib.mtp_checkpoint_free.restype = None
+    lib.mtp_checkpoint_free.argtypes = [c_void_p]
+    # mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint,
+    #     mtp_checkpoint_info * out);
+    lib.mtp_checkpoint_get_info.restype = c_int32
+    lib.mtp_checkpoint_get_info.argtypes = [c_void_p, POINTER(CheckpointInfo)]
+    # mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, size_t n);
+    lib.mtp_checkpoint_write.restype = c_int32
+    lib.mtp_checkpoint_write.argtypes = [c_void_p, c_void_p, c_size_t]
+    # mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
+    lib.mtp_checkpoint_read.restype = c_int32
+    lib.mtp_checkpoint_read.argtypes = [c_char_p, c_size_t, POINTER(c_void_p)]

@@ -74,6 +74,7 @@ class Head:
         self.layout: str = LAYOUTS[info.layout]
         self.moe: bool = info.moe
         self.tied: bool = info.tied
+        self.draws: bool = info.draws
         self.weight_bytes: int = info.weight_bytes
         self.mapped_bytes: int = info.mapped_bytes
         self.cache_bytes: int = info.cache_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ import numpy as np
 
 from . import _log
 from ._bindings import MAX_DEPTH, library
+from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches
 from .head import Head
 from .session import MtpStats, Rollback, Session
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
+
+# A prompt with so many new tokens is worth a copy of the recurrent state, made so many tokens
+# before its end: a chat template may write the last few in another way when the chat goes on, and a
+# batch of the rest is still large enough to be as fast as any.
+KEPT_PROMPT = 256
+KEPT_BEFORE_END = 64
 
 
 class MTPLlama(llama_cpp.Llama):
@@ -30,7 +38,9 @@ class MTPLlama(llama_cpp.Llama):
     is a plain chain of top-k, top-p, min-p and temperature; False: always by equality, which gives
     the very tokens of a run without drafts for the same seed. fastmtp_size: how much of a ranked
     draft vocabulary to use; 0 all, -1 none. mtp_head: another file to take the head from.
-    mtp_device: ggml's name of the device for the head; by default where the trunk is.
+    mtp_device: ggml's name of the device for the head; by default where the trunk is. keep_prompt:
+    keep a copy of the recurrent state near the end of each long prompt, in host memory, so that a
+    prompt that begins alike is not evaluated anew.
 
     All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
     (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
@@ -48,10 +58,12 @@ class MTPLlama(llama_cpp.Llama):
         fastmtp_size: int = 0,
         mtp_head: str | None = None,
         mtp_device: str | None = None,
+        keep_prompt: bool = True,
         **options: Any,
     ) -> None:
         self._session: Session | None = None
         self._head: Head | None = None
+        self._prompt: Checkpoint | None = None
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected none, the model drafts for itself")
         if options.get("embedding"):
@@ -62,6 +74,7 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"depth: expected 0 to {MAX_DEPTH}, found {depth}")
         self.depth = depth
         self._rejection = rejection
+        self._keep_prompt = keep_prompt
         self._mode = Rollback.parse(rollback)
         self._mtp_options = {
             "depth": depth,
@@ -71,12 +84,13 @@ class MTPLlama(llama_cpp.Llama):
             "fastmtp_size": fastmtp_size,
             "mtp_head": mtp_head,
             "mtp_device": mtp_device,
+            "keep_prompt": keep_prompt,
         }
         self._batches = Batches()
         if exact:
             two_phase = self._mode is Rollback.TWO_PHASE
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
-        lib = library()
+        library()
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
@@ -87,15 +101,15 @@ class MTPLlama(llama_cpp.Llama):
             _log.listen(verbose)
         # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
-        if self._logits_all:
-            self.scores = np.zeros((self.n_ctx(), self._n_vocab), np.single)
+        # Without logits_all nothing is ever written into scores; one row serves those who look.
+        self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
         try:
             if depth > 0:
                 gpu = self.model_params.n_gpu_layers != 0
                 self._head = Head(
                     mtp_head or model_path,
                     trunk=model_path if mtp_head else None,
-                    device=mtp_device or (lib.mtp_default_gpu().decode() if gpu else "CPU"),
+                    device=mtp_device or (self._trunk_device() if gpu else "CPU"),
                     n_threads=self.n_threads,
                     n_ctx=self.n_ctx(),
                     fastmtp_size=fastmtp_size,
@@ -160,6 +174,9 @@ class MTPLlama(llama_cpp.Llama):
         """Free session, head, context and model; a second call does nothing."""
         if hasattr(self, "_stack"):
             super().close()
+        if self._prompt is not None:
+            self._prompt.close()
+        self._prompt = None
         self._session = None
         self._head = None
 
@@ -255,13 +272,18 @@ class MTPLlama(llama_cpp.Llama):
             and logits_processor is None
             and grammar is None
             and not self._logits_all
+            and self._head is not None
+            and self._head.draws
         )
         if by_rejection:
             self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=self._seed)
         # Python has to see each token before the next is sampled, or keep its scores.
         stepwise = logits_processor is not None or self._logits_all
         try:
-            self.eval(self._reuse_prefix(list(tokens)) if reset else tokens)
+            if reset:
+                self._eval_prompt(self._reuse_prefix(list(tokens)))
+            else:
+                self.eval(tokens)
             forced: Sequence[int] | None = None
             while True:
                 sampled = self._sample_on(greedy, by_rejection, stepwise)
@@ -281,14 +303,34 @@ class MTPLlama(llama_cpp.Llama):
             self._align()
 
     def save_state(self) -> Any:
-        """The state of the trunk, as llama_cpp.Llama has it; the head's cache is not part of it."""
+        """The state as llama_cpp.Llama has it, and with it the head's: `mtp_head`, bytes."""
         self.session.remove(self.n_tokens)
-        return super().save_state()
+        state = super().save_state()
+        state.mtp_head = b""
+        if self._head is not None and self._head.next_position():
+            with self.session.save(CheckpointKind.HEAD) as saved:
+                state.mtp_head = saved.to_bytes()
+        return state
 
     def load_state(self, state: Any) -> None:
-        """Load a state; the head learns on from its end."""
-        super().load_state(state)
+        """Load a state. Drafting goes on as it was; after one of llama_cpp.Llama it learns anew.
+
+        RuntimeError where llama.cpp refuses the state and NativeError where the head does, by name;
+        the first leaves nothing evaluated, the second the trunk's state.
+        """
+        loaded = copy(state)
+        loaded.scores = state.scores[-len(self.scores) :]  # there is room for so many
+        try:
+            super().load_state(loaded)
+        except BaseException:
+            self.session.sync()
+            self.reset()
+            raise
         self.session.sync()
+        head = getattr(state, "mtp_head", b"")
+        if head and self._head is not None:
+            with Checkpoint.from_bytes(head) as saved:
+                self.session.restore(saved)
 
     def __getstate__(self) -> Any:
         """The constructor's arguments, as llama_cpp.Llama pickles itself."""
@@ -310,11 +352,37 @@ class MTPLlama(llama_cpp.Llama):
             try:
                 self.session.remove(common)
             except NativeError:
-                common = 0
+                common = self._back_to_prompt(common)
         if common == 0:
             self.reset()
         self.n_tokens = common
         return tokens[common:]
+
+    def _back_to_prompt(self, most: int) -> int:
+        """Restore the kept prompt, if it is no longer than `most`; its length, or 0."""
+        if self._prompt is None or self._prompt.length > most:
+            return 0
+        try:
+            self.session.restore(self._prompt)
+        except NativeError:  # its tokens have been removed since
+            return 0
+        return self._prompt.length
+
+    def _eval_prompt(self, tokens: Sequence[int]) -> None:
+        """Evaluate a prompt, and keep it for the next one if it is long."""
+        if self._keep_prompt and len(tokens) >= KEPT_PROMPT:
+            self.eval(tokens[:-KEPT_BEFORE_END])
+            kept, self._prompt = self._prompt, self.session.save(CheckpointKind.HOST)
+            if kept is not None:
+                kept.close()
+            tokens = tokens[-KEPT_BEFORE_END:]
+        self.eval(tokens)
+
+    def _trunk_device(self) -> str:
+        """The GPU that holds the trunk, or its first layers, by ggml's name."""
+        whole = self.model_params.split_mode == llama_cpp.LLAMA_SPLIT_MODE_NONE
+        name: bytes = library().mtp_gpu_name(self.model_params.main_gpu if whole else 0)
+        return name.decode()
 
     def _sample_on(
         self, greedy: bool, by_rejection: bool, stepwise: bool

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ._bindings import MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
+from .checkpoint import Checkpoint, CheckpointKind
 from .errors import NativeError
 from .head import Head
 
@@ -125,6 +126,8 @@ class Session:
         try:
             if self._handle is None:
                 raise NativeError("the session is closed")
+            if self.head is not None:
+                _ = self.head.handle  # a closed one says so, where its memory would be gone
             yield self._handle
         finally:
             self._lock.release()
@@ -232,6 +235,26 @@ class Session:
         """Take the trunk's memory as it is after others changed it."""
         with self._use() as handle:
             check(library().mtp_session_sync(handle, seq))
+
+    def save(self, kind: CheckpointKind = CheckpointKind.WHOLE, seq: int = 0) -> Checkpoint:
+        """The state of a sequence that is not empty, to come back to."""
+        saved = ctypes.c_void_p()
+        with self._use() as handle:
+            check(library().mtp_checkpoint_save(handle, seq, kind, ctypes.byref(saved)))
+        return Checkpoint(saved)
+
+    def restore(self, checkpoint: Checkpoint, seq: int = 0) -> None:
+        """Bring a checkpoint back; NativeError, and nothing is changed, if it does not fit.
+
+        There are no logits of it: decode a token next.
+        """
+        with self._use() as handle:
+            check(library().mtp_checkpoint_restore(handle, seq, checkpoint.handle))
+
+    def copy(self, source: int, target: int) -> None:
+        """Make sequence `target` hold what `source` holds, in the place of what it held."""
+        with self._use() as handle:
+            check(library().mtp_seq_cp(handle, source, target))
 
     def reset_stats(self) -> None:
         """Start counting anew."""

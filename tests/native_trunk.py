@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
+
+from mtp_gguf.native.head import Head
+from mtp_gguf.native.session import Rollback, Session
 
 
 class Trunk:
@@ -29,6 +35,31 @@ class Trunk:
         pointer = llama_cpp.llama_get_logits_ith(self.context, row)
         return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
 
+    def state(self) -> bytes:
+        """The whole context's memory, as llama_cpp.Llama.save_state keeps it."""
+        buffer = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(self.context))()
+        return bytes(buffer[: llama_cpp.llama_state_get_data(self.context, buffer, len(buffer))])
+
+    def set_state(self, state: bytes) -> None:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        assert llama_cpp.llama_state_set_data(self.context, buffer, len(state)) == len(state)
+
     def close(self) -> None:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.model)
+
+
+@contextmanager
+def opened_session(
+    path: Path, mode: str, depth: int, n_ctx: int = 256, n_seq_max: int = 1
+) -> Iterator[tuple[Session, Trunk]]:
+    """A session with a head on a trunk of its own, closed at the end."""
+    snapshots = depth if mode == "snapshot" else 0
+    with closing(Trunk(path, snapshots, n_ctx, n_seq_max)) as trunk:
+        # The context may be larger than asked for; the head must cover it.
+        real = llama_cpp.llama_n_ctx_seq(trunk.context)
+        with (
+            Head(path, n_ctx=real, n_seq_max=n_seq_max, n_threads=1) as head,
+            Session(trunk.context, head, max_depth=depth, rollback=Rollback.parse(mode)) as session,
+        ):
+            yield session, trunk

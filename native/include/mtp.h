@@ -72,8 +72,9 @@ MTP_API mtp_status   mtp_check_runtime(void);
  * bool (*)(void), which answers; stock ones have none. */
 MTP_API bool         mtp_rows_alike(void);
 
-/* ggml's name of the first GPU of this process, for mtp_head_params.device; "CPU" without one. */
-MTP_API const char * mtp_default_gpu(void);
+/* ggml's name, for mtp_head_params.device, of the GPU that llama.cpp counts as number `index` (its
+ * main_gpu); "CPU" when there is none. */
+MTP_API const char * mtp_gpu_name(int32_t index);
 
 /* ---- head ---- */
 
@@ -110,6 +111,7 @@ typedef struct mtp_head_info {
     int32_t layout;        /* an mtp_draft_layout */
     bool    moe;
     bool    tied;          /* the head's rows are the embedding's */
+    bool    draws;         /* the device can run mtp_session_step_sampled's drafts */
     int64_t weight_bytes;  /* allocated for weights; rows used in place from the file not counted */
     int64_t mapped_bytes;  /* used in place from the mapped file */
     int64_t cache_bytes;
@@ -198,7 +200,8 @@ typedef struct mtp_session_stats {
     double  rollback_ms;
 } mtp_session_stats;
 
-/* head: or NULL, for a session that never drafts. Both must outlive the session. */
+/* head: or NULL, for a session that never drafts; one that no other session uses. Both must outlive
+ * the session. */
 MTP_API mtp_status mtp_session_new(struct llama_context * context, mtp_head * head,
                                    const mtp_session_params * params, mtp_session ** out);
 MTP_API void       mtp_session_free(mtp_session * session);
@@ -267,6 +270,56 @@ MTP_API mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, in
 /* Takes the trunk's memory as it now is, changed by others (a loaded state). The head forgets the
  * sequence and learns on from here. */
 MTP_API mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
+
+/* Makes sequence `to` hold what `from` holds, trunk and head, in the place of what it held: the
+ * attention cache shared where llama.cpp can, the recurrent cell copied. What is undone later in one
+ * does not touch the other. On failure `to` is empty. */
+MTP_API mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
+
+/* ---- checkpoint ----
+ *
+ * The state of a sequence at one length, to come back to: trunk and head, so that what follows is
+ * what followed. A checkpoint belongs to the caller and does not hold on to its session. */
+
+typedef struct mtp_checkpoint mtp_checkpoint;
+
+typedef enum mtp_checkpoint_kind {
+    /* What cannot be cut, the recurrent state; everything else stays where it is. Good for this
+     * session, for as long as none of its tokens is removed, in any sequence that holds them. */
+    MTP_CHECKPOINT_DEVICE = 0, /* in device memory, which has room for one copy of each sequence: a
+                                * newer one ends it, and so does a cycle of MTP_ROLLBACK_CHECKPOINT */
+    MTP_CHECKPOINT_HOST   = 1, /* in host memory */
+    /* Bytes that outlive session and process, for the same model. */
+    MTP_CHECKPOINT_HEAD   = 2, /* the head's part, for a caller that keeps the trunk's state itself */
+    MTP_CHECKPOINT_WHOLE  = 3, /* both */
+} mtp_checkpoint_kind;
+
+typedef struct mtp_checkpoint_info {
+    int32_t kind;          /* an mtp_checkpoint_kind */
+    int32_t length;        /* tokens */
+    int64_t bytes;         /* held in host memory */
+    int64_t written_bytes; /* for mtp_checkpoint_write; 0: cannot be written */
+} mtp_checkpoint_info;
+
+/* Saves a sequence that is not empty, as mtp_session_length has it: rejected drafts are undone. */
+MTP_API mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32_t kind, mtp_checkpoint ** out);
+
+/* Brings a checkpoint back into a sequence, as often as wanted. There are no logits of it: decode a
+ * token next. What does not fit is refused and nothing is changed: tokens gone, a copy on the device
+ * that is gone, another model (MTP_ERROR_STATE), a context that is too small (MTP_ERROR_FULL).
+ * Where llama.cpp itself fails the sequence is empty. A whole one brings back the trunk alone where
+ * the head is another one or none; a head's needs the trunk's state in place before. */
+MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
+
+MTP_API void       mtp_checkpoint_free(mtp_checkpoint * checkpoint);
+MTP_API mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mtp_checkpoint_info * out);
+
+/* Writes the bytes of a checkpoint; n: exactly its written_bytes. */
+MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, size_t n);
+
+/* Reads what mtp_checkpoint_write wrote. Nothing of the bytes is trusted: MTP_ERROR_FORMAT says what
+ * is wrong. Whether the model is the right one is seen when it is restored. */
+MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
 
 #ifdef __cplusplus
 }

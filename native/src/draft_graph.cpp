@@ -198,6 +198,13 @@ private:
         return ggml_get_rows(ctx_, ggml_reshape_2d(ctx_, column, 1, column->ne[0]), index);
     }
 
+    // The index [1] of the largest of a column [n, 1]. Where there is none, as among NaNs, GPU kernels
+    // answer -1, and what is read there would lie outside the table.
+    ggml_tensor * largest(ggml_tensor * column) {
+        ggml_tensor * index = ggml_cast(ctx_, ggml_argmax(ctx_, column), GGML_TYPE_F32); // exact below 2^24
+        return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(column->ne[0] - 1)), GGML_TYPE_I32);
+    }
+
     // An index [1] drawn with the weights [n, 1]: the first whose running sum passes u times the
     // total. As many running sums do as there are indices from it on, which is how it is counted.
     ggml_tensor * draw(ggml_tensor * weights, ggml_tensor * u) {
@@ -212,7 +219,7 @@ private:
     // Logits of one hidden state, what is chosen of them, and how probable that is.
     void draft(ggml_tensor * hidden, int64_t step) {
         ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
-        ggml_tensor * index = ggml_argmax(ctx_, logits);              // [1]
+        ggml_tensor * index = largest(logits);                        // [1]
         ggml_tensor * probability;
         if (g_.key_.draws) {
             ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 namespace mtp {
 
@@ -30,11 +31,57 @@ std::string describe(const StoredTensor & tensor) {
     return shape_text(tensor.ne, n) + " " + ggml_type_name(tensor.type);
 }
 
-GgufFile::GgufFile(const std::string & path) : path_(path), map_(path) {
+GgufFile::File::File(const std::string & path) : path(path), map(path) {
     gguf_init_params params = {/*no_alloc*/ true, /*ctx*/ nullptr};
-    context_.reset(gguf_init_from_file(path.c_str(), params));
-    if (!context_) {
-        refuse("expected a GGUF file, found none that ggml can read");
+    context.reset(gguf_init_from_file(path.c_str(), params));
+    if (!context) {
+        throw Error(MTP_ERROR_FORMAT, path + ": expected a GGUF file, found none that ggml can read");
+    }
+}
+
+// Keys of split models, as llama-gguf-split writes them.
+static const char * SHARD_KEY = "split.no";
+static const char * SHARDS_KEY = "split.count";
+
+GgufFile::GgufFile(const std::string & path) : path_(path) {
+    files_.push_back(std::make_unique<File>(path));
+    const int64_t count = integer_or(SHARDS_KEY, 0, 1 << 16, 0);
+    if (count > 1) {
+        open_shards(count);
+    }
+}
+
+void GgufFile::open_shards(int64_t count) {
+    const int64_t number = integer_or(SHARD_KEY, 0, 1 << 16, 0);
+    if (number != 0) {
+        refuse(format("expected the first shard, found number %lld of %lld; give the first one's name",
+                      (long long) number + 1, (long long) count));
+    }
+    const std::string ending = format("-00001-of-%05lld.gguf", (long long) count);
+    if (path_.size() < ending.size() || path_.compare(path_.size() - ending.size(), ending.size(), ending) != 0) {
+        refuse(format("expected a name that ends in %s, by which the other shards are found", ending.c_str()));
+    }
+    const std::string stem = path_.substr(0, path_.size() - ending.size());
+    std::set<std::string> seen;
+    const auto add_names = [&](const GgufFile & shard) {
+        for (const std::string & name : shard.tensor_names()) {
+            if (!seen.insert(name).second) {
+                shard.refuse(name + ": expected each tensor in one shard, found it again");
+            }
+        }
+    };
+    add_names(*this);
+    for (int64_t i = 1; i < count; ++i) {
+        const std::string path = stem + format("-%05lld-of-%05lld.gguf", (long long) i + 1, (long long) count);
+        GgufFile shard(std::make_unique<File>(path));
+        const int64_t found = shard.integer_or(SHARD_KEY, 0, 1 << 16, 0);
+        const int64_t of = shard.integer_or(SHARDS_KEY, 0, 1 << 16, 0);
+        if (found != i || of != count) {
+            shard.refuse(format("expected shard %lld of %lld, found %lld of %lld", (long long) i + 1, (long long) count,
+                                (long long) found + 1, (long long) of));
+        }
+        add_names(shard);
+        files_.push_back(std::move(shard.files_.front()));
     }
 }
 
@@ -43,11 +90,11 @@ void GgufFile::refuse(const std::string & what) const {
 }
 
 bool GgufFile::has_key(const std::string & key) const {
-    return gguf_find_key(context_.get(), key.c_str()) >= 0;
+    return gguf_find_key(metadata(), key.c_str()) >= 0;
 }
 
 int64_t GgufFile::require_key(const std::string & key) const {
-    const int64_t id = gguf_find_key(context_.get(), key.c_str());
+    const int64_t id = gguf_find_key(metadata(), key.c_str());
     if (id < 0) {
         refuse(key + ": expected this key, found none");
     }
@@ -82,22 +129,22 @@ static bool read_integer(gguf_type type, const void * data, size_t index, int64_
 
 int64_t GgufFile::integer(const std::string & key, int64_t lowest, int64_t highest, int block) const {
     const int64_t id = require_key(key);
-    gguf_type type = gguf_get_kv_type(context_.get(), id);
+    gguf_type type = gguf_get_kv_type(metadata(), id);
     size_t index = 0;
     const void * data;
     if (type == GGUF_TYPE_ARRAY && block >= 0) {
-        type = gguf_get_arr_type(context_.get(), id);
-        const size_t n = gguf_get_arr_n(context_.get(), id);
+        type = gguf_get_arr_type(metadata(), id);
+        const size_t n = gguf_get_arr_n(metadata(), id);
         index = size_t(block);
         if (type == GGUF_TYPE_STRING || index >= n) {
             refuse(format("%s: expected an integer for block %d, found %zu values of %s", key.c_str(),
                           block, n, gguf_type_name(type)));
         }
-        data = gguf_get_arr_data(context_.get(), id);
+        data = gguf_get_arr_data(metadata(), id);
     } else if (type == GGUF_TYPE_ARRAY || type == GGUF_TYPE_STRING) {
         refuse(format("%s: expected an integer, found %s", key.c_str(), gguf_type_name(type)));
     } else {
-        data = gguf_get_val_data(context_.get(), id);
+        data = gguf_get_val_data(metadata(), id);
     }
     int64_t value = 0;
     if (!read_integer(type, data, index, value)) {
@@ -117,12 +164,12 @@ int64_t GgufFile::integer_or(const std::string & key, int64_t lowest, int64_t hi
 
 float GgufFile::number(const std::string & key) const {
     const int64_t id = require_key(key);
-    const gguf_type type = gguf_get_kv_type(context_.get(), id);
+    const gguf_type type = gguf_get_kv_type(metadata(), id);
     float value = 0;
     if (type == GGUF_TYPE_FLOAT32) {
-        value = gguf_get_val_f32(context_.get(), id);
+        value = gguf_get_val_f32(metadata(), id);
     } else if (type == GGUF_TYPE_FLOAT64) {
-        value = float(gguf_get_val_f64(context_.get(), id));
+        value = float(gguf_get_val_f64(metadata(), id));
     } else {
         refuse(format("%s: expected a float, found %s", key.c_str(), gguf_type_name(type)));
     }
@@ -138,27 +185,27 @@ float GgufFile::number_or(const std::string & key, float otherwise) const {
 
 std::string GgufFile::text(const std::string & key) const {
     const int64_t id = require_key(key);
-    const gguf_type type = gguf_get_kv_type(context_.get(), id);
+    const gguf_type type = gguf_get_kv_type(metadata(), id);
     if (type != GGUF_TYPE_STRING) {
         refuse(format("%s: expected a string, found %s", key.c_str(), gguf_type_name(type)));
     }
-    return gguf_get_val_str(context_.get(), id);
+    return gguf_get_val_str(metadata(), id);
 }
 
 std::vector<int32_t> GgufFile::integers(const std::string & key, size_t most, int64_t lowest,
                                         int64_t highest) const {
     const int64_t id = require_key(key);
-    const gguf_type kind = gguf_get_kv_type(context_.get(), id);
+    const gguf_type kind = gguf_get_kv_type(metadata(), id);
     if (kind != GGUF_TYPE_ARRAY) {
         refuse(format("%s: expected an array, found %s", key.c_str(), gguf_type_name(kind)));
     }
-    const gguf_type type = gguf_get_arr_type(context_.get(), id);
-    const size_t n = gguf_get_arr_n(context_.get(), id);
+    const gguf_type type = gguf_get_arr_type(metadata(), id);
+    const size_t n = gguf_get_arr_n(metadata(), id);
     if ((type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32) || n == 0 || n > most) {
         refuse(format("%s: expected 1 to %zu integers of 32 bits, found %zu of %s", key.c_str(), most, n,
                       gguf_type_name(type)));
     }
-    const void * data = gguf_get_arr_data(context_.get(), id);
+    const void * data = gguf_get_arr_data(metadata(), id);
     std::vector<int32_t> out(n);
     for (size_t i = 0; i < n; ++i) {
         int64_t value = 0;
@@ -173,24 +220,30 @@ std::vector<int32_t> GgufFile::integers(const std::string & key, size_t most, in
 }
 
 std::unique_ptr<StoredTensor> GgufFile::find(const std::string & name) const {
-    const int64_t id = gguf_find_tensor(context_.get(), name.c_str());
-    if (id < 0) {
-        return nullptr;
+    for (const std::unique_ptr<File> & file : files_) {
+        const gguf_context * context = file->context.get();
+        const int64_t id = gguf_find_tensor(context, name.c_str());
+        if (id < 0) {
+            continue;
+        }
+        auto out = std::make_unique<StoredTensor>();
+        out->name = name;
+        out->type = gguf_get_tensor_type(context, id);
+        std::copy_n(gguf_get_tensor_ne(context, id), GGML_MAX_DIMS, out->ne);
+        out->size = gguf_get_tensor_size(context, id);
+        const size_t start = gguf_get_data_offset(context);
+        const size_t offset = gguf_get_tensor_offset(context, id);
+        const size_t end = file->map.size();
+        // Written so that no sum can wrap around.
+        if (start > end || offset > end - start || out->size > end - start - offset) {
+            throw Error(MTP_ERROR_FORMAT,
+                        format("%s: %s: expected %zu bytes at %zu + %zu, found the end of the file at %zu",
+                               file->path.c_str(), name.c_str(), out->size, start, offset, end));
+        }
+        out->data = file->map.data() + start + offset;
+        return out;
     }
-    auto out = std::make_unique<StoredTensor>();
-    out->name = name;
-    out->type = gguf_get_tensor_type(context_.get(), id);
-    std::copy_n(gguf_get_tensor_ne(context_.get(), id), GGML_MAX_DIMS, out->ne);
-    out->size = gguf_get_tensor_size(context_.get(), id);
-    const size_t start = gguf_get_data_offset(context_.get());
-    const size_t offset = gguf_get_tensor_offset(context_.get(), id);
-    // Written so that no sum can wrap around.
-    if (start > map_.size() || offset > map_.size() - start || out->size > map_.size() - start - offset) {
-        refuse(format("%s: expected %zu bytes at %zu + %zu, found the end of the file at %zu", name.c_str(),
-                      out->size, start, offset, map_.size()));
-    }
-    out->data = map_.data() + start + offset;
-    return out;
+    return nullptr;
 }
 
 StoredTensor GgufFile::get(const std::string & name, std::initializer_list<int64_t> shape) const {
@@ -215,8 +268,10 @@ StoredTensor GgufFile::get(const std::string & name, std::initializer_list<int64
 
 std::vector<std::string> GgufFile::tensor_names() const {
     std::vector<std::string> names;
-    for (int64_t i = 0; i < gguf_get_n_tensors(context_.get()); ++i) {
-        names.emplace_back(gguf_get_tensor_name(context_.get(), i));
+    for (const std::unique_ptr<File> & file : files_) {
+        for (int64_t i = 0; i < gguf_get_n_tensors(file->context.get()); ++i) {
+            names.emplace_back(gguf_get_tensor_name(file->context.get(), i));
+        }
     }
     return names;
 }

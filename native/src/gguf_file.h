@@ -1,5 +1,5 @@
 #pragma once
-// A GGUF file with every value and tensor checked before it is handed out.
+// A GGUF model, whole or in shards, with every value and tensor checked before it is handed out.
 
 #include "file_map.h"
 
@@ -26,7 +26,8 @@ struct StoredTensor {
 
 class GgufFile {
 public:
-    // MTP_ERROR_FILE or MTP_ERROR_FORMAT when the header is not sound.
+    // path: of the file, or of the first shard, whose name tells those of the others. Metadata are the
+    // first shard's. MTP_ERROR_FILE or MTP_ERROR_FORMAT when a file is missing or not sound.
     explicit GgufFile(const std::string & path);
 
     const std::string & path() const { return path_; }
@@ -58,15 +59,27 @@ public:
     [[noreturn]] void refuse(const std::string & what) const;
 
 private:
-    int64_t require_key(const std::string & key) const;
-
     struct Free {
         void operator()(gguf_context * context) const { gguf_free(context); }
     };
 
+    struct File {
+        explicit File(const std::string & path);
+
+        std::string path;
+        FileMap map;
+        std::unique_ptr<gguf_context, Free> context;
+    };
+
+    // One shard, to be asked about itself.
+    explicit GgufFile(std::unique_ptr<File> file) : path_(file->path) { files_.push_back(std::move(file)); }
+
+    int64_t require_key(const std::string & key) const;
+    void open_shards(int64_t count);
+    const gguf_context * metadata() const { return files_.front()->context.get(); }
+
     std::string path_;
-    FileMap map_;
-    std::unique_ptr<gguf_context, Free> context_;
+    std::vector<std::unique_ptr<File>> files_; // one, or the shards in their order
 };
 
 // "[1024, 2048] Q4_K"

@@ -1,9 +1,12 @@
 #pragma once
 // The opaque types of mtp.h.
 
+#include "checkpoint.h"
 #include "head_handle.h"
 #include "session.h"
 
 struct mtp_session : mtp::Session {
     using Session::Session;
 };
+
+struct mtp_checkpoint : mtp::Checkpoint {};

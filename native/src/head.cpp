@@ -1,6 +1,7 @@
 #include "head.h"
 
 #include "error.h"
+#include "fingerprint.h"
 
 #include <algorithm>
 #include <set>
@@ -47,7 +48,17 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
-    graph({0, 1, 1, CACHE_BUCKET, true}); // says now, not in the middle of a text, what the device cannot do
+    // Says now, not in the middle of a text, what the device cannot do. Every ggml device that runs
+    // a trunk takes the likeliest token; drawing needs a running sum, which a few lack.
+    graph({0, 1, 1, CACHE_BUCKET, false});
+    try {
+        graph({0, 1, 1, CACHE_BUCKET, true});
+    } catch (const Error & error) {
+        if (error.status != MTP_ERROR_UNSUPPORTED) {
+            throw;
+        }
+        draws_ = false;
+    }
 }
 
 mtp_head_info Head::info() const {
@@ -61,6 +72,7 @@ mtp_head_info Head::info() const {
     out.layout = vocabulary_.layout;
     out.moe = config_.moe;
     out.tied = vocabulary_.tied;
+    out.draws = draws_;
     out.weight_bytes = weights_->copied_bytes();
     out.mapped_bytes = weights_->mapped_bytes();
     out.cache_bytes = cache_->bytes();
@@ -179,11 +191,40 @@ void Head::rollback(int32_t seq, int64_t position) {
     cache_->truncate(seq, position);
 }
 
+// Norms in full and the first row of each matrix that keys and values come from.
+uint64_t Head::fingerprint() const {
+    Fingerprint out;
+    out.add(uint64_t(config_.block));
+    out.add(uint64_t(config_.n_embd));
+    out.add(uint64_t(config_.head_dim));
+    out.add(uint64_t(config_.n_head_kv));
+    for (const char * suffix : {"nextn.enorm", "nextn.hnorm", "nextn.eh_proj", "attn_norm", "attn_k", "attn_k_norm",
+                                "attn_v"}) {
+        const std::unique_ptr<StoredTensor> tensor = file_.find(config_.name(suffix) + ".weight");
+        if (tensor) {
+            out.add(tensor->data, tensor->row_bytes());
+        }
+    }
+    return std::max<uint64_t>(out.value(), 1);
+}
+
+std::shared_ptr<void> Head::claim() {
+    if (!user_.expired()) {
+        throw Error(MTP_ERROR_STATE, "head: expected one that no session uses, found one in use; free that session, or "
+                                     "load the head once more");
+    }
+    std::shared_ptr<void> user = std::make_shared<char>();
+    user_ = user;
+    return user;
+}
+
 const std::string & Head::ops() {
     if (ops_.empty()) {
         std::set<std::string> names;
         graph({0, 2, 2, CACHE_BUCKET, false}).collect_ops(names);
-        graph({0, 2, 2, CACHE_BUCKET, true}).collect_ops(names);
+        if (draws_) {
+            graph({0, 2, 2, CACHE_BUCKET, true}).collect_ops(names);
+        }
         for (const std::string & name : names) {
             ops_ += (ops_.empty() ? "" : " ") + name;
         }

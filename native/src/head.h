@@ -32,10 +32,23 @@ public:
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
 
+    // Whether the device can draw drafts, and not only take the likeliest.
+    bool draws() const { return draws_; }
+
     // What the last drawn draft drew its step from, [draft vocabulary], not normed.
     void draft_weights(int64_t step, std::vector<float> & out) const { last_drawn_->weights(step, out); }
 
     void check_seq(int32_t seq) const;
+
+    // The cache's content by sequence, for checkpoints.
+    HeadCache & cache() { return *cache_; }
+
+    // A number that heads differ in whose caches do not fit each other; never 0.
+    uint64_t fingerprint() const;
+
+    // A head's sequences belong to one session, for as long as it keeps what this returns.
+    // MTP_ERROR_STATE when another has them.
+    std::shared_ptr<void> claim();
 
 private:
     void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
@@ -64,6 +77,8 @@ private:
     const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     std::vector<float> embedding_; // scratch, [rows][n_embd]
     std::string ops_;
+    std::weak_ptr<void> user_;
+    bool draws_ = true;
 };
 
 } // namespace mtp

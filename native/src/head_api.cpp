@@ -6,12 +6,18 @@
 using mtp::guard;
 using mtp::require;
 
-const char * mtp_default_gpu(void) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t device = ggml_backend_dev_get(i);
-        const enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
-        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
-            return ggml_backend_dev_name(device);
+// As llama.cpp counts: discrete GPUs, and integrated ones only where there are no others.
+const char * mtp_gpu_name(int32_t index) {
+    for (const enum ggml_backend_dev_type type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
+        int32_t n = 0;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            ggml_backend_dev_t device = ggml_backend_dev_get(i);
+            if (ggml_backend_dev_type(device) == type && n++ == index) {
+                return ggml_backend_dev_name(device);
+            }
+        }
+        if (n > 0) {
+            break;
         }
     }
     return "CPU";

@@ -39,4 +39,29 @@ void HeadCache::truncate(int seq, int64_t position) {
     }
 }
 
+void HeadCache::read_rows(int seq, int64_t first, int64_t n, uint8_t * out) const {
+    const size_t size = rows_bytes(n) / 2;
+    if (size > 0) {
+        ggml_backend_tensor_get(keys_, out, offset(seq, first), size);
+        ggml_backend_tensor_get(values_, out + size, offset(seq, first), size);
+    }
+}
+
+void HeadCache::write_rows(int seq, int64_t first, int64_t n, const uint8_t * rows) {
+    const size_t size = rows_bytes(n) / 2;
+    if (size > 0) {
+        ggml_backend_tensor_set(keys_, rows, offset(seq, first), size);
+        ggml_backend_tensor_set(values_, rows + size, offset(seq, first), size);
+        extend(seq, first, n);
+    }
+}
+
+void HeadCache::copy(int from, int to) {
+    const Span span = spans_[size_t(from)];
+    std::vector<uint8_t> rows(rows_bytes(span.next - span.first));
+    read_rows(from, span.first, span.next - span.first, rows.data());
+    truncate(to, 0);
+    write_rows(to, span.first, span.next - span.first, rows.data());
+}
+
 } // namespace mtp

@@ -34,7 +34,23 @@ public:
     // Forgets the rows at positions >= position.
     void truncate(int seq, int64_t position);
 
+    // Bytes of n rows, keys and values.
+    size_t rows_bytes(int64_t n) const { return 2 * size_t(n) * keys_->nb[1]; }
+
+    // Copies the rows at positions first .. first + n - 1: the keys of all, then the values of all.
+    void read_rows(int seq, int64_t first, int64_t n, uint8_t * out) const;
+
+    // Writes what read_rows read into an empty sequence, which then has these rows.
+    void write_rows(int seq, int64_t first, int64_t n, const uint8_t * rows);
+
+    // Makes `to` hold what `from` holds.
+    void copy(int from, int to);
+
 private:
+    size_t offset(int seq, int64_t position) const {
+        return size_t(seq * rows_ + position) * keys_->nb[1];
+    }
+
     struct Span {
         int64_t first = 0;
         int64_t next = 0;

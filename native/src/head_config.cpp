@@ -64,12 +64,6 @@ HeadConfig HeadConfig::read(const GgufFile & file) {
                            file.path().c_str(), c.arch.c_str()));
     }
     const std::string prefix = c.arch + ".";
-    if (file.integer_or("split.count", 0, 1 << 16, 0) > 1) {
-        throw Error(MTP_ERROR_UNSUPPORTED,
-                    file.path() + ": expected one file, found a shard of a split model; join the shards "
-                                  "with llama-gguf-split --merge");
-    }
-
     c.moe = c.arch == "qwen35moe";
     const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
     if (n_mtp == 0) {

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include "error.h"
+#include "stamp.h"
 
 #include <algorithm>
 #include <chrono>
@@ -20,8 +21,8 @@ private:
 };
 
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
-    : trunk_(context, head != nullptr && params.max_depth > 0, params.min_rows == 2 ? 2 : 1), head_(head),
-      params_(params), sequences_(size_t(trunk_.n_seq_max())) {
+    : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
+      sequences_(size_t(trunk_.n_seq_max())) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
@@ -63,6 +64,8 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
         throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for this depth, found %lld",
                                                params.max_depth + 1, (long long) trunk_.n_batch()));
     }
+    claim_ = head->claim();
+    trunk_.want_hidden(); // last: a session that is refused leaves the context as it is
 }
 
 Session::Sequence & Session::sequence(int32_t seq) {
@@ -107,7 +110,7 @@ void Session::settle(int32_t seq) {
     const bool copied = !s.checkpoint.empty();
     const int64_t start = copied ? s.tail_first : s.length; // the checkpoint stands before the cycle
     if (copied) {
-        trunk_.restore(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
+        trunk_.restore(seq, s.checkpoint);
     }
     if (!trunk_.remove_tail(seq, start)) {
         forget(seq);
@@ -119,6 +122,7 @@ void Session::settle(int32_t seq) {
         trunk_.decode(seq, at, s.tail_tokens.data() + (at - start), n, false, params_.min_rows);
     }
     s.decoded = s.length;
+    s.marks.resize(size_t(s.length));
     s.removable = 0; // a rollback is single-use: the older snapshots went with it
     s.checkpoint.clear();
     s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
@@ -138,6 +142,9 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
         throw;
     }
     s.decoded += n;
+    for (int64_t i = 0; i < n; ++i) {
+        s.marks.push_back(next_stamp());
+    }
     // Snapshot i holds the state i tokens before the end, and a decode writes one for each of its
     // tokens: taking back all n of them would bring up what an older decode left there.
     // A companion that was taken back left nothing more to take.
@@ -407,6 +414,10 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
     }
     require_range(depth, 0, params_.max_depth, "depth");
+    if (drafting() && depth > 0 && !head_->draws()) {
+        throw Error(MTP_ERROR_UNSUPPORTED, "the head's device cannot draw drafts: expected mtp_session_step, which "
+                                           "accepts by equality");
+    }
     // The filters on the draft's side: as far down from the likeliest token as they went in the
     // trunk's last row. Any q is right, as long as nothing of this cycle decides about it.
     Drawing drawing = {1.0f / sampling_->params().temperature, sampling_->reach(), {}};
@@ -467,12 +478,8 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
 
 void Session::sync(int32_t seq) {
     check_idle();
-    Sequence & s = sequence(seq);
-    s = Sequence();
-    s.decoded = s.length = trunk_.length(seq);
-    if (head_ != nullptr) {
-        head_->rollback(seq, 0);
-    }
+    sequence(seq);
+    set_length(seq, trunk_.length(seq));
 }
 
 } // namespace mtp

@@ -5,6 +5,7 @@
 // (rejected drafts do not, until they are undone), and how far the head has been fed. `tail` holds
 // the tokens and hidden states that the head may still need.
 
+#include "checkpoint.h"
 #include "head.h"
 #include "sampling.h"
 #include "trunk.h"
@@ -40,6 +41,9 @@ public:
     int32_t step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out);
     void remove(int32_t seq, int64_t p0, int64_t p1);
     void sync(int32_t seq);
+    Checkpoint save(int32_t seq, int32_t kind);
+    void restore(int32_t seq, const Checkpoint & checkpoint);
+    void copy(int32_t from, int32_t to);
 
 private:
     struct Sequence {
@@ -52,7 +56,11 @@ private:
         std::vector<int32_t> tail_tokens;
         std::vector<float> tail_hidden;
 
-        Trunk::Checkpoint checkpoint; // the recurrent state before the last cycle
+        Trunk::Copy checkpoint; // the recurrent state before the last cycle
+
+        // One for each decoded token, never the same twice: whether what stands at a position is
+        // still what stood there when a checkpoint was made.
+        std::vector<uint64_t> marks;
     };
 
     // The cycle between begin and end.
@@ -80,9 +88,14 @@ private:
     void read_distribution(int32_t row);
     void subtract_draft(int64_t step);
     int64_t reach(const Sequence & s) const;
+    void set_length(int32_t seq, int64_t length);
+    void keep_last(int32_t seq, const Checkpoint & c);
+    void restore_head(int32_t seq, const Checkpoint & c);
+    void check_checkpoint(const Sequence & s, const Checkpoint & c) const;
 
     Trunk trunk_;
     Head * head_;
+    std::shared_ptr<void> claim_; // on the head
     mtp_session_params params_;
     std::vector<Sequence> sequences_;
     Cycle cycle_;

@@ -1,6 +1,9 @@
 #include "trunk.h"
 
 #include "error.h"
+#include "fingerprint.h"
+#include "stamp.h"
+#include "trunk_state.h"
 
 #include <algorithm>
 
@@ -10,8 +13,7 @@ float * llama_get_embeddings_nextn(llama_context * ctx);
 
 namespace mtp {
 
-Trunk::Trunk(llama_context * context, bool wants_hidden, int64_t min_rows)
-    : context_(context), wants_hidden_(wants_hidden) {
+Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
     const llama_model * model = llama_get_model(context);
     n_ctx_ = int64_t(llama_n_ctx_seq(context)) - (min_rows - 1);
     n_batch_ = std::min(llama_n_batch(context), llama_n_ubatch(context));
@@ -19,10 +21,13 @@ Trunk::Trunk(llama_context * context, bool wants_hidden, int64_t min_rows)
     n_vocab_ = llama_vocab_n_tokens(llama_model_get_vocab(model));
     n_seq_max_ = llama_n_seq_max(context);
     n_snapshots_ = llama_n_rs_seq(context);
+    stamps_.assign(size_t(n_seq_max_), 0);
     recurrent_ = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
-    if (wants_hidden_) {
-        llama_set_embeddings_nextn(context_, true, /*masked*/ false);
-    }
+}
+
+void Trunk::want_hidden() {
+    llama_set_embeddings_nextn(context_, true, /*masked*/ false);
+    wants_hidden_ = true;
 }
 
 Trunk::~Trunk() {
@@ -90,23 +95,87 @@ int64_t Trunk::length(int32_t seq) const {
     return int64_t(llama_memory_seq_pos_max(llama_get_memory(context_), seq)) + 1;
 }
 
-static llama_state_seq_flags flags(bool on_device) {
+static llama_state_seq_flags partial(bool on_device) {
     return LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | (on_device ? LLAMA_STATE_SEQ_FLAGS_ON_DEVICE : 0);
 }
 
-void Trunk::save(int32_t seq, bool on_device, Checkpoint & out) {
-    out.resize(llama_state_seq_get_size_ext(context_, seq, flags(on_device)));
-    const size_t size = llama_state_seq_get_data_ext(context_, out.data(), out.size(), seq, flags(on_device));
+static std::vector<uint8_t> get_state(llama_context * context, int32_t seq, llama_state_seq_flags flags) {
+    std::vector<uint8_t> out(llama_state_seq_get_size_ext(context, seq, flags));
+    const size_t size = llama_state_seq_get_data_ext(context, out.data(), out.size(), seq, flags);
     if (size == 0 || size > out.size()) {
-        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not copy the recurrent state of sequence %d", seq));
+        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not copy the state of sequence %d", seq));
     }
     out.resize(size);
+    return out;
 }
 
-void Trunk::restore(int32_t seq, bool on_device, const Checkpoint & saved) {
-    if (llama_state_seq_set_data_ext(context_, saved.data(), saved.size(), seq, flags(on_device)) != saved.size()) {
-        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not restore the recurrent state of sequence %d", seq));
+static void set_state(llama_context * context, int32_t seq, const std::vector<uint8_t> & state,
+                      llama_state_seq_flags flags) {
+    if (llama_state_seq_set_data_ext(context, state.data(), state.size(), seq, flags) != state.size()) {
+        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not restore the state of sequence %d", seq));
     }
+}
+
+void Trunk::save(int32_t seq, bool on_device, Copy & out) {
+    out.bytes = get_state(context_, seq, partial(on_device));
+    out.on_device = on_device;
+    out.seq = seq;
+    out.stamp = on_device ? next_stamp() : 0;
+    if (on_device) {
+        stamps_[size_t(seq)] = out.stamp;
+    }
+}
+
+void Trunk::restore(int32_t seq, const Copy & saved) {
+    if (saved.on_device && (size_t(saved.seq) >= stamps_.size() || stamps_[size_t(saved.seq)] != saved.stamp)) {
+        throw Error(MTP_ERROR_STATE, format("the copy on the device of sequence %d is gone: a newer one has taken its "
+                                            "place; keep it in host memory", saved.seq));
+    }
+    set_state(context_, seq, saved.bytes, partial(saved.on_device));
+}
+
+std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {
+    return to_one_stream(get_state(context_, seq, 0), length);
+}
+
+void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state) {
+    remove_tail(seq, 0);
+    const uint32_t streams = count_streams(get_state(context_, seq, 0)); // of an empty sequence: few bytes
+    if (streams == 0) {
+        throw Error(MTP_ERROR_BACKEND, "llama.cpp wrote a state without streams");
+    }
+    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, streams), 0);
+}
+
+void Trunk::copy(int32_t from, int32_t to) {
+    llama_memory_t memory = llama_get_memory(context_);
+    llama_memory_seq_rm(memory, to, -1, -1);
+    llama_memory_seq_cp(memory, from, to, -1, -1);
+    if (recurrent_) {
+        // llama_memory_seq_cp leaves one cell for both, and a rollback of one would move the other.
+        set_state(context_, to, get_state(context_, from, partial(false)), partial(false));
+    }
+}
+
+uint64_t Trunk::fingerprint() const {
+    const llama_model * model = llama_get_model(context_);
+    Fingerprint out;
+    out.add(llama_model_n_params(model));
+    out.add(llama_model_size(model));
+    std::vector<char> text(1 << 12);
+    const auto add_text = [&](auto read, int32_t i) {
+        int32_t n = read(model, i, text.data(), text.size());
+        if (n >= int32_t(text.size())) {
+            text.resize(size_t(n) + 1);
+            n = read(model, i, text.data(), text.size());
+        }
+        out.add(text.data(), size_t(std::max(n, 0)));
+    };
+    for (int32_t i = 0; i < llama_model_meta_count(model); ++i) {
+        add_text(llama_model_meta_key_by_index, i);
+        add_text(llama_model_meta_val_str_by_index, i);
+    }
+    return out.value();
 }
 
 } // namespace mtp

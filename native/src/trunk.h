@@ -10,9 +10,9 @@ namespace mtp {
 
 class Trunk {
 public:
-    // wants_hidden: hand out hidden states after each decode. min_rows: the most that decode() will
-    // be asked for; the positions that companions may need are kept out of n_ctx.
-    Trunk(llama_context * context, bool wants_hidden, int64_t min_rows);
+    // min_rows: the most that decode() will be asked for; the positions that companions may need are
+    // kept out of n_ctx.
+    Trunk(llama_context * context, int64_t min_rows);
     ~Trunk();
     Trunk(const Trunk &) = delete;
     Trunk & operator=(const Trunk &) = delete;
@@ -30,6 +30,9 @@ public:
     // there is no room, MTP_ERROR_BACKEND when llama.cpp fails.
     void decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
 
+    // Has llama.cpp hand out hidden states after each decode, until this object goes.
+    void want_hidden();
+
     // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
     // until the next one.
     const float * hidden() const;
@@ -43,17 +46,39 @@ public:
     // Positions in the memory: 0 when the sequence is empty.
     int64_t length(int32_t seq) const;
 
-    // The recurrent state of a sequence, in device memory (one such copy per sequence, which the
-    // context keeps) or in these bytes. The attention cache is not part of it.
-    using Checkpoint = std::vector<uint8_t>;
-    void save(int32_t seq, bool on_device, Checkpoint & out);
-    void restore(int32_t seq, bool on_device, const Checkpoint & saved);
+    // A copy of a sequence's recurrent state, which cannot be cut. In device memory the context keeps
+    // one for each sequence, and a new one takes the place of the old.
+    struct Copy {
+        std::vector<uint8_t> bytes; // all of it, or what llama.cpp needs to find it on the device
+        bool on_device = false;
+        int32_t seq = 0;            // the one it was made of
+        uint64_t stamp = 0;         // of the device memory when this was written
+
+        bool empty() const { return bytes.empty(); }
+        void clear() { *this = Copy(); }
+    };
+    void save(int32_t seq, bool on_device, Copy & out);
+
+    // MTP_ERROR_STATE, and nothing done, when a newer copy has taken its place; MTP_ERROR_BACKEND when
+    // llama.cpp fails, and the sequence is then undefined.
+    void restore(int32_t seq, const Copy & saved);
+
+    // Everything that the context keeps of a sequence of `length` tokens, as trunk_state.h has it.
+    // What comes back must have passed its check. When restoring fails the sequence is undefined.
+    std::vector<uint8_t> save_whole(int32_t seq, int64_t length);
+    void restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state);
+
+    // Makes `to` hold what `from` holds, and nothing of it shared.
+    void copy(int32_t from, int32_t to);
+
+    // A number that models differ in: of the metadata and the size of the weights.
+    uint64_t fingerprint() const;
 
     llama_context * context() const { return context_; }
 
 private:
     llama_context * context_;
-    bool wants_hidden_;
+    bool wants_hidden_ = false;
     bool recurrent_;
     int64_t n_ctx_;
     int64_t n_batch_;
@@ -69,6 +94,8 @@ private:
     std::vector<llama_seq_id *> seq_ids_;
     std::vector<int8_t> outputs_;
     llama_seq_id seq_ = 0;
+
+    std::vector<uint64_t> stamps_; // of the copy in device memory, by sequence
 };
 
 } // namespace mtp

@@ -263,6 +263,15 @@ def test_own_embedding_and_head_of_the_block(models, rewrite, hidden) -> None:
     assert np.abs(logits_of(b) - want).max() < CACHE_TOLERANCE
 
 
+def test_numbers_that_are_none_leave_drafts_in_range(models, hidden) -> None:
+    rows = rows_for(hidden, len(TOKENS))
+    rows[-1] = np.nan
+    with Head(models.gguf(layout="ids")) as head:
+        assert head.draws
+        draft = head.draft(TOKENS, rows, 0, DEPTH)
+        assert set(draft.tokens) <= set(head.draft_ids().tolist())
+
+
 # ------------------------------------------------------------------------------- arguments
 
 

@@ -122,6 +122,14 @@ def test_null_pointers_are_arguments_too() -> None:
     lib.mtp_head_free(None)
 
 
+def test_gpus_are_named_as_llama_cpp_counts_them() -> None:
+    lib = _bindings.library()
+    names = [lib.mtp_gpu_name(i).decode() for i in range(-1, 3)]
+    assert names[0] == "CPU"
+    if not llama_cpp.llama_supports_gpu_offload():
+        assert set(names) == {"CPU"}
+
+
 BACKENDS = {
     "cuda": ("ggml/src/ggml-cuda/ggml-cuda.cu", "static bool ggml_backend_cuda_device_supports_op"),
     "metal": ("ggml/src/ggml-metal/ggml-metal-device.m", "bool ggml_metal_device_supports_op"),

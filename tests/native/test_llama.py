@@ -199,6 +199,87 @@ def test_states_are_saved_and_loaded(dial) -> None:
         assert a["choices"] == b["choices"]
 
 
+def test_drafts_after_a_loaded_state_are_those_of_before(models) -> None:
+    """On random weights, where a draft depends on all that the head has seen."""
+
+    def drafts(llm: MTPLlama) -> tuple[list[int], list[float]]:
+        tokens = llm.session.begin(7, 3)
+        probabilities = llm.session._probabilities[:3]
+        llm.session.row(0)
+        llm.session.end(0)
+        return tokens, probabilities
+
+    path = models.gguf()
+    with load(path) as llm:
+        take(llm, 9)
+        state = llm.save_state()
+        want = drafts(llm)
+        take(llm, 5, PROMPT[::-1])
+        llm.load_state(state)
+        assert drafts(llm) == want
+    with load(path) as other:  # as from a file
+        other.load_state(pickle.loads(pickle.dumps(state)))
+        assert drafts(other) == want
+        state.mtp_head = b""
+        other.load_state(state)
+        assert other.session.begin(7, 3) == []  # the head has to see a token first
+        other.session.end(0)
+        assert drafts(other)[1] != want[1]
+
+
+def test_states_of_others(models, dial) -> None:
+    path = dial("tiny")
+    with plain(path) as theirs, load(path) as ours:
+        want = take(ours, 8)
+        take(theirs, 5)
+        ours.load_state(theirs.save_state())
+        assert take(ours, 8, [*PROMPT, *want[:5]]) == take(theirs, 8, [*PROMPT, *want[:5]])
+        theirs.load_state(ours.save_state())
+        assert theirs.n_tokens == ours.n_tokens
+        state = ours.save_state()
+        state.mtp_head = state.mtp_head[:-1]
+        with pytest.raises(ModelRefusedError, match="bytes after its header, found"):
+            ours.load_state(state)
+        assert ours.session.length() == ours.n_tokens == state.n_tokens
+        assert take(ours, 8) == want
+        with load(dial("tiny-3v")) as another:
+            take(another, 3)
+            with pytest.raises(RuntimeError, match="Failed to set llama state"):
+                another.load_state(state)
+            assert another.n_tokens == another.session.length() == 0
+            assert take(another, 3) == take(another, 3)
+    with load(path, depth=0) as none:
+        none.load_state(state)
+        assert take(none, 8) == want
+
+
+def test_a_long_prompt_is_kept(dial) -> None:
+    """A chat whose template writes the last turn's end anew is not evaluated from its start."""
+    path = dial("tiny")
+    long = (PROMPT * 15)[:290]
+    turn = [*long[:286], 3, 1, 4, *PROMPT]
+    with load(path, n_ctx=512) as llm:
+        take(llm, 9, long)
+        llm.session.reset_stats()
+        got = take(llm, 12, turn)
+        assert llm.mtp_stats.prefilled == len(turn) - (290 - 64)
+        assert take(llm, 12, turn) == got  # the same prompt again
+        assert llm.mtp_stats.prefilled == 2 * (len(turn) - (290 - 64))
+        assert take(llm, 12, PROMPT) == take(llm, 12, PROMPT)
+        llm.session.reset_stats()
+        assert take(llm, 12, turn) == got  # nothing of it is left
+        assert llm.mtp_stats.prefilled == len(turn)
+        kept = llm._prompt
+        assert kept is not None
+    with pytest.raises(NativeError, match="closed"):
+        _ = kept.handle
+    for options in ({"keep_prompt": False}, {"depth": 0}):
+        with load(path, n_ctx=512, **options) as llm:
+            take(llm, 9, long)
+            assert take(llm, 12, turn) == got
+            assert (llm._prompt is None) == ("keep_prompt" in options)
+
+
 def test_a_full_context_ends_as_llama_cpp_does(dial) -> None:
     path = dial("tiny")
     with plain(path) as theirs, load(path, n_ctx=200, depth=5) as ours:

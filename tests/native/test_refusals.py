@@ -87,7 +87,7 @@ def zeros(*shape: int) -> tuple[tuple[int, ...], object, bytes]:
             {"qwen35.feed_forward_length": u32(255)},
             r"ffn_gate.weight: expected \[256, 255\], found \[256, 256\] f32",
         ),
-        ({"split.count": u32(2)}, "found a shard of a split model"),
+        ({"split.count": u32(2)}, r"expected a name that ends in -00001-of-00002\.gguf"),
         ({IDS: ids([])}, "token_ids: expected 1 to 1024 integers of 32 bits, found 0"),
         ({IDS: ids([1, 1024])}, r"token_ids\[1\]: expected 0 to 1023, found 1024"),
         ({IDS: ids([1, -1], ValueType.I32)}, r"token_ids\[1\]: expected 0 to 1023, found -1"),

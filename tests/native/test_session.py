@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
-from native_trunk import Trunk
+from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
@@ -22,21 +21,6 @@ PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 # token and several go through different kernels; measured: 0.01. A state that is off by one token
 # shows as 0.1 or more.
 STATE_TOLERANCE = 0.04
-
-
-@contextmanager
-def opened(
-    path: Path, mode: str, depth: int, n_ctx: int = 256, n_seq_max: int = 1
-) -> Iterator[tuple[Session, Trunk]]:
-    snapshots = depth if mode == "snapshot" else 0
-    with closing(Trunk(path, snapshots, n_ctx, n_seq_max)) as trunk:
-        # The context may be larger than asked for; the head must cover it.
-        real = llama_cpp.llama_n_ctx_seq(trunk.context)
-        with (
-            Head(path, n_ctx=real, n_seq_max=n_seq_max, n_threads=1) as head,
-            Session(trunk.context, head, max_depth=depth, rollback=Rollback.parse(mode)) as session,
-        ):
-            yield session, trunk
 
 
 def plain_logits(path: Path, tokens: list[int]) -> np.ndarray:
@@ -62,7 +46,7 @@ def test_text_and_state_are_those_of_plain_decoding(
     dial, shape: str, depth: int, mode: str
 ) -> None:
     path = dial(shape)
-    with opened(path, mode, depth) as (session, trunk):
+    with opened_session(path, mode, depth) as (session, trunk):
         session.decode(PROMPT)
         tokens = generate(session, depth, 40)
         stats = session.stats()
@@ -83,7 +67,7 @@ def test_text_and_state_are_those_of_plain_decoding(
 def test_acceptance_is_what_the_dial_says(dial, mode: str) -> None:
     """Whole, partial and no rejection, one after another, exactly where the flags are."""
     missed, cycle = dial.missed("tiny"), dial.successors("tiny")
-    with opened(dial("tiny"), mode, 4) as (session, _):
+    with opened_session(dial("tiny"), mode, 4) as (session, _):
         session.decode(PROMPT)
         token = session.argmax()
         seen = set()
@@ -105,7 +89,7 @@ def test_drafts_come_from_the_right_tokens_and_hidden_states(models, mode: str) 
     Drafts are accepted here because the test says so, which no sampler of these weights would.
     """
     reference = models.reference("dense-tied")
-    with opened(models.gguf("dense-tied"), mode, 4) as (session, _):
+    with opened_session(models.gguf("dense-tied"), mode, 4) as (session, _):
         session.decode(PROMPT[:12])
         session.decode(PROMPT[12:])
         text, token = list(PROMPT), 7
@@ -128,7 +112,7 @@ def test_repeated_rejections(dial) -> None:
     """A head that is never right: each cycle takes back all its drafts."""
     path = dial("tiny", hit=0.0)
     for mode in MODES:
-        with opened(path, mode, 3) as (session, trunk):
+        with opened_session(path, mode, 3) as (session, trunk):
             session.decode(PROMPT)
             tokens = generate(session, 3, 20)
             assert session.stats().acceptance == (0, 0, 0)
@@ -141,7 +125,7 @@ def test_repeated_rejections(dial) -> None:
 def test_sequences_do_not_mix(dial, mode: str) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
     prompts = [PROMPT, PROMPT[::-1][:7]]
-    with opened(path, mode, 3, n_seq_max=2) as (session, trunk):
+    with opened_session(path, mode, 3, n_seq_max=2) as (session, trunk):
         texts: list[list[int]] = []
         for seq, prompt in enumerate(prompts):
             session.decode(prompt, seq)
@@ -159,7 +143,7 @@ def test_sequences_do_not_mix(dial, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_depth_can_change_from_cycle_to_cycle(dial, mode: str) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
-    with opened(path, mode, 5) as (session, trunk):
+    with opened_session(path, mode, 5) as (session, trunk):
         session.decode(PROMPT)
         tokens = [session.argmax()]
         for depth in [0, 3, 0, 0, 5, 1, 0, 2, 4] * 2:
@@ -172,7 +156,7 @@ def test_depth_can_change_from_cycle_to_cycle(dial, mode: str) -> None:
 
 def test_the_context_can_be_filled_to_its_end(dial) -> None:
     for mode in MODES:
-        with opened(dial("tiny"), mode, 6) as (session, trunk):
+        with opened_session(dial("tiny"), mode, 6) as (session, trunk):
             n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
             session.decode(PROMPT)
             tokens = [session.argmax()]
@@ -191,7 +175,7 @@ def test_the_context_can_be_filled_to_its_end(dial) -> None:
 
 def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> None:
     path = dial("tiny")
-    with opened(path, "snapshot", 3) as (session, trunk):
+    with opened_session(path, "snapshot", 3) as (session, trunk):
         session.decode(PROMPT)
         for first, text in (
             (-1, "p0: expected 0 to 20, found -1"),
@@ -226,7 +210,7 @@ def test_accepted_tokens_can_be_taken_back_with_the_rejected_ones(dial, mode: st
     """What happens when a reader stops in the middle of what a cycle gave."""
     path = dial("tiny", hit=1.0)
     for kept in (1, 2, 4):
-        with opened(path, mode, 4) as (session, trunk):
+        with opened_session(path, mode, 4) as (session, trunk):
             session.decode(PROMPT)
             token = session.argmax()
             new = session.step(token)
@@ -245,7 +229,7 @@ def test_position_zero(dial) -> None:
     """A prompt of one token, and a sequence emptied in the middle of its life."""
     path, cycle = dial("tiny"), dial.successors("tiny")
     for mode in MODES:
-        with opened(path, mode, 3) as (session, _):
+        with opened_session(path, mode, 3) as (session, _):
             for _ in range(2):
                 session.decode(PROMPT[:1])
                 tokens = generate(session, 3, 12)
@@ -259,7 +243,7 @@ def test_position_zero(dial) -> None:
 
 
 def test_cycles_are_taken_in_order(dial) -> None:
-    with opened(dial("tiny"), "two-phase", 3) as (session, _):
+    with opened_session(dial("tiny"), "two-phase", 3) as (session, _):
         session.decode(PROMPT)
         with pytest.raises(NativeError, match="no cycle is open"):
             session.row(0)
@@ -288,7 +272,7 @@ def test_cycles_are_taken_in_order(dial) -> None:
 
 def test_arguments_are_checked(dial, models) -> None:
     path = dial("tiny")
-    with opened(path, "snapshot", 3) as (session, trunk):
+    with opened_session(path, "snapshot", 3) as (session, trunk):
         for tokens in ([-1], [1024], [3, 5000]):
             with pytest.raises(NativeError, match=r"tokens\[\d\]: expected 0 to 1023"):
                 session.decode(tokens)

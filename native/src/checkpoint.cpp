@@ -1,0 +1,138 @@
+#include "checkpoint.h"
+
+#include "error.h"
+#include "trunk_state.h"
+
+#include "ggml.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace mtp {
+
+namespace {
+
+// The file's beginning, little-endian as the machines that run this; then hidden, head_rows, trunk.
+struct Header {
+    char     magic[8];
+    uint64_t trunk_fingerprint;
+    uint64_t head_fingerprint;
+    int64_t  length;
+    int64_t  token;
+    int64_t  head_first;
+    uint64_t hidden_bytes;
+    uint64_t head_bytes;
+    uint64_t trunk_bytes;
+};
+
+const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
+const int64_t MOST_TOKENS = 1 << 24;
+
+void refuse(const std::string & text) {
+    throw Error(MTP_ERROR_FORMAT, "checkpoint: " + text);
+}
+
+// A NaN in the head's cache would spread to every draft.
+void check_finite(const Checkpoint & c) {
+    bool sound = true;
+    for (const float x : c.hidden) {
+        sound = sound && std::isfinite(x);
+    }
+    for (size_t i = 0; i + 1 < c.head_rows.size(); i += sizeof(ggml_fp16_t)) {
+        ggml_fp16_t x;
+        std::memcpy(&x, c.head_rows.data() + i, sizeof(x));
+        sound = sound && (x & 0x7c00) != 0x7c00; // the exponent of infinities and NaNs
+    }
+    if (!sound) {
+        refuse("the head's state: expected finite numbers, found others");
+    }
+}
+
+} // namespace
+
+size_t Checkpoint::written_size() const {
+    if (kind != MTP_CHECKPOINT_HEAD && kind != MTP_CHECKPOINT_WHOLE) {
+        return 0;
+    }
+    return sizeof(Header) + hidden.size() * sizeof(float) + head_rows.size() + trunk.size();
+}
+
+void Checkpoint::write(uint8_t * out) const {
+    Header header = {};
+    std::memcpy(header.magic, MAGIC, sizeof(MAGIC));
+    header.trunk_fingerprint = trunk_fingerprint;
+    header.head_fingerprint = head_fingerprint;
+    header.length = length;
+    header.token = token;
+    header.head_first = head_first;
+    header.hidden_bytes = hidden.size() * sizeof(float);
+    header.head_bytes = head_rows.size();
+    header.trunk_bytes = trunk.size();
+    const auto put = [&out](const void * data, size_t n) {
+        if (n > 0) { // an empty vector may have no address
+            std::memcpy(out, data, n);
+        }
+        out += n;
+    };
+    put(&header, sizeof(header));
+    put(hidden.data(), header.hidden_bytes);
+    put(head_rows.data(), header.head_bytes);
+    put(trunk.data(), header.trunk_bytes);
+}
+
+Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
+    Header header;
+    if (size < sizeof(header)) {
+        refuse(format("expected %zu bytes or more, found %zu", sizeof(header), size));
+    }
+    std::memcpy(&header, data, sizeof(header));
+    if (std::memcmp(header.magic, MAGIC, sizeof(MAGIC)) != 0) {
+        refuse("expected bytes that mtp_checkpoint_write made, found others");
+    }
+    const uint64_t left = size - sizeof(header);
+    if (header.hidden_bytes > left || header.head_bytes > left - header.hidden_bytes ||
+        header.trunk_bytes != left - header.hidden_bytes - header.head_bytes) {
+        refuse(format("expected %llu + %llu + %llu bytes after its header, found %llu",
+                      (unsigned long long) header.hidden_bytes, (unsigned long long) header.head_bytes,
+                      (unsigned long long) header.trunk_bytes, (unsigned long long) left));
+    }
+    if (header.length < 1 || header.length > MOST_TOKENS) {
+        refuse(format("length: expected 1 to %lld, found %lld", (long long) MOST_TOKENS, (long long) header.length));
+    }
+    if (header.token < 0 || header.token > INT32_MAX) {
+        refuse(format("token: expected 0 to %d, found %lld", INT32_MAX, (long long) header.token));
+    }
+    if (header.head_first < 0 || header.head_first > header.length) {
+        refuse(format("head_first: expected 0 to %lld, found %lld", (long long) header.length,
+                      (long long) header.head_first));
+    }
+    if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
+        refuse("the head's state: expected whole numbers, found a part of one");
+    }
+    if (header.hidden_bytes == 0 && header.trunk_bytes == 0) {
+        refuse("expected the state of a head or of a trunk, found none");
+    }
+    Checkpoint c;
+    c.kind = header.trunk_bytes > 0 ? MTP_CHECKPOINT_WHOLE : MTP_CHECKPOINT_HEAD;
+    c.length = header.length;
+    c.token = int32_t(header.token);
+    c.head_first = header.head_first;
+    c.trunk_fingerprint = header.trunk_fingerprint;
+    c.head_fingerprint = header.head_fingerprint;
+    const uint8_t * at = data + sizeof(header);
+    c.hidden.resize(size_t(header.hidden_bytes / sizeof(float)));
+    if (!c.hidden.empty()) {
+        std::memcpy(c.hidden.data(), at, size_t(header.hidden_bytes));
+    }
+    at += header.hidden_bytes;
+    c.head_rows.assign(at, at + header.head_bytes);
+    at += header.head_bytes;
+    c.trunk.assign(at, at + header.trunk_bytes);
+    check_finite(c);
+    if (c.kind == MTP_CHECKPOINT_WHOLE) {
+        check_trunk_state(c.trunk, c.length);
+    }
+    return c;
+}
+
+} // namespace mtp

@@ -1,0 +1,197 @@
+// The session's checkpoints: what is kept of a sequence, and when it may come back.
+
+#include "session.h"
+
+#include "error.h"
+#include "stamp.h"
+
+namespace mtp {
+
+static bool in_place(mtp_checkpoint_kind kind) {
+    return kind == MTP_CHECKPOINT_DEVICE || kind == MTP_CHECKPOINT_HOST;
+}
+
+Checkpoint Session::save(int32_t seq, int32_t kind) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    require_range(kind, MTP_CHECKPOINT_DEVICE, MTP_CHECKPOINT_WHOLE, "kind");
+    if (s.length == 0) {
+        throw Error(MTP_ERROR_STATE, format("sequence %d: expected tokens to save, found none", seq));
+    }
+    settle(seq);
+    Checkpoint c;
+    c.kind = mtp_checkpoint_kind(kind);
+    c.length = s.length;
+    c.head_first = s.length;
+    if (drafting() && !s.tail_tokens.empty()) {
+        feed_head(seq); // so that of the tail the last token is enough
+        const int64_t width = trunk_.n_embd();
+        c.token = s.tail_tokens.back();
+        c.hidden.assign(s.tail_hidden.end() - width, s.tail_hidden.end());
+    }
+    if (in_place(c.kind)) {
+        c.mark = s.marks.back();
+        if (trunk_.recurrent()) {
+            trunk_.save(seq, c.kind == MTP_CHECKPOINT_DEVICE, c.recurrent);
+        }
+        if (c.kind == MTP_CHECKPOINT_DEVICE) {
+            s.checkpoint.clear(); // one copy on the device for each sequence: this is it now
+        }
+        return c;
+    }
+    if (!c.hidden.empty()) {
+        HeadCache & cache = head_->cache();
+        c.head_fingerprint = head_->fingerprint();
+        c.head_first = cache.empty(seq) ? s.length : cache.first(seq);
+        c.head_rows.resize(cache.rows_bytes(c.length - c.head_first));
+        cache.read_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
+    } else if (c.kind == MTP_CHECKPOINT_HEAD) {
+        throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that knows its last token, found none", seq));
+    }
+    c.trunk_fingerprint = trunk_.fingerprint();
+    if (c.kind == MTP_CHECKPOINT_WHOLE) {
+        c.trunk = trunk_.save_whole(seq, c.length);
+    }
+    return c;
+}
+
+// Refuses, before anything is touched, what does not fit this session.
+void Session::check_checkpoint(const Sequence & s, const Checkpoint & c) const {
+    if (in_place(c.kind)) {
+        if (size_t(c.length) > s.marks.size() || s.marks[size_t(c.length) - 1] != c.mark) {
+            throw Error(MTP_ERROR_STATE,
+                        format("checkpoint: expected the %lld tokens that it was made of, found that they have been "
+                               "removed since; only a whole one outlives that", (long long) c.length));
+        }
+        return;
+    }
+    if (c.length > trunk_.n_ctx()) {
+        throw Error(MTP_ERROR_FULL, format("checkpoint: expected at most %lld tokens, the context's size, found %lld",
+                                           (long long) trunk_.n_ctx(), (long long) c.length));
+    }
+    if (c.trunk_fingerprint != trunk_.fingerprint()) {
+        throw Error(MTP_ERROR_STATE, format("checkpoint: expected one of this model (%016llx), found another's (%016llx)",
+                                            (unsigned long long) trunk_.fingerprint(),
+                                            (unsigned long long) c.trunk_fingerprint));
+    }
+    if (drafting() && c.head_fingerprint == head_->fingerprint()) {
+        const size_t hidden = size_t(trunk_.n_embd());
+        const size_t rows = head_->cache().rows_bytes(c.length - c.head_first);
+        if (c.hidden.size() != hidden || c.head_rows.size() != rows || c.token >= trunk_.n_vocab()) {
+            throw Error(MTP_ERROR_FORMAT,
+                        format("checkpoint: expected %zu numbers, %zu bytes of rows and a token below %lld for the head, "
+                               "found %zu, %zu and %d", hidden, rows, (long long) trunk_.n_vocab(), c.hidden.size(),
+                               c.head_rows.size(), c.token));
+        }
+    }
+    if (c.kind == MTP_CHECKPOINT_WHOLE) {
+        return;
+    }
+    if (!drafting() || c.head_fingerprint != head_->fingerprint()) {
+        throw Error(MTP_ERROR_STATE, "checkpoint: expected one of this session's head, found another's");
+    }
+}
+
+// What stands in the trunk's memory now counts; the head knows nothing of it.
+void Session::set_length(int32_t seq, int64_t length) {
+    Sequence & s = sequences_[size_t(seq)];
+    s = Sequence();
+    s.decoded = s.length = length;
+    for (int64_t i = 0; i < length; ++i) {
+        s.marks.push_back(next_stamp());
+    }
+    if (head_ != nullptr) {
+        head_->rollback(seq, 0);
+    }
+}
+
+// The tail becomes the checkpoint's last token.
+void Session::keep_last(int32_t seq, const Checkpoint & c) {
+    Sequence & s = sequences_[size_t(seq)];
+    s.tail_tokens.clear();
+    s.tail_hidden.clear();
+    s.tail_first = c.length;
+    if (drafting() && !c.hidden.empty()) {
+        s.tail_first = c.length - 1;
+        s.tail_tokens.assign(1, c.token);
+        s.tail_hidden = c.hidden;
+    }
+}
+
+void Session::restore_head(int32_t seq, const Checkpoint & c) {
+    if (drafting() && c.head_fingerprint == head_->fingerprint()) {
+        head_->cache().write_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
+        keep_last(seq, c);
+    }
+}
+
+void Session::restore(int32_t seq, const Checkpoint & c) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    check_checkpoint(s, c);
+    if (c.kind == MTP_CHECKPOINT_HEAD) {
+        if (trunk_.length(seq) != c.length) {
+            throw Error(MTP_ERROR_STATE, format("checkpoint: expected a trunk that holds its %lld tokens, found %lld",
+                                                (long long) c.length, (long long) trunk_.length(seq)));
+        }
+        set_length(seq, c.length);
+        restore_head(seq, c);
+        return;
+    }
+    try {
+        if (c.kind == MTP_CHECKPOINT_WHOLE) {
+            trunk_.restore_whole(seq, c.length, c.trunk);
+            set_length(seq, c.length);
+            restore_head(seq, c);
+            return;
+        }
+        if (!c.recurrent.empty()) {
+            trunk_.restore(seq, c.recurrent);
+        }
+        if (!trunk_.remove_tail(seq, c.length)) {
+            throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
+                                                  (long long) c.length));
+        }
+    } catch (const Error & error) {
+        if (error.status != MTP_ERROR_STATE) { // a copy that is gone: nothing is done
+            forget(seq);
+        }
+        throw;
+    }
+    s.decoded = s.length = c.length;
+    s.removable = 0;
+    s.checkpoint.clear();
+    s.marks.resize(size_t(c.length));
+    if (head_ != nullptr) {
+        head_->rollback(seq, c.length);
+    }
+    keep_last(seq, c);
+}
+
+void Session::copy(int32_t from, int32_t to) {
+    check_idle();
+    Sequence & source = sequence(from);
+    Sequence & target = sequence(to);
+    if (from == to) {
+        return;
+    }
+    settle(from);
+    forget(to);
+    if (source.length == 0) {
+        return;
+    }
+    try {
+        trunk_.copy(from, to);
+    } catch (...) {
+        forget(to);
+        throw;
+    }
+    target = source;
+    target.removable = 0; // its snapshots did not come along
+    target.checkpoint.clear();
+    if (head_ != nullptr) {
+        head_->cache().copy(from, to);
+    }
+}
+
+} // namespace mtp

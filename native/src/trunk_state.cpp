@@ -1,0 +1,162 @@
+#include "trunk_state.h"
+
+#include "error.h"
+
+#include <cstring>
+
+namespace mtp {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string & text) {
+    throw Error(MTP_ERROR_FORMAT, "checkpoint: the trunk's state: " + text);
+}
+
+class Reader {
+public:
+    explicit Reader(const std::vector<uint8_t> & bytes) : bytes_(bytes) {}
+
+    template <typename T>
+    T take(const char * field) {
+        T value;
+        std::memcpy(&value, need(sizeof(T), field), sizeof(T));
+        return value;
+    }
+
+    void expect(const char * field, int64_t want, int64_t found) const {
+        if (found != want) {
+            refuse(format("%s: expected %lld, found %lld", field, (long long) want, (long long) found));
+        }
+    }
+
+    // Steps over a * b * c bytes, each factor below 2^32 but for one that may be anything.
+    void skip(uint64_t a, uint64_t b, uint64_t c, const char * field) {
+        const uint64_t left = bytes_.size() - at_;
+        if (a > left || b > left || c > left || (a != 0 && b > left / a) || (a * b != 0 && c > left / (a * b))) {
+            refuse(format("%s: expected %llu x %llu x %llu bytes, found %llu", field, (unsigned long long) a,
+                          (unsigned long long) b, (unsigned long long) c, (unsigned long long) left));
+        }
+        at_ += size_t(a * b * c);
+    }
+
+    size_t at() const { return at_; }
+
+private:
+    const uint8_t * need(size_t n, const char * field) {
+        if (n > bytes_.size() - at_) {
+            refuse(format("%s: expected %zu bytes, found the end", field, n));
+        }
+        const uint8_t * here = bytes_.data() + at_;
+        at_ += n;
+        return here;
+    }
+
+    const std::vector<uint8_t> & bytes_;
+    size_t at_ = 0;
+};
+
+void check_cells(Reader & in, int64_t length) {
+    std::vector<bool> seen(size_t(length), false);
+    for (int64_t i = 0; i < length; ++i) {
+        const int32_t position = in.take<int32_t>("position");
+        if (position < 0 || position >= length || seen[size_t(position)]) {
+            refuse(format("position: expected each of 0 to %lld once, found %d", (long long) length - 1, position));
+        }
+        seen[size_t(position)] = true;
+        in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
+        in.skip(4, sizeof(int32_t), 1, "cell"); // x, y, token, sequence: whatever they are
+    }
+}
+
+void skip_rows(Reader & in, uint32_t layers, int64_t length, const char * field) {
+    for (uint32_t i = 0; i < layers; ++i) {
+        in.take<int32_t>(field);
+        in.skip(in.take<uint64_t>(field), uint64_t(length), 1, field);
+    }
+}
+
+void skip_columns(Reader & in, uint32_t layers, int64_t length) {
+    for (uint32_t i = 0; i < layers; ++i) {
+        in.take<int32_t>("values");
+        const uint32_t element = in.take<uint32_t>("values");
+        in.skip(element, in.take<uint32_t>("values"), uint64_t(length), "values");
+    }
+}
+
+const size_t STREAMS_AT = sizeof(uint32_t) + sizeof(int32_t); // after magic and sequence
+
+// Where the parts lie that stay the same whatever the number of streams.
+struct Parts {
+    uint32_t streams;
+    size_t attention_begin; // the stream with cells, its count included
+    size_t attention_end;
+    size_t recurrent_begin;
+};
+
+Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
+    Reader in(state);
+    Parts parts = {};
+    in.take<uint32_t>("magic"); // llama.cpp compares it
+    in.take<int32_t>("sequence");
+    parts.streams = in.take<uint32_t>("streams");
+    int64_t filled = 0;
+    for (uint32_t i = 0; i < parts.streams; ++i) { // ends with the bytes, whatever it says
+        const size_t begin = in.at();
+        const uint32_t cells = in.take<uint32_t>("cells");
+        if (cells == 0) {
+            continue;
+        }
+        in.expect("cells", length, cells);
+        in.expect("streams with cells", 1, ++filled);
+        check_cells(in, length);
+        const uint32_t transposed = in.take<uint32_t>("values transposed");
+        const uint32_t layers = in.take<uint32_t>("layers");
+        skip_rows(in, layers, length, "keys");
+        if (transposed != 0) {
+            skip_columns(in, layers, length);
+        } else {
+            skip_rows(in, layers, length, "values");
+        }
+        parts.attention_begin = begin;
+        parts.attention_end = in.at();
+    }
+    in.expect("streams with cells", 1, filled);
+    parts.recurrent_begin = in.at();
+    in.expect("recurrent cells", 1, in.take<uint32_t>("recurrent cells"));
+    in.expect("recurrent position", length - 1, in.take<int32_t>("recurrent position"));
+    in.expect("sequences of the recurrent cell", 0, in.take<uint32_t>("sequences of the recurrent cell"));
+    return parts;
+}
+
+} // namespace
+
+std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, uint32_t streams) {
+    const Parts parts = find_parts(state, length);
+    std::vector<uint8_t> out(state.begin(), state.begin() + int64_t(STREAMS_AT + sizeof(streams)));
+    std::memcpy(out.data() + STREAMS_AT, &streams, sizeof(streams));
+    out.insert(out.end(), state.begin() + int64_t(parts.attention_begin), state.begin() + int64_t(parts.attention_end));
+    out.resize(out.size() + (streams - 1) * sizeof(uint32_t)); // the others have no cells
+    out.insert(out.end(), state.begin() + int64_t(parts.recurrent_begin), state.end());
+    return out;
+}
+
+std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length) {
+    return to_streams(state, length, 1);
+}
+
+void check_trunk_state(const std::vector<uint8_t> & state, int64_t length) {
+    const uint32_t streams = find_parts(state, length).streams;
+    if (streams != 1) {
+        refuse(format("streams: expected 1, found %u", streams));
+    }
+}
+
+uint32_t count_streams(const std::vector<uint8_t> & state) {
+    uint32_t streams = 0;
+    if (state.size() >= STREAMS_AT + sizeof(streams)) {
+        std::memcpy(&streams, state.data() + STREAMS_AT, sizeof(streams));
+    }
+    return streams;
+}
+
+} // namespace mtp

@@ -1,0 +1,399 @@
+"""Checkpoints and copies: what follows is what followed; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import numpy as np
+import pytest
+from native_trunk import Trunk, opened_session
+
+from mtp_gguf.native import Checkpoint, CheckpointKind, Session
+from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeError
+from mtp_gguf.native.head import Head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODES = ["snapshot", "checkpoint", "two-phase", "host"]
+KINDS = [CheckpointKind.DEVICE, CheckpointKind.HOST, CheckpointKind.WHOLE]
+PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+DEPTH = 4
+
+
+def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int], list[int]]:
+    """Tokens after `token`, and how many of them each cycle gave."""
+    tokens, counts = [token], []
+    while len(tokens) < n:
+        new = session.step(tokens[-1], DEPTH, seq)
+        tokens += new
+        counts.append(len(new))
+    return tokens, counts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_follows_is_what_followed(dial, mode: str, kind: CheckpointKind) -> None:
+    """The same tokens and the same acceptance, from the very first cycle on."""
+    with opened_session(dial("tiny"), mode, DEPTH) as (session, trunk):
+        session.decode(PROMPT)
+        start, _ = go_on(session, session.argmax(), 9)
+        with session.save(kind) as saved:
+            length = session.length()
+            assert (saved.kind, saved.length) == (kind, length)
+            want = go_on(session, start[-1], 20)
+            session.decode([want[0][-1]])
+            logits = trunk.logits()
+            # The device keeps one copy; in this mode the cycles above have written theirs over it.
+            if kind is CheckpointKind.DEVICE and mode == "checkpoint":
+                before = session.length()
+                with pytest.raises(NativeError, match="copy on the device of sequence 0 is gone"):
+                    session.restore(saved)
+                assert session.length() == before
+                return
+            for _ in range(2):
+                session.restore(saved)
+                assert session.length() == length
+                assert go_on(session, start[-1], 20) == want
+                session.decode([want[0][-1]])
+                assert np.array_equal(trunk.logits(), logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_after_a_prompt_and_after_a_rejection(dial, kind: CheckpointKind) -> None:
+    for hit in (1.0, 0.0):
+        with opened_session(dial("tiny", hit=hit), "snapshot", DEPTH) as (session, _):
+            session.decode(PROMPT)
+            token = session.argmax()
+            if hit == 0.0:
+                token = session.step(token)[-1]  # four drafts wait to be undone
+            with session.save(kind) as saved:
+                want = go_on(session, token, 12)
+                session.restore(saved)
+                assert go_on(session, token, 12) == want
+
+
+def test_bytes_outlive_the_session(dial) -> None:
+    path = dial("tiny")
+    with opened_session(path, "snapshot", DEPTH) as (session, _):
+        session.decode(PROMPT)
+        start, _ = go_on(session, session.argmax(), 9)
+        with session.save() as saved:
+            data = saved.to_bytes()
+        want = go_on(session, start[-1], 20)
+    for mode in MODES:
+        with (
+            opened_session(path, mode, DEPTH, n_seq_max=2) as (session, _),
+            Checkpoint.from_bytes(data) as saved,
+        ):
+            assert saved.kind is CheckpointKind.WHOLE
+            session.decode(PROMPT[::-1], 1)
+            session.restore(saved, 1)
+            assert go_on(session, start[-1], 20, 1) == want
+            assert session.length(0) == 0
+    # Without a head the trunk comes back; and what was saved so comes back with one.
+    with opened_session(path, "two-phase", 0) as (session, _):
+        with Checkpoint.from_bytes(data) as saved:
+            session.restore(saved)
+        token = session.step(start[-1], 0)[0]
+        assert token == want[0][1]
+        with session.save() as saved:
+            headless = saved.to_bytes()
+    with opened_session(path, "snapshot", DEPTH) as (session, _):
+        with Checkpoint.from_bytes(headless) as saved:
+            session.restore(saved)
+        assert go_on(session, token, 19)[0] == want[0][1:20]
+
+
+def test_the_heads_part_alone(dial) -> None:
+    """For a caller that keeps the trunk's state itself: acceptance goes on as it was."""
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, trunk):
+        session.decode(PROMPT)
+        start, _ = go_on(session, session.argmax(), 9)
+        with session.save(CheckpointKind.HEAD) as saved:
+            state = trunk.state()
+            want = go_on(session, start[-1], 20)
+            with pytest.raises(NativeError, match=r"a trunk that holds its \d+ tokens, found"):
+                session.restore(saved)
+            trunk.set_state(state)
+            session.restore(saved)
+            assert go_on(session, start[-1], 20) == want
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
+    with opened_session(dial("tiny"), mode, DEPTH, n_seq_max=3) as (session, trunk):
+        session.decode(PROMPT)
+        start, _ = go_on(session, session.argmax(), 9)
+        session.decode(PROMPT[:5], 2)
+        session.copy(0, 2)  # with drafts that wait to be undone, onto a sequence in use
+        session.copy(0, 0)
+        assert session.length(2) == session.length(0)
+        assert session.length(1) == 0
+        with pytest.raises(NativeError, match="can be taken back by 0 of"):
+            session.remove(session.length(2) - 1, 2)
+        want = go_on(session, start[-1], 20)
+        other = (start[-1] + 1) % 700
+        went_on = go_on(session, other, 12)
+        assert go_on(session, start[-1], 20, 2) == want
+        session.remove(0, 0)
+        session.copy(2, 1)
+        session.remove(0, 2)
+        session.decode([want[0][-1]], 1)
+        got = trunk.logits()
+        session.decode(PROMPT)
+        session.decode([*start[:-1], *want[0]])
+    assert went_on[0][0] == other
+    assert np.abs(got - trunk_logits(dial("tiny"), [*PROMPT, *start[:-1], *want[0]])).max() < 0.04
+
+
+def trunk_logits(path, tokens: list[int]) -> np.ndarray:
+    with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
+        session.decode(tokens)
+        return trunk.logits()
+
+
+def test_a_checkpoint_goes_to_a_copy_of_its_sequence(dial) -> None:
+    with opened_session(dial("tiny"), "snapshot", DEPTH, n_seq_max=2) as (session, _):
+        session.decode(PROMPT)
+        token = session.argmax()
+        with session.save(CheckpointKind.HOST) as saved:
+            want = go_on(session, token, 12)
+            session.copy(0, 1)
+            session.remove(0, 0)
+            session.restore(saved, 1)
+            assert go_on(session, token, 12, 1) == want
+            with pytest.raises(NativeError, match="expected the 20 tokens that it was made of"):
+                session.restore(saved, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_tokens_that_were_removed_do_not_come_back(dial, kind: CheckpointKind) -> None:
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        session.decode(PROMPT)
+        with session.save(kind) as saved:
+            session.remove(19)
+            session.decode(PROMPT[19:])  # the very same token, and not the one of then
+            for _ in range(2):
+                with pytest.raises(NativeError, match=r"the 20 tokens .* have been removed since"):
+                    session.restore(saved)
+                assert session.length() == 20
+                session.remove(0)
+                session.decode(PROMPT)
+
+
+def test_another_model_another_size(dial, models) -> None:
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        session.decode(PROMPT)
+        with session.save() as saved:
+            data = saved.to_bytes()
+        with session.save(CheckpointKind.HEAD) as saved:
+            head = saved.to_bytes()
+        with session.save(CheckpointKind.HOST) as saved:
+            with pytest.raises(NativeError, match="expected kind head or whole"):
+                saved.to_bytes()
+            with (
+                opened_session(dial("tiny"), "snapshot", DEPTH) as (other, _),
+                pytest.raises(NativeError, match="have been removed since"),
+            ):
+                other.restore(saved)
+    for path in (dial("tiny", quant="Q8_0"), dial("tiny-3v"), models.gguf("dense-tied")):
+        with opened_session(path, "snapshot", DEPTH) as (session, _):
+            session.decode(PROMPT[:6])
+            for given in (data, head):
+                with (
+                    Checkpoint.from_bytes(given) as saved,
+                    pytest.raises(NativeError, match=r"expected one of this model \(\w{16}\), f"),
+                ):
+                    session.restore(saved)
+            assert session.length() == 6
+    with opened_session(dial("tiny"), "snapshot", DEPTH, n_ctx=512) as (session, _):
+        session.decode(PROMPT * 14)
+        with session.save() as saved:
+            long = saved.to_bytes()
+    with (
+        opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _),
+        Checkpoint.from_bytes(long) as saved,
+        pytest.raises(ContextFullError, match=r"expected at most 256 tokens, .* found 280"),
+    ):
+        session.restore(saved)
+
+
+# Offsets of the header's fields, native/src/checkpoint.cpp.
+LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, END = 24, 32, 40, 48, 56, 64, 72
+
+
+@pytest.fixture(scope="module")
+def whole(dial) -> bytes:
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        session.decode(PROMPT)
+        with session.save() as saved:
+            return saved.to_bytes()
+
+
+def trunk_start(data: bytes) -> int:
+    return END + sum(struct.unpack_from("<2q", data, HIDDEN))
+
+
+def changed(offset: int, value: int, form: str = "<q") -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        copy = bytearray(data)
+        struct.pack_into(
+            form, copy, offset if offset >= 0 else trunk_start(data) - 1 - offset, value
+        )
+        return bytes(copy)
+
+    return change
+
+
+def in_trunk(offset: int) -> int:
+    """Marks an offset into the trunk's state: 0 is its first byte."""
+    return -1 - offset
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d: b"", "expected 72 bytes or more, found 0"),
+        (lambda d: d[:71], "expected 72 bytes or more, found 71"),
+        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ bytes after its header, found \d+"),
+        (lambda d: d + b"\0", r"bytes after its header, found"),
+        (lambda d: b"GGUF" + d[4:], "bytes that mtp_checkpoint_write made"),
+        (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),
+        (changed(LENGTH, -1), "length: expected 1 to 16777216, found -1"),
+        (changed(LENGTH, 2**62), "length: expected 1 to 16777216, found 4611686018427387904"),
+        (changed(LENGTH, 21), "cells: expected 21, found 20"),
+        (changed(TOKEN, -1), "token: expected 0 to 2147483647, found -1"),
+        (changed(FIRST, 21), "head_first: expected 0 to 20, found 21"),
+        (changed(FIRST, -1), "head_first: expected 0 to 20, found -1"),
+        (changed(HIDDEN, -8), "bytes after its header"),
+        (changed(ROWS, 2**63 - 1), "bytes after its header"),
+        (changed(TRUNK, 0), "bytes after its header"),
+        (changed(END, 0x7F800000, "<i"), "expected finite numbers"),
+        (changed(in_trunk(8), 0, "<I"), "streams with cells: expected 1, found 0"),
+        (changed(in_trunk(8), 2**32 - 1, "<I"), "streams with cells: expected 1, found|cells: exp"),
+        (changed(in_trunk(12), 2**32 - 1, "<I"), "cells: expected 20, found 4294967295"),
+        (changed(in_trunk(16), -1, "<i"), "position: expected each of 0 to 19 once, found -1"),
+        (changed(in_trunk(16), 1, "<i"), "position: expected each of 0 to 19 once, found 1"),
+        (changed(in_trunk(16), 20, "<i"), "position: expected each of 0 to 19 once, found 20"),
+        (changed(in_trunk(20), 2, "<I"), "sequences of a cell: expected 1, found 2"),
+        (changed(in_trunk(16 + 20 * 24 + 4), 2**31, "<I"), "keys: expected"),
+        (changed(in_trunk(16 + 20 * 24 + 12), 2**63, "<Q"), "keys: expected 9223372036854775808 x"),
+    ],
+)
+def test_hostile_bytes(whole, change, text: str) -> None:
+    with pytest.raises(ModelRefusedError, match=f"checkpoint: .*{text}"):
+        Checkpoint.from_bytes(change(whole))
+
+
+def recurrent(data: bytes) -> int:
+    """Offset of the recurrent part in the trunk's state: found by its own beginning."""
+    start = struct.pack("<IiI", 1, 19, 0)
+    assert data.count(start, trunk_start(data)) == 1
+    return data.index(start, trunk_start(data)) - trunk_start(data)
+
+
+def test_hostile_bytes_of_the_recurrent_part(whole) -> None:
+    at = recurrent(whole)
+    for offset, value, text in (
+        (at, 2, "recurrent cells: expected 1, found 2"),
+        (at, 0, "recurrent cells: expected 1, found 0"),
+        (at + 4, 18, "recurrent position: expected 19, found 18"),
+        (at + 8, 1, "sequences of the recurrent cell: expected 0, found 1"),
+    ):
+        with pytest.raises(ModelRefusedError, match=text):
+            Checkpoint.from_bytes(changed(in_trunk(offset), value, "<i")(whole))
+
+
+def test_what_llama_cpp_itself_refuses_empties_the_sequence(dial, whole) -> None:
+    """Sizes and types of layers are compared by llama.cpp, when it is half through."""
+    at = recurrent(whole)
+    for offset in (0, 16 + 20 * 24 + 8, at + 12, at + 16, at + 20):
+        with (
+            Checkpoint.from_bytes(changed(in_trunk(offset), 3, "<i")(whole)) as saved,
+            opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _),
+        ):
+            session.decode(PROMPT)
+            want = go_on(session, session.argmax(), 12)
+            with pytest.raises(NativeError, match="could not restore the state of sequence 0"):
+                session.restore(saved)
+            assert session.length() == 0
+            session.decode(PROMPT)
+            assert go_on(session, session.argmax(), 12) == want
+
+
+def test_a_head_of_another_size_in_the_bytes(dial, whole) -> None:
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        session.decode(PROMPT[:6])
+        for change in (changed(FIRST, 3), changed(TOKEN, 1024)):
+            with (
+                Checkpoint.from_bytes(change(whole)) as saved,
+                pytest.raises(ModelRefusedError, match=r"bytes of rows and a token below 1024 for"),
+            ):
+                session.restore(saved)
+        assert session.length() == 6
+
+
+def test_arguments_are_checked(dial) -> None:
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        with pytest.raises(NativeError, match="sequence 0: expected tokens to save, found none"):
+            session.save()
+        session.decode(PROMPT)
+        for call, text in (
+            (lambda: session.save(seq=1), "seq: expected 0 to 0, found 1"),
+            (lambda: session.save(4), "kind: expected 0 to 3, found 4"),
+            (lambda: session.copy(0, 1), "seq: expected 0 to 0, found 1"),
+            (lambda: session.copy(-1, 0), "seq: expected 0 to 0, found -1"),
+        ):
+            with pytest.raises(NativeError, match=text):
+                call()
+        saved = session.save()
+        session.begin(session.argmax())
+        for call in (session.save, lambda: session.restore(saved), lambda: session.copy(0, 0)):
+            with pytest.raises(NativeError, match="a cycle is open"):
+                call()
+        session.end(0)
+        saved.close()
+        for call in (lambda: session.restore(saved), saved.to_bytes):
+            with pytest.raises(NativeError, match="the checkpoint is closed"):
+                call()
+
+
+def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial) -> None:
+    """Two contexts, two heads, turn by turn; a head that is in use is refused."""
+    path = dial("tiny")
+    cycle = dial.successors("tiny")
+    with (
+        opened_session(path, "snapshot", DEPTH) as (first, trunk),
+        opened_session(path, "checkpoint", DEPTH) as (second, _),
+    ):
+        with pytest.raises(NativeError, match="head: expected one that no session uses"):
+            Session(trunk.context, first.head, max_depth=DEPTH)
+        texts = []
+        for session, prompt in ((first, PROMPT), (second, PROMPT[::-1])):
+            session.decode(prompt)
+            texts.append([session.argmax()])
+        for _ in range(12):
+            for session, text in zip((first, second), texts, strict=True):
+                text.extend(session.step(text[-1]))
+        for text in texts:
+            assert [cycle[t] for t in text[:-1]] == text[1:]
+        head = first.head
+        first.close()
+        with Session(trunk.context, head, max_depth=DEPTH) as again:
+            again.remove(0)
+            again.decode(PROMPT)
+            assert go_on(again, again.argmax(), 12)[0][:12] == texts[0][:12]
+
+
+def test_a_closed_head_is_named(dial) -> None:
+    with closing(Trunk(dial("tiny"), DEPTH)) as trunk:
+        head = Head(dial("tiny"), n_ctx=llama_cpp.llama_n_ctx_seq(trunk.context), n_threads=1)
+        with Session(trunk.context, head, max_depth=DEPTH) as session:
+            session.decode(PROMPT)
+            head.close()
+            with pytest.raises(NativeError, match="the head is closed"):
+                session.step(1)
