@@ -1,0 +1,117 @@
+// libFuzzer over mtp.h: whatever bytes are given as a GGUF or as a checkpoint, the library answers with
+// a status, and the session goes on. docs/native.md has the commands.
+//
+// Bytes that begin with 'G' are loaded as a head, all others are restored as a checkpoint into a
+// session on the model that the environment variable MTP_FUZZ_MODEL names.
+
+#include "llama.h"
+#include "mtp.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+static const int32_t CONTEXT = 256;
+static const int32_t DEPTH = 2;
+
+static mtp_session * session;
+
+// A broken promise: libFuzzer reports the input.
+static void must(bool kept, const char * promise) {
+    if (!kept) {
+        fprintf(stderr, "broken: %s (last error: %s)\n", promise, mtp_last_error());
+        abort();
+    }
+}
+
+static void quiet(ggml_log_level, const char *, void *) {}
+
+extern "C" int LLVMFuzzerInitialize(int *, char ***) {
+    llama_log_set(quiet, nullptr);
+    const char * path = getenv("MTP_FUZZ_MODEL");
+    must(path != nullptr, "MTP_FUZZ_MODEL names a model");
+    llama_model_params model_params = llama_model_default_params();
+    model_params.load_mtp = false;
+    llama_model * model = llama_model_load_from_file(path, model_params);
+    must(model != nullptr, "llama.cpp loads the model");
+    llama_context_params context_params = llama_context_default_params();
+    context_params.n_ctx = CONTEXT;
+    context_params.n_rs_seq = DEPTH;
+    context_params.n_threads = context_params.n_threads_batch = 1;
+    llama_context * context = llama_init_from_model(model, context_params);
+    must(context != nullptr, "llama.cpp makes a context");
+    mtp_head_params head_params = mtp_head_default_params();
+    head_params.n_threads = 1;
+    head_params.n_ctx = int32_t(llama_n_ctx_seq(context));
+    mtp_head * head = nullptr;
+    must(mtp_head_load(path, &head_params, &head) == MTP_OK, "the head loads");
+    mtp_session_params params = {};
+    params.rollback = MTP_ROLLBACK_SNAPSHOT;
+    params.max_depth = DEPTH;
+    must(mtp_session_new(context, head, &params, &session) == MTP_OK, "a session is made");
+    return 0;
+}
+
+static void load(const uint8_t * data, size_t n) {
+    const int file = memfd_create("head", MFD_CLOEXEC);
+    must(file >= 0 && write(file, data, n) == ssize_t(n), "a file in memory");
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    mtp_head_params params = mtp_head_default_params();
+    params.n_threads = 1;
+    params.n_ctx = 64;
+    mtp_head * head = nullptr;
+    if (mtp_head_load(path.c_str(), &params, &head) == MTP_OK) {
+        mtp_head_info info;
+        must(mtp_head_get_info(head, &info) == MTP_OK, "a head says what it is");
+        std::vector<int32_t> ids(size_t(info.n_draft_vocab));
+        must(mtp_head_get_draft_ids(head, ids.data(), ids.size()) == MTP_OK, "a head has its ids");
+        const int32_t tokens[2] = {0, info.n_vocab - 1};
+        const std::vector<float> hidden(2 * size_t(info.n_embd), 0.5f);
+        int32_t drafts[DEPTH];
+        float probabilities[DEPTH];
+        if (mtp_head_draft(head, 0, 1, tokens, hidden.data(), 2, DEPTH, drafts, probabilities, nullptr) == MTP_OK) {
+            for (const int32_t id : drafts) {
+                must(id >= 0 && id < info.n_vocab, "a draft is a token");
+            }
+        }
+        mtp_head_free(head);
+    } else {
+        must(head == nullptr && mtp_last_error()[0] != '\0', "a refusal has a sentence and no handle");
+    }
+    close(file);
+}
+
+static void restore(const uint8_t * data, size_t n) {
+    mtp_checkpoint * checkpoint = nullptr;
+    if (mtp_checkpoint_read(data, n, &checkpoint) != MTP_OK) {
+        must(checkpoint == nullptr && mtp_last_error()[0] != '\0', "a refusal has a sentence and no handle");
+        return;
+    }
+    const int32_t prompt[3] = {1, 2, 3};
+    must(mtp_session_decode(session, 0, prompt, 3, false) == MTP_OK, "a session decodes");
+    mtp_checkpoint_info info;
+    must(mtp_checkpoint_get_info(checkpoint, &info) == MTP_OK, "a checkpoint says what it is");
+    const bool restored = mtp_checkpoint_restore(session, 0, checkpoint) == MTP_OK;
+    int32_t length = -1;
+    must(mtp_session_length(session, 0, &length) == MTP_OK, "a session knows its length");
+    must(restored ? length == info.length : length == 0 || length == 3, "a sequence is restored, empty or as it was");
+    if (length < CONTEXT) {
+        int32_t out[DEPTH + 1];
+        int32_t n_out = 0;
+        must(mtp_session_step(session, 0, 1, DEPTH, nullptr, out, &n_out) == MTP_OK, "a session goes on");
+    }
+    must(mtp_seq_rm(session, 0, 0, -1) == MTP_OK, "a sequence is emptied");
+    mtp_checkpoint_free(checkpoint);
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
+    if (n > 0 && data[0] == 'G') {
+        load(data, n);
+    } else {
+        restore(data, n);
+    }
+    return 0;
+}

@@ -1,0 +1,133 @@
+"""What the native fuzz target starts from: a tiny model, and heads and checkpoints of its shape.
+
+    python tests/fuzz/native_corpus.py FOLDER
+
+writes FOLDER/model.gguf, for MTP_FUZZ_MODEL, and FOLDER/corpus/.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from checkpoints import Spec, write_checkpoint
+from native_trunk import opened_session
+
+from mtp_gguf.convert.checkpoint import open_checkpoint
+from mtp_gguf.convert.family import HeadChoice
+from mtp_gguf.convert.pipeline import run
+from mtp_gguf.convert.plan import Request, make_plan
+from mtp_gguf.convert.precision import parse_tensor_type
+from mtp_gguf.convert.source_rows import SourceRows
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
+from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
+from mtp_gguf.native.checkpoint import CheckpointKind
+
+DENSE = Spec(
+    "fuzz",
+    hidden=32,
+    intermediate=32,
+    layers=2,
+    interval=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=64,
+    k_heads=1,
+    v_heads=1,
+    linear_dim=32,
+    tied=True,
+)
+MOE = replace(DENSE, name="fuzz-moe", experts=4, fused_mtp_experts=True)
+ROWS = 16  # of the embedding in a head file
+
+Content = dict[str, tuple[tuple[int, ...], TensorType, bytes]]
+
+
+def convert(spec: Spec, folder: Path, head: str) -> Path:
+    """The model of a spec, converted."""
+    path = folder / f"{spec.name}-{head}.gguf"
+    source = folder / spec.name
+    checkpoint = open_checkpoint(source if source.is_dir() else write_checkpoint(source, spec))
+    request = Request(
+        quant="F32",
+        head=HeadChoice.WITH_TRUNK,
+        head_type=parse_tensor_type(head, "head"),
+        output=path,
+    )
+    run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
+    return path
+
+
+def head_file(path: Path, keys: dict[str, Value], extra: Content) -> bytes:
+    """The head of a model with an embedding of few rows and no tokenizer: a few KiB."""
+    with open_gguf(path) as file:
+        block = (file.integer(f"{file.scalar('general.architecture')}.block_count") or 1) - 1
+        metadata: dict[str, Any] = {k: file.value(k) for k in file.keys if "tokenizer" not in k}
+        content: Content = {
+            t.name: (t.shape, t.type, bytes(file.source.read(t.offset, t.nbytes)))
+            for t in file.tensors
+            if t.name.startswith(f"blk.{block}.")
+        }
+        table = file.by_name["token_embd.weight"]
+        width = table.nbytes // max(table.shape)
+        few = bytes(file.source.read(table.offset, ROWS * width))
+        content["token_embd.weight"] = ((DENSE.hidden, ROWS), table.type, few)
+    content |= extra
+    layout = lay_out(metadata | keys, [TensorSpec(n, s, t) for n, (s, t, _) in content.items()])
+    data = bytearray(layout.header.ljust(layout.size, b"\0"))
+    for offset, (_, _, raw) in zip(layout.offsets, content.values(), strict=True):
+        data[offset : offset + len(raw)] = raw
+    return bytes(data)
+
+
+def heads(folder: Path) -> list[bytes]:
+    """Dense and mixed, F32 and quantized, with each layout of a draft vocabulary."""
+    dense = convert(DENSE, folder, "F32")
+    few = [5, 3, 11]
+    with open_gguf(dense) as file:
+        table = file.by_name["token_embd.weight"]
+        width = table.nbytes // max(table.shape)
+        short = bytes(file.source.read(table.offset, len(few) * width))
+    d2t = ((len(few),), I64, struct.pack(f"<{len(few)}q", *few))
+    rows = ((DENSE.hidden, len(few)), table.type, short)
+    ids = {"mtp_gguf.fastmtp.token_ids": Value(ValueType.U32, few)}
+    return [
+        head_file(dense, {}, {}),
+        head_file(convert(DENSE, folder, "Q8_0"), {}, {}),
+        head_file(convert(MOE, folder, "F16"), {}, {}),
+        head_file(dense, ids, {}),
+        head_file(dense, {}, {"d2t": d2t, "blk.2.nextn.shared_head_head.weight": rows}),
+        head_file(dense, {}, {"d2t": d2t, "output.weight": rows}),
+    ]
+
+
+def checkpoints(path: Path) -> list[bytes]:
+    """Of a prompt, of a text, and of a head alone."""
+    out = []
+    with opened_session(path, "snapshot", 2) as (session, _):
+        session.decode([1, 2, 3])
+        for kind in (CheckpointKind.WHOLE, CheckpointKind.HEAD):
+            with session.save(kind) as saved:
+                out.append(saved.to_bytes())
+        for token in (4, 5, 6):
+            session.step(token, 2)
+        with session.save() as saved:
+            out.append(saved.to_bytes())
+    return out
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (folder / "corpus").mkdir(parents=True)
+    model = convert(DENSE, folder, "F32").rename(folder / "model.gguf")
+    for index, data in enumerate([*heads(folder), *checkpoints(model)]):
+        (folder / "corpus" / f"{index:02}").write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()
