@@ -21,7 +21,8 @@ from native_trunk import opened_session
 from mtp_gguf.convert.checkpoint import open_checkpoint
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import Request, make_plan
+from mtp_gguf.convert.plan import Request
+from mtp_gguf.convert.plan_checkpoint import make_plans
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.convert.source_rows import SourceRows
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
@@ -59,7 +60,7 @@ def convert(spec: Spec, folder: Path, head: str) -> Path:
         head_type=parse_tensor_type(head, "head"),
         output=path,
     )
-    run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
+    run(make_plans(checkpoint, request), SourceRows(checkpoint), lambda _: None)
     return path
 
 

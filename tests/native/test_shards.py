@@ -12,7 +12,8 @@ import pytest
 from mtp_gguf.convert.checkpoint import open_checkpoint
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import DraftRequest, Request, make_plan
+from mtp_gguf.convert.plan import DraftRequest, Request
+from mtp_gguf.convert.plan_checkpoint import make_plans
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.convert.source_rows import SourceRows
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
@@ -43,7 +44,7 @@ def shards(models) -> list[Path]:
         split_max_size=2_500_000,
     )
     request.output.parent.mkdir()
-    run(make_plan(checkpoint, request), SourceRows(checkpoint), lambda _: None)
+    run(make_plans(checkpoint, request), SourceRows(checkpoint), lambda _: None)
     return sorted(request.output.parent.glob("model-*.gguf"))
 
 
