@@ -1,0 +1,261 @@
+"""What verification costs: batches of 1 to 4 tokens, a prompt, decoding, stock and patched.
+
+    python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
+
+FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
+those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
+measurement is taken by one and then by the other, so that a slow minute hits both; medians.
+
+A batch: that many tokens decoded after a prompt of 64, logits of all of them, recurrent snapshots
+for a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
+benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROMPT = 64
+LONG_PROMPT = 512
+SNAPSHOTS = 3  # a draft of three: batches of up to four
+BATCHES = range(1, SNAPSHOTS + 2)
+TOKENS = 128  # of a generation
+
+
+class Trunk:
+    """A context of the model's trunk, driven by llama.cpp's own C API."""
+
+    def __init__(self, path: str, threads: int, clock: Callable[[], float]) -> None:
+        import llama_cpp  # noqa: PLC0415 - only the measuring processes load libraries
+
+        self.api, self.clock = llama_cpp, clock
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(
+            path.encode(), llama_cpp.llama_model_default_params()
+        )
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 2048, LONG_PROMPT, LONG_PROMPT
+        params.n_rs_seq = SNAPSHOTS
+        params.n_threads = params.n_threads_batch = threads
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.batch = llama_cpp.llama_batch_init(LONG_PROMPT, 0, 1)
+        self.at = 0
+        self.ids = np.random.default_rng(1).integers(0, 20_000, 4096).tolist()
+
+    def decode(self, count: int, all_rows: bool) -> float:
+        """Milliseconds of one decode of the next `count` tokens."""
+        for i in range(count):
+            self.batch.token[i] = self.ids[self.at + i]
+            self.batch.pos[i] = self.at + i
+            self.batch.n_seq_id[i] = 1
+            self.batch.seq_id[i][0] = 0
+            self.batch.logits[i] = all_rows or i == count - 1
+        self.batch.n_tokens = count
+        began = self.clock()
+        status = self.api.llama_decode(self.context, self.batch)
+        self.api.llama_synchronize(self.context)
+        if status:
+            raise RuntimeError(f"llama_decode: {status}")
+        self.at += count
+        return (self.clock() - began) * 1e3
+
+    def start(self, count: int) -> float:
+        """Milliseconds of a prompt of `count` tokens from an empty memory."""
+        self.api.llama_memory_clear(self.memory, True)
+        self.at = 0
+        return self.decode(count, False)
+
+    def verify(self, count: int) -> float:
+        """Milliseconds of a batch with the logits of each token, and of taking back all but one."""
+        took = self.decode(count, True)
+        began = self.clock()
+        if count > 1:
+            self.at -= count - 1
+            if not self.api.llama_memory_seq_rm(self.memory, 0, self.at, -1):
+                raise RuntimeError("llama_memory_seq_rm refused")
+        return took + (self.clock() - began) * 1e3
+
+
+def generation(path: str, threads: int, depth: int, clock: Callable[[], float]) -> Any:
+    """A function that generates once; tokens per second."""
+    from mtp_gguf.native import MTPLlama  # noqa: PLC0415 - as above
+
+    llm = MTPLlama(path, depth=depth, n_ctx=1024, n_threads=threads, n_threads_batch=threads)
+    usable = min(20_000, llm.n_vocab() * 2 // 3)
+    prompt = np.random.default_rng(1).integers(0, usable, PROMPT).tolist()
+
+    def once() -> float:
+        llm.reset()
+        stream = llm.generate(prompt, temp=0.0)
+        next(stream)
+        began = clock()
+        generated = len(list(itertools.islice(stream, TOKENS)))
+        seconds = clock() - began
+        stream.close()
+        return generated / seconds
+
+    return once
+
+
+def measure(path: str, threads: int, clock: Callable[[], float]) -> None:
+    """Answer the questions on standard input, a line each: a kind and a number."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # libraries may write to standard output
+    os.dup2(2, 1)
+    trunk: Trunk | None = None
+    generations: dict[int, Any] = {}
+    for line in sys.stdin:
+        kind, number = line.split()
+        n = int(number)
+        if kind == "decode":
+            if n not in generations:
+                generations[n] = generation(path, threads, n, clock)
+            value = generations[n]()
+        else:
+            trunk = trunk or Trunk(path, threads, clock)
+            value = {"prompt": trunk.start, "batch": trunk.verify}[kind](n)
+        print(value, file=answers)
+
+
+class Process:
+    """A measuring process, on the libraries of `folder` or the installed ones."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path | None) -> None:
+        environment = {**os.environ}
+        environment.pop("LLAMA_CPP_LIB_PATH", None)
+        if folder:
+            environment["LLAMA_CPP_LIB_PATH"] = str(folder)
+        command = [sys.executable, __file__, arguments.model, "--measure"]
+        command += ["--threads", str(arguments.threads)]
+        command += ["--cpu-time"] if arguments.cpu_time else []
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+        )
+
+    def ask(self, kind: str, number: int) -> float:
+        """One measurement."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(kind, number, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"the process that measures {kind} {number} ended")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def in_turn(
+    processes: dict[str, Process], questions: list[tuple[str, int]], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Medians by question and side; a first round warms up and is dropped."""
+    seen: dict[str, dict[str, list[float]]] = {}
+    for i in range(rounds + 1):
+        for kind, number in questions:
+            for side, process in processes.items():
+                value = process.ask(kind, number)
+                if i:
+                    row = seen.setdefault(f"{kind} {number}", {})
+                    row.setdefault(side, []).append(value)
+    return {
+        question: {side: statistics.median(values) for side, values in row.items()}
+        for question, row in seen.items()
+    }
+
+
+def report(results: dict[str, dict[str, float]]) -> None:
+    """Tables in Markdown; ratios beside what was measured."""
+    print("| batch | stock ms | to one | patched ms | to one | patched / stock |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    one = results["batch 1"]
+    for count in BATCHES:
+        row = results[f"batch {count}"]
+        s, p = row["stock"], row["patched"]
+        print(
+            f"| {count} | {s:.1f} | {s / one['stock']:.2f} | {p:.1f} | {p / one['patched']:.2f} "
+            f"| {p / s:.2f} |"
+        )
+    row = results[f"prompt {LONG_PROMPT}"]
+    s, p = row["stock"], row["patched"]
+    print(f"| prompt of {LONG_PROMPT} | {s:.0f} | | {p:.0f} | | {p / s:.2f} |")
+    decodes = {q: row for q, row in results.items() if q.startswith("decode")}
+    if decodes:
+        plain = decodes.get("decode 0", {}).get("stock")
+        print("\n| depth | stock tok/s | patched tok/s | patched / stock | / stock at depth 0 |")
+        print("| --- | --- | --- | --- | --- |")
+        for question, row in decodes.items():
+            s, p = row["stock"], row["patched"]
+            to_plain = f"{p / plain:.2f}" if plain else ""
+            print(f"| {question.split()[1]} | {s:.1f} | {p:.1f} | {p / s:.2f} | {to_plain} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("model")
+    parser.add_argument("--patched", type=Path, help="folder of the patched libraries")
+    parser.add_argument("--depths", default="0,1,2,3", help="to decode at; empty for none")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="CPU time, for busy machines; with --threads 1"
+    )
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        clock = time.process_time if arguments.cpu_time else time.perf_counter
+        measure(arguments.model, arguments.threads, clock)
+        return
+
+    folder = arguments.patched
+    if folder is None:
+        from mtp_gguf.gguf_tools.server.build import find_build  # noqa: PLC0415
+
+        built = find_build()
+        if built is None:
+            parser.error("no patched build: run `mtp-gguf build-server`, or give --patched FOLDER")
+        folder = built.libraries
+    processes = {"stock": Process(arguments, None), "patched": Process(arguments, folder)}
+    try:
+        results = in_turn(processes, [("prompt", LONG_PROMPT)], min(arguments.rounds, 3))
+        for process in processes.values():
+            process.ask("prompt", PROMPT)
+        results |= in_turn(processes, [("batch", count) for count in BATCHES], arguments.rounds)
+        depths = [int(depth) for depth in arguments.depths.split(",") if depth]
+        if depths:
+            questions = [("decode", depth) for depth in depths]
+            results |= in_turn(processes, questions, min(arguments.rounds, 3))
+    finally:
+        for process in processes.values():
+            process.close()
+    report(results)
+    machine = {"machine": platform.machine(), "threads": arguments.threads}
+    print(json.dumps({"model": Path(arguments.model).name, **machine, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Products and attention on ggml's CPU backend, through ctypes on the libraries of one folder.
+
+A process of its own for each folder and setting (`sweep.py`): libraries of one name cannot be
+loaded twice, and ggml chooses its kernels once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Input = tuple[int, tuple[int, ...], Any]  # type, shape in ggml's order, data
+
+F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, I32 = 0, 1, 30, 8, 12, 13, 14, 23, 26
+TYPES = {
+    "F32": F32,
+    "F16": F16,
+    "BF16": BF16,
+    "Q8_0": Q8_0,
+    "Q4_K": Q4_K,
+    "Q5_K": Q5_K,
+    "Q6_K": Q6_K,
+    "IQ4_XS": IQ4_XS,
+}
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
+
+
+class _Feature(ctypes.Structure):
+    _fields_ = (("name", c_char_p), ("value", c_char_p))
+
+
+class Ggml:
+    """The ggml libraries of `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+        self.cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
+        tensor, context = c_void_p, c_void_p
+        for name, result, *arguments in (
+            ("ggml_init", context, _InitParams),
+            ("ggml_free", None, context),
+            ("ggml_tensor_overhead", c_size_t),
+            ("ggml_graph_overhead", c_size_t),
+            ("ggml_row_size", c_size_t, c_int, c_int64),
+            ("ggml_new_tensor_4d", tensor, context, c_int, *[c_int64] * 4),
+            ("ggml_mul_mat", tensor, context, tensor, tensor),
+            ("ggml_mul_mat_id", tensor, context, tensor, tensor, tensor),
+            ("ggml_flash_attn_ext", tensor, context, *[tensor] * 4, *[c_float] * 3),
+            ("ggml_gated_delta_net", tensor, context, *[tensor] * 6, c_int64),
+            ("ggml_view_3d", tensor, context, tensor, *[c_int64] * 3, *[c_size_t] * 3),
+            ("ggml_cpy", tensor, context, tensor, tensor),
+            ("quantize_row_q8_K_ref", None, c_void_p, c_void_p, c_int64),
+            ("ggml_new_graph", c_void_p, context),
+            ("ggml_build_forward_expand", None, c_void_p, tensor),
+            ("ggml_quantize_chunk", c_size_t, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_void_p),
+            ("ggml_fp32_to_bf16_row", None, c_void_p, c_void_p, c_int64),
+            ("ggml_bf16_to_fp32_row", None, c_void_p, c_void_p, c_int64),
+            ("ggml_get_type_traits", c_void_p, c_int),
+            ("ggml_nbytes", c_size_t, tensor),
+            ("ggml_backend_alloc_ctx_tensors", c_void_p, context, c_void_p),
+            ("ggml_backend_buffer_free", None, c_void_p),
+            ("ggml_backend_tensor_set", None, tensor, c_void_p, c_size_t, c_size_t),
+            ("ggml_backend_tensor_get", None, tensor, c_void_p, c_size_t, c_size_t),
+            ("ggml_backend_graph_compute", c_int, c_void_p, c_void_p),
+            ("ggml_backend_free", None, c_void_p),
+            ("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p),
+        ):
+            function = getattr(self.base, name)
+            function.restype, function.argtypes = result, arguments
+        for name, result, *arguments in (
+            ("ggml_backend_cpu_init", c_void_p),
+            ("ggml_backend_cpu_set_n_threads", None, c_void_p, c_int),
+            ("ggml_backend_cpu_reg", c_void_p),
+            ("quantize_row_q8_K", None, c_void_p, c_void_p, c_int64),
+        ):
+            function = getattr(self.cpu, name)
+            function.restype, function.argtypes = result, arguments
+        self.backend = self.cpu.ggml_backend_cpu_init()
+
+    def features(self) -> dict[str, str]:
+        """What the CPU backend says of itself."""
+        address = self.base.ggml_backend_reg_get_proc_address(
+            self.cpu.ggml_backend_cpu_reg(), b"ggml_backend_get_features"
+        )
+        get = ctypes.CFUNCTYPE(POINTER(_Feature), c_void_p)(address)
+        found: dict[str, str] = {}
+        for feature in get(self.cpu.ggml_backend_cpu_reg()):
+            if not feature.name:
+                break
+            found[feature.name.decode()] = feature.value.decode()
+        return found
+
+    def encode(self, type_: int, values: Floats) -> npt.NDArray[np.uint8]:
+        """Rows [..., n] as the bytes of a type."""
+        n = values.shape[-1]
+        rows = values.size // n
+        out = np.zeros(rows * self.base.ggml_row_size(type_, n), np.uint8)
+        source = np.ascontiguousarray(values, np.float32)
+        if type_ == F32:
+            return source.reshape(-1).view(np.uint8)
+        if type_ == BF16:
+            self.base.ggml_fp32_to_bf16_row(source.ctypes.data, out.ctypes.data, source.size)
+        else:
+            self.base.ggml_quantize_chunk(
+                type_, source.ctypes.data, out.ctypes.data, 0, rows, n, None
+            )
+        return out
+
+    def run(
+        self, threads: int, build: Any, inputs: list[Input], result_of: int | None = None
+    ) -> Floats:
+        """Compute `build(context, tensors)`; the result, or what input `result_of` is then."""
+        size = self.base.ggml_tensor_overhead() * 32 + self.base.ggml_graph_overhead()
+        context = self.base.ggml_init(_InitParams(size, None, True))
+        tensors = [
+            self.base.ggml_new_tensor_4d(context, type_, *shape, *[1] * (4 - len(shape)))
+            for type_, shape, _ in inputs
+        ]
+        result = build(context, tensors)
+        graph = self.base.ggml_new_graph(context)
+        self.base.ggml_build_forward_expand(graph, result)
+        buffer = self.base.ggml_backend_alloc_ctx_tensors(context, self.backend)
+        for tensor, (_, _, data) in zip(tensors, inputs, strict=True):
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            assert raw.size == self.base.ggml_nbytes(tensor)
+            self.base.ggml_backend_tensor_set(tensor, raw.ctypes.data, 0, raw.size)
+        self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
+        assert self.base.ggml_backend_graph_compute(self.backend, graph) == 0
+        if result_of is not None:
+            result = tensors[result_of]
+        out = np.empty(self.base.ggml_nbytes(result) // 4, np.float32)
+        self.base.ggml_backend_tensor_get(result, out.ctypes.data, 0, out.nbytes)
+        self.base.ggml_backend_buffer_free(buffer)
+        self.base.ggml_free(context)
+        return out
+
+    def product(
+        self, type_: int, weights: npt.NDArray[np.uint8], rows: int, x: Floats, threads: int
+    ) -> Floats:
+        """Weights [rows, n] times each of x [columns, n]: [columns, rows]."""
+        columns, n = x.shape
+        inputs = [(type_, (n, rows), weights), (F32, (n, columns), x)]
+        out = self.run(threads, lambda c, t: self.base.ggml_mul_mat(c, *t), inputs)
+        return out.reshape(columns, rows)
+
+    def expert_product(
+        self,
+        type_: int,
+        weights: npt.NDArray[np.uint8],
+        rows: int,
+        x: Floats,
+        ids: npt.NDArray[np.int32],
+        threads: int,
+    ) -> Floats:
+        """Weights [experts, rows, n], x [tokens, n], ids [tokens, used]: [tokens, used, rows]."""
+        tokens, n = x.shape
+        experts = weights.size // (rows * self.base.ggml_row_size(type_, n))
+        inputs = [
+            (type_, (n, rows, experts), weights),
+            (F32, (n, 1, tokens), x),
+            (I32, (ids.shape[1], tokens), ids),
+        ]
+        out = self.run(threads, lambda c, t: self.base.ggml_mul_mat_id(c, *t), inputs)
+        return out.reshape(tokens, ids.shape[1], rows)
+
+    def attention(self, q: Floats, k: Floats, v: Floats, mask: Floats, threads: int) -> Floats:
+        """Heads' attention; q [heads, queries, d], k and v [kv heads, length, d] kept as F16, mask
+        [queries, length]: [queries, heads, d]."""
+        heads, queries, d = q.shape
+        kv_heads, length, _ = k.shape
+        half = np.float16
+        inputs = [
+            (F32, (d, queries, heads), q),
+            (F16, (d, length, kv_heads), k.astype(half)),
+            (F16, (d, length, kv_heads), v.astype(half)),
+            (F16, (length, queries), mask.astype(half)),
+        ]
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            return self.base.ggml_flash_attn_ext(context, *tensors, d**-0.5, 0.0, 0.0)
+
+        return self.run(threads, build, inputs).reshape(queries, heads, d)
+
+    def recurrence(
+        self, rows: dict[str, Floats], state: Floats, snapshots: int, threads: int
+    ) -> tuple[Floats, Floats]:
+        """A gated delta net over tokens: the output [tokens, heads, d], and the states after the
+        last token, the one before, …: [snapshots, heads, d, d].
+
+        rows: q, k, v [tokens, heads, d]; g, the logarithm of the decay, and beta [tokens, heads].
+        state: [heads, d, d].
+        """
+        tokens, heads, d = rows["v"].shape
+        inputs: list[Input] = [(F32, (d, heads, tokens), rows[name]) for name in "qkv"]
+        inputs += [(F32, (1, heads, tokens), rows[name]) for name in ("g", "beta")]
+        inputs += [(F32, (d, d, heads), state)]
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            return self.base.ggml_gated_delta_net(context, *tensors, snapshots)
+
+        out = self.run(threads, build, inputs)
+        cut = tokens * heads * d
+        return out[:cut].reshape(tokens, heads, d), out[cut:].reshape(snapshots, heads, d, d)
+
+    def copy_apart(self, rows: Floats, threads: int) -> Floats:
+        """Copy rows [n, length] to every other row of a tensor of 2 n rows of ones: that tensor."""
+        n, length = rows.shape
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            source, target = tensors
+            view = self.base.ggml_view_3d
+            of_source = view(context, source, length, 1, n, length * 4, length * 4, 0)
+            apart = view(context, target, length, 1, n, length * 4, length * 8, 0)
+            return self.base.ggml_cpy(context, of_source, apart)
+
+        ones = np.ones((2 * n, length), np.float32)
+        inputs: list[Input] = [(F32, (length, n), rows), (F32, (length, 2 * n), ones)]
+        return self.run(threads, build, inputs, result_of=1).reshape(2 * n, length)
+
+    def quantized(self, x: Floats) -> tuple[bytes, bytes]:
+        """Blocks of 256 of `x` as block_q8_K, by the CPU backend and by ggml's reference."""
+        out = np.zeros((2, x.size // 256 * 292), np.uint8)
+        self.cpu.quantize_row_q8_K(x.ctypes.data, out[0].ctypes.data, x.size)
+        self.base.quantize_row_q8_K_ref(x.ctypes.data, out[1].ctypes.data, x.size)
+        return out[0].tobytes(), out[1].tobytes()

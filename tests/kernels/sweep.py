@@ -1,0 +1,185 @@
+"""Compute what tests/kernels compares, with the libraries in FOLDER.
+
+    cd tests; python -m kernels.sweep FOLDER OUT.npz
+
+Names in the file: kind / what / threads / number of columns. A column's inputs are the same in
+every batch that it is in.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .ggml_calls import TYPES, Floats, Ggml
+
+SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
+LARGE = (16, 17, 33)  # more: quants of 256 alone keep their bits
+COLUMNS = max(LARGE)
+THREADS = (1, 3)
+LENGTHS = (64, 300, 512, 513, 1400)  # of a KV cache
+
+
+def shapes(name: str) -> list[tuple[int, int]]:
+    """Row lengths and numbers of rows: whole groups of rows, parts of one, one."""
+    if name in SUPER_BLOCKS:
+        return [(256, 1), (512, 16), (1024, 50), (2816, 5)]
+    if name == "Q8_0":
+        return [(32, 1), (96, 16), (1024, 50), (2816, 5)]
+    return [(1, 1), (7, 3), (100, 16), (1024, 50)]
+
+
+def weights(name: str, n: int, rows: int) -> Floats:
+    """Made anew from the same seed wherever they are needed."""
+    return np.random.default_rng([TYPES[name], n, rows]).standard_normal((rows, n), np.float32)
+
+
+def columns(n: int) -> Floats:
+    """Inputs of all batches, of very different sizes; the last is zero."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((COLUMNS, n), np.float32)
+    x *= (10.0 ** rng.uniform(-3, 3, (COLUMNS, 1))).astype(np.float32)
+    x[-1] = 0
+    return x
+
+
+def products(ggml: Ggml) -> dict[str, Any]:
+    """Every type and shape in batches of every size."""
+    found = {}
+    for name, type_ in TYPES.items():
+        for n, rows in shapes(name):
+            encoded = ggml.encode(type_, weights(name, n, rows))
+            found[f"weights/{name} {n}x{rows}"] = encoded
+            x = columns(n)
+            each = [ggml.product(type_, encoded, rows, x[c : c + 1], 1) for c in range(COLUMNS)]
+            for batch in (*BATCHES, *LARGE):
+                for threads in THREADS:
+                    y = ggml.product(type_, encoded, rows, x[:batch], threads)
+                    found[f"product/{name} {n}x{rows}/{threads}/{batch}"] = y
+            found[f"product/{name} {n}x{rows}/1/1"] = np.concatenate(each)
+    return found
+
+
+def expert_products(ggml: Ggml) -> dict[str, Floats]:
+    """Four experts of which each token uses two; all tokens want one of them, one expert idles."""
+    found = {}
+    n, rows, experts = 512, 20, 4
+    ids = np.array([[1, 0], [1, 3], [1, 0]] * (COLUMNS // 3), np.int32)
+    for name, type_ in TYPES.items():
+        encoded = ggml.encode(type_, weights(name, n, rows * experts))
+        x = columns(n)
+        for batch in (1, 2, 3, 7, 8, 15):
+            for threads in THREADS:
+                y = ggml.expert_product(type_, encoded, rows, x[:batch], ids[:batch], threads)
+                found[f"experts/{name}/{threads}/{batch}"] = y
+        each = [
+            ggml.expert_product(type_, encoded, rows, x[c : c + 1], ids[c : c + 1], 1)
+            for c in range(15)
+        ]
+        found[f"experts/{name}/1/1"] = np.concatenate(each)
+    return found
+
+
+def attention(ggml: Ggml) -> dict[str, Floats]:
+    """Queries that see ever longer parts of a cache."""
+    found = {}
+    rng = np.random.default_rng(5)
+    heads, kv_heads, d = 4, 2, 64
+    for length in LENGTHS:
+        q = rng.standard_normal((heads, 15, d), np.float32)
+        k, v = rng.standard_normal((2, kv_heads, length, d), np.float32)
+        seen = np.arange(length)[None] <= length - 20 + np.arange(15)[:, None]
+        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+        for batch in (*range(1, 9), 15):
+            for threads in THREADS:
+                y = ggml.attention(q[:, :batch], k, v, mask[:batch], threads)
+                found[f"attention/{length}/{threads}/{batch}"] = y
+        each = [ggml.attention(q[:, c : c + 1], k, v, mask[c : c + 1], 1) for c in range(15)]
+        found[f"attention/{length}/1/1"] = np.concatenate(each)
+        # a cache that has room behind: the queries do not see it
+        room = [(0, 0), (0, 700), (0, 0)]
+        wide = np.pad(mask, [(0, 0), (0, 700)], constant_values=-np.inf)
+        y = ggml.attention(q, np.pad(k, room), np.pad(v, room), wide, 2)
+        found[f"attention/{length}/2/15"] = y
+    return found
+
+
+def delta_rows(tokens: int, heads: int, d: int) -> tuple[dict[str, Floats], Floats]:
+    """Inputs of a recurrence, and its first state."""
+    rng = np.random.default_rng(d)
+    rows = {name: rng.standard_normal((tokens, heads, d), np.float32) for name in "qkv"}
+    rows["k"] /= np.linalg.norm(rows["k"], axis=-1, keepdims=True)
+    rows["g"] = -rng.random((tokens, heads), np.float32)
+    rows["beta"] = rng.random((tokens, heads), np.float32)
+    return rows, rng.standard_normal((heads, d, d), np.float32)
+
+
+def recurrence(ggml: Ggml) -> dict[str, Floats]:
+    """Tokens one by one, and in batches that end in a tile of tokens, at its end, and behind it."""
+    found = {}
+    tokens, heads, snapshots = 40, 3, 4
+    for d in (64, 128):
+        rows, first = delta_rows(tokens, heads, d)
+        state, outputs, states = first, [], []
+        for t in range(tokens):
+            token = {name: values[t : t + 1] for name, values in rows.items()}
+            output, after = ggml.recurrence(token, state, 1, 1)
+            state = after[0]
+            outputs.append(output)
+            states.append(state)
+        found[f"recurrence/{d}/1/1"] = np.concatenate(outputs)
+        for batch in (2, 3, 4, 5, 8, 15, 16, 17, 32, 40):
+            some = {name: values[:batch] for name, values in rows.items()}
+            for threads in THREADS:
+                output, after = ggml.recurrence(some, first, snapshots, threads)
+                found[f"recurrence/{d}/{threads}/{batch}"] = output
+                kept = min(batch, snapshots)
+                found[f"states/{d}/{threads}/{batch}"] = after[:kept]
+                found[f"states alone/{d}/{threads}/{batch}"] = np.stack(
+                    [states[batch - 1 - back] for back in range(kept)]
+                )
+    return found
+
+
+def copies(ggml: Ggml) -> dict[str, Floats]:
+    """Rows fewer and more than threads, of a size that no slice divides."""
+    found = {}
+    for n in (1, 2, 4):
+        rows = np.arange(n * 1001, dtype=np.float32).reshape(n, 1001)
+        for threads in (1, 2, 3, 5):
+            found[f"copy/{n}/{threads}"] = ggml.copy_apart(rows, threads)
+    return found
+
+
+def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
+    """Blocks that quantizing takes differently: ordinary, zero, tiny, huge, with two largest."""
+    blocks = np.random.default_rng(8).standard_normal((64, 256), np.float32)
+    blocks[0] = 0
+    blocks[1] *= 1e-30
+    blocks[2] *= 1e30
+    for i in range(3, 32):
+        blocks[i, [3 * i, 255 - 3 * i]] = (9, -9) if i % 2 else (-9, 9)
+    blocks[32, 255] = 50
+    blocks[33, 0] = -50
+    ours, reference = ggml.quantized(blocks.reshape(-1))
+    return {
+        "q8_K": np.frombuffer(ours, np.uint8).reshape(64, 292),
+        "q8_K reference": np.frombuffer(reference, np.uint8).reshape(64, 292),
+    }
+
+
+def main() -> None:
+    ggml = Ggml(Path(sys.argv[1]))
+    found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **attention(ggml)}
+    found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
+    found["lanes"] = np.array(ggml.features().get("LANES", ""))
+    np.savez(sys.argv[2], **found)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
