@@ -34,6 +34,7 @@ from .errors import (
 
 API_VERSION = 2
 MAX_DEPTH = 16
+DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
 # mtp_status values that have a class of their own.
@@ -103,6 +104,21 @@ class Sampling(ctypes.Structure):
     )
 
 
+class CycleOutcome(ctypes.Structure):
+    """mtp_cycle_outcome."""
+
+    _fields_ = (
+        ("n_drafted", c_int32),
+        ("n_verified", c_int32),
+        ("n_accepted", c_int32),
+        ("probabilities", POINTER(c_float)),
+        ("next_right", c_float),
+        ("draft_ms", c_double),
+        ("verify_ms", c_double),
+        ("undo_ms", c_double),
+    )
+
+
 class HeadInfo(ctypes.Structure):
     """mtp_head_info."""
 
@@ -169,7 +185,7 @@ def check(status: int) -> None:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    i32_p, f32_p = POINTER(c_int32), POINTER(c_float)
+    i32_p, f32_p, f64_p = POINTER(c_int32), POINTER(c_float), POINTER(c_double)
 
     # const char * mtp_last_error(void);
     lib.mtp_last_error.restype = c_char_p
@@ -314,3 +330,28 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
     lib.mtp_checkpoint_read.restype = c_int32
     lib.mtp_checkpoint_read.argtypes = [c_char_p, c_size_t, POINTER(c_void_p)]
+
+    # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
+    lib.mtp_depth_new.restype = c_int32
+    lib.mtp_depth_new.argtypes = [c_int32, POINTER(c_void_p)]
+    # void mtp_depth_free(mtp_depth * depth);
+    lib.mtp_depth_free.restype = None
+    lib.mtp_depth_free.argtypes = [c_void_p]
+    # mtp_status mtp_depth_set_costs(mtp_depth * depth, const double * verify_ms, int32_t n_verify,
+    #     const double * draft_ms, int32_t n_draft);
+    lib.mtp_depth_set_costs.restype = c_int32
+    lib.mtp_depth_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
+    # mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out);
+    lib.mtp_depth_plan.restype = c_int32
+    lib.mtp_depth_plan.argtypes = [c_void_p, c_int32, i32_p]
+    # mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabilities, int32_t n,
+    #     bool drawn, int32_t * out);
+    lib.mtp_depth_keep.restype = c_int32
+    lib.mtp_depth_keep.argtypes = [c_void_p, f32_p, c_int32, c_bool, i32_p]
+    # mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
+    lib.mtp_depth_report.restype = c_int32
+    lib.mtp_depth_report.argtypes = [c_void_p, POINTER(CycleOutcome)]
+    # mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
+    #     int32_t n_verify, const double * draft_ms, int32_t n_draft);
+    lib.mtp_session_set_costs.restype = c_int32
+    lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]

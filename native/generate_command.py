@@ -2,16 +2,20 @@
 
 import json
 import sys
-from collections.abc import Iterator
+import warnings
 from contextlib import closing
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
+
+from . import token_colors
 
 if TYPE_CHECKING:
     from .session import MtpStats
@@ -21,27 +25,46 @@ def generate(
     model: Annotated[Path, typer.Argument(help="GGUF file with an MTP head.")],
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="Text to go on from.")],
     n: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens to generate.")] = 256,
-    depth: Annotated[int, typer.Option(help="Tokens drafted in each cycle; 0: none.")] = 3,
+    depth: Annotated[
+        str | None,
+        typer.Option(help="Tokens drafted in each cycle; 0: none; auto: as many as pay."),
+    ] = None,
+    max_depth: Annotated[
+        int, typer.Option(min=0, max=MAX_DEPTH, help="Most tokens drafted by --depth auto.")
+    ] = AUTO_MAX_DEPTH,
     ctx: Annotated[int, typer.Option("-c", "--ctx", help="Context size.")] = 4096,
     temperature: Annotated[float, typer.Option("--temp", help="0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads.")] = None,
     gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU; -1: all.")] = 0,
     rollback: Annotated[
-        str, typer.Option(help="snapshot, checkpoint, two-phase or host.")
-    ] = "snapshot",
+        str | None, typer.Option(help="snapshot (the default), checkpoint, two-phase or host.")
+    ] = None,
     exact: Annotated[
         bool, typer.Option(help="The same greedy text at every depth, to the byte.")
     ] = False,
     fastmtp_size: Annotated[
-        int, typer.Option(help="Rows of the draft vocabulary; 0: all, -1: no list.")
-    ] = 0,
+        int | None, typer.Option(help="Rows of the draft vocabulary; 0: all, -1: no list.")
+    ] = None,
+    draft_threads: Annotated[
+        int | None, typer.Option(min=0, help="CPU threads of the head; 0: as the trunk.")
+    ] = None,
+    no_profile: Annotated[
+        bool, typer.Option("--no-profile", help="Do not read MODEL.mtp.toml (`mtp-gguf tune`).")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--no-color", help="Do not color tokens by who wrote them.")
+    ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Say what drafting did.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object instead of text.")
     ] = False,
 ) -> None:
-    """Complete a text, drafting with the model's MTP head."""
+    """Complete a text, drafting with the model's MTP head.
+
+    On a terminal each token shows who wrote it: accepted drafts are colored and underlined, one
+    color for each position in the draft, the trunk's own are plain.
+    """
     if not model.is_file():
         raise RequestError(
             f"{model}: expected a GGUF file, found {'a folder' if model.exists() else 'none'}; "
@@ -49,33 +72,48 @@ def generate(
         )
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
-    with closing(
-        MTPLlama(
+    wanted = _parse_depth(depth)
+    colored = not (as_json or plain) and token_colors.wanted(sys.stdout)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        llm = MTPLlama(
             str(model),
-            depth=depth,
+            depth=wanted,
+            max_depth=max_depth,
             rollback=rollback,
             exact=exact,
             fastmtp_size=fastmtp_size,
+            draft_threads=draft_threads,
+            profile=not no_profile,
             n_ctx=ctx,
             n_threads=threads,
             n_threads_batch=threads,
             n_gpu_layers=gpu_layers,
             seed=seed,
         )
-    ) as llm:
+    for note in notes:
+        typer.echo(f"mtp-gguf: {note.message}", err=True)
+    with closing(llm):
         tokens = llm.tokenize(prompt.encode(), special=True)
+        most = min(n, llm.n_ctx() - len(tokens)) if n > 0 else llm.n_ctx() - len(tokens)
         began = perf_counter()
         pieces: list[str] = []
-        options: dict[str, Any] = {"max_tokens": n, "temperature": temperature, "stream": True}
-        chunks: Iterator[Any] = iter(llm.create_completion(tokens, **options))
-        for chunk in chunks:
-            pieces.append(chunk["choices"][0]["text"])
+        generated = deepest = 0
+        text = token_colors.TokenText(colored=colored)
+        stream = llm.generate(tokens, temp=temperature)
+        for token in islice(stream, max(most, 1)):
+            if llm.is_end(token):
+                break
+            generated += 1
+            deepest = max(deepest, llm.token_origin)
+            pieces.append(text.add(llm.detokenize([token]), llm.token_origin))
             if not as_json:
                 sys.stdout.write(pieces[-1])
                 sys.stdout.flush()
+        stream.close()
+        pieces.append(text.end())
         seconds = perf_counter() - began
         did = llm.mtp_stats
-        generated = llm.n_tokens - len(tokens) + 1  # the last one is not evaluated
     if as_json:
         record = {
             "text": "".join(pieces),
@@ -86,9 +124,21 @@ def generate(
         }
         sys.stdout.write(json.dumps(record) + "\n")
         return
-    sys.stdout.write("\n")
+    sys.stdout.write(pieces[-1] + "\n")
+    if colored and deepest:
+        sys.stderr.write(token_colors.legend(deepest) + "\n")
     if stats:
         sys.stderr.write(report(did, generated, seconds))
+
+
+def _parse_depth(text: str | None) -> int | Literal["auto"] | None:
+    if text is None or text == AUTO:
+        return AUTO if text else None
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_DEPTH:
+        raise typer.BadParameter(
+            f"expected 0 to {MAX_DEPTH} or auto, found {text!r}", param_hint="--depth"
+        )
+    return int(text)
 
 
 def report(did: "MtpStats", generated: int, seconds: float) -> str:

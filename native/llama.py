@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Generator, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llama_cpp
 import numpy as np
+
+from mtp_gguf.gguf_tools.profile import (
+    AUTO,
+    AUTO_MAX_DEPTH,
+    DEFAULT_DEPTH,
+    Costs,
+    DraftSettings,
+    find_profile,
+)
 
 from . import _log
 from ._bindings import MAX_DEPTH, library
@@ -31,16 +41,21 @@ KEPT_BEFORE_END = 64
 class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
-    depth: tokens drafted in each cycle, 0 (plain decoding) to 16. The variable MTP_GGUF_DISABLE=1
-    makes it 0 everywhere. rollback: "snapshot", "checkpoint", "two-phase" or "host". exact: greedy
-    text is byte-identical at every depth, or NativeError says what prevents it; docs/native.md has
-    what it costs. rejection: accept drafts by rejection sampling where the sampler
-    is a plain chain of top-k, top-p, min-p and temperature; False: always by equality, which gives
-    the very tokens of a run without drafts for the same seed. fastmtp_size: how much of a ranked
-    draft vocabulary to use; 0 all, -1 none. mtp_head: another file to take the head from.
-    mtp_device: ggml's name of the device for the head; by default where the trunk is. keep_prompt:
-    keep a copy of the recurrent state near the end of each long prompt, in host memory, so that a
-    prompt that begins alike is not evaluated anew.
+    depth: tokens drafted in each cycle, 0 (plain decoding) to 16, or "auto": as many as pay at the
+    moment, up to max_depth. The variable MTP_GGUF_DISABLE=1 makes it 0 everywhere. rollback:
+    "snapshot", "checkpoint", "two-phase" or "host". exact: greedy text is byte-identical at every
+    depth, or NativeError says what prevents it; docs/native.md has what it costs.
+    rejection: accept drafts by rejection sampling where the sampler is a plain chain of top-k,
+    top-p, min-p and temperature; False: always by equality, which gives the very tokens of a run
+    without drafts for the same seed. fastmtp_size: how much of a ranked draft vocabulary to use; 0
+    all, -1 none. mtp_head: another file to take the head from. mtp_device: ggml's name of the
+    device for the head; by default where the trunk is. draft_threads: CPU threads of the head; 0:
+    as many as the trunk. keep_prompt: keep a copy of the recurrent state near the end of each long
+    prompt, in host memory, so that a prompt that begins alike is not evaluated anew.
+
+    depth, rollback, fastmtp_size and draft_threads that are left None are as the model's profile
+    says (`mtp-gguf tune`), where there is one for this file and machine; profile=False: it is not
+    looked at.
 
     All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
     (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
@@ -51,14 +66,17 @@ class MTPLlama(llama_cpp.Llama):
         self,
         model_path: str,
         *,
-        depth: int = 3,
-        rollback: str = "snapshot",
+        depth: int | Literal["auto"] | None = None,
+        max_depth: int = AUTO_MAX_DEPTH,
+        rollback: str | None = None,
         exact: bool = False,
         rejection: bool = True,
-        fastmtp_size: int = 0,
+        fastmtp_size: int | None = None,
         mtp_head: str | None = None,
         mtp_device: str | None = None,
         keep_prompt: bool = True,
+        draft_threads: int | None = None,
+        profile: bool = True,
         **options: Any,
     ) -> None:
         self._session: Session | None = None
@@ -68,29 +86,41 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError("draft_model: expected none, the model drafts for itself")
         if options.get("embedding"):
             raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
+        lib = library()
+        gpu = options.get("n_gpu_layers", 0) != 0
+        device = lib.mtp_default_gpu().decode() if gpu else "CPU"
+        asked = (depth, fastmtp_size, rollback, draft_threads)
+        settings, costs = _settings(Path(model_path), device, profile, *asked)
+        depth = settings.depth
         if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
             depth = 0
-        if not 0 <= depth <= MAX_DEPTH:
-            raise NativeError(f"depth: expected 0 to {MAX_DEPTH}, found {depth}")
+        if depth != AUTO and not (isinstance(depth, int) and 0 <= depth <= MAX_DEPTH):
+            raise NativeError(f'depth: expected 0 to {MAX_DEPTH} or "auto", found {depth!r}')
+        if not 0 <= max_depth <= MAX_DEPTH:
+            raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
         self.depth = depth
+        self.max_depth = max_depth if depth == AUTO else depth
         self._rejection = rejection
         self._keep_prompt = keep_prompt
-        self._mode = Rollback.parse(rollback)
+        self._origin = 0
+        self._mode = Rollback.parse(settings.rollback)
         self._mtp_options = {
             "depth": depth,
-            "rollback": rollback,
+            "max_depth": max_depth,
+            "rollback": settings.rollback,
             "exact": exact,
             "rejection": rejection,
-            "fastmtp_size": fastmtp_size,
+            "fastmtp_size": settings.fastmtp_size,
             "mtp_head": mtp_head,
             "mtp_device": mtp_device,
             "keep_prompt": keep_prompt,
+            "draft_threads": settings.draft_threads,
+            "profile": False,
         }
         self._batches = Batches()
         if exact:
             two_phase = self._mode is Rollback.TWO_PHASE
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
-        library()
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
@@ -104,26 +134,26 @@ class MTPLlama(llama_cpp.Llama):
         # Without logits_all nothing is ever written into scores; one row serves those who look.
         self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
         try:
-            if depth > 0:
-                gpu = self.model_params.n_gpu_layers != 0
+            if self.max_depth > 0:
                 self._head = Head(
                     mtp_head or model_path,
                     trunk=model_path if mtp_head else None,
                     device=mtp_device or (self._trunk_device() if gpu else "CPU"),
-                    n_threads=self.n_threads,
+                    n_threads=settings.draft_threads or self.n_threads,
                     n_ctx=self.n_ctx(),
-                    fastmtp_size=fastmtp_size,
+                    fastmtp_size=settings.fastmtp_size,
                 )
                 self._stack.callback(self._head.close)
             self._session = Session(
                 self._ctx.ctx,
                 self._head,
-                max_depth=depth,
+                max_depth=self.max_depth,
                 rollback=self._mode,
                 max_rows=self._batches.max_rows,
                 min_rows=self._batches.min_rows,
             )
             self._stack.callback(self._session.close)
+            self._session.set_costs(costs.verify_ms, costs.draft_ms)
         except BaseException:
             self.close()
             raise
@@ -149,7 +179,7 @@ class MTPLlama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        drafts = self.depth if self._mode is Rollback.SNAPSHOT else 0
+        drafts = self.max_depth if self._mode is Rollback.SNAPSHOT else 0
         params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
         self._context_params = params
 
@@ -169,6 +199,15 @@ class MTPLlama(llama_cpp.Llama):
     def mtp_stats(self) -> MtpStats:
         """What drafting did since the model was loaded or `session.reset_stats()`."""
         return self.session.stats()
+
+    @property
+    def token_origin(self) -> int:
+        """Who wrote the token that `generate` yielded last: 0 the trunk, i the i-th draft."""
+        return self._origin
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the text or the turn."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token))
 
     def close(self) -> None:
         """Free session, head, context and model; a second call does nothing."""
@@ -263,7 +302,7 @@ class MTPLlama(llama_cpp.Llama):
         # The chain's distribution is known: drafts can be accepted by it, and not by equality.
         by_rejection = (
             self._rejection
-            and self.depth > 0
+            and self.depth != 0
             and temp > 0.0
             and typical_p == 1.0
             and mirostat_mode == 0
@@ -400,6 +439,7 @@ class MTPLlama(llama_cpp.Llama):
         else:
             token = sampler.sample(self._ctx, -1)
         while True:
+            self._origin = 0
             yield token
             at = self.n_tokens
             if not stepwise:
@@ -409,7 +449,7 @@ class MTPLlama(llama_cpp.Llama):
                     chain = None if greedy else sampler.sampler
                     new = session.step(token, self.depth, sampler=chain)
                 self.input_ids[at : at + len(new)] = [token, *new[:-1]]
-                for token in new[:-1]:
+                for self._origin, token in enumerate(new[:-1], 1):
                     self.n_tokens += 1
                     yield token
                 self.n_tokens += 1
@@ -427,6 +467,7 @@ class MTPLlama(llama_cpp.Llama):
                     token = session.argmax(row) if greedy else sampler.sample(self._ctx, row)
                     if accepted == len(drafts) or token != drafts[accepted]:
                         break
+                    self._origin = accepted + 1
                     yield token
                     self.input_ids[self.n_tokens] = token
                     accepted += 1
@@ -445,3 +486,26 @@ class MTPLlama(llama_cpp.Llama):
             self.session.remove(self.n_tokens)
         except NativeError:
             self.reset()
+
+
+def _settings(
+    model: Path,
+    device: str,
+    use_profile: bool,
+    depth: int | Literal["auto"] | None,
+    fastmtp_size: int | None,
+    rollback: str | None,
+    draft_threads: int | None,
+) -> tuple[DraftSettings, Costs]:
+    """What was asked for, where that is nothing what the profile says, else our defaults."""
+    found, note = find_profile(model, device) if use_profile else (None, None)
+    if note:
+        warnings.warn(note, stacklevel=3)
+    base = found.settings if found else DraftSettings(depth=DEFAULT_DEPTH)
+    settings = DraftSettings(
+        base.depth if depth is None else depth,
+        base.fastmtp_size if fastmtp_size is None else fastmtp_size,
+        base.rollback if rollback is None else rollback,
+        base.draft_threads if draft_threads is None else draft_threads,
+    )
+    return settings, found.costs if found else Costs()

@@ -5,17 +5,21 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_double
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ._bindings import MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
+from ._bindings import DEPTH_AUTO, MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import NativeError
 from .head import Head
+
+# Tokens to draft: a number, "auto" for what pays at the moment, None for the session's max_depth.
+Depth = int | Literal["auto"] | None
 
 
 class Rollback(IntEnum):
@@ -146,17 +150,22 @@ class Session:
             check(library().mtp_session_decode(handle, seq, pointer, len(ids), all_logits))
 
     def step(
-        self, token: int, depth: int | None = None, seq: int = 0, *, sampler: Any = None
+        self, token: int, depth: Depth = None, seq: int = 0, *, sampler: Any = None
     ) -> list[int]:
         """One cycle after `token`; the tokens that follow it, the last not yet decoded.
 
         sampler: a llama_sampler pointer; None takes the most likely tokens.
         """
-        depth = self.max_depth if depth is None else depth
         with self._use() as handle:
             check(
                 library().mtp_session_step(
-                    handle, seq, token, depth, sampler, self._tokens, ctypes.byref(self._count)
+                    handle,
+                    seq,
+                    token,
+                    self._wanted(depth),
+                    sampler,
+                    self._tokens,
+                    ctypes.byref(self._count),
                 )
             )
             return self._tokens[: self._count.value]
@@ -181,33 +190,48 @@ class Session:
             check(library().mtp_session_sample(handle, row, ctypes.byref(self._count)))
             return self._count.value
 
-    def step_sampled(self, token: int, depth: int | None = None, seq: int = 0) -> list[int]:
+    def step_sampled(self, token: int, depth: Depth = None, seq: int = 0) -> list[int]:
         """As `step`, by rejection sampling with the chain that is set."""
-        depth = self.max_depth if depth is None else depth
         with self._use() as handle:
             check(
                 library().mtp_session_step_sampled(
-                    handle, seq, token, depth, self._tokens, ctypes.byref(self._count)
+                    handle, seq, token, self._wanted(depth), self._tokens, ctypes.byref(self._count)
                 )
             )
             return self._tokens[: self._count.value]
 
-    def begin(self, token: int, depth: int | None = None, seq: int = 0) -> list[int]:
+    def begin(self, token: int, depth: Depth = None, seq: int = 0) -> list[int]:
         """Draft after `token` and decode; the drafts. Then `row` and `end`."""
-        depth = self.max_depth if depth is None else depth
         with self._use() as handle:
             check(
                 library().mtp_cycle_begin(
                     handle,
                     seq,
                     token,
-                    depth,
+                    self._wanted(depth),
                     self._tokens,
                     self._probabilities,
                     ctypes.byref(self._count),
                 )
             )
             return self._tokens[: self._count.value]
+
+    def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
+        """Tell the depth "auto" what is known of costs before it has measured any.
+
+        verify_ms[i]: of a trunk batch of i + 1 tokens; draft_ms[i]: of i + 1 drafts.
+        """
+        verify, draft = (
+            (c_double * len(verify_ms))(*verify_ms),
+            (c_double * len(draft_ms))(*draft_ms),
+        )
+        with self._use() as handle:
+            check(library().mtp_session_set_costs(handle, verify, len(verify), draft, len(draft)))
+
+    def _wanted(self, depth: Depth) -> int:
+        if depth == "auto":
+            return DEPTH_AUTO
+        return self.max_depth if depth is None else depth
 
     def row(self, row: int) -> int:
         """The llama.cpp index of a row's logits; row i once draft i - 1 is accepted."""

@@ -36,6 +36,9 @@ extern "C" {
 #define MTP_MAX_DEPTH 16
 #define MTP_MAX_SEQUENCES 64
 
+/* In the place of a depth: each cycle drafts as many tokens as pay at the moment, zero included. */
+#define MTP_DEPTH_AUTO (-1)
+
 typedef enum mtp_status {
     MTP_OK                = 0,
     MTP_ERROR_ARGUMENT    = 1, /* a value that the call does not accept */
@@ -217,8 +220,9 @@ MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, 
 MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
                                       int32_t n, bool all_logits);
 
-/* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth; fewer
- * come where the context ends or the head knows too little. out_tokens, out_probs: [depth]. */
+/* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth, or
+ * MTP_DEPTH_AUTO; fewer come where the context ends or the head knows too little. out_tokens,
+ * out_probs: [depth], [max_depth] for MTP_DEPTH_AUTO. */
 MTP_API mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                    int32_t * out_tokens, float * out_probs, int32_t * out_n);
 
@@ -230,8 +234,8 @@ MTP_API mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * o
 MTP_API mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
 
 /* A whole cycle. sampler: decides each token (and accepts it); NULL: the most likely one. A draft
- * is accepted when it is what the sampler chooses. out: [depth + 1]; *out_n of them are new, and
- * the last one is not yet decoded: it is the next cycle's token. */
+ * is accepted when it is what the sampler chooses. depth and out as in mtp_cycle_begin, out being one
+ * longer; *out_n of them are new, and the last one is not yet decoded: it is the next cycle's token. */
 MTP_API mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
 
@@ -320,6 +324,50 @@ MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void 
 /* Reads what mtp_checkpoint_write wrote. Nothing of the bytes is trusted: MTP_ERROR_FORMAT says what
  * is wrong. Whether the model is the right one is seen when it is restored. */
 MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
+
+/* ---- how deep to draft ----
+ *
+ * Decides by itself, from costs and outcomes alone: it reads no clock and draws no random number. A
+ * session uses one where a depth is MTP_DEPTH_AUTO; other runtimes can use it for themselves. One
+ * cycle: mtp_depth_plan, draft, mtp_depth_keep, verify, mtp_depth_report. */
+
+typedef struct mtp_depth mtp_depth;
+
+/* What a cycle of n_drafted drafts did; of these the first n_verified were verified and the first
+ * n_accepted of them accepted. */
+typedef struct mtp_cycle_outcome {
+    int32_t n_drafted;
+    int32_t n_verified;
+    int32_t n_accepted;
+    const float * probabilities; /* [n_drafted], the head's */
+    float  next_right; /* with all verified drafts accepted and one more drafted: 1 if the token that
+                        * came in its place was the draft, 0 if not, a chance between; < 0: unknown */
+    double draft_ms;   /* 0: not measured, as the two below */
+    double verify_ms;
+    double undo_ms;    /* of taking rejected drafts back */
+} mtp_cycle_outcome;
+
+/* max_depth: 0 .. MTP_MAX_DEPTH. */
+MTP_API mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
+MTP_API void       mtp_depth_free(mtp_depth * depth);
+
+/* Costs that are known beforehand: verify_ms[i] of a batch of i + 1 tokens, draft_ms[i] of i + 1
+ * drafts; at most MTP_MAX_DEPTH + 1 and MTP_MAX_DEPTH of them. 0: not known. */
+MTP_API mtp_status mtp_depth_set_costs(mtp_depth * depth, const double * verify_ms, int32_t n_verify,
+                                       const double * draft_ms, int32_t n_draft);
+
+/* Tokens to draft in the next cycle, 0 .. room. */
+MTP_API mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out);
+
+/* How many of n finished drafts to verify. drawn: they were drawn at random, so that none of them
+ * may decide about itself. */
+MTP_API mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabilities, int32_t n,
+                                  bool drawn, int32_t * out);
+MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
+
+/* The same for what a session knows of its own costs before it has measured them. */
+MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
+                                         int32_t n_verify, const double * draft_ms, int32_t n_draft);
 
 #ifdef __cplusplus
 }

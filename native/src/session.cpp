@@ -20,9 +20,12 @@ private:
     Clock::time_point start_;
 };
 
+// A head that is not drafting is fed late, this many rows at a time.
+constexpr size_t kLateRows = 64;
+
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
     : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
-      sequences_(size_t(trunk_.n_seq_max())) {
+      sequences_(size_t(trunk_.n_seq_max())), chooser_(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH)) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
@@ -108,7 +111,7 @@ void Session::settle(int32_t seq) {
     Stopwatch watch(stats_.rollback_ms);
     ++stats_.rollbacks;
     const bool copied = !s.checkpoint.empty();
-    const int64_t start = copied ? s.tail_first : s.length; // the checkpoint stands before the cycle
+    const int64_t start = copied ? s.checkpoint_first : s.length;
     if (copied) {
         trunk_.restore(seq, s.checkpoint);
     }
@@ -119,7 +122,7 @@ void Session::settle(int32_t seq) {
     }
     for (int64_t at = start; at < s.length; at += params_.max_rows) {
         const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
-        trunk_.decode(seq, at, s.tail_tokens.data() + (at - start), n, false, params_.min_rows);
+        trunk_.decode(seq, at, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
     }
     s.decoded = s.length;
     s.marks.resize(size_t(s.length));
@@ -228,11 +231,11 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
 }
 
 // Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
-// the head knows too little.
+// the head knows too little. Without a draft the rows wait until there are some for one batch.
 int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                        const Drawing * drawing) {
     Sequence & s = sequences_[size_t(seq)];
-    if (s.tail_tokens.empty()) {
+    if (s.tail_tokens.empty() || (depth == 0 && s.tail_tokens.size() < kLateRows)) {
         return 0;
     }
     Stopwatch watch(stats_.draft_ms);
@@ -247,6 +250,9 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     } else {
         head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
     }
+    s.tail_tokens.clear();
+    s.tail_hidden.clear();
+    s.tail_first = s.length;
     return depth;
 }
 
@@ -255,6 +261,10 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     check_idle();
     Sequence & s = sequence(seq);
     require_range(token, 0, trunk_.n_vocab() - 1, "token");
+    const bool chosen = depth == MTP_DEPTH_AUTO;
+    if (chosen) {
+        depth = params_.max_depth;
+    }
     require_range(depth, 0, params_.max_depth, "depth");
     if (depth > 0) {
         require(out_tokens, "out_tokens");
@@ -263,35 +273,63 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     if (s.length >= trunk_.n_ctx()) {
         throw Error(MTP_ERROR_FULL, format("the context of %lld positions is full", (long long) trunk_.n_ctx()));
     }
+    const double undo_before = stats_.rollback_ms;
     settle(seq);
+    tell(s, token, stats_.rollback_ms - undo_before);
     const int32_t room = int32_t(std::min<int64_t>(depth, trunk_.n_ctx() - s.length - 1));
-    const int32_t n = drafting() ? draft(seq, token, room, out_tokens, out_probs, drawing) : 0;
+    const int32_t wanted = chosen ? chooser_.plan(room) : room;
+    const double draft_before = stats_.draft_ms;
+    const int32_t drafted = drafting() ? draft(seq, token, wanted, out_tokens, out_probs, drawing) : 0;
+    const int32_t n = chosen ? chooser_.keep(out_probs, drafted, drawing == nullptr) : drafted;
+    if (chosen) {
+        Told & told = s.told;
+        told.open = true;
+        told.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
+        std::copy_n(out_probs, drafted, told.probabilities.begin());
+        told.unverified = n < drafted ? out_tokens[n] : -1;
+    }
 
-    Stopwatch watch(stats_.verify_ms);
     cycle_ = Cycle();
+    cycle_.verify_before = stats_.verify_ms;
+    Stopwatch watch(stats_.verify_ms);
     cycle_.seq = seq;
     cycle_.first = s.length;
     cycle_.tokens.assign(1, token);
     cycle_.tokens.insert(cycle_.tokens.end(), out_tokens, out_tokens + n);
-    s.tail_tokens.clear();
-    s.tail_hidden.clear();
-    s.tail_first = s.length;
     s.checkpoint.clear();
     const bool copies = params_.rollback == MTP_ROLLBACK_CHECKPOINT || params_.rollback == MTP_ROLLBACK_HOST;
     if (n > 0 && copies && trunk_.recurrent()) {
         trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
+        s.checkpoint_first = s.length;
     }
     cycle_.open = true;
     try {
         verify_more();
     } catch (...) {
         cycle_.open = false;
+        s.told.open = false;
         if (head_ != nullptr) {
             head_->rollback(seq, cycle_.first); // the token's row: it may not come again
         }
         throw;
     }
     return n;
+}
+
+// Tells the choice of depth about the last cycle of a sequence, which `token` follows.
+void Session::tell(Sequence & s, int32_t token, double undo_ms) {
+    Told & told = s.told;
+    if (!told.open) {
+        return;
+    }
+    told.open = false;
+    mtp_cycle_outcome & outcome = told.outcome;
+    outcome.probabilities = told.probabilities.data();
+    outcome.undo_ms = std::max(0.0, undo_ms);
+    if (outcome.next_right < 0 && told.unverified >= 0 && told.end == s.length) {
+        outcome.next_right = token == told.unverified;
+    }
+    chooser_.report(outcome);
 }
 
 // Decodes the next tokens of the cycle, which follow what is accepted, as many as a batch takes.
@@ -336,6 +374,9 @@ void Session::end(int32_t n_accepted) {
         ++stats_.drafted[i];
         stats_.accepted[i] += i < n_accepted;
     }
+    s.told.outcome.n_accepted = n_accepted;
+    s.told.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
+    s.told.end = s.length;
     cycle_.open = false;
 }
 
@@ -413,20 +454,21 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
     if (!sampling_) {
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
     }
-    require_range(depth, 0, params_.max_depth, "depth");
-    if (drafting() && depth > 0 && !head_->draws()) {
+    const int32_t most = depth == MTP_DEPTH_AUTO ? params_.max_depth : depth;
+    require_range(most, 0, params_.max_depth, "depth");
+    if (drafting() && most > 0 && !head_->draws()) {
         throw Error(MTP_ERROR_UNSUPPORTED, "the head's device cannot draw drafts: expected mtp_session_step, which "
                                            "accepts by equality");
     }
     // The filters on the draft's side: as far down from the likeliest token as they went in the
     // trunk's last row. Any q is right, as long as nothing of this cycle decides about it.
     Drawing drawing = {1.0f / sampling_->params().temperature, sampling_->reach(), {}};
-    for (int32_t i = 0; i < depth; ++i) {
+    for (int32_t i = 0; i < most; ++i) {
         drawing.uniforms.push_back(float(sampling_->uniform()));
     }
     int32_t drafts[MTP_MAX_DEPTH];
     float q[MTP_MAX_DEPTH];
-    const int32_t n = begin(seq, token, depth, drafts, q, depth > 0 ? &drawing : nullptr);
+    const int32_t n = begin(seq, token, depth, drafts, q, most > 0 ? &drawing : nullptr);
     for (int32_t i = 0;; ++i) {
         const int32_t at = row(i);
         Stopwatch watch(stats_.sample_ms);
@@ -435,8 +477,11 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
             out[i] = drafts[i];
             continue;
         }
+        Told & told = sequences_[size_t(seq)].told;
         if (i < n) {
             subtract_draft(i);
+        } else if (told.open && told.unverified >= 0) {
+            told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
         }
         out[i] = sampling_->draw(target_);
         end(i);
@@ -462,7 +507,7 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
         return;
     }
     const int64_t n = s.decoded - p0;
-    const bool copied = !s.checkpoint.empty() && p0 > s.tail_first;
+    const bool copied = !s.checkpoint.empty() && p0 > s.checkpoint_first;
     if (n > reach(s) && !copied) {
         throw Error(MTP_ERROR_STATE,
                     format("p0: expected %lld or more, found %lld: the recurrent state can be taken back by %lld of "

@@ -6,12 +6,14 @@
 // the tokens and hidden states that the head may still need.
 
 #include "checkpoint.h"
+#include "depth.h"
 #include "head.h"
 #include "sampling.h"
 #include "trunk.h"
 
 #include "mtp.h"
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -44,8 +46,21 @@ public:
     Checkpoint save(int32_t seq, int32_t kind);
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
+    void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
+        chooser_.set_costs(verify_ms, n_verify, draft_ms, n_draft);
+    }
 
 private:
+    // What the choice of depth will be told about a cycle when the next one begins: that one shows
+    // which token came in the place of an unverified draft, and what undoing cost.
+    struct Told {
+        bool open = false;
+        mtp_cycle_outcome outcome = {};
+        std::array<float, MTP_MAX_DEPTH> probabilities = {};
+        int32_t unverified = -1; // the first draft that was not verified
+        int64_t end = 0;         // position after the cycle
+    };
+
     struct Sequence {
         int64_t decoded = 0;   // tokens in the trunk's memory
         int64_t length = 0;    // of which count; the others are undone before the next decode
@@ -56,11 +71,14 @@ private:
         std::vector<int32_t> tail_tokens;
         std::vector<float> tail_hidden;
 
-        Trunk::Copy checkpoint; // the recurrent state before the last cycle
+        Trunk::Copy checkpoint; // the recurrent state before the last cycle,
+        int64_t checkpoint_first = 0; // which began at this position
 
         // One for each decoded token, never the same twice: whether what stands at a position is
         // still what stood there when a checkpoint was made.
         std::vector<uint64_t> marks;
+
+        Told told;
     };
 
     // The cycle between begin and end.
@@ -71,6 +89,7 @@ private:
         std::vector<int32_t> tokens;  // the given token and the drafts
         int64_t rows = 0;             // tokens decoded so far
         int64_t batch_first = 0;      // row of the first token of the last batch
+        double verify_before = 0;     // stats_.verify_ms at its beginning
     };
 
     Sequence & sequence(int32_t seq);
@@ -83,6 +102,7 @@ private:
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();
+    void tell(Sequence & s, int32_t token, double undo_ms);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing);
     void read_distribution(int32_t row);
@@ -100,6 +120,7 @@ private:
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
+    Depth chooser_; // where the depth is MTP_DEPTH_AUTO
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;             // of the row at hand

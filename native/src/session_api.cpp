@@ -85,3 +85,8 @@ mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1
 mtp_status mtp_session_sync(mtp_session * session, int32_t seq) {
     return guard([&] { require(session, "session")->sync(seq); });
 }
+
+mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms, int32_t n_verify,
+                                 const double * draft_ms, int32_t n_draft) {
+    return guard([&] { require(session, "session")->set_costs(verify_ms, n_verify, draft_ms, n_draft); });
+}

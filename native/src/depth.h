@@ -1,0 +1,97 @@
+#pragma once
+// How many tokens to draft, cycle by cycle: costs and outcomes in, depth out. No clock, no chance,
+// no knowledge of trunk or head, so that the same history gives the same choice.
+//
+// A cycle of n verified drafts gives 1 + a1 + a1 a2 + ... tokens, a_i being the chance that draft i
+// is accepted once those before it are, and costs draft(n) + verify(n + 1) milliseconds. What gives
+// most tokens per millisecond is drafted. Three things keep that honest:
+//
+// - what a depth costs is the median of its last uses; a depth that was never used, or not lately,
+//   is believed to be a little cheaper than it looks, and so gets its turn where it could win;
+// - the head's own probabilities of a finished draft say more than the averages: of what is drafted
+//   only as much is verified as then seems worth its price;
+// - where nothing is worth it, one token is drafted now and then and not verified: the token that
+//   the trunk chooses anyway shows whether it was right, at the price of the draft alone.
+
+#include "mtp.h"
+
+#include <array>
+#include <cstdint>
+
+namespace mtp {
+
+// The cost of one size of batch, from its last few uses.
+class Cost {
+public:
+    void add(double ms);
+    bool known() const { return n_ > 0; }
+    double median() const;
+
+    int64_t last_used = 0; // cycle
+
+private:
+    static constexpr int kKept = 5; // one slow use in three does not move the median
+    std::array<double, kKept> ms_ = {};
+    int64_t n_ = 0;
+};
+
+// Share of drafts accepted at one position: an average that forgets, and a faster one beside it.
+struct Acceptance {
+    double right = 0;
+    double seen = 0;
+};
+
+class Depth {
+public:
+    explicit Depth(int32_t max_depth);
+
+    // As the functions of the same names in mtp.h.
+    void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft);
+
+    // How many tokens to draft, at most `room`.
+    int32_t plan(int32_t room);
+
+    // How many of n finished drafts to verify. probabilities: [n], the head's. own: whether a
+    // draft's own probability may decide about it; where drafts are drawn and not the likeliest
+    // ones, that would bend the distribution, and only the drafts before it decide.
+    int32_t keep(const float * probabilities, int32_t n, bool own) const;
+
+    void report(const mtp_cycle_outcome & outcome);
+
+    int32_t max_depth() const { return max_depth_; }
+
+private:
+    static constexpr int kBuckets = 6;
+
+    // Of the head's probability: of accepted and of rejected drafts, how many fell into it.
+    struct Bucket {
+        double right = 0;
+        double wrong = 0;
+    };
+
+    using Chances = std::array<double, MTP_MAX_DEPTH>;
+
+    Chances chances() const;
+    double sharpen(double chance, float probability) const;
+    double verify_ms(int32_t rows) const;
+    double draft_ms(int32_t depth) const;
+    double raw_verify_ms(int32_t rows) const;
+    double raw_draft_ms(int32_t depth) const;
+    double cycle_ms(int32_t depth, const Chances & chances) const;
+    double best_rate(int32_t room, int32_t & depth) const;
+    void add_cost(Cost & cost, double ms);
+    void observe(int32_t position, double right, float probability);
+
+    int32_t max_depth_;
+    int64_t cycle_ = 0;
+    bool shadow_ = false;    // the cycle at hand drafts only to see whether drafts are right
+    int64_t shadow_due_ = 0; // the cycle from which on the next one does so
+    std::array<Cost, MTP_MAX_DEPTH + 2> verify_; // by rows, from 1
+    std::array<Cost, MTP_MAX_DEPTH + 1> draft_;  // by depth, from 1
+    Cost undo_;                                  // of rejected drafts
+    std::array<Acceptance, MTP_MAX_DEPTH> positions_;
+    Acceptance lately_; // of first drafts, over few cycles
+    std::array<Bucket, kBuckets> buckets_;
+};
+
+} // namespace mtp

@@ -1,0 +1,57 @@
+"""Text on a terminal, each token in the color of who wrote it: the trunk, or a draft and which.
+
+Color alone says nothing to some readers and terminals: drafts are underlined as well.
+"""
+
+import codecs
+import os
+from typing import IO
+
+# Of drafts 1, 2, 3, …, and of all deeper ones: colors of the 256-color palette that read on light
+# and dark grounds, and differ in brightness too.
+COLORS = (34, 32, 172, 134, 167)
+RESET = "\x1b[0m"
+
+
+def wanted(stream: IO[str]) -> bool:
+    """Whether to color: on a terminal, unless NO_COLOR (no-color.org) or a dumb one says no."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def style(origin: int) -> str:
+    """What begins a token: origin 0 the trunk's own, i the draft's i-th."""
+    if origin == 0:
+        return ""
+    return f"\x1b[4;38;5;{COLORS[min(origin, len(COLORS)) - 1]}m"
+
+
+def legend(deepest: int) -> str:
+    """One line that says what the colors mean."""
+    names = [*(f"draft {i}" for i in range(1, deepest + 1))]
+    drafts = " ".join(f"{style(i)}{name}{RESET}" for i, name in enumerate(names, 1))
+    return f"written by: trunk {drafts}".rstrip()
+
+
+class TokenText:
+    """Bytes of tokens to text as it becomes whole: a character may lie across tokens."""
+
+    def __init__(self, *, colored: bool) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._colored = colored
+
+    def add(self, piece: bytes, origin: int) -> str:
+        """What to write now; a character belongs to the token that completes it."""
+        return self._styled(self._decoder.decode(piece), origin)
+
+    def end(self) -> str:
+        """What is left of a character that never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+    def _styled(self, text: str, origin: int) -> str:
+        before = style(origin) if self._colored else ""
+        if not before or not text:
+            return text
+        # A line break inside a style would paint the rest of the line on some terminals.
+        return "\n".join(f"{before}{line}{RESET}" if line else "" for line in text.split("\n"))

@@ -1,0 +1,223 @@
+"""The choice of depth on recorded costs, with outcomes drawn from a seed: no clock is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+
+import pytest
+
+from mtp_gguf.native.depth import DepthChooser, Outcome
+from mtp_gguf.native.errors import NativeError
+
+MAX_DEPTH = 6
+SEEDS = range(10)
+TOKENS = 512
+NOISE = 0.03  # of one measured time, as a share of it
+
+# What the issue asks for.
+OF_THE_BEST = 0.97
+AFTER_A_SWITCH = 50  # tokens
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Milliseconds: verify[i] of i + 1 tokens, draft[i] of i + 1 drafts."""
+
+    verify: tuple[float, ...]
+    draft: tuple[float, ...]
+
+    def cycle_ms(self, drafted: int, verified: int) -> float:
+        return (self.draft[drafted - 1] if drafted else 0.0) + self.verify[verified]
+
+    def rate(self, depth: int, chance: float) -> float:
+        """Expected tokens per millisecond of a fixed depth."""
+        return expected_tokens(depth, chance) / self.cycle_ms(depth, depth)
+
+    def best(self, chance: float) -> float:
+        return max(self.rate(depth, chance) for depth in range(MAX_DEPTH + 1))
+
+
+def expected_tokens(depth: int, chance: float) -> float:
+    return sum(chance**i for i in range(depth + 1))
+
+
+def line(first: float, step: float, n: int) -> tuple[float, ...]:
+    return tuple(first + step * i for i in range(n))
+
+
+CURVES = {
+    # benchmarks/README.md, 2026-11-21: measured up to 4 tokens and 3 drafts, the rest by the line.
+    "0.8B, stock": Curve((20.7, 36.1, 44.5, *line(54.2, 9.8, 5)), line(2.1, 2.0, 8)),
+    # The shapes that others have: verification nearly free, free drafts on a steep curve, a draft
+    # over the whole vocabulary.
+    "flat": Curve(line(10, 0.4, 8), line(1, 0.5, 8)),
+    "steep": Curve((20, 36, 50, 62, 72, 80, 88, 95), line(2, 2, 8)),
+    "slow head": Curve(line(20, 3, 8), line(8, 8, 8)),
+    "small steps": Curve((15, 17, 19.5, 22, 25, 28, 31, 34), line(2.1, 2, 8)),
+}
+
+
+@dataclass
+class Run:
+    """tokens: expected of the depths that were verified, without the luck of the draw."""
+
+    tokens: float = 0.0
+    ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.ms
+
+
+def simulate(
+    curve: Curve,
+    chance: Callable[[int], float],
+    counted: Callable[[int], bool],
+    seed: int,
+    total: int,
+    *,
+    known: bool = False,
+) -> Run:
+    """Let the chooser decode `total` tokens; sums over the cycles that begin at counted tokens."""
+    draw = random.Random(seed)
+    chooser = DepthChooser(MAX_DEPTH)
+    if known:
+        chooser.set_costs(curve.verify, curve.draft)
+    run, at = Run(), 0
+    while at < total:
+        now = chance(at)
+        right = [draw.random() < now for _ in range(MAX_DEPTH + 1)]
+        probabilities = [0.99] * chooser.plan(MAX_DEPTH)
+        drafted = len(probabilities)
+        verified = chooser.keep(probabilities) if drafted else 0
+        accepted = next((i for i in range(verified) if not right[i]), verified)
+        unverified = accepted == verified < drafted
+        times = [curve.draft[drafted - 1] if drafted else 0.0, curve.verify[verified]]
+        draft_ms, verify_ms = (ms * draw.gauss(1, NOISE) for ms in times)
+        if counted(at):
+            run.tokens += expected_tokens(verified, now)
+            run.ms += sum(times)
+        at += accepted + 1
+        chooser.report(
+            Outcome(
+                probabilities,
+                verified,
+                accepted,
+                float(right[verified]) if unverified else None,
+                draft_ms,
+                verify_ms,
+            )
+        )
+    return run
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_as_good_as_the_best_fixed_depth(curve: Curve, chance: float) -> None:
+    """From the first token on: what finding out costs is counted."""
+    runs = [simulate(curve, lambda _: chance, lambda _: True, seed, TOKENS) for seed in SEEDS]
+    assert mean(run.rate for run in runs) / curve.best(chance) > OF_THE_BEST
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_no_slower_than_plain_decoding_at_no_acceptance(curve: Curve) -> None:
+    plain = 1 / curve.verify[0]
+    for seed in SEEDS:
+        run = simulate(curve, lambda _: 0.0, lambda _: True, seed, TOKENS)
+        assert run.rate / plain > OF_THE_BEST - 0.005  # the bar holds for the mean, see above
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_follows_a_switch_and_back(curve: Curve) -> None:
+    """Acceptance 90 %, 10 %, 90 %, 300 tokens each: 50 tokens after a switch it is as before."""
+    for part, now in ((1, 0.1), (2, 0.9)):
+        begin, end = 300 * part + AFTER_A_SWITCH, 300 * (part + 1)
+        runs = [
+            simulate(
+                curve,
+                lambda at: 0.1 if 300 <= at < 600 else 0.9,
+                lambda at, begin=begin, end=end: begin <= at < end,  # type: ignore[misc]
+                seed,
+                900,
+            )
+            for seed in SEEDS
+        ]
+        assert mean(run.rate for run in runs) / curve.best(now) > 0.95
+
+
+def test_known_costs_spare_the_search() -> None:
+    """On a curve that never pays, nothing is drafted but what watches."""
+    curve = Curve(line(20, 20, 8), line(2, 2, 8))
+    chooser = DepthChooser(MAX_DEPTH)
+    chooser.set_costs(curve.verify, curve.draft)
+    plans = []
+    for _ in range(40):
+        plans.append(chooser.plan(MAX_DEPTH))
+        probabilities = [0.9] * plans[-1]
+        assert chooser.keep(probabilities) == 0
+        chooser.report(Outcome(probabilities, next_right=0.0, verify_ms=20.0, draft_ms=2.0))
+    assert set(plans) == {0, 1}
+    assert plans.count(1) < 15
+
+
+def test_the_heads_own_doubts_cut_a_draft_short() -> None:
+    """Drafts with a high probability are right, others wrong: it learns to verify the former."""
+    curve = CURVES["0.8B, stock"]
+    draw = random.Random(1)
+    chooser = DepthChooser(3)
+    chooser.set_costs(curve.verify, curve.draft)
+    for _ in range(300):
+        n = chooser.plan(3)
+        sure = [draw.random() < 0.8 for _ in range(n + 1)]
+        probabilities = [0.99 if s else 0.2 for s in sure[:n]]
+        verified = chooser.keep(probabilities)
+        accepted = next((i for i in range(verified) if not sure[i]), verified)
+        next_right = float(sure[verified]) if accepted == verified < n else None
+        chooser.report(Outcome(probabilities, verified, accepted, next_right, 0, 0))
+    assert chooser.keep([0.99, 0.99, 0.2]) == 2
+    assert chooser.keep([0.2, 0.99, 0.99]) == 0
+    # A drawn draft must not decide about itself, only about those after it.
+    assert chooser.keep([0.2, 0.99, 0.99], drawn=True) == 1
+    last = [chooser.keep([0.99, 0.99, p], drawn=True) for p in (0.2, 0.99)]
+    assert last[0] == last[1] >= 2
+
+
+def test_the_same_history_gives_the_same_choice() -> None:
+    curve = CURVES["steep"]
+    runs = [simulate(curve, lambda _: 0.7, lambda _: True, 3, 400) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_room_and_depth_zero() -> None:
+    chooser = DepthChooser(MAX_DEPTH)
+    assert chooser.plan(0) == 0
+    assert chooser.plan(1) <= 1
+    none = DepthChooser(0)
+    assert none.plan(5) == 0
+    assert none.keep([]) == 0
+    none.report(Outcome(verify_ms=3.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: DepthChooser(17), "max_depth: expected 0 to 16, found 17"),
+        (lambda c: DepthChooser(-1), "max_depth: expected 0 to 16, found -1"),
+        (lambda c: c.plan(-1), "room: expected 0 to 16, found -1"),
+        (lambda c: c.keep([0.5] * 7), "n: expected 0 to 6, found 7"),
+        (lambda c: c.report(Outcome([0.5] * 7)), "n_drafted: expected 0 to 6, found 7"),
+        (lambda c: c.report(Outcome([0.5], 2)), "n_verified: expected 0 to 1, found 2"),
+        (lambda c: c.report(Outcome([0.5], 1, 2)), "n_accepted: expected 0 to 1, found 2"),
+        (lambda c: c.report(Outcome([0.5], 1, -1)), "n_accepted: expected 0 to 1, found -1"),
+        (lambda c: c.report(Outcome(verify_ms=float("nan"))), "expected milliseconds from 0"),
+        (lambda c: c.set_costs([1.0, -1.0], []), "expected milliseconds from 0, found -1"),
+        (lambda c: c.set_costs([1.0] * 18, []), "n_verify: expected 0 to 17, found 18"),
+        (lambda c: c.set_costs([], [1.0] * 17), "n_draft: expected 0 to 16, found 17"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[DepthChooser], object], message: str) -> None:
+    with pytest.raises(NativeError, match=message):
+        call(DepthChooser(MAX_DEPTH))
