@@ -1,6 +1,6 @@
 """Text that a model writes, as tokens, by llama.cpp without drafting."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -52,7 +52,8 @@ def generate(
         raise RequestError(f"{path}: llama.cpp cannot load it: {error}") from None
     with closing(llm):
         vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
-        write = _chat(llm) if settings.chat else None
+        template = llm.metadata.get("tokenizer.chat_template")
+        write = chat_writer(template) if settings.chat else None
         for text in prompts:
             prompt = llm.tokenize((write(text) if write else text).encode(), False, True)
             room = settings.context - len(prompt)
@@ -71,11 +72,13 @@ def generate(
             yield np.asarray(prompt, np.int64), np.asarray(answer, np.int64)
 
 
-def _chat(llm: Any) -> Any:
-    """A function that puts a text into the model's chat template; None where it has none."""
+def chat_writer(template: str | None) -> Callable[[str], str] | None:
+    """A function that puts a text into a chat template as the user's; None without a template.
+
+    It raises RequestError where the template fails.
+    """
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # noqa: PLC0415
 
-    template = llm.metadata.get("tokenizer.chat_template")
     if not template:
         return None
     formatter = Jinja2ChatFormatter(template=template, eos_token="", bos_token="")

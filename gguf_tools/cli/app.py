@@ -37,6 +37,8 @@ _COMMANDS = {
     "strip": _Place(".strip", "strip"),
     "fastmtp": _Place(".fastmtp", "app"),
     "generate": _Place(".generate", "generate"),
+    "bench": _Place(".bench", "bench"),
+    "tune": _Place(".tune", "tune"),
     "serve": _Place(".serve", "serve"),
     "build-server": _Place(".build_server", "build_server"),
 }

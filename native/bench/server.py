@@ -1,0 +1,76 @@
+"""llama-server on the same file and prompts, through HTTP on this machine alone."""
+
+import http.client
+import io
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.server.launch import RunningServer
+
+_ANSWER_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """What a server says of one completion, its prompt not counted."""
+
+    tok_s: float
+    tokens: int
+    drafted: int
+    accepted: int
+
+
+class BenchServer:
+    """A llama-server that is ready."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def complete(self, prompt: Sequence[int], n: int) -> ServerRun:
+        """A greedy completion; ServerError when the server does not give one."""
+        body = {"prompt": [*prompt], "n_predict": n, "temperature": 0, "cache_prompt": False}
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/completion", json.dumps(body), headers)
+            answer = connection.getresponse()
+            raw = answer.read()
+            if answer.status != 200:
+                raise ServerError(f"llama-server answered {answer.status}: {raw[:200]!r}")
+            timings = json.loads(raw)["timings"]
+            return ServerRun(
+                float(timings["predicted_per_second"]),
+                int(timings["predicted_n"]),
+                int(timings.get("draft_n", 0)),
+                int(timings.get("draft_n_accepted", 0)),
+            )
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            raise ServerError(f"llama-server gave no completion: {error!r}") from None
+        finally:
+            connection.close()
+
+
+@contextmanager
+def running(
+    binary: Path, model: Path, *, depth: int, threads: int, n_ctx: int, gpu_layers: int
+) -> Iterator[BenchServer]:
+    """Run a server on a free port of the loopback; ServerError when it ends while loading."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    words += ["-np", "1", "-c", str(n_ctx), "-t", str(threads), "-tb", str(threads)]
+    words += ["-ngl", str(gpu_layers)] if gpu_layers else []
+    if depth:
+        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+    health = f"http://127.0.0.1:{port}/health"
+    with RunningServer(words, health, io.BytesIO()) as server:
+        if not server.wait_until_ready(lambda _: None):
+            last = server.last_lines() or ["no message"]
+            raise ServerError(f"{binary}: ended while loading: {last[-1]}")
+        yield BenchServer(port)

@@ -1,0 +1,87 @@
+"""What the numbers say: the limit, the share of it that is reached, and what holds it back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .result import TextResult
+
+# Below this drafting counts as no gain: as much as runs on a quiet machine differ by.
+LEAST_GAIN = 0.03
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The limit, and how near drafting comes to it.
+
+    best: the depth that was fastest, 0 for no drafting. gain: of the best drafting depth over no
+    drafting, 1.0 for none. limit_tok_s: what that depth would give if drafts were free.
+    """
+
+    best: int | str
+    best_drafting: int | str | None
+    plain_tok_s: float
+    tok_s: float
+    gain: float
+    limit_tok_s: float
+    share_reached: float
+    sentence: str
+
+
+def judge(texts: Sequence[TextResult], verify_ms: Sequence[float]) -> Verdict | None:
+    """The verdict on one set of texts of one draft vocabulary, or on their sum.
+
+    verify_ms[i]: of a trunk batch of i + 1 tokens. None where no drafting depth, or no plain run,
+    is among the texts.
+    """
+    plain = next((t for t in texts if t.depth == 0), None)
+    drafting = [t for t in texts if t.depth not in (0, "auto")]
+    if plain is None or not drafting:
+        return None
+    best = max(drafting, key=lambda t: t.tok_s.median)
+    gain = best.tok_s.median / plain.tok_s.median
+    sentence = _sentence(best, plain, gain, verify_ms)
+    return Verdict(
+        best.depth if gain >= 1 + LEAST_GAIN else 0,
+        best.depth,
+        plain.tok_s.median,
+        best.tok_s.median,
+        gain,
+        best.limit_tok_s,
+        best.tok_s.median / best.limit_tok_s,
+        sentence,
+    )
+
+
+def _sentence(best: TextResult, plain: TextResult, gain: float, verify_ms: Sequence[float]) -> str:
+    """Which of the three prices of drafting, taken away, would speed this depth up most."""
+    depth = int(best.depth)
+    cycle = best.draft_ms + best.verify_ms + best.rest_ms
+    one = verify_ms[0] if verify_ms else plain.verify_ms
+    without = {
+        "verification": cycle / max(cycle - best.verify_ms + one, 1e-9),
+        "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
+        "acceptance": (depth + 1) / best.tokens_per_cycle,
+    }
+    worst = max(without, key=lambda name: without[name])
+    first = f"{best.acceptance[0]:.0%} of the first drafts" if best.acceptance else "no draft"
+    reasons = {
+        "verification": (
+            f"verification holds it back: a batch of {depth + 1} tokens costs "
+            f"{best.verify_ms / one:.1f} times one"
+        ),
+        "drafting": (
+            f"drafting holds it back: it takes {best.draft_ms / cycle:.0%} of each cycle; "
+            "a smaller draft vocabulary (FastMTP) makes it cheaper"
+        ),
+        "acceptance": (
+            f"acceptance holds it back: {first} are right, {best.tokens_per_cycle:.2f} tokens "
+            f"come of {depth + 1} possible in a cycle"
+        ),
+    }
+    if gain >= 1 + LEAST_GAIN:
+        begin = f"depth {depth} is {gain:.2f} times as fast as no drafting; "
+    elif gain > 1:
+        begin = f"drafting gains less than {LEAST_GAIN:.0%} here; "
+    else:
+        begin = f"drafting loses here: depth {depth} runs at {gain:.2f} times no drafting; "
+    return begin + reasons[worst] + "."

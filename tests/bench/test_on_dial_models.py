@@ -1,0 +1,200 @@
+"""bench and tune on tiny models whose text and acceptance are known; no time is tested."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversions import invoke
+
+from mtp_gguf.gguf_tools import machine as machine_module
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.profile import profile_path, read_profile
+from mtp_gguf.gguf_tools.report.page import render_report
+from mtp_gguf.native.bench.run import BenchOptions, run_bench
+from mtp_gguf.native.bench.search import Space
+from mtp_gguf.native.bench.tune import TuneOptions, tune
+
+TOKENS = 40
+
+
+def options(**changes: Any) -> BenchOptions:
+    small = {"kinds": ["code"], "depths": (0, 2, "auto"), "tokens": TOKENS, "rounds": 1}
+    return BenchOptions(**{**small, "threads": 1, "prompts_per_kind": 1, **changes})
+
+
+def known_acceptance(dial: Any, tokens: list[int], hit: float, depth: int) -> tuple[float, ...]:
+    """Share accepted by position, worked out from the tokens after which the head is wrong."""
+    missed, cycle = dial.missed("tiny", hit), dial.successors("tiny")
+    accepted, cycles, written, at = [0] * depth, 0, 1, tokens[0]
+    while written < TOKENS:
+        right = 0
+        for position in range(depth):
+            if missed[at]:
+                break
+            right, at = right + 1, cycle[at]
+            accepted[position] += 1
+        at = cycle[at]
+        cycles, written = cycles + 1, written + right + 1
+    return tuple(a / cycles for a in accepted)
+
+
+@pytest.mark.parametrize("hit", [0.0, 0.7, 1.0])
+def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
+    path, seen = dial("tiny", hit=hit), []
+    result = run_bench(path, options(), lambda share, _: seen.append(share))
+    record = json.loads(json.dumps(result.to_json()))
+    by_depth = {t["depth"]: t for t in record["texts"] if t["kind"] == "all"}
+    assert set(by_depth) == {0, 2, "auto"}
+    assert by_depth[0]["tokens_per_cycle"] == 1
+    sample = record["samples"][0]
+    assert sample["depth"] == 2
+    first = _first_token(dial, path)
+    want = known_acceptance(dial, [first], hit, 2)
+    assert by_depth[2]["acceptance"] == pytest.approx(want)
+    assert by_depth[2]["tokens_per_cycle"] == pytest.approx(1 + sum(want))
+    # Of each token it is known who wrote it: never two drafts behind a wrong one.
+    origins = [token["origin"] for token in sample["tokens"]]
+    assert origins[0] == 0
+    assert len(origins) == TOKENS
+    if hit == 0:
+        assert set(origins) == {0}
+        assert all(token["rejected"] for token in sample["tokens"][1:])
+    if hit == 1:
+        assert origins[1:7] == [1, 2, 0, 1, 2, 0]
+        assert not any(token["rejected"] for token in sample["tokens"])
+    # Everything was measured, shares of progress only grew, and the report takes it.
+    costs = record["cycles"][0]
+    assert (len(costs["verify"]), len(costs["draft"])) == (9, 8)
+    assert all(c["n"] == 3 and c["median"] > 0 for c in [*costs["verify"], *costs["draft"]])
+    assert record["verdict"]["best_drafting"] == 2
+    assert seen == sorted(seen)
+    assert seen[-1] <= 1
+    assert "Where a cycle" in render_report(record)
+
+
+def _first_token(dial: Any, path: Path) -> int:
+    """What follows the first prompt of `code`: the cycle's, after the prompt's last token."""
+    from mtp_gguf.native.bench.model import BenchModel  # noqa: PLC0415
+    from mtp_gguf.native.bench.prompts import SETS  # noqa: PLC0415
+
+    with BenchModel(path, n_ctx=256, threads=1) as model:
+        last = model.tokenize(SETS["code"][0])[-1]
+    successor: int = dial.successors("tiny")[last]
+    return successor
+
+
+def test_contexts_sizes_and_coverage(dial: Any) -> None:
+    """On a file with a draft vocabulary of 300 and more tokens."""
+    path = dial.models.gguf("dense-tied", layout="ids")
+    wanted = options(depths=(0, 1), sizes=(64, -1), contexts=(0, 48), tokens=12)
+    record = run_bench(path, wanted, lambda *_: None).to_json()
+    assert {t["context"] for t in record["texts"]} == {0, 48}
+    rows = {t["fastmtp_size"]: t["rows"] for t in record["texts"]}
+    assert rows[64] == 64
+    assert rows[-1] == 1024
+    assert 300 <= rows[0] < 1024
+    assert set(record["draft_ms"]) == set(rows.values())
+    coverage = record["coverage"]
+    assert max(coverage) == rows[0]
+    assert list(coverage.values()) == sorted(coverage.values())
+    assert 0 <= min(coverage.values()) <= max(coverage.values()) <= 1
+    with pytest.raises(RequestError, match=r"a prompt of mine has .* tokens, expected 1 to"):
+        run_bench(path, options(own={"mine": "word " * 4000}), lambda *_: None)
+
+
+def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dial("tiny", hit=0.9)
+    space = Space((1, 2), rollbacks=("snapshot", "checkpoint"), draft_threads=(0,))
+    profile, found = tune(path, TuneOptions(space, ["code"], tokens=12, rounds=1, threads=1), _hush)
+    assert {c.settings.rollback for c in found.tried} == {"snapshot", "checkpoint"}
+    assert {c.settings.depth for c in found.tried} == {0, 1, 2, "auto"}
+    assert len(profile.costs.verify_ms) == 9
+    assert len(profile.costs.draft_ms) == 8
+
+    done = invoke("tune", path, "--max-depth", "2", "-n", "8", "--rounds", "1", "-t", "1")
+    assert done.exit_code == 0, done.output
+    written = profile_path(path)
+    assert done.stdout.endswith(f"written: {written}\n")
+    kept = read_profile(written)
+    assert kept.settings in [c.settings for c in kept.candidates]
+
+    # What the profile says is what generate does, unless the command line says otherwise.
+    text = written.read_text(encoding="utf-8")
+    before, _, after = text.partition("[measured]")
+    settings = '[settings]\ndepth = 2\nfastmtp_size = 0\nrollback = "host"\ndraft_threads = 1\n\n'
+    before = before[: before.index("[settings]")] + settings
+    written.write_text(f"{before}[measured]{after}", encoding="utf-8")
+    command = ["generate", path, "-p", "def f", "-n", "8", "--ctx", "256", "-t", "1", "--json"]
+    assert json.loads(invoke(*command).stdout)["depth"] == 2
+    assert json.loads(invoke(*command, "--depth", "1").stdout)["depth"] == 1
+    assert json.loads(invoke(*command, "--no-profile").stdout)["depth"] == 3
+    monkeypatch.setattr(machine_module, "_cpu_name", lambda: "Another")
+    elsewhere = invoke(*command)
+    assert json.loads(elsewhere.stdout)["depth"] == 3
+    assert "is ignored, it was measured on another machine: cpu 'Another'" in elsewhere.stderr
+    written.write_text(text.replace("format = 1", "format = 9"), encoding="utf-8")
+    broken = invoke(*command)
+    assert broken.exit_code == 1
+    assert "format: expected 1, found 9" in broken.stderr
+    written.unlink()
+
+
+def _hush(share: float, text: str) -> None:
+    assert 0 <= share <= 1
+    assert text
+
+
+def test_bench_command(dial: Any, tmp_path: Path) -> None:
+    path = dial("tiny", hit=0.9)
+    prompt = tmp_path / "mine.txt"
+    prompt.write_text("aha", encoding="utf-8")
+    out = tmp_path / "results"
+    command = ["bench", path, "--quick", "--prompts", "json", "--depths", "0,1", "-n", "6"]
+    command += ["--rounds", "1", "-t", "1", "--prompt-file", prompt, "-o", out]
+    done = invoke(*command)
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in out.iterdir()} == {"bench.json", "report.html"}
+    record = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    assert {t["kind"] for t in record["texts"]} == {"json", "mine.txt", "all"}
+    assert "free drafts would give" in done.stdout
+    again = invoke(*command)
+    assert again.exit_code == 1
+    assert "bench.json: exists; pass --overwrite" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompts", "code,poems"], "--prompts: expected some of code, chat, .* found 'poems'"),
+        (["--prompts", ","], "--prompts: expected some of .* found none"),
+        (["--depths", "0,17"], "--depths: expected 0 to 16 or auto, found '17'"),
+        (["--depths", "-1"], "--depths: expected 0 to 16 or auto, found '-1'"),
+        (["--ctx", "4kk"], "--ctx: expected numbers of tokens such as 0,4k; found '4kk'"),
+        (["--ctx", "9999999k"], "--ctx: expected numbers"),
+        (["--fastmtp-sizes", "0"], "--fastmtp-sizes: expected numbers or -1, found '0'"),
+        (["--prompt-file", "/nowhere"], "/nowhere: cannot be read"),
+        (["-o", "/nowhere/at/all"], "expected its folder to exist"),
+        (["--llama-server", "/nowhere/server"], "expected a program, found none"),
+    ],
+)
+def test_bad_arguments_of_bench(dial: Any, arguments: list[str], message: str) -> None:
+    done = invoke("bench", dial("tiny", hit=0.9), *arguments)
+    assert done.exit_code == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert re.search(message, done.stderr)
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_files_that_are_none(command: str, tmp_path: Path) -> None:
+    for content in (None, b"no GGUF", b"GGUF" + b"\xff" * 40):
+        path = tmp_path / "m.gguf"
+        if content is not None:
+            path.write_bytes(content)
+        done = invoke(command, path)
+        assert done.exit_code == 1
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert done.stderr.startswith("mtp-gguf: ")

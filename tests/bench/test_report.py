@@ -1,0 +1,231 @@
+"""The report: what is in the file, and what a real browser draws of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.report.page import render_report
+
+
+def _records() -> Any:
+    spec = spec_from_file_location("bench_records", Path(__file__).with_name("records.py"))
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+records = _records()
+PAGE = render_report(records.record())
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+_VOID = {"meta", "input", "br"}
+
+
+class _Balanced(HTMLParser):
+    """Every element is closed where it was opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.add(tag)
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_one_file_that_asks_for_nothing() -> None:
+    parser = _Balanced()
+    parser.feed(PAGE)
+    assert not parser.open
+    assert not {"script", "link", "img", "iframe", "object", "base"} & parser.seen
+    assert not re.search(r"(?i)https?:|//[a-z]|@import|\bsrc=|\bhref=", PAGE)
+    assert set(re.findall(r"url\(([^)]*)\)", PAGE)) == {f"#p{i}" for i in range(1, 6)}
+    assert len(PAGE) < 60_000
+
+
+def test_text_from_outside_is_escaped() -> None:
+    assert records.HOSTILE not in PAGE
+    assert PAGE.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(RequestError, match="expected a bench of format 1, found 2"):
+        render_report({**records.record(), "format": 2})
+
+
+def test_parts_without_data_are_left_out() -> None:
+    bare = {
+        **records.record(),
+        "verdict": None,
+        "texts": [],
+        "servers": [],
+        "coverage": {},
+        "samples": [],
+    }
+    page = render_report(bare)
+    for heading in ("Speed by depth", "Who wrote", "Acceptance", "FastMTP", "Context length"):
+        assert heading in PAGE
+        assert heading not in page
+
+
+# What a browser is asked: boxes, colors and text of what it has drawn.
+_MEASURE = """<script>
+addEventListener("load", () => {
+  const box = (e) => { const b = e.getBoundingClientRect();
+    return {left: b.left, right: b.right, width: b.width, height: b.height}; };
+  const all = (s) => [...document.querySelectorAll(s)];
+  const style = (e, k) => getComputedStyle(e)[k];
+  const wrong = all(".wrong");
+  const was = wrong[0].querySelector(".was");
+  const before = style(was, "display");
+  wrong[0].focus();
+  const focused = style(was, "display");
+  wrong[0].blur();
+  document.querySelector("#rejected").click();
+  const toggled = style(was, "display");
+  document.querySelector("#rejected").click();
+  document.querySelectorAll("details").forEach((d) => d.open = true);
+  const out = document.createElement("script");
+  out.type = "application/json";
+  out.id = "measured";
+  out.textContent = JSON.stringify({
+    width: innerWidth,
+    page: document.documentElement.scrollWidth,
+    charts: Object.fromEntries(all(".chart").map((c) => [c.id, {...box(c),
+      bars: [...c.querySelectorAll(".bar")].map(box),
+      tracks: [...c.querySelectorAll(".track")].map(box),
+      marks: [...c.querySelectorAll(".mark")].map(box),
+      labels: [...c.querySelectorAll(".label")].map((e) => ({...box(e), text: e.textContent})),
+      values: [...c.querySelectorAll(".value")].map((e) => ({...box(e), text: e.textContent})),
+      fills: [...new Set([...c.querySelectorAll(".bar")].map((e) => style(e, "fill")))],
+    }])),
+    origins: all(".texts [class^=o]").map((e) => [e.className, e.textContent,
+      style(e, "color"), style(e, "textDecorationStyle")]),
+    wrong: wrong.length, before, focused, toggled,
+    ground: style(document.body, "backgroundColor"), ink: style(document.body, "color"),
+    small: Math.min(...all("main *").map((e) => parseFloat(style(e, "fontSize")))),
+  }).replaceAll("<", "\\\\u003c");
+  document.body.append(out);
+});
+</script>"""
+
+Look = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """Opens the page in a headless browser of a width and gives what was measured there."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on the PATH")
+    # Below 500 px a headless window has another width than asked for: a frame has any.
+    (tmp_path / "inner.html").write_text(PAGE.replace("</head>", _MEASURE + "</head>"), "utf-8")
+
+    def measured(width: int, *options: str) -> dict[str, Any]:
+        frame = tmp_path / f"frame-{width}.html"
+        frame.write_text(
+            "<!doctype html><meta charset=utf-8><body style='margin:0'>"
+            f"<iframe src=inner.html style='width:{width}px;height:900px;border:0'></iframe>"
+            "<script>onload = () => document.body.append(document.querySelector('iframe')"
+            ".contentDocument.querySelector('#measured').cloneNode(true))</script>",
+            "utf-8",
+        )
+        done = subprocess.run(
+            [
+                str(CHROMIUM),
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--allow-file-access-from-files",
+                "--window-size=1400,1000",
+                "--virtual-time-budget=3000",
+                f"--user-data-dir={tmp_path / 'browser'}",
+                *options,
+                "--dump-dom",
+                frame.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=True,
+        )
+        found = re.search(r'id="measured">(.*?)</script>', done.stdout, re.DOTALL)
+        assert found, done.stdout[-500:] + done.stderr[-500:]
+        result: dict[str, Any] = json.loads(found[1])
+        return result
+
+    return measured
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_drawn_in_a_browser(look: Look, width: int) -> None:
+    seen = look(width)
+    assert seen["width"] == width
+    assert seen["page"] <= width, "the page scrolls sideways"
+    assert seen["small"] >= 11
+    charts = seen["charts"]
+    assert {"speed", "acceptance", "time", "contexts", "coverage", "sizes"} == set(charts)
+    for chart in charts.values():
+        # All is drawn, inside the page, and no label runs into its value.
+        assert chart["height"] > 0
+        assert all(bar["width"] > 0 for bar in chart["bars"] if bar["height"])
+        for part in ("bars", "marks", "labels", "values"):
+            assert all(box["left"] >= -1 and box["right"] <= width + 1 for box in chart[part])
+        for label, value in zip(chart["labels"], chart["values"], strict=True):
+            assert label["right"] < value["left"], (label["text"], value["text"])
+    speed = charts["speed"]
+    # Lengths are the numbers': 48, 50, 61, 57 tokens per second, limits at 1.2 times that.
+    assert speed["bars"][0]["width"] / speed["bars"][2]["width"] == pytest.approx(48 / 61, 0.01)
+    track = speed["tracks"][0]
+    assert speed["bars"][2]["right"] < speed["marks"][2]["left"] + 2 <= track["right"] + 2
+    # depths 0 to 3, "auto" and one server: the limits are those of ours alone
+    assert len(speed["marks"]) == 5
+    assert len(speed["bars"]) == 6
+    assert len(charts["time"]["fills"]) == 4
+    assert all("url" in fill for fill in charts["time"]["fills"]), "a pattern, not a hue alone"
+
+
+def test_tokens_show_who_wrote_them(look: Look) -> None:
+    seen = look(800)
+    by_class = {name: (text, color, line) for name, text, color, line in seen["origins"]}
+    assert by_class["o1"][0] == records.HOSTILE
+    assert by_class["o2"][0] == "(left"
+    assert len({color for _, color, _ in by_class.values()}) == 3
+    assert len({line for _, _, line in by_class.values()}) == 3, "told apart without color"
+    # A rejected draft shows for the keyboard and by the switch, and not before.
+    assert (seen["wrong"], seen["before"]) == (2, "none")
+    assert "none" not in (seen["focused"], seen["toggled"])
+
+
+def test_light_and_dark(look: Look) -> None:
+    def brightness(color: str) -> float:
+        return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3
+
+    light = look(800)
+    dark = look(800, "--blink-settings=preferredColorScheme=0")
+    assert brightness(light["ground"]) > 200
+    assert brightness(light["ink"]) < 100
+    assert brightness(dark["ground"]) < 60
+    assert brightness(dark["ink"]) > 200

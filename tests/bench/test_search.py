@@ -1,0 +1,94 @@
+"""The search of `tune` on made-up speeds: it finds what is best, and no drafting where that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from mtp_gguf.gguf_tools.profile import DraftSettings
+from mtp_gguf.native.bench.search import PLAIN, Found, Space, search
+
+SPACE = Space(
+    depths=(1, 2, 3, 4, 5),
+    sizes=(0, 16384, 8192, -1),
+    rollbacks=("snapshot", "checkpoint", "host"),
+    draft_threads=(0, 1),
+)
+PLAIN_TOK_S = 50.0
+
+
+def run(speed: Callable[[DraftSettings], float], space: Space = SPACE) -> tuple[Found, int]:
+    """What is found where `speed` is the truth, and how many measurements it took."""
+    measured = 0
+
+    def measure(settings: Sequence[DraftSettings]) -> list[float]:
+        nonlocal measured
+        measured += len(settings)
+        assert settings[0] == PLAIN, "no drafting is part of every comparison"
+        return [PLAIN_TOK_S if s == PLAIN else speed(s) for s in settings]
+
+    return search(space, measure), measured
+
+
+def truth(best: DraftSettings, top: float) -> Callable[[DraftSettings], float]:
+    """Speeds that fall off with every step away from `best`."""
+
+    def speed(s: DraftSettings) -> float:
+        # "auto" is a little behind the best fixed depth, as it has to look around.
+        away = 0.3 if s.depth == "auto" else abs(int(s.depth) - int(best.depth))
+        away += s.fastmtp_size != best.fastmtp_size
+        away += s.rollback != best.rollback
+        away += s.draft_threads != best.draft_threads
+        return top * 0.95**away
+
+    return speed
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        DraftSettings(1),
+        DraftSettings(5, -1, "host", 1),
+        DraftSettings(3, 8192, "checkpoint", 0),
+        DraftSettings(2, 16384, "snapshot", 1),
+    ],
+)
+def test_finds_the_best(best: DraftSettings) -> None:
+    found, measured = run(truth(best, 70.0))
+    assert found.settings == best
+    assert found.tok_s == 70.0
+    assert found.plain_tok_s == PLAIN_TOK_S
+    assert found.gain == pytest.approx(1.4)
+    assert [c.tok_s for c in found.tried] == sorted((c.tok_s for c in found.tried), reverse=True)
+    assert measured < 30  # of 5 x 4 x 3 x 2 settings
+
+
+@pytest.mark.parametrize(("top", "drafts"), [(51.4, False), (51.6, True), (40.0, False)])
+def test_no_drafting_unless_it_gains_three_percent(top: float, drafts: bool) -> None:
+    found, _ = run(truth(DraftSettings(2), top))
+    assert found.settings == (DraftSettings(2) if drafts else PLAIN)
+    assert found.tok_s == (top if drafts else PLAIN_TOK_S)
+    assert found.gain == pytest.approx(top / PLAIN_TOK_S)
+
+
+def test_auto_where_it_is_best() -> None:
+    found, _ = run(lambda s: 60.0 if s.depth == "auto" else 55.0)
+    assert found.settings.depth == "auto"
+
+
+def test_a_size_can_move_the_depth() -> None:
+    """With cheap drafts one more pays: the neighbours are tried again at the end."""
+
+    def speed(s: DraftSettings) -> float:
+        best = 3 if s.fastmtp_size == 8192 else 2
+        away = 3 if s.depth == "auto" else abs(int(s.depth) - best)
+        return (70.0 if s.fastmtp_size == 8192 else 60.0) * 0.95**away
+
+    found, _ = run(speed)
+    assert (found.settings.depth, found.settings.fastmtp_size) == (3, 8192)
+
+
+def test_what_has_one_choice_is_not_searched() -> None:
+    _, measured = run(lambda s: 60.0, Space((1, 2)))
+    assert measured == 1 + 2 + 1 + 2 + 1
