@@ -1,11 +1,15 @@
 // The C functions of the choice of depth: checks that need no object, then a call.
 
+#include "depth.h"
 #include "error.h"
-#include "handles.h"
 
 using mtp::guard;
 using mtp::require;
 using mtp::require_range;
+
+struct mtp_depth : mtp::Depth {
+    using Depth::Depth;
+};
 
 mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out) {
     return guard([&] {

@@ -189,6 +189,7 @@ void Session::copy(int32_t from, int32_t to) {
     target = source;
     target.removable = 0; // its snapshots did not come along
     target.checkpoint.clear();
+    target.told = {}; // the cycle was the source's
     if (head_ != nullptr) {
         head_->cache().copy(from, to);
     }

@@ -330,8 +330,8 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
 
 def test_wrong_options(dial) -> None:
     for options, text in (
-        ({"depth": 17}, "depth: expected 0 to 16, found 17"),
-        ({"depth": -1}, "depth: expected 0 to 16, found -1"),
+        ({"depth": 17}, 'depth: expected 0 to 16 or "auto", found 17'),
+        ({"depth": -1}, 'depth: expected 0 to 16 or "auto", found -1'),
         ({"rollback": "magic"}, "rollback: expected one of snapshot"),
         ({"embedding": True}, "embedding: expected a plain"),
         ({"draft_model": object()}, "draft_model: expected none"),
