@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -38,7 +39,9 @@ class _InitParams(ctypes.Structure):
 
 @cache
 def _function(library: str, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    lib = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / f"lib{library}.so"))
+    folder = getattr(llama_cpp.llama_cpp, "_base_path", Path(llama_cpp.__file__).parent / "lib")
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    lib = ctypes.CDLL(str(Path(folder) / f"lib{library}.{suffix}"))
     function: Any = getattr(lib, name)
     function.restype, function.argtypes = result, arguments
     return function  # type: ignore[no-any-return]
