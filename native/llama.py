@@ -274,6 +274,7 @@ class MTPLlama(llama_cpp.Llama):
         A token is a draft that the sampler chose too, or the sampler's own: the distribution is
         that of plain decoding.
         """
+        failures: list[BaseException] = []
         self._sampler = self._init_sampler(
             top_k=top_k,
             top_p=top_p,
@@ -288,7 +289,7 @@ class MTPLlama(llama_cpp.Llama):
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
             penalize_nl=penalize_nl,
-            logits_processor=logits_processor,
+            logits_processor=_guarded(logits_processor, failures),
             grammar=grammar,
         )
         # A chain that only takes the most likely token needs no table of all candidates.
@@ -325,7 +326,7 @@ class MTPLlama(llama_cpp.Llama):
                 self.eval(tokens)
             forced: Sequence[int] | None = None
             while True:
-                sampled = self._sample_on(greedy, by_rejection, stepwise)
+                sampled = self._sample_on(greedy, by_rejection, stepwise, failures)
                 try:
                     for token in sampled:
                         if stopping_criteria is not None and stopping_criteria(
@@ -424,11 +425,12 @@ class MTPLlama(llama_cpp.Llama):
         return name.decode()
 
     def _sample_on(
-        self, greedy: bool, by_rejection: bool, stepwise: bool
+        self, greedy: bool, by_rejection: bool, stepwise: bool, failures: list[BaseException]
     ) -> Generator[int, None, None]:
         """Yield tokens from the logits of the last decode on, without end.
 
-        When a token is yielded, n_tokens and input_ids hold everything before it.
+        When a token is yielded, n_tokens and input_ids hold everything before it. failures: what
+        logits processors raised while the sampler ran; raised from here.
         """
         session = self.session
         sampler: Any = self._sampler
@@ -438,6 +440,8 @@ class MTPLlama(llama_cpp.Llama):
             token = session.sample()
         else:
             token = sampler.sample(self._ctx, -1)
+        if failures:
+            raise failures[0]
         while True:
             self._origin = 0
             yield token
@@ -465,6 +469,8 @@ class MTPLlama(llama_cpp.Llama):
                         self._store_scores(at + accepted, row)
                     self.n_tokens = at + 1 + accepted
                     token = session.argmax(row) if greedy else sampler.sample(self._ctx, row)
+                    if failures:
+                        raise failures[0]
                     if accepted == len(drafts) or token != drafts[accepted]:
                         break
                     self._origin = accepted + 1
@@ -509,3 +515,21 @@ def _settings(
         base.draft_threads if draft_threads is None else draft_threads,
     )
     return settings, found.costs if found else Costs()
+
+
+def _guarded(processors: Any, failures: list[BaseException]) -> Any:
+    """Logits processors that note what they raise: C calls them, and what they raise ends there."""
+    if processors is None:
+        return None
+
+    def guard(processor: Any) -> Any:
+        def call(ids: Any, scores: Any) -> Any:
+            try:
+                return processor(ids, scores)
+            except BaseException as error:  # Ctrl-C too
+                failures.append(error)
+                return scores
+
+        return call
+
+    return llama_cpp.LogitsProcessorList([guard(processor) for processor in processors])

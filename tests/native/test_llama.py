@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import pickle
+import signal
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -406,6 +407,27 @@ def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
             take(llm, 20)
         monkeypatch.undo()
         assert take(llm, 20) == want
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_logits_processor_raises_comes_out(dial, error: type[BaseException]) -> None:
+    """C calls it; a signal that arrives there is a KeyboardInterrupt there."""
+    calls = itertools.count()
+
+    def processor(_: Any, logits: Any) -> Any:
+        if next(calls) == 5:
+            if error is KeyboardInterrupt:
+                signal.raise_signal(signal.SIGINT)
+            raise error
+        return logits
+
+    with load(dial("tiny")) as llm:
+        want = take(llm, 12)
+        llm.reset()
+        with pytest.raises(error):
+            take(llm, 12, logits_processor=llama_cpp.LogitsProcessorList([processor]))
+        assert llm.n_tokens == llm.session.length()
+        assert take(llm, 12) == want
 
 
 def test_pickles_like_llama_cpp(dial) -> None:

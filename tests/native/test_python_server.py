@@ -1,0 +1,105 @@
+"""llama_cpp's own server over MTPLlama: the requests that its clients send."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+import pytest
+
+from mtp_gguf.native import MTPLlama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What llama-cpp-python[server] brings.
+NEEDED = ("fastapi", "starlette_context", "sse_starlette")
+if any(importlib.util.find_spec(name) is None for name in NEEDED):
+    pytest.skip("needs llama-cpp-python[server]", allow_module_level=True)
+
+PROMPT = "aha aha"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}},
+    "required": ["a"],
+}
+
+
+def answers(path: Path, llama: type) -> dict[str, Any]:
+    """What a client is told, request by request; texts and reasons alone, which do not vary."""
+    from llama_cpp.server.app import create_app  # noqa: PLC0415  (slow)
+    from llama_cpp.server.settings import ModelSettings, ServerSettings  # noqa: PLC0415
+    from starlette.testclient import TestClient  # noqa: PLC0415
+
+    settings = ModelSettings(
+        model=str(path), n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False
+    )
+    out: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_cpp, "Llama", llama)  # what docs/native.md says
+        app = create_app(server_settings=ServerSettings(), model_settings=[settings])
+        client = TestClient(app)
+
+        def post(name: str, route: str, **body: Any) -> None:
+            response = client.post(
+                f"/v1/{route}", json={"temperature": 0, "max_tokens": 24, **body}
+            )
+            assert response.status_code == 200, response.text
+            if body.get("stream"):
+                lines = [x[6:] for x in response.text.splitlines() if x.startswith("data: ")]
+                assert lines[-1] == "[DONE]"
+                choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
+                texts = [c.get("text") or c.get("delta", {}).get("content") or "" for c in choices]
+                out[name] = ("".join(texts), choices[-1]["finish_reason"])
+            else:
+                out[name] = response.json()["choices"]
+
+        messages = [{"role": "user", "content": PROMPT}]
+        post("completion", "completions", prompt=PROMPT)
+        post("stream", "completions", prompt=PROMPT, stream=True)
+        post("stop", "completions", prompt=PROMPT, stop=out["stream"][0][4:6])
+        post("logprobs", "completions", prompt=PROMPT, logprobs=2)
+        post("chat", "chat/completions", messages=messages)
+        post("chat stream", "chat/completions", messages=messages, stream=True)
+        post(
+            "schema",
+            "chat/completions",
+            messages=messages,
+            response_format={"type": "json_object", "schema": SCHEMA},
+        )
+        post("grammar", "completions", prompt=PROMPT, grammar='root ::= [a-c]+ "!"')
+        out["models"] = [m["id"] for m in client.get("/v1/models").json()["data"]]
+        bad = client.post("/v1/completions", json={"prompt": PROMPT * 200, "max_tokens": 4})
+        out["too long"] = bad.status_code, "context window" in bad.text
+        post("after", "completions", prompt=PROMPT)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of anyio's streams
+def test_clients_are_told_the_same(dial) -> None:
+    loaded: list[MTPLlama] = []
+
+    class Kept(MTPLlama):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            loaded.append(self)
+
+    theirs = answers(dial("tiny"), llama_cpp.Llama)
+    ours = answers(dial("tiny"), Kept)
+    for name in theirs:
+        if name == "logprobs":
+            continue
+        assert ours[name] == theirs[name], name
+    for got, want in zip(ours["logprobs"], theirs["logprobs"], strict=True):
+        assert got["text"] == want["text"]
+        assert got["logprobs"]["tokens"] == want["logprobs"]["tokens"]
+        assert got["logprobs"]["token_logprobs"] == pytest.approx(
+            want["logprobs"]["token_logprobs"], abs=0.05
+        )
+    assert json.loads(ours["schema"][0]["message"]["content"]).keys() == {"a"} or (
+        ours["schema"][0]["finish_reason"] == "length"
+    )
+    assert loaded[0].mtp_stats.tokens_per_cycle > 1.2  # drafts were accepted on the way
+    loaded[0].close()
