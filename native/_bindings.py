@@ -248,6 +248,16 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position);
     lib.mtp_head_rollback.restype = c_int32
     lib.mtp_head_rollback.argtypes = [c_void_p, c_int32, c_int32]
+    # mtp_status mtp_head_rows_size(const mtp_head * head, int32_t seq, size_t * out);
+    lib.mtp_head_rows_size.restype = c_int32
+    lib.mtp_head_rows_size.argtypes = [c_void_p, c_int32, POINTER(c_size_t)]
+    # mtp_status mtp_head_get_rows(const mtp_head * head, int32_t seq, void * out, size_t n);
+    lib.mtp_head_get_rows.restype = c_int32
+    lib.mtp_head_get_rows.argtypes = [c_void_p, c_int32, c_void_p, c_size_t]
+    # mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, const void * rows,
+    #     size_t n);
+    lib.mtp_head_set_rows.restype = c_int32
+    lib.mtp_head_set_rows.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_size_t]
     # mtp_status mtp_head_ops(mtp_head * head, const char ** out);
     lib.mtp_head_ops.restype = c_int32
     lib.mtp_head_ops.argtypes = [c_void_p, POINTER(c_char_p)]

@@ -159,6 +159,18 @@ class Head:
         """Forget the rows at positions >= position."""
         check(library().mtp_head_rollback(self.handle, seq, position))
 
+    def rows(self, seq: int = 0) -> bytes:
+        """The keys and values of a sequence's rows, for `set_rows` of a head of the same model."""
+        size = ctypes.c_size_t()
+        check(library().mtp_head_rows_size(self.handle, seq, ctypes.byref(size)))
+        out = ctypes.create_string_buffer(size.value)
+        check(library().mtp_head_get_rows(self.handle, seq, out, size))
+        return out.raw
+
+    def set_rows(self, rows: bytes, end: int, seq: int = 0) -> None:
+        """Put `rows`, which end before position `end`, in the place of what a sequence has."""
+        check(library().mtp_head_set_rows(self.handle, seq, end, rows, len(rows)))
+
     def ops(self) -> list[str]:
         """Names of the ggml ops of this head's graph, sorted."""
         out = ctypes.c_char_p()

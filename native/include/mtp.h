@@ -148,6 +148,16 @@ MTP_API mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, c
 /* Forgets the rows at positions >= position; 0 empties the sequence. */
 MTP_API mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position);
 
+/* Bytes of the rows that a sequence has. */
+MTP_API mtp_status mtp_head_rows_size(const mtp_head * head, int32_t seq, size_t * out);
+
+/* Copies these rows out. n: exactly mtp_head_rows_size. */
+MTP_API mtp_status mtp_head_get_rows(const mtp_head * head, int32_t seq, void * out, size_t n);
+
+/* Puts rows that mtp_head_get_rows copied from a head of the same model in the place of what a
+ * sequence has. They end before position `end`. On failure the sequence is empty. */
+MTP_API mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, const void * rows, size_t n);
+
 /* The names of the ggml ops that a graph of this head uses, sorted, joined by spaces, for checks
  * against a backend. The text lives as long as the head. */
 MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);

@@ -218,6 +218,35 @@ std::shared_ptr<void> Head::claim() {
     return user;
 }
 
+size_t Head::rows_size(int32_t seq) const {
+    check_seq(seq);
+    return cache_->rows_bytes(cache_->next(seq) - cache_->first(seq));
+}
+
+void Head::get_rows(int32_t seq, void * out, size_t n) const {
+    const size_t size = rows_size(seq);
+    require_range((long long) n, (long long) size, (long long) size, "n");
+    if (n > 0) {
+        cache_->read_rows(seq, cache_->first(seq), cache_->next(seq) - cache_->first(seq),
+                          static_cast<uint8_t *>(require(out, "out")));
+    }
+}
+
+void Head::set_rows(int32_t seq, int64_t end, const void * rows, size_t n) {
+    check_seq(seq);
+    cache_->truncate(seq, 0);
+    require_range(end, 0, n_ctx_, "end");
+    const size_t row = cache_->rows_bytes(1);
+    if (n % row != 0 || n / row > size_t(end)) {
+        throw Error(MTP_ERROR_ARGUMENT, format("n: expected %lld rows or fewer of %zu bytes each, found %zu bytes",
+                                               (long long) end, row, n));
+    }
+    if (n > 0) {
+        cache_->write_rows(seq, end - int64_t(n / row), int64_t(n / row),
+                           static_cast<const uint8_t *>(require(rows, "rows")));
+    }
+}
+
 const std::string & Head::ops() {
     if (ops_.empty()) {
         std::set<std::string> names;

@@ -31,6 +31,9 @@ public:
                int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
+    size_t rows_size(int32_t seq) const;
+    void get_rows(int32_t seq, void * out, size_t n) const;
+    void set_rows(int32_t seq, int64_t end, const void * rows, size_t n);
 
     // Whether the device can draw drafts, and not only take the likeliest.
     bool draws() const { return draws_; }

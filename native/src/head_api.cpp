@@ -83,6 +83,18 @@ mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position) {
     return guard([&] { require(head, "head")->rollback(seq, position); });
 }
 
+mtp_status mtp_head_rows_size(const mtp_head * head, int32_t seq, size_t * out) {
+    return guard([&] { *require(out, "out") = require(head, "head")->rows_size(seq); });
+}
+
+mtp_status mtp_head_get_rows(const mtp_head * head, int32_t seq, void * out, size_t n) {
+    return guard([&] { require(head, "head")->get_rows(seq, out, n); });
+}
+
+mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, const void * rows, size_t n) {
+    return guard([&] { require(head, "head")->set_rows(seq, end, rows, n); });
+}
+
 mtp_status mtp_head_ops(mtp_head * head, const char ** out) {
     return guard([&] { *require(out, "out") = require(head, "head")->ops().c_str(); });
 }

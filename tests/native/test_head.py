@@ -328,3 +328,29 @@ def test_arguments_are_checked(models, hidden) -> None:
 def test_options_are_checked(models, options, text: str) -> None:
     with pytest.raises(NativeError, match=text):
         Head(models.gguf(), **options)
+
+
+def test_rows_go_to_another_head_and_sequence(models) -> None:
+    """What is drafted after them is drafted there, too; what cannot be rows is refused."""
+    path = models.gguf("dense-tied")
+    with Head(path) as one, Head(path, n_seq_max=2) as other:
+        hidden = np.random.default_rng(3).standard_normal((len(TOKENS), one.n_embd))
+        first, last = TOKENS[:-1], TOKENS[-1:]
+        one.feed(first, rows_for(hidden, len(first)), 5)
+        rows = one.rows()
+        assert other.rows(1) == b""
+        other.set_rows(rows, 5 + len(first), seq=1)
+        assert other.next_position(1) == one.next_position()
+        assert other.rows(1) == rows
+        drafts = [
+            head.draft(last, hidden[-1:], 5 + len(first), DEPTH, seq, logits=True)
+            for head, seq in ((one, 0), (other, 1))
+        ]
+        assert np.array_equal(*map(logits_of, drafts))
+        with pytest.raises(NativeError, match="n: expected 6 rows or fewer"):
+            other.set_rows(rows, 6, seq=1)
+        assert other.next_position(1) == 0
+        with pytest.raises(NativeError, match="bytes each"):
+            other.set_rows(rows[:-1], 100)
+        with pytest.raises(NativeError, match="seq"):
+            other.set_rows(rows, 100, seq=2)
