@@ -834,14 +834,25 @@ class TestOutput:
 
 
 class TestInterrupt:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    @pytest.mark.parametrize("options", [(), ("--also", "Q8_0", "--split-max-size", "20M")])
+    @pytest.fixture(scope="class")
+    def large(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A checkpoint that keeps a thread busy for some seconds."""
+        return write_repeating(tmp_path_factory.mktemp("large") / "large", LARGE)
+
+    @pytest.mark.parametrize(
+        ("number", "options"),
+        [
+            (signal.SIGINT, ()),
+            (signal.SIGTERM, ("--also", "Q8_0", "--split-max-size", "20M")),
+            (signal.SIGHUP, ("--also", "F16")),
+        ],
+        ids=str,
+    )
     def test_leaves_nothing(
-        self, options: tuple[str, ...], number: int, tmp_path: Path, output: Path
+        self, number: int, options: tuple[str, ...], large: Path, output: Path
     ) -> None:
         """Ctrl-C, kill or a lost terminal while the threads work: all partial files go."""
-        model = write_repeating(tmp_path / "large", LARGE)
-        arguments = ["convert", model, "-o", output / "out.gguf", "--threads", "1", *options]
+        arguments = ["convert", large, "-o", output / "out.gguf", "--threads", "1", *options]
         before = held(output)
         with spawn(*arguments) as process:
             deadline = time.monotonic() + 60
@@ -856,10 +867,9 @@ class TestInterrupt:
         check_refusal(process.returncode, stderr, "interrupted", "nothing was written")
         assert held(output) == before
 
-    def test_under_nohup(self, tmp_path: Path, output: Path) -> None:
+    def test_under_nohup(self, large: Path, output: Path) -> None:
         """A signal that somebody chose to ignore stays ignored."""
-        model = write_repeating(tmp_path / "large", LARGE)
-        arguments = ["convert", model, "-o", output / "out.gguf"]
+        arguments = ["convert", large, "-o", output / "out.gguf"]
         ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
         with spawn(*arguments, prelude=ignore) as process:
             deadline = time.monotonic() + 60
