@@ -48,6 +48,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that keeps a thread busy for some seconds."""
+    return write_repeating(tmp_path_factory.mktemp("large") / "large", LARGE)
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """An output folder that holds somebody's file already."""
@@ -834,11 +840,6 @@ class TestOutput:
 
 
 class TestInterrupt:
-    @pytest.fixture(scope="class")
-    def large(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A checkpoint that keeps a thread busy for some seconds."""
-        return write_repeating(tmp_path_factory.mktemp("large") / "large", LARGE)
-
     @pytest.mark.parametrize(
         ("number", "options"),
         [
