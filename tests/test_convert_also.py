@@ -114,6 +114,7 @@ def test_plan_names_all_files(checkpoints: Checkpoints, output: Path) -> None:
         ("Q4_K_M-of-Q4_K_M-2.gguf", "Q4_K_M-of-Q8_0-2.gguf"),
         ("model-Q4_K_Mixed.gguf", "model-Q4_K_Mixed-Q8_0.gguf"),
         ("xQ4_K_M.gguf", "xQ4_K_M-Q8_0.gguf"),
+        ("model-Q4_K_M_L.gguf", "model-Q4_K_M_L-Q8_0.gguf"),
         ("model", "model-Q8_0"),
     ],
 )
