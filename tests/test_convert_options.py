@@ -95,6 +95,7 @@ class TestTensorType:
             (r"(?<=blk\.1\.)ffn_up", "Q6_K"),  # what std::regex does not know
             (r"(?i)FFN_UP", "Q6_K"),
             (r"^ffn_up", None),
+            (r"^output\.weight", None),  # and not attn_output.weight, in whose name it is
             (r"blk.1.ffn_up.weight", "Q6_K"),
         ],
     )
