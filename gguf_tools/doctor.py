@@ -350,8 +350,8 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
     if len(head.files) > 1:
         return  # the runner takes the head from one file
     if separate:
-        named = f'"{trunk}", mtp_head={str(head.path)!r}'
-        yield f"python: mtp_gguf.native.MTPLlama({named})"
+        path = "TRUNK.gguf" if is_head_alone(model) else str(model.path)
+        yield f"python: mtp_gguf.native.MTPLlama({path!r}, mtp_head={str(head.path)!r})"
     else:
         libraries = "" if stock else "  (libraries of mtp-gguf build-server, docs/server.md)"
         yield f"mtp-gguf generate {trunk} -p PROMPT{libraries}"

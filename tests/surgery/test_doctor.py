@@ -114,17 +114,19 @@ def test_sound_checkpoints(spec: Spec, models: Models) -> None:
     assert fields["runs_with"][0].startswith("mtp-gguf convert ")
 
 
-def test_split_files_and_separate_heads(models: Models) -> None:
+def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
     fields = doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
     assert not any("generate" in command for command in fields["runs_with"])
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     head = models.gguf(DENSE, *UNIFORM, "--head-only")
-    fields = doctor(trunk, "--head", head, code=0)
+    odd = tmp_path / 'it\'s $(odd) "1".gguf'
+    odd.symlink_to(trunk)
+    fields = doctor(odd, "--head", head, code=0)
+    words = shlex.split(fields["runs_with"][0])
+    assert words == ["llama-server", "-m", str(odd), "-md", str(head), "--spec-type", "draft-mtp"]
     assert f"-md {head}" in fields["runs_with"][0]
     assert fields["runs_with"][2].startswith("python: mtp_gguf.native.MTPLlama(")
-    code = (
-        fields["runs_with"][2].removeprefix("python: mtp_gguf.native.").replace(")", ", n_ctx=64)")
-    )
+    code = fields["runs_with"][2].removeprefix("python: mtp_gguf.native.")[:-1] + ", n_ctx=64)"
     with eval(code, {"MTPLlama": MTPLlama}) as llm:
         assert llm.head is not None
     wide = dataclasses.replace(DENSE, name="wide", hidden=320)
