@@ -86,9 +86,7 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError("draft_model: expected none, the model drafts for itself")
         if options.get("embedding"):
             raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
-        lib = library()
-        gpu = options.get("n_gpu_layers", 0) != 0
-        device = lib.mtp_default_gpu().decode() if gpu else "CPU"
+        device = _trunk_device(options)
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -138,7 +136,7 @@ class MTPLlama(llama_cpp.Llama):
                 self._head = Head(
                     mtp_head or model_path,
                     trunk=model_path if mtp_head else None,
-                    device=mtp_device or (self._trunk_device() if gpu else "CPU"),
+                    device=mtp_device or device,
                     n_threads=settings.draft_threads or self.n_threads,
                     n_ctx=self.n_ctx(),
                     fastmtp_size=settings.fastmtp_size,
@@ -418,12 +416,6 @@ class MTPLlama(llama_cpp.Llama):
             tokens = tokens[-KEPT_BEFORE_END:]
         self.eval(tokens)
 
-    def _trunk_device(self) -> str:
-        """The GPU that holds the trunk, or its first layers, by ggml's name."""
-        whole = self.model_params.split_mode == llama_cpp.LLAMA_SPLIT_MODE_NONE
-        name: bytes = library().mtp_gpu_name(self.model_params.main_gpu if whole else 0)
-        return name.decode()
-
     def _sample_on(
         self, greedy: bool, by_rejection: bool, stepwise: bool, failures: list[BaseException]
     ) -> Generator[int, None, None]:
@@ -533,3 +525,13 @@ def _guarded(processors: Any, failures: list[BaseException]) -> Any:
         return call
 
     return llama_cpp.LogitsProcessorList([guard(processor) for processor in processors])
+
+
+def _trunk_device(options: dict[str, Any]) -> str:
+    """Where llama_cpp.Llama's options put the trunk, or its first layers: ggml's name."""
+    lib = library()  # refuses another llama.cpp before anything is loaded
+    if options.get("n_gpu_layers", 0) == 0:
+        return "CPU"
+    whole = options.get("split_mode") == llama_cpp.LLAMA_SPLIT_MODE_NONE
+    name: bytes = lib.mtp_gpu_name(options.get("main_gpu", 0) if whole else 0)
+    return name.decode()

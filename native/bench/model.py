@@ -43,7 +43,7 @@ class BenchModel:
         self.path = path
         self.n_ctx = n_ctx
         self.threads = threads
-        self.device = library().mtp_default_gpu().decode() if gpu_layers else "CPU"
+        self.device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
         self._head_path = head
         self._stack = ExitStack()
         self._context: Any = None

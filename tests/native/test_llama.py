@@ -342,6 +342,12 @@ def test_wrong_options(dial) -> None:
             load(dial("tiny"), **options)
 
 
+def test_layers_on_a_gpu_where_there_is_none(dial) -> None:
+    """As llama.cpp, which then keeps them; with one, head and trunk go there."""
+    with load(dial("tiny"), n_gpu_layers=99, main_gpu=0) as llm:
+        assert len(take(llm, 5)) == 5
+
+
 def test_closing(dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     stream = llm.generate(PROMPT, temp=0.0)
