@@ -343,7 +343,7 @@ class MTPLlama(llama_cpp.Llama):
     def save_state(self) -> Any:
         """The state as llama_cpp.Llama has it, and with it the head's: `mtp_head`, bytes."""
         self.session.remove(self.n_tokens)
-        state = super().save_state()
+        state: Any = super().save_state()
         state.mtp_head = b""
         if self._head is not None and self._head.next_position():
             with self.session.save(CheckpointKind.HEAD) as saved:

@@ -325,6 +325,32 @@ def test_what_llama_cpp_itself_refuses_empties_the_sequence(dial, whole) -> None
             assert go_on(session, session.argmax(), 12) == want
 
 
+def test_random_damage_never_crashes(dial, whole) -> None:
+    """A short run of the fuzz target's idea; whatever comes, the session goes on."""
+    rng = np.random.default_rng(5)
+    end = trunk_start(whole) + 600
+    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
+        for _ in range(120):
+            data = bytearray(
+                whole[: int(rng.integers(1, len(whole)))] if rng.random() < 0.1 else whole
+            )
+            for _ in range(int(rng.integers(1, 4))):
+                at = int(rng.integers(0, END if rng.random() < 0.3 else end)) % len(data)
+                data[at] = int(rng.integers(0, 256))
+            try:
+                with Checkpoint.from_bytes(bytes(data)) as saved:
+                    session.restore(saved)
+            except NativeError:
+                pass
+            assert session.length() in (0, len(PROMPT))
+        session.remove(0)
+        session.decode(PROMPT)
+        want = go_on(session, session.argmax(), 12)
+        with Checkpoint.from_bytes(whole) as saved:
+            session.restore(saved)
+        assert go_on(session, want[0][0], 12) == want
+
+
 def test_a_head_of_another_size_in_the_bytes(dial, whole) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT[:6])

@@ -141,6 +141,29 @@ def test_sequences_do_not_mix(dial, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_what_is_undone_waits_while_another_sequence_decodes(dial, mode: str) -> None:
+    """llama.cpp's rollback is pending until the next decode, which may be another sequence's."""
+    path, cycle = dial("tiny", hit=0.3), dial.successors("tiny")
+    with opened_session(path, mode, 3, n_seq_max=3) as (session, trunk):
+        texts = []
+        for seq in range(3):
+            session.decode(PROMPT[seq:], seq)
+            texts.append([session.argmax()])
+        for turn in range(12):
+            for seq, text in enumerate(texts):
+                text.extend(session.step(text[-1], 3, seq))
+                session.remove(session.length(seq), seq)  # undone now, and not when it goes on
+            if turn == 6:
+                session.copy(0, 2)
+                texts[2] = list(texts[0])
+        for text in texts:
+            assert [cycle[t] for t in text[:-1]] == text[1:]
+        session.decode([texts[0][-1]], 0)
+        got = trunk.logits()
+    assert np.abs(got - plain_logits(path, PROMPT + texts[0])).max() < STATE_TOLERANCE
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_depth_can_change_from_cycle_to_cycle(dial, mode: str) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
     with opened_session(path, mode, 5) as (session, trunk):
