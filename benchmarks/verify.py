@@ -3,8 +3,10 @@
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
 
 FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
-those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
-measurement is taken by one and then by the other, so that a slow minute hits both; medians.
+those that llama-cpp-python installed. The patched side runs with GGML_CPU_LANES=1 unless the
+variable is set ("0": without the kernels for few columns). A process for each keeps the model
+loaded, and every single measurement is taken by one and then by the other, so that a slow minute
+hits both; medians.
 
 A batch: that many tokens decoded after a prompt of 64, logits of all of them, recurrent snapshots
 for a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
@@ -140,6 +142,7 @@ class Process:
         environment.pop("LLAMA_CPP_LIB_PATH", None)
         if folder:
             environment["LLAMA_CPP_LIB_PATH"] = str(folder)
+            environment.setdefault("GGML_CPU_LANES", "1")
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--cpu-time"] if arguments.cpu_time else []
