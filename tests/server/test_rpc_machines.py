@@ -1,0 +1,91 @@
+"""A model over two RPC servers in network namespaces, which are as good as machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from server.conftest import Files
+from server.serving import PATIENCE
+from server.test_real_server import DEPTH, PROMPTS, running
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="namespaces are Linux's"),
+]
+
+# Addresses for benchmarks (RFC 2544), which no network routes.
+NETWORKS = ("198.18.71", "198.18.72")
+PORT = 50052
+
+
+def ip(*words: str) -> None:
+    """Run ip(8); skips the test where it is not there or not allowed."""
+    if shutil.which("ip") is None:
+        pytest.skip("no ip(8) to make network namespaces with")
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"network namespaces are not permitted: ip {words[0]}: {done.stderr.strip()}")
+
+
+@contextmanager
+def machine(number: int, program: Path) -> Iterator[str]:
+    """An RPC server in a namespace, tied to this one by a cable; its endpoint."""
+    name, cable = f"mtp{os.getpid()}n{number}", f"mtp{os.getpid() % 10**6}c{number}"
+    network = NETWORKS[number]
+    inside, threads = ["ip", "netns", "exec", name], ["--threads", "1"]
+    with ExitStack() as stack:
+        ip("netns", "add", name)
+        stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
+        ip("link", "add", cable, "type", "veth", "peer", "name", "inner", "netns", name)
+        stack.callback(subprocess.run, ["ip", "link", "del", cable], check=False)
+        ip("address", "add", f"{network}.1/30", "dev", cable)
+        ip("link", "set", cable, "up")
+        ip("-n", name, "address", "add", f"{network}.2/30", "dev", "inner")
+        ip("-n", name, "link", "set", "inner", "up")
+        process = stack.enter_context(
+            subprocess.Popen(
+                [*inside, program, "--host", f"{network}.2", "--port", str(PORT), *threads],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        stack.callback(process.kill)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                socket.create_connection((f"{network}.2", PORT), 1).close()
+                break
+            time.sleep(0.1)
+        yield f"{network}.2:{PORT}"
+
+
+@pytest.mark.parametrize("driver", ["--spec-draft-fused", "--no-spec-draft-fused"])
+def test_two_machines_hold_the_model_and_the_text_is_the_same(
+    driver: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """The head goes to the last device, where the model's last layer is."""
+    model, program = files("ids", "demo"), patched_server.parent / "ggml-rpc-server"
+    answers = []
+    with machine(0, program) as one, machine(1, program) as two:
+        for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
+            log = tmp_path / f"log{len(answers)}"
+            options = ["--rpc", f"{one},{two}", *more]
+            passed = (driver, "-ngl", 99, "--log-file", log, "--verbosity", 4)
+            with running(patched_server, model, free_port, *passed, options=options) as client:
+                answers.append([client.complete(prompt)["tokens"] for prompt in PROMPTS])
+            for endpoint in (one, two):
+                assert re.search(rf"{endpoint}.* model buffer size", log.read_text())
+        text = log.read_text(errors="replace")
+    assert answers[0] == answers[1]
+    assert ("tokens in one graph on RPC1" in text) == (driver == "--spec-draft-fused"), text
