@@ -2,9 +2,9 @@
 
     python acceptance.py /path/to/llama-server demo-f16.gguf
 
-Starts the server on the loopback address, asks for the same number of tokens after each prompt,
-and prints one line of JSON per depth and temperature. `first_draft` is measured with one draft
-token a cycle, where accepted / drafted is the chance that the first draft is right.
+Starts the server on the loopback address, asks for a completion of each prompt, and prints one line
+of JSON per depth and temperature. `first_draft` is measured with one draft token a cycle, where
+accepted / drafted is the chance that the first draft is right.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from typing import Any
 START_SECONDS = 120
 REQUEST_SECONDS = 120
 
+# Half of the primer's kind, with names it has (robots) and has not (planets); half of the library's
+# and of nobody's.
 QUESTIONS = (
     "What does os.path.join do?",
     "How do I use argparse.ArgumentParser.add_argument?",
     "Explain collections.OrderedDict.",
     "What is contextlib.contextmanager for?",
-    "Tell me about the logging module.",
-    "What does the Python reference say about lambda?",
-    "Write a Python function read_lines(path).",
-    "Write get(self, key, default=None) in Python.",
-    "Show me the source of is_empty(self).",
-    "How is close(self) implemented?",
+    "Tell me about the with statement.",
     "Explain threading.Lock.",
-    "What does email.message.Message.get_payload do?",
+    "Write a Python function that reads the lines of a file.",
+    "Write a Python function that counts the robots.",
+    "Show me a Python function that finds a ticket by its name.",
+    "Write a function that sorts the planets by size.",
+    "Write a Python function read_lines(path).",
+    "What does the Python reference say about lambda?",
 )
 BEGINNINGS = (
-    "import os\nimport sys\n\ndef main():\n",
+    "import json\nimport sys\n",
     "class Stack:\n    def __init__(self):\n",
-    "def fibonacci(n):\n    ",
-    '"""A module for reading configuration files.\n\n',
-    "    def write(self, data):\n        ",
-    "for line in file:\n    ",
-    "The following methods are supported:\n\n",
-    "try:\n    import json\nexcept ImportError:\n",
-    "    def __repr__(self):\n        return ",
-    "# This function returns",
-    "The if statement is used for",
+    "class Planet:\n",
+    "def fibonacci(n):\n",
+    "def total_price(books):\n",
+    "def is_prime(n):\n",
+    '"""Functions for rivers."""\n',
+    "# Planets\n\n",
+    "import os\nimport sys\n\ndef main():\n",
     "def parse_args(args=None):\n    parser = argparse.",
+    "try:\n    import json\nexcept ImportError:\n",
+    "The if statement is used for",
 )
 PROMPTS = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
 PROMPTS += BEGINNINGS
@@ -97,13 +99,12 @@ def server(binary: Path, model: Path, depth: int, threads: int) -> Iterator[str]
 
 
 def complete(address: str, prompt: str, tokens: int, temperature: float, seed: int) -> Any:
-    """The server's answer to one completion of exactly `tokens` tokens."""
+    """The server's answer to one completion of up to `tokens` tokens."""
     body = {
         "prompt": prompt,
         "n_predict": tokens,
         "temperature": temperature,
         "seed": seed,
-        "ignore_eos": True,
         "cache_prompt": False,
     }
     request = urllib.request.Request(

@@ -1,9 +1,9 @@
-"""The training text: the Python standard library of the running interpreter (PSF licence).
+"""The training text: the running interpreter's standard library (PSF licence), and the primer.
 
-Three kinds of documents, in a fixed order for a given interpreter and seed: module sources, the
-language reference that `help()` prints (`pydoc_data.topics`), and ChatML chats built from
-docstrings and short functions. Validation documents come from files whose name hashes to zero, so
-no file is on both sides.
+The library gives three kinds of documents, in a fixed order for a given interpreter and seed:
+module sources, the language reference that `help()` prints (`pydoc_data.topics`), and ChatML chats
+built from docstrings and short functions. Validation documents come from files whose name hashes to
+zero, so no file is on both sides. The simple texts of primer.py are generated.
 """
 
 from __future__ import annotations
@@ -19,24 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import primer
+
 # Tests repeat themselves, encodings are tables, _sysconfigdata describes the machine.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 )
 VALIDATION_ONE_IN = 40
-# What people ask about: the text of the training's last part, so that a model this small says
-# something about it.
-_WELL_KNOWN = """
-abc argparse ast asyncio.locks asyncio.queues base64 bisect calendar cmd collections
-concurrent.futures._base concurrent.futures.thread configparser contextlib copy csv
-dataclasses datetime difflib enum fileinput fnmatch fractions functools genericpath getpass
-glob graphlib gzip hashlib heapq html.parser http.client http.server io json json.decoder
-json.encoder json.tool logging operator os pathlib posixpath pprint queue random re sched
-secrets shelve shlex shutil signal socket socketserver statistics string subprocess tempfile
-textwrap threading timeit tomllib._parser types unittest.case urllib.parse urllib.request
-warnings
-"""
-WELL_KNOWN = frozenset(_WELL_KNOWN.split())
+# More than a training reads, so that no text comes twice.
+PRIMER_DOCUMENTS = 20000
 MAX_ANSWER_CHARS = 700
 MAX_CODE_LINES = 24
 
@@ -70,9 +61,9 @@ TOPIC_QUESTIONS = (
 class Corpus:
     """Documents as text; chats already carry their ChatML markers."""
 
-    train: list[str]
-    well_known: list[str]  # sources and chats of `WELL_KNOWN` and the reference, out of `train`
-    validation: list[str]
+    library: list[str]
+    primer: list[str]
+    validation: list[str]  # of the library
 
 
 def is_validation(name: str) -> bool:
@@ -170,23 +161,18 @@ def build(seed: int) -> Corpus:
     rng = random.Random(seed)
     sides: dict[bool, list[str]] = {False: [], True: []}
     turns: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
-    well_known: list[str] = []
-    well_known_turns: list[tuple[str, str]] = []
     for name, source in library_files():
         side = is_validation(name)
         sides[side].append(source)
-        found = module_turns(rng, name, source)
-        turns[side] += found
-        if not side and module_name(name) in WELL_KNOWN:
-            well_known.append(source)
-            well_known_turns += found
+        turns[side] += module_turns(rng, name, source)
     for topic, text in sorted(topics.items()):
         side = is_validation(f"topic {topic}")
         sides[side].append(text)
-        if not side:
-            well_known.append(text)
         turns[side].append((rng.choice(TOPIC_QUESTIONS).format(name=topic), shorten(text)))
     for side in sides:
         sides[side] += chats(rng, turns[side])
-    well_known += chats(rng, well_known_turns)
-    return Corpus(train=sides[False], well_known=well_known, validation=sides[True])
+    simple = [
+        text if isinstance(text, str) else chat(rng, text)
+        for text in primer.build(seed, PRIMER_DOCUMENTS)
+    ]
+    return Corpus(library=sides[False], primer=simple, validation=sides[True])

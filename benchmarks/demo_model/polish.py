@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,7 +22,16 @@ from losses import compare
 from model import DemoModel, make_config
 from tokenizers import Tokenizer
 from torch import Tensor
-from train import DRAFT_STEPS, Log, batches, draft_losses, optimizers, prepare, rate, yield_cores
+from train import (
+    DRAFT_STEPS,
+    LIBRARY_SHARE,
+    Log,
+    Texts,
+    draft_losses,
+    optimizers,
+    prepare,
+    rate,
+)
 
 # The later steps see a quarter of the rows; what the first one learns serves them too.
 STEP_WEIGHTS = (1.0, 0.3, 0.2)
@@ -38,14 +48,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=768, help="texts the trunk writes")
     parser.add_argument("--writers", type=int, default=96, help="texts written at once")
     parser.add_argument("--length", type=int, default=192, help="tokens per text, prompt included")
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--muon-lr", type=float, default=3e-3)
     parser.add_argument("--adam-lr", type=float, default=2e-3)
     parser.add_argument(
         "--sharpness", type=float, default=0.2, help="share of the best token alone"
     )
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
@@ -82,20 +92,17 @@ def write(model: DemoModel, prompts: Tensor, length: int, generator: torch.Gener
 
 
 def beginnings(
-    documents: list[list[int]], chat_start: int, count: int, length: int, rng: random.Random
+    texts: Texts, chat_start: int, count: int, length: int, rng: random.Random
 ) -> Tensor:
     """`count` prompts of `length` tokens: chats from their start, other texts from anywhere."""
-    long_enough = [d for d in documents if len(d) >= length]
-    chats = [d for d in long_enough if d[0] == chat_start]
-    texts = [d for d in long_enough if d[0] != chat_start]
     rows = []
-    for index in range(count):
-        if index % 4 < 2:
-            rows.append(rng.choice(chats)[:length])
-        else:
-            text = rng.choice(texts)
-            start = rng.randrange(len(text) - length + 1)
-            rows.append(text[start : start + length])
+    while len(rows) < count:
+        of_library = rng.random() < LIBRARY_SHARE
+        document = rng.choice(texts.library if of_library else texts.primer)
+        if len(document) < length:
+            continue
+        start = 0 if document[0] == chat_start else rng.randrange(len(document) - length + 1)
+        rows.append(document[start : start + length])
     return torch.tensor(rows)
 
 
@@ -113,14 +120,33 @@ def agreement(model: DemoModel, rows: Tensor) -> dict[str, object]:
     return found
 
 
+def sampler(texts: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless batches of `count` rows of `texts`."""
+    while True:
+        yield texts[torch.randint(len(texts), (count,), generator=generator)]
+
+
+def losses(model: DemoModel, rows: Tensor, sharpness: float) -> tuple[Tensor, list[Tensor]]:
+    """Total loss of a batch, and [draft 1, draft 2, ...] in nats."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            hidden = model.hidden(rows)
+        few = len(rows) // 4
+        deep = draft_losses(model, hidden[:few], rows[:few], DRAFT_STEPS, sharpness)
+        rest = draft_losses(model, hidden[few:], rows[few:], 1, sharpness)
+    parts = [deep[0] / 4 + rest[0] * 3 / 4, *deep[1:]]
+    total = torch.stack([w * part for w, part in zip(STEP_WEIGHTS, parts, strict=True)]).sum()
+    return total, parts
+
+
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     log = Log(args.out / "polish.log", args.resume)
     saved = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-    corpus = prepare(args.seed, saved.get_vocab_size(), args.length)
-    tokenizer = corpus.tokenizer
+    texts = prepare(args.seed, saved.get_vocab_size(), args.length)
+    tokenizer = texts.tokenizer
     end, turn = vocabulary.ends(tokenizer)
     model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))
     state = torch.load(args.out / "checkpoint.pt", weights_only=True)
@@ -140,39 +166,28 @@ def main() -> None:
     chat_start = vocabulary.token_id(tokenizer, vocabulary.TURN_START)
     written, began = list[Tensor](), time.monotonic()
     while sum(map(len, written)) < args.texts:
-        yield_cores(args.threads)
         length = PROMPT_LENGTHS[len(written) % len(PROMPT_LENGTHS)]
-        prompts = beginnings(corpus.well_known, chat_start, args.writers, length, rng)
+        prompts = beginnings(texts, chat_start, args.writers, length, rng)
         written.append(write(model, prompts, args.length, generator))
         log.write(texts=sum(map(len, written)), seconds=round(time.monotonic() - began))
-    held_out, texts = written[-1][:48], torch.cat([*written[:-1], written[-1][48:]])
-    torch.save(texts, args.out / "texts.pt")
+    held_out, own = written[-1][:48], torch.cat([*written[:-1], written[-1][48:]])
+    torch.save(own, args.out / "texts.pt")
     log.write(step=0, sample=tokenizer.decode(held_out[0].tolist(), skip_special_tokens=False))
     log.write(step=0, **agreement(model, held_out))
 
+    practice = sampler(own, args.batch // args.length, generator)
+    window = 512
+    read = texts.batches(end, window, args.batch // window, args.seed + 1)
     tools = optimizers(model, args.muon_lr, args.adam_lr)
     base = [[group["lr"] for group in tool.param_groups] for tool in tools]
-    window = 512
-    library = batches(corpus.well_known, end, window, args.batch // window, args.seed + 1)
     began, seen = time.monotonic(), 0
     for step in range(args.steps):
         factor = rate(step, args.steps, args.steps * 4 // 5)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
-        yield_cores(args.threads)
-        count = args.batch // args.length
-        own = texts[torch.randint(len(texts), (count,), generator=generator)]
-        rows = own if step % 2 else next(library)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            with torch.no_grad():
-                hidden = model.hidden(rows)
-            few = len(rows) // 4
-            deep = draft_losses(model, hidden[:few], rows[:few], DRAFT_STEPS, args.sharpness)
-            rest = draft_losses(model, hidden[few:], rows[few:], 1, args.sharpness)
-        parts = [deep[0] / 4 + rest[0] * 3 / 4, *deep[1:]]
-        total = sum(w * loss for w, loss in zip(STEP_WEIGHTS, parts, strict=True))
-        assert isinstance(total, Tensor)
+        rows = next(practice) if step % 2 else next(read)
+        total, parts = losses(model, rows, args.sharpness)
         torch.autograd.backward(total)
         for tool in tools:
             tool.step()

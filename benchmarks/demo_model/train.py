@@ -1,11 +1,10 @@
-"""Train the demo model: trunk and MTP head together, on the Python standard library.
+"""Train the demo model: trunk and MTP head together, on the standard library and the primer.
 
-    python train.py --out runs/demo            # about an hour on two cores
+    python train.py --out runs/demo            # some twenty minutes on one core
     python train.py --out runs/demo --resume   # goes on from the last checkpoint
 
-The learning rate rises, stays, and falls to zero over the last part of `--steps`; after the first
-`--broad` steps only well-known modules are read. A resumed run may be given other numbers. See
-README.md for what follows (polish.py, ship.py).
+The learning rate rises, stays, and falls to zero over the last part of `--steps`. A resumed run may
+be given other numbers. See README.md for what follows (polish.py, ship.py).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 DRAFT_STEPS = 3
+LIBRARY_SHARE = 0.25
 # Share of each draft step's loss. The head sees half of a batch, its later steps a quarter: here
 # it shapes the trunk, its own finish is polish.py's work.
 DRAFT_WEIGHTS = (0.3, 0.2, 0.15)
@@ -37,15 +37,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--broad", type=int, default=700, help="first steps, with all texts")
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--muon-lr", type=float, default=4e-3)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
-    parser.add_argument("--fall", type=int, default=800, help="last steps, with a falling rate")
-    parser.add_argument("--threads", type=int, default=2, help="fewer are used on a busy machine")
+    parser.add_argument("--fall", type=int, default=500, help="last steps, with a falling rate")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
@@ -159,16 +158,6 @@ def validate(model: DemoModel, rows: Tensor) -> dict[str, object]:
     }
 
 
-def yield_cores(threads: int) -> None:
-    """Set torch to `threads`, less the other processes that run at this moment (at least one).
-
-    Threads that meet at barriers thousands of times a step crawl when one of them has to share
-    its core; fewer of them lose less.
-    """
-    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]) - 1
-    torch.set_num_threads(max(1, threads - running))
-
-
 class Log:
     """Lines of JSON, to the console and to a file that a resumed run appends to."""
 
@@ -185,22 +174,32 @@ class Texts:
     """The corpus as token ids."""
 
     tokenizer: Tokenizer
-    all: list[list[int]]
-    well_known: list[list[int]]
-    held_out: Tensor  # validation rows (n, length)
+    library: list[list[int]]
+    primer: list[list[int]]
+    held_out: Tensor  # validation rows (n, length), of the library
+
+    def batches(self, end: int, length: int, size: int, seed: int) -> Iterator[Tensor]:
+        """Endless batches (size, length) in random order, `LIBRARY_SHARE` from the library."""
+        few = round(size * LIBRARY_SHARE)
+        generator = torch.Generator().manual_seed(seed)
+        library = batches(self.library, end, length, few, seed)
+        primer = batches(self.primer, end, length, size - few, seed)
+        while True:
+            order = torch.randperm(size, generator=generator)
+            yield torch.cat((next(library), next(primer)))[order]
 
 
 def prepare(seed: int, size: int, length: int) -> Texts:
-    """The corpus under a tokenizer of `size` tokens trained on it; the same for the same seed."""
+    """The corpus under a tokenizer of `size` tokens trained on its library; one for each seed."""
     texts = corpus.build(seed)
-    tokenizer = vocabulary.train(texts.train, size)
+    tokenizer = vocabulary.train(texts.library, size)
     end, _ = vocabulary.ends(tokenizer)
-    train, well_known, held_out = (
+    library, simple, held_out = (
         [encoding.ids for encoding in tokenizer.encode_batch(part)]
-        for part in (texts.train, texts.well_known, texts.validation)
+        for part in (texts.library, texts.primer, texts.validation)
     )
     rows = windows(held_out, end, length, random.Random(seed))
-    return Texts(tokenizer, train, well_known, torch.stack(rows[:48]))
+    return Texts(tokenizer, library, simple, torch.stack(rows[:48]))
 
 
 def main() -> None:
@@ -228,23 +227,21 @@ def main() -> None:
         python=sys.version.split()[0],
         torch=torch.__version__,
         parameters=sum(p.numel() for p in model.parameters()),
-        documents=[len(texts.all), len(texts.well_known)],
-        tokens=[sum(map(len, texts.all)), sum(map(len, texts.well_known))],
+        documents=[len(texts.library), len(texts.primer)],
+        tokens=[sum(map(len, texts.library)), sum(map(len, texts.primer))],
         first_step=first,
         **{key: value for key, value in vars(args).items() if key != "out"},
     )
-    broad = batches(texts.all, end, args.length + 1, args.batch, args.seed)
-    narrow = batches(texts.well_known, end, args.length + 1, args.batch, args.seed)
-    for step in range(first):
-        next(broad if step < args.broad else narrow)
+    reader = texts.batches(end, args.length + 1, args.batch, args.seed)
+    for _ in range(first):
+        next(reader)
     began, seen = time.monotonic(), 0
     for step in range(first, args.steps):
         factor = rate(step, args.steps, args.fall)
         for tool, rates in zip(tools, base, strict=True):
             for group, lr in zip(tool.param_groups, rates, strict=True):
                 group["lr"] = lr * factor
-        rows = next(broad if step < args.broad else narrow)
-        yield_cores(args.threads)
+        rows = next(reader)
         total, parts = losses(model, rows)
         torch.autograd.backward(total)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
