@@ -200,9 +200,6 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_check_runtime.restype = c_int32
     lib.mtp_check_runtime.argtypes = []
 
-    # bool mtp_rows_alike(void);
-    lib.mtp_rows_alike.restype = c_bool
-    lib.mtp_rows_alike.argtypes = []
     # const char * mtp_gpu_name(int32_t index);
     lib.mtp_gpu_name.restype = c_char_p
     lib.mtp_gpu_name.argtypes = [c_int32]

@@ -11,7 +11,6 @@ the loaded library):
 So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
 
 ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
-A llama.cpp that computes all rows alike can say so (mtp_rows_alike) and is believed.
 """
 
 import platform
@@ -22,7 +21,6 @@ from typing import Any
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
-from ._bindings import library
 from .errors import NativeError
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
@@ -74,8 +72,6 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
             "exact: expected n_gpu_layers=0, found layers on a GPU: no GPU backend of ggml "
             f"promises the same bits for one token and for several; {elsewhere}"
         )
-    if library().mtp_rows_alike():
-        return Batches()
     if platform.machine() not in _MACHINES:
         raise NativeError(
             f"exact: expected an x86-64 CPU, found {platform.machine()}, whose kernels take two "

@@ -70,11 +70,6 @@ MTP_API const char * mtp_built_for(void);
  * loaded are those that the library was built for. */
 MTP_API mtp_status   mtp_check_runtime(void);
 
-/* Whether ggml's CPU backend promises that a row's result does not depend on the number of rows in
- * its batch, on this CPU. Builds that can have a proc address "ggml_backend_cpu_rows_alike" of type
- * bool (*)(void), which answers; stock ones have none. */
-MTP_API bool         mtp_rows_alike(void);
-
 /* ggml's name, for mtp_head_params.device, of the GPU that llama.cpp counts as number `index` (its
  * main_gpu); "CPU" when there is none. */
 MTP_API const char * mtp_gpu_name(int32_t index);

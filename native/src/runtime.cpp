@@ -55,12 +55,6 @@ const char * mtp_built_for(void) {
     return text.c_str();
 }
 
-bool mtp_rows_alike(void) {
-    ggml_backend_reg_t cpu = ggml_backend_reg_by_name("CPU");
-    void * promise = cpu ? ggml_backend_reg_get_proc_address(cpu, "ggml_backend_cpu_rows_alike") : nullptr;
-    return promise && reinterpret_cast<bool (*)()>(promise)();
-}
-
 mtp_status mtp_check_runtime(void) {
     return mtp::guard([] {
         const mtp::Version built = mtp::built();

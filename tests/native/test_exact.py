@@ -14,7 +14,6 @@ from native_trunk import Trunk
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native._bindings import library
 from mtp_gguf.native.exact import Batches, exact_batches, sgemm_tensors
 from mtp_gguf.native.session import Session
 
@@ -92,12 +91,6 @@ def test_these_tests_can_fail(dial) -> None:
     assert not np.array_equal(run(dial("tiny"), 3)[1], logits)
 
 
-needs_care = pytest.mark.skipif(
-    library().mtp_rows_alike(), reason="the loaded llama.cpp computes all rows alike"
-)
-
-
-@needs_care
 def test_options_are_chosen_by_what_the_trunk_holds(dial) -> None:
     for name, quant, batches, cache in (
         ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),
@@ -129,7 +122,6 @@ def test_the_router_of_a_moe_is_an_f32_matrix(dial) -> None:
     assert {f"blk.{n}.ffn_gate_inp.weight" for n in (0, 1)} <= set(sgemm_tensors(dial("tiny-moe")))
 
 
-@needs_care
 def test_other_options_are_refused_by_name(dial) -> None:
     for options, text in (
         ({"flash_attn": False}, "exact: expected flash_attn=True, found False"),

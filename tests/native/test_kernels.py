@@ -13,7 +13,6 @@ import pytest
 from ggml_graph import attention, expert_product, product
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native._bindings import library
 from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES
 
 pytestmark = pytest.mark.skipif(
@@ -25,11 +24,10 @@ NOT_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 WEIGHTS = sorted(set(BY_NAME) - NOT_WEIGHTS)
 LENGTH, ROWS = 768, 48  # divisible by what every kernel asks for
 SIZES = (1, 2, 3, 6, MAX_ROWS, MAX_ROWS + 1, 17)
-PROMISED = library().mtp_rows_alike()  # by a llama.cpp of other kernels: then for any size
 
 
 def expected_alike(least: int) -> tuple[int, ...]:
-    return SIZES if PROMISED else tuple(n for n in SIZES if least <= n <= MAX_ROWS)
+    return tuple(n for n in SIZES if least <= n <= MAX_ROWS)
 
 
 def weights(kind: TensorType, rows: int, length: int, seed: int = 0) -> np.ndarray:
@@ -91,11 +89,10 @@ def test_flash_attention(name: str, cells: int) -> None:
         rows = np.ascontiguousarray(q[:, MAX_ROWS - n :])
         return attention(kind, keys, values, rows, threads=2)[::-1]
 
-    least = 2 if name in SPLIT_CACHE_TYPES and not PROMISED else 1
+    least = 2 if name in SPLIT_CACHE_TYPES else 1
     assert alike(run, tuple(range(least, MAX_ROWS + 1)))
 
 
-@pytest.mark.skipif(PROMISED, reason="the loaded llama.cpp computes all rows alike")
 def test_the_list_is_no_longer_than_it_must_be() -> None:
     """What exact avoids does happen: otherwise these tests could not fail."""
     x = np.random.default_rng(1).standard_normal((MAX_ROWS + 1, LENGTH), np.float32)
