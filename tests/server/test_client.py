@@ -56,7 +56,7 @@ def conversation(server: Path, model: Path, port: int, options: Sequence[object]
                 model="demo",
                 messages=[{"role": "user", "content": question}],
                 temperature=0,
-                max_tokens=48,
+                max_tokens=96,
                 **more,
             )
 
