@@ -347,8 +347,6 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
         yield f"llama-server {files} --spec-type draft-mtp"
     option = f" --head {_quoted(head)}" if separate else ""
     yield f"mtp-gguf serve {trunk}{option}" + ("" if stock else "  (patched server)")
-    if len(head.files) > 1:
-        return  # the runner takes the head from one file
     if separate:
         path = "TRUNK.gguf" if is_head_alone(model) else str(model.path)
         yield f"python: mtp_gguf.native.MTPLlama({path!r}, mtp_head={str(head.path)!r})"

@@ -116,7 +116,7 @@ def test_sound_checkpoints(spec: Spec, models: Models) -> None:
 
 def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
     fields = doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
-    assert not any("generate" in command for command in fields["runs_with"])
+    assert any("generate" in command for command in fields["runs_with"])
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     head = models.gguf(DENSE, *UNIFORM, "--head-only")
     odd = tmp_path / 'it\'s $(odd) "1".gguf'
