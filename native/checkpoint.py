@@ -1,12 +1,10 @@
 """The state of a session's sequence, to come back to, as an object or as bytes."""
 
 import ctypes
-import weakref
 from enum import IntEnum
-from types import TracebackType
 
 from ._bindings import CheckpointInfo, check, library
-from .errors import NativeError
+from ._owner import Owner
 
 
 class CheckpointKind(IntEnum):
@@ -23,15 +21,16 @@ class CheckpointKind(IntEnum):
     WHOLE = 3
 
 
-class Checkpoint:
+class Checkpoint(Owner):
     """A sequence at one length; `Session.save` and `from_bytes` make them. Close it, or use `with`.
 
     kind, length: its kind and number of tokens. nbytes: held in host memory.
     """
 
+    _what = "checkpoint"
+
     def __init__(self, handle: ctypes.c_void_p) -> None:
-        self._handle: ctypes.c_void_p | None = handle
-        self._free = weakref.finalize(self, library().mtp_checkpoint_free, handle)
+        self._own(handle, library().mtp_checkpoint_free)
         info = CheckpointInfo()
         check(library().mtp_checkpoint_get_info(handle, ctypes.byref(info)))
         self.kind = CheckpointKind(info.kind)
@@ -51,26 +50,3 @@ class Checkpoint:
         out = ctypes.create_string_buffer(self._written_bytes)
         check(library().mtp_checkpoint_write(self.handle, out, self._written_bytes))
         return out.raw
-
-    def close(self) -> None:
-        """Free it; a second call does nothing."""
-        self._handle = None
-        self._free()
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The C handle; NativeError once closed."""
-        if self._handle is None:
-            raise NativeError("the checkpoint is closed")
-        return self._handle

@@ -1,17 +1,16 @@
 """An MTP head on its own: drafts tokens from hidden states, without a trunk."""
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._bindings import HeadInfo, check, library
+from ._owner import Owner
 from .errors import NativeError
 
 LAYOUTS = ("none", "ids", "table", "sidecar")
@@ -29,7 +28,7 @@ class Draft:
     logits: NDArray[np.float32] | None
 
 
-class Head:
+class Head(Owner):
     """The MTP block and draft vocabulary of a GGUF on a ggml device. Close it, or use `with`.
 
     path: the file with the MTP block. trunk: the file with the embedding, where a head-only file
@@ -39,6 +38,8 @@ class Head:
 
     Raises HeadMissingError for a model without a head, ModelRefusedError for an unsound file.
     """
+
+    _what = "head"
 
     def __init__(
         self,
@@ -61,8 +62,7 @@ class Head:
         params.fastmtp_size = fastmtp_size
         handle = ctypes.c_void_p()
         check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
-        self._handle: ctypes.c_void_p | None = handle
-        self._free = weakref.finalize(self, lib.mtp_head_free, handle)
+        self._own(handle, lib.mtp_head_free)
         info = HeadInfo()
         check(lib.mtp_head_get_info(handle, ctypes.byref(info)))
         self.n_embd: int = info.n_embd
@@ -78,29 +78,6 @@ class Head:
         self.weight_bytes: int = info.weight_bytes
         self.mapped_bytes: int = info.mapped_bytes
         self.cache_bytes: int = info.cache_bytes
-
-    def close(self) -> None:
-        """Free the head; a second call does nothing."""
-        self._handle = None
-        self._free()
-
-    def __enter__(self) -> "Head":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The C handle, for what is built on a head; NativeError once closed."""
-        if self._handle is None:
-            raise NativeError("the head is closed")
-        return self._handle
 
     def draft_ids(self) -> NDArray[np.int32]:
         """Target ids of the draft vocabulary in rank order, [n_draft_vocab]."""

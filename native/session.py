@@ -2,18 +2,17 @@
 
 import ctypes
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_double
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
 from ._bindings import DEPTH_AUTO, MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
+from ._owner import Owner
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import NativeError
 from .head import Head
@@ -71,7 +70,7 @@ class MtpStats:
         return tuple(a / d for a, d in zip(self.accepted, self.drafted, strict=True))
 
 
-class Session:
+class Session(Owner):
     """Decodes with a llama.cpp context and a head. Close it, or use `with`.
 
     context: a llama_context pointer that stays the caller's, as must the head; both must live
@@ -81,6 +80,8 @@ class Session:
     or more, and loses its last position. One thread at a time: a call from another one while a call
     runs raises NativeError.
     """
+
+    _what = "session"
 
     def __init__(
         self,
@@ -100,39 +101,21 @@ class Session:
         head_handle = None if head is None else head.handle
         pointer = ctypes.cast(context, ctypes.c_void_p)
         check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))
-        self._handle: ctypes.c_void_p | None = handle
-        self._free = weakref.finalize(self, lib.mtp_session_free, handle)
+        self._own(handle, lib.mtp_session_free)
         self._lock = threading.Lock()
         self._tokens = (ctypes.c_int32 * (MAX_DEPTH + 1))()
         self._probabilities = (ctypes.c_float * MAX_DEPTH)()
         self._count = ctypes.c_int32()
-
-    def close(self) -> None:
-        """Free the session; a second call does nothing."""
-        self._handle = None
-        self._free()
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _use(self) -> Iterator[ctypes.c_void_p]:
         if not self._lock.acquire(blocking=False):
             raise NativeError("the session is in use by another thread")
         try:
-            if self._handle is None:
-                raise NativeError("the session is closed")
+            handle = self.handle
             if self.head is not None:
                 _ = self.head.handle  # a closed one says so, where its memory would be gone
-            yield self._handle
+            yield handle
         finally:
             self._lock.release()
 

@@ -1,0 +1,44 @@
+"""What owns an object of the C library."""
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from .errors import NativeError
+
+_Self = TypeVar("_Self", bound="Owner")
+
+
+class Owner:
+    """Frees its C object on `close`, at the end of `with`, or when nothing refers to it."""
+
+    _what: str  # in errors: "head"
+
+    def _own(self, handle: ctypes.c_void_p, free: Callable[[ctypes.c_void_p], None]) -> None:
+        self._handle: ctypes.c_void_p | None = handle
+        self._free = weakref.finalize(self, free, handle)
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The C handle; NativeError once closed."""
+        if self._handle is None:
+            raise NativeError(f"the {self._what} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Free it; a second call does nothing."""
+        self._handle = None
+        self._free()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
