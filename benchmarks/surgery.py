@@ -4,13 +4,15 @@
 
 The checkpoint is one that benchmarks/convert.py generated (random weights, the family's real
 shape). Each command is a process of its own, files come from the page cache, runs of what is
-compared alternate, and medians count. `cp` is timed twice: as it is, and followed by the fsync that
-every file of ours gets before it has its name; the graft is timed without its measurement of the
-acceptance (`--no-check`). Comparing the same bytes stands beside `cmp`, which does nothing else.
-What a graft fetches is counted at a hub on loopback.
+compared alternate, and medians count. A graft is timed on a base of several times this model's
+tensors, because a file that the kernel can keep back in memory makes `cp` look free; `cp` is timed
+twice, as it is, and followed by the fsync that every file of ours gets before it has its name; the
+graft is timed without its measurement of the acceptance (`--no-check`). Comparing the same bytes
+stands beside `cmp`, which does nothing else. What a graft fetches is counted at a hub on loopback.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -26,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from hub_server import Hub  # noqa: E402
 
-from mtp_gguf.gguf_tools.surgery import open_model  # noqa: E402
+from mtp_gguf.gguf_tools.surgery import Assembly, open_model, write  # noqa: E402
 
 PROGRAM = shutil.which("mtp-gguf", path=str(Path(sys.executable).parent)) or "mtp-gguf"
 DUMP = shutil.which("gguf-dump", path=str(Path(sys.executable).parent)) or "gguf-dump"
@@ -42,21 +44,43 @@ def run(*command: object, **env: str) -> None:
         sys.exit(f"{' '.join(words)}: {result.stdout}{result.stderr}")
 
 
-def seconds(runs: int, **jobs: Callable[[], object]) -> dict[str, float]:
-    """Median wall time of each job, a run of each in turn; the first of each is not counted."""
+def seconds(
+    runs: int, *, without: Path | None = None, **jobs: Callable[[], object]
+) -> dict[str, float]:
+    """Median wall time of each job, a run of each in turn; the first of each is not counted.
+
+    without: the file that every job writes, gone before it starts. What the job before left to
+    write is waited for, so that it is not this one's time.
+    """
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(runs + 1):
         for name, job in jobs.items():
+            if without is not None:
+                without.unlink(missing_ok=True)
+            os.sync()
             began = time.perf_counter()
             job()
             taken[name].append(time.perf_counter() - began)
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
+def repeated(model: Path, target: Path, times: int) -> None:
+    """Write `model` with all its tensors several times over, under names of their own."""
+    with open_model(model) as held:
+        pieces = [held.piece(name) for name in held.tensors]
+        more = (
+            dataclasses.replace(
+                piece, spec=dataclasses.replace(piece.spec, name=f"copy{i}.{piece.spec.name}")
+            )
+            for i in range(1, times)
+            for piece in pieces
+        )
+        write(target, Assembly(held.metadata(), (*pieces, *more)))
+
+
 def copy(source: Path, target: Path, *, sync: bool) -> None:
     """What `cp` does, and fsync after it."""
-    target.unlink(missing_ok=True)
-    run("cp", "--reflink=never", source, target)
+    run("cp", source, target)
     if sync:
         run("sync", target)
 
@@ -95,11 +119,13 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--times", type=int, default=3, help="repeat the graft's base so often")
     options = parser.parse_args()
     work, runs, checkpoint = options.work, options.runs, options.checkpoint
     work.mkdir(parents=True, exist_ok=True)
-    whole, trunk, again, plain, high, large = (
-        work / f"{name}.gguf" for name in ("whole", "trunk", "again", "plain", "high", "large")
+    whole, trunk, again, plain, high, large, several = (
+        work / f"{name}.gguf"
+        for name in ("whole", "trunk", "again", "plain", "high", "large", "several")
     )
     for target, quant in ((whole, "Q4_K_M"), (high, "Q8_0"), (large, "F32")):
         if not target.exists():
@@ -119,23 +145,22 @@ def main() -> None:
         f"gguf-dump {took['dump']:.2f} s ({took['dump'] / took['ours']:.1f} x)"
     )
 
-    def graft() -> None:
-        again.unlink(missing_ok=True)
-        run(PROGRAM, "graft", plain, "--from", large, "-o", again, "--no-check")
-
-    graft()
+    run(PROGRAM, "graft", plain, "--from", large, "-o", again, "--no-check", "--overwrite")
     run("cmp", again, large)
+    repeated(plain, several, options.times)
     took = seconds(
         runs,
-        graft=graft,
-        cp=lambda: copy(large, again, sync=False),
-        synced=lambda: copy(large, again, sync=True),
+        without=again,
+        graft=ours("graft", several, "--from", large, "-o", again, "--no-check"),
+        cp=lambda: copy(several, again, sync=False),
+        synced=lambda: copy(several, again, sync=True),
     )
     print(
-        f"graft, result {large.stat().st_size / 1e9:.2f} GB: {took['graft']:.2f} s; "
+        f"graft, base of {several.stat().st_size / 1e9:.2f} GB: {took['graft']:.2f} s; "
         f"cp {took['cp']:.2f} s (graft {took['graft'] / took['cp']:.2f} x), "
         f"cp and fsync {took['synced']:.2f} s (graft {took['graft'] / took['synced']:.2f} x)"
     )
+    several.unlink()
 
     run("cp", whole, again)
     took = seconds(

@@ -4,16 +4,21 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
-from .copies import CANNOT_COPY, copy_ways
+from .copies import CANNOT_COPY, copy_ways, start_writing
 from .errors import FormatError, OutputError
-from .sources import Source, StreamedSource
+from .sources import FileSource, Source, StreamedSource
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# One system call copies this much at most, so that progress is shown and Ctrl-C is heard.
-_COPY_BYTES = 64 << 20
+# Files are copied in parts of this size, so that progress is shown and Ctrl-C is heard; a multiple
+# of every file system's block, so that a part's end splits none that could be shared.
+_COPY_BYTES = 32 << 20
+# Copying from one file's cached pages to another's is one core's work: a second one halves it.
+_COPIERS = 2
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the file system
 
 
@@ -90,23 +95,43 @@ class OutputFile:
                 offset += len(piece)
                 progress(len(piece))
             return
-        ways = copy_ways(source)
-        done = 0
-        while done < length:
-            part = min(length - done, _COPY_BYTES)
+        first = (start // _COPY_BYTES + 1) * _COPY_BYTES
+        bounds = [start, *range(first, start + length, _COPY_BYTES), start + length]
+        shift = offset - start
+        if len(bounds) == 2 or not isinstance(source, FileSource):
+            for part, end in pairwise(bounds):
+                progress(self._copy_part(shift, source, part, end))
+            return
+        with ThreadPoolExecutor(_COPIERS) as pool:
+            jobs = [
+                pool.submit(self._copy_part, shift, source, part, end)
+                for part, end in pairwise(bounds)
+            ]
             try:
-                count = ways[0](self._fd, offset + done, source, start + done, part)
+                for part, job in zip(bounds, jobs, strict=False):
+                    count = job.result()
+                    start_writing(self._fd, part + shift, count)
+                    progress(count)
+            finally:
+                for job in jobs:
+                    job.cancel()
+
+    def _copy_part(self, shift: int, source: Source, start: int, end: int) -> int:
+        """Copy the bytes `start` to `end` of `source` to places `shift` on; answers how many."""
+        ways = copy_ways(source)
+        at = start
+        while at < end:
+            try:
+                count = ways[0](self._fd, at + shift, source, at, end - at)
             except OSError as error:
                 if error.errno not in CANNOT_COPY or len(ways) == 1:
                     raise self._fault(error) from None
                 ways = ways[1:]
                 continue
             if count == 0:
-                raise FormatError(
-                    f"{source.name}: the file ends at byte {start + done}, data is missing"
-                )
-            done += count
-            progress(count)
+                raise FormatError(f"{source.name}: the file ends at byte {at}, data is missing")
+            at += count
+        return end - start
 
     def commit(self) -> None:
         """Put the complete file under its name, replacing what stood there."""

@@ -8,13 +8,15 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.errors import OutputError
+from mtp_gguf.gguf_tools import output
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
+from mtp_gguf.gguf_tools.sources import FileSource
 
 
 def names(folder: Path) -> list[str]:
@@ -79,6 +81,30 @@ def test_an_exception_leaves_nothing(target: Path, error: type[BaseException]) -
     with pytest.raises(error):
         write()
     assert names(target.parent) == []
+
+
+def test_what_stops_a_copy_in_parts_leaves_nothing(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_COPY_BYTES", 16)
+    held = target.with_name("held")
+    held.write_bytes(bytes(100))
+    seen: list[int] = []
+
+    def stop(count: int) -> None:
+        seen.append(count)
+        raise KeyboardInterrupt
+
+    with closing(FileSource(held)) as source:
+        with pytest.raises(KeyboardInterrupt), OutputFile(target, 200) as file:
+            file.copy(0, source, 3, 90, stop)
+        with (
+            pytest.raises(FormatError, match="the file ends at byte 100, data is missing"),
+            OutputFile(target, 200) as file,
+        ):
+            file.copy(0, source, 3, 150)
+    assert seen == [13]
+    assert names(target.parent) == ["held"]
 
 
 def test_leaving_without_commit_leaves_nothing(target: Path) -> None:
@@ -239,7 +265,8 @@ def test_more_than_the_disk_has_is_refused_at_once(target: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from mtp_gguf.gguf_tools.errors import OutputError
+from mtp_gguf.gguf_tools import output
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError
 from mtp_gguf.gguf_tools.output import OutputFile
 path, size, lowered = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def lower():

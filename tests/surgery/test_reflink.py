@@ -12,13 +12,14 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools import copies
+from mtp_gguf.gguf_tools import copies, output
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.sources import FileSource
@@ -34,6 +35,13 @@ FIEMAP = 0xC020660B
 REQUEST = struct.Struct("=QQIIII")
 EXTENT = struct.Struct("=QQQQQIIII")
 SYNC, SHARED, ROOM = 1, 0x2000, 64
+
+
+@pytest.fixture(autouse=True, params=["whole", "in parts"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of one part, and of many, which several threads make."""
+    if request.param == "in parts":
+        monkeypatch.setattr(output, "_COPY_BYTES", 4 * BLOCK)
 
 
 def shared_bytes(path: Path) -> int:
@@ -71,9 +79,9 @@ def copied(source: Path, start: int, length: int, offset: int) -> Path:
     target = source.with_name("target")
     opened = FileSource(source)
     done: list[int] = []
-    with OutputFile(target, offset + length + 5) as output:
-        output.copy(offset, opened, start, length, done.append)
-        output.commit()
+    with OutputFile(target, offset + length + 5) as file:
+        file.copy(offset, opened, start, length, done.append)
+        file.commit()
     opened.close()
     assert sum(done) == length
     expected = bytes(offset) + source.read_bytes()[start : start + length] + bytes(5)
@@ -139,6 +147,15 @@ def test_without_shared_blocks_the_bytes_are_the_same(
         monkeypatch.setattr(fcntl, "ioctl", failing(code))
         copied(source, start, length, offset)
     monkeypatch.setattr(os, "copy_file_range", failing(errno.EXDEV))
+    seek = os.lseek
+
+    def seek_slowly(*place: int) -> int:
+        """Long enough for another thread to come between this and the sendfile after it."""
+        at = seek(*place)
+        time.sleep(0.0005)
+        return at
+
+    monkeypatch.setattr(os, "lseek", seek_slowly)
     copied(source, start, length, offset)
     monkeypatch.setattr(os, "sendfile", failing(errno.EINVAL))
     copied(source, start, length, offset)
