@@ -99,7 +99,8 @@ def generate(
         began = perf_counter()
         pieces: list[str] = []
         generated = deepest = 0
-        text = token_colors.TokenText(colored=colored)
+        terminal = sys.stdout.isatty() and not as_json
+        text = token_colors.TokenText(colored=colored, terminal=terminal)
         stream = llm.generate(tokens, temp=temperature)
         for token in islice(stream, max(most, 1)):
             if llm.is_end(token):

@@ -11,6 +11,9 @@ from typing import IO
 # and dark grounds, and differ in brightness too.
 COLORS = (34, 32, 172, 134, 167)
 RESET = "\x1b[0m"
+# What a model writes may command a terminal (C0, DEL and C1 codes): shown there, not obeyed.
+_CODES = (*range(32), *range(127, 160))
+_SHOWN = {code: f"\\x{code:02x}" for code in _CODES if chr(code) not in "\n\t"}
 
 
 def wanted(stream: IO[str]) -> bool:
@@ -35,11 +38,15 @@ def legend(deepest: int) -> str:
 
 
 class TokenText:
-    """Bytes of tokens to text as it becomes whole: a character may lie across tokens."""
+    """Bytes of tokens to text as it becomes whole: a character may lie across tokens.
 
-    def __init__(self, *, colored: bool) -> None:
+    terminal: control characters other than line breaks and tabs are spelled out.
+    """
+
+    def __init__(self, *, colored: bool, terminal: bool) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._colored = colored
+        self._terminal = terminal
 
     def add(self, piece: bytes, origin: int) -> str:
         """What to write now; a character belongs to the token that completes it."""
@@ -50,6 +57,8 @@ class TokenText:
         return self._decoder.decode(b"", final=True)
 
     def _styled(self, text: str, origin: int) -> str:
+        if self._terminal:
+            text = text.translate(_SHOWN)
         before = style(origin) if self._colored else ""
         if not before or not text:
             return text

@@ -30,19 +30,26 @@ def test_each_origin_has_its_own_style() -> None:
 def test_text_is_what_was_written() -> None:
     pieces = [(b"def", 0), (b" f(", 1), (b"x):\n    ", 2), (b"\xf0\x9f", 1), (b"\x98\x80", 2)]
     for colored in (False, True):
-        text = TokenText(colored=colored)
+        text = TokenText(colored=colored, terminal=colored)
         shown = "".join(text.add(*piece) for piece in pieces) + text.end()
         assert strip(shown) == "def f(x):\n    😀"
         assert (shown != strip(shown)) == colored
 
 
 def test_no_style_spans_a_line() -> None:
-    shown = TokenText(colored=True).add(b"a\n\nb", 1)
+    shown = TokenText(colored=True, terminal=True).add(b"a\n\nb", 1)
     assert shown == f"{style(1)}a{RESET}\n\n{style(1)}b{RESET}"
 
 
+def test_a_terminal_is_not_commanded() -> None:
+    piece = "\x1b]0;t\x07 \x9b31m\r\x7f\t\n é".encode()
+    shown = TokenText(colored=False, terminal=True).add(piece, 0)
+    assert shown == "\\x1b]0;t\\x07 \\x9b31m\\x0d\\x7f\t\n é"
+    assert TokenText(colored=False, terminal=False).add(piece, 0) == piece.decode()
+
+
 def test_a_character_that_never_ends() -> None:
-    text = TokenText(colored=False)
+    text = TokenText(colored=False, terminal=False)
     assert text.add(b"\xf0\x9f", 1) == ""
     assert text.end() == "\ufffd"
 
