@@ -1,0 +1,152 @@
+"""Tool calls of a real client against a real server with our patches: drafting changes none.
+
+The demo model has never seen a tool. llama-server's grammar lets it talk for as long as it likes
+before a call, `tool_choice="required"` or not, and holds it to the call's form from its first token
+on. So the tests lift that token with the client's `logit_bias`; what follows is the model's own
+choice within the grammar. The form is that of Qwen3.5, in a template beside this file. It leaves
+strings free, so these tools take none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.conftest import Files
+from server.test_real_server import DEPTH, running
+
+openai = pytest.importorskip("openai")
+
+pytestmark = pytest.mark.server
+
+TEMPLATE = Path(__file__).with_name("templates") / "qwen_tools.jinja"
+CALL_TOKEN = "<tool_call>"
+NOT_DRAFTING: list[object] = ["--no-draft"]
+DRAFTING: list[object] = ["--spec-draft-n-max", DEPTH]
+PLACE = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["file", "folder"]}, "hidden": {"type": "boolean"}},
+    "required": ["kind", "hidden"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A function whose arguments are all required."""
+    schema = {"type": "object", "properties": fields, "required": [*fields]}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+OPEN_PATH = tool("open_path", {"place": PLACE, "write": {"type": "boolean"}})
+SET_FLAGS = tool(
+    "set_flags",
+    {"flags": {"type": "array", "items": {"enum": ["r", "w"]}, "minItems": 2, "maxItems": 3}},
+)
+
+
+def check_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> None:
+    """A call of one of the tools above, its arguments JSON of that one's schema."""
+    assert name in [entry["function"]["name"] for entry in tools]
+    values = json.loads(arguments)
+    if name == "open_path":
+        assert values.keys() == {"place", "write"}
+        assert values["place"].keys() == {"kind", "hidden"}
+        assert values["place"]["kind"] in ("file", "folder")
+        assert isinstance(values["place"]["hidden"], bool)
+        assert isinstance(values["write"], bool)
+    else:
+        assert values.keys() == {"flags"}
+        assert set(values["flags"]) <= {"r", "w"}
+        assert 2 <= len(values["flags"]) <= 3
+
+
+class Caller:
+    """Asks the model for calls; `drafted` counts the tokens that were drafted for it."""
+
+    def __init__(self, client: Any, call_token: int) -> None:
+        self._client = client
+        self._bias = {str(call_token): 100}
+        self.drafted = 0
+
+    def ask(self, messages: list[Any], **more: Any) -> Any:
+        return self._client.chat.completions.create(
+            model="demo", messages=messages, temperature=0, max_tokens=512, **more
+        )
+
+    def call(self, tools: list[Any], choice: str, messages: list[Any]) -> tuple[str, str]:
+        """Name and arguments of the one call that the model answers with, streamed or not."""
+        wishes = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
+        wishes["parallel_tool_calls"] = False  # the lifted token would begin another, and another
+        answer = self.ask(messages, **wishes)
+        self.drafted += answer.timings.get("draft_n", 0)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert not answer.choices[0].message.content
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.id
+        whole = call.function.name, call.function.arguments
+        assert self._streamed(messages, wishes) == whole
+        return whole
+
+    def _streamed(self, messages: list[Any], wishes: dict[str, Any]) -> tuple[str, str]:
+        chunks = [c.choices[0] for c in self.ask(messages, stream=True, **wishes) if c.choices]
+        assert chunks[-1].finish_reason == "tool_calls"
+        deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
+        assert {delta.index for delta in deltas} == {0}
+        assert len(deltas) > 2  # it does come in pieces
+        name = "".join(delta.function.name or "" for delta in deltas)
+        return name, "".join(delta.function.arguments or "" for delta in deltas)
+
+
+@contextmanager
+def calling(server: Path, model: Path, port: int, options: list[object]) -> Iterator[Caller]:
+    """A client of a server that knows the template with tools."""
+    template = ("--jinja", "--chat-template-file", TEMPLATE)
+    with (
+        running(server, model, port, *template, options=options),
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
+    ):
+        body = {"content": CALL_TOKEN, "parse_special": True}
+        at = f"http://127.0.0.1:{port}/tokenize"
+        (token,) = client.post(at, body=body, cast_to=object)["tokens"]
+        yield Caller(client, token)
+
+
+def conversation(caller: Caller) -> list[Any]:
+    """Calls of one and of several tools, and the text that follows an answered call."""
+    question = [{"role": "user", "content": "Open the path."}]
+    seen: list[Any] = []
+    for tools, choice in (([OPEN_PATH], "required"), ([OPEN_PATH, SET_FLAGS], "auto")):
+        seen.append(caller.call(tools, choice, question))
+        check_call(*seen[-1], tools)
+    name, arguments = seen[0]
+    function = {"name": name, "arguments": arguments}
+    answered = [
+        *question,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "No such file or directory."},
+    ]
+    text = caller.ask(answered, tools=[OPEN_PATH], tool_choice="none").choices[0].message
+    assert text.content
+    assert not text.tool_calls
+    return [*seen, text.content]
+
+
+def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
+    patched_server: Path, files: Files, free_port: int
+) -> None:
+    model = files("ids", "demo")
+    with calling(patched_server, model, free_port, NOT_DRAFTING) as caller:
+        want = conversation(caller)
+        assert caller.drafted == 0
+    with calling(patched_server, model, free_port, DRAFTING) as caller:
+        assert conversation(caller) == want
+        assert caller.drafted > len(want)
