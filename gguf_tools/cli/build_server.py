@@ -1,13 +1,12 @@
 """`mtp-gguf build-server`."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import ServerError
-from ..server.build import Build, BuildError, build, clean, cmake_options, find_build
+from ..server.build import Build, BuildError, build, clean, cmake_options, find_build, split_options
 from .console import printable, reports_errors
 from .status_line import status_line
 
@@ -54,9 +53,10 @@ def build_server(
             raise ServerError("nothing is built yet: `mtp-gguf build-server` does it")
         _say(found)
         return
+    further = split_options(cmake_args, "--cmake-args")
     try:
         with status_line("starting") as update:
-            done = build(cmake_options(shlex.split(cmake_args)), sdist, jobs, update)
+            done = build(cmake_options(further), sdist, jobs, update)
     except BuildError as error:
         for line in error.log:
             typer.echo(printable(line), err=True)

@@ -87,7 +87,7 @@ def serve(
         typer.echo(shlex.join(command.words))
         return
     check_free(address)
-    if rpc:
+    if rpc is not None:
         check_helpers(rpc)
     typer.echo(shlex.join(command.words), err=True)
     raise typer.Exit(_run(command, model.name))

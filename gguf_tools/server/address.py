@@ -1,5 +1,6 @@
 """The address that a server listens at, and those of the machines that help it."""
 
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ def resolve(host: str, port: int) -> Address:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise RequestError(f"--host: {host!r} is no address of this machine: {error}") from None
+        raise RequestError(
+            f"--host: {host!r} is no address of this machine: {error.strerror}"
+        ) from None
     bound = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
     return Address(host, port, tuple(bound))
 
@@ -51,9 +54,10 @@ def check_free(address: Address) -> None:
                 probe.bind((ip, address.port))
                 probe.listen(1)
             except OSError as error:
+                another = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
                 raise RequestError(
                     f"{address.host}:{address.port} cannot be listened at: {error.strerror}; "
-                    "choose another --port"
+                    f"choose another {another}"
                 ) from None
 
 
@@ -64,9 +68,12 @@ def check_helpers(endpoints: str) -> None:
     """
     for endpoint in endpoints.split(","):
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal():
-            raise RequestError(f"--rpc: expected HOST:PORT, found {endpoint!r}")
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise RequestError(f"--rpc: expected HOST:PORT,…, found {endpoint!r}")
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise RequestError(f"--rpc: no RPC server answers at {endpoint}: {error}") from None
+        except OSError as error:
+            raise RequestError(
+                f"--rpc: no RPC server answers at {endpoint}: {error.strerror or error}; "
+                "start `ggml-rpc-server` there"
+            ) from None

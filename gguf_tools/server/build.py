@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ServerError
+from ..errors import RequestError, ServerError
 from .patches import add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
@@ -82,7 +82,17 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
     ]
     if sys.platform == "darwin":
         ours += ["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]
-    return [*ours, *shlex.split(os.environ.get("CMAKE_ARGS", "")), *extra]
+    return [*ours, *split_options(os.environ.get("CMAKE_ARGS", ""), "CMAKE_ARGS"), *extra]
+
+
+def split_options(text: str, origin: str) -> list[str]:
+    """The words of `text` as a shell reads them; RequestError, naming `origin`, where it cannot."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RequestError(
+            f"{origin}: expected options as for a shell, found {text!r}: {error}"
+        ) from None
 
 
 def find_build() -> Build | None:

@@ -55,7 +55,7 @@ def server_command(
     ServerError when the server cannot load the file, or cannot draft though it should.
     RequestError when `passed` or `address` needs another word of the user.
     """
-    for option in passed:
+    for option in map(_spelled, passed):
         if option in _OURS:
             raise RequestError(f"{option} after `--`: give it to serve as {_OURS[option]}, before")
     if address.public and not allow_public and not _has_key(passed):
@@ -122,11 +122,18 @@ def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:
     return ()
 
 
+def _spelled(word: str) -> str:
+    """An option as it is documented; llama-server takes underscores in it, too."""
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
 def _has_key(passed: Sequence[str]) -> bool:
-    return any(option in passed for option in _KEYS) or any(map(os.environ.get, _KEY_VARIABLES))
+    return any(_spelled(word) in _KEYS for word in passed) or any(
+        map(os.environ.get, _KEY_VARIABLES)
+    )
 
 
 def _value(passed: Sequence[str], option: str, variable: str) -> str | None:
     """What the server will take for `option`: the last one passed, else the environment's."""
-    given = [value for name, value in pairwise(passed) if name == option]
+    given = [value for name, value in pairwise(passed) if _spelled(name) == option]
     return given[-1] if given else os.environ.get(variable)

@@ -41,6 +41,14 @@ class RunningServer:
         self._tail: deque[bytes] = deque(maxlen=LOG_LINES)
         self._tail_lock = threading.Lock()
         self.signalled = False
+        self._started = False
+        self._early: list[int] = []
+        # Before the start: a signal in between would leave a server that nobody ends.
+        self._handlers = {
+            number: signal.signal(number, self._forward)
+            for number in _FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+        }
         try:
             self._process = subprocess.Popen(
                 command,
@@ -50,14 +58,13 @@ class RunningServer:
                 start_new_session=True,
             )
         except OSError as error:
+            self._restore_handlers()
             raise ServerError(f"{command[0]}: cannot be run: {error.strerror}") from None
+        self._started = True
+        for number in self._early:
+            self._process.send_signal(number)
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        self._handlers = {
-            number: signal.signal(number, self._forward)
-            for number in _FORWARDED
-            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
-        }
 
     def __enter__(self) -> "RunningServer":
         return self
@@ -92,25 +99,32 @@ class RunningServer:
             return [line.decode(errors="replace").rstrip() for line in self._tail]
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._restore_handlers()
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self.signalled = True
-        self._process.send_signal(number)
+        if self._started:
+            self._process.send_signal(number)
+        else:
+            self._early.append(number)
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def _read_log(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._tail_lock:
-                if not self._shown:
-                    self._tail.append(line)
-                    continue
-            self._log.write(line)
-            self._log.flush()
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._tail_lock:
+                    if not self._shown:
+                        self._tail.append(line)
+                        continue
+                self._log.write(line)
+                self._log.flush()
 
     def _is_healthy(self) -> bool:
         try:

@@ -1,6 +1,7 @@
 """A program that behaves like a llama-server in ways that a real one shows by accident only.
 
-Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop.
+Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop,
+`--armed FILE`, which it makes once it answers signals.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def stop(number, _frame):
 
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
+if armed := value("--armed", ""):
+    open(armed, "x").close()
 server = HTTPServer((value("--host", ""), int(value("--port", "0"))), Health)
 server.timeout = 0.05
 while True:

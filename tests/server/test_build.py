@@ -272,6 +272,14 @@ def test_the_environment_overrides_ours_and_the_command_line_both(
     assert "-DCMAKE_CXX_FLAGS=-O1 -g" in options
 
 
+def test_options_that_no_shell_reads_are_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_refusal(*failed(machine.build("--cmake-args", "-DX='a")), "--cmake-args")
+    monkeypatch.setenv("CMAKE_ARGS", '"')
+    check_refusal(*failed(machine.build()), "CMAKE_ARGS")
+
+
 @pytest.mark.parametrize("system", ["darwin", "linux"])
 def test_metal_is_on_on_apple_alone(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", system)

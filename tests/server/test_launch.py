@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mtp_gguf.gguf_tools.server.launch import RunningServer
 from server.conftest import Files
-from server.serving import serving
+from server.serving import PATIENCE, serving
 from server.stand_in import write_stand_in
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
     return write_stand_in(tmp_path / "a 'server'")
+
+
+def wait_for(file: Path) -> None:
+    """Wait until `file` is there."""
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} never came"
+        time.sleep(0.02)
 
 
 def test_waits_for_health_and_hands_on_the_log(server: Path, files: Files, free_port: int) -> None:
@@ -41,13 +53,40 @@ def test_a_signal_reaches_the_server_once_and_its_exit_code_comes_back(
         assert sum("stand-in: signal" in line for line in run.lines) == 1
 
 
-def test_a_signal_while_loading_ends_the_wait(server: Path, files: Files, free_port: int) -> None:
-    with serving(server, files("plain"), free_port, "--load", 60, "--end", 3) as run:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_the_wait(
+    number: signal.Signals, server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    armed = tmp_path / "armed"
+    passed = ("--load", 600, "--end", 3, "--armed", armed)
+    with serving(server, files("plain"), free_port, *passed) as run:
         run.until("loading")
-        time.sleep(0.5)  # the stand-in's handlers are to be in place
-        run.process.send_signal(signal.SIGINT)
+        wait_for(armed)
+        run.process.send_signal(number)
         assert run.end() == 3
         assert not any("before it was ready" in line for line in run.lines)
+
+
+def test_a_signal_in_the_moment_of_the_start_is_handed_on(
+    server: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    start = subprocess.Popen
+
+    def start_and_signal(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        process = start(*words, **named)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+        command = [str(server), "--load", str(PATIENCE), "--port", str(free_port)]
+        health = f"http://127.0.0.1:{free_port}/health"
+        with RunningServer(command, health, io.BytesIO()) as run:
+            assert not run.wait_until_ready(lambda _: None)
+            assert run.wait() in (0, 128 + signal.SIGTERM)  # before or after it listens to signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_dying_at_load_shows_the_end_of_the_log(server: Path, files: Files, free_port: int) -> None:
