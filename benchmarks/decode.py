@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
-from dial_model import SHAPES, write_dial_model
+from dial_model import SHAPES, Hit, write_dial_model
 
 from mtp_gguf.native import MTPLlama
 
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 64
 
 
-def dial_file(shape: str, hit: float, work: Path) -> Path:
+def dial_file(shape: str, hit: Hit, work: Path) -> Path:
     """A GGUF of the dial model of a shape, made unless `work` has it."""
-    file = work / f"dial-{shape}-{hit}.gguf"
+    name = f"dial-{shape}-{'-'.join(map(str, hit)) if isinstance(hit, tuple) else hit}"
+    file = work / f"{name}.gguf"
     if file.exists():
         return file
-    checkpoint = work / f"dial-{shape}-{hit}"
+    checkpoint = work / name
     shutil.rmtree(checkpoint, ignore_errors=True)  # of a run that was cut off
     write_dial_model(checkpoint, shape, hit)
     command = ["mtp-gguf", "convert", str(checkpoint), "-o", str(file), "--mtp-f16", "--fastmtp"]

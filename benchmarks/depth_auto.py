@@ -1,69 +1,167 @@
 """Depth auto against every fixed depth, on dial models of several hit rates.
 
-    python benchmarks/depth_auto.py --work FOLDER [--shape 0.8b] [--hits 0,0.3,0.6,0.8,0.95]
+    python benchmarks/depth_auto.py --work FOLDER [--shape 0.8b] [--parts 0,0.3,0.6,0.8,0.95,switch]
 
-For each hit rate the models are made (and kept in FOLDER); then all depths and "auto" take turns,
-each time in a session that knows nothing yet, so that what finding out costs is counted. The bars:
-auto within 3 % of the best fixed depth, and at 0 % at least 0.97 x plain decoding.
+A part is a hit rate, or "switch": blocks of 200 tokens of 90 %, 10 % and 90 %. Each part makes its
+model (kept in FOLDER) and takes a short look at all depths; those that are not far behind then
+write the same tokens side by side, 16 at a time in turn, so that a slow second of the machine hits
+all of them. Every round has sessions that know nothing yet: what finding out costs is counted.
+Each depth has a context of its own, depth 0 one without head and snapshots: what its user has.
+Parts can be run one by one, one minute or two each for the 0.8B shape on two cores; what they find
+is kept in FOLDER, and the table shows all of it.
+
+The bars: auto within 3 % of the best fixed depth, at 0 % at least 0.97 x plain decoding, and after
+a switch, 50 tokens later, within 3 % of what is best then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
-import numpy as np
 from decode import PROMPT_TOKENS, dial_file
-from dial_model import SHAPES
+from dial_model import BLOCK, SHAPES, cycle_of
 
+from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from mtp_gguf.native.bench.model import BenchModel, Setting
-from mtp_gguf.native.bench.texts import write
+from mtp_gguf.native.session import Depth, Session
 
-MAX_DEPTH = 6
+SWITCH = "switch"
+SWITCH_HITS = (0.9, 0.1)
+SWITCH_SETTLED = 50  # tokens after a switch from which on speed counts
+LOOK_TOKENS = 64
+LOOK_BEHIND = 0.85  # of the fastest: what is slower at first sight is left out
+SLICE = 16  # tokens
+
+# Tokens written so far and the seconds they took, after each cycle.
+Trace = list[tuple[int, float]]
 
 
-def measure(path: Path, depths: list[int | str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Median tokens per second of each depth."""
-    speeds: dict[str, list[float]] = {str(depth): [] for depth in depths}
-    n_ctx = PROMPT_TOKENS + arguments.tokens + 64
-    with BenchModel(path, n_ctx=n_ctx, threads=arguments.threads) as model:
-        usable = min(20_000, model.n_vocab * 2 // 3)  # no padding, no control tokens
-        prompt = np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()
-        for i in range(arguments.rounds + 1):
-            for depth in [*depths[i % len(depths) :], *depths[: i % len(depths)]]:
-                wanted: Any = depth
-                with model.session(Setting(MAX_DEPTH)) as session:
-                    did = write(model, session, prompt, arguments.tokens, wanted)
-                if i:  # the first round warms up
-                    speeds[str(depth)].append((len(did.tokens) - 1) / did.seconds)
-    return {depth: statistics.median(values) for depth, values in speeds.items()}
+class Writer:
+    """Writes on after a prompt in a session that knows nothing yet, and keeps the time."""
+
+    def __init__(self, session: Session, depth: Depth, prompt: Sequence[int]) -> None:
+        session.decode(prompt)
+        self._session, self._depth = session, depth
+        self._token = session.argmax()
+        self.trace: Trace = [(0, 0.0)]
+
+    def write(self, n: int) -> None:
+        """Go on until there are n tokens, or a few more."""
+        written, seconds = self.trace[-1]
+        began = perf_counter() - seconds
+        while written < n:
+            new = self._session.step(self._token, self._depth)
+            self._token, written = new[-1], written + len(new)
+            self.trace.append((written, perf_counter() - began))
+
+
+def side_by_side(
+    model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int], n: int
+) -> dict[Depth, Trace]:
+    """The traces of all depths over n tokens, a slice of each in turn."""
+    with ExitStack() as stack:
+        writers = {}
+        for depth in depths:
+            session = stack.enter_context(
+                model.session(Setting(AUTO_MAX_DEPTH if depth == "auto" else depth))
+            )
+            writers[depth] = Writer(session, depth, prompt)
+        for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
+            for j in range(len(depths)):
+                writers[depths[(i + j) % len(depths)]].write(min(end, n))
+        return {depth: writer.trace for depth, writer in writers.items()}
+
+
+def rate(trace: Trace, first: int, last: int) -> float:
+    """Tokens per second between two numbers of tokens, to the nearest cycles."""
+    begin = next(point for point in trace if point[0] >= first)
+    end = next(point for point in trace if point[0] >= last)
+    return (end[0] - begin[0]) / (end[1] - begin[1])
+
+
+def contenders(model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int]) -> list[Depth]:
+    """No drafting, auto, and the fixed depths that are not far behind at first sight."""
+    look = side_by_side(model, depths, prompt, LOOK_TOKENS)
+    speeds = {depth: rate(trace, 0, LOOK_TOKENS) for depth, trace in look.items()}
+    least = LOOK_BEHIND * max(speeds.values())
+    return [depth for depth in depths if depth in (0, "auto") or speeds[depth] >= least]
+
+
+def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Speeds by round and depth: over all tokens of a hit rate, or of a switch by its blocks."""
+    depths: list[Depth] = [*map(int, arguments.depths.split(",")), "auto"]
+    switch = part == SWITCH
+    path = dial_file(arguments.shape, SWITCH_HITS if switch else float(part), arguments.work)
+    n = 3 * BLOCK if switch else arguments.tokens
+    cycle = cycle_of(SHAPES[arguments.shape]).tolist()
+
+    def prompt_of(i: int) -> list[int]:
+        """Ends before the begin of a block of the first kind; the text goes on from there."""
+        start = 2 * BLOCK * (i + 1)
+        return [cycle[j % len(cycle)] for j in range(start - PROMPT_TOKENS, start)]
+
+    with BenchModel(path, n_ctx=PROMPT_TOKENS + n + 64, threads=arguments.threads) as model:
+        kept = contenders(model, depths, prompt_of(0))
+        rounds = [side_by_side(model, kept, prompt_of(i), n) for i in range(arguments.rounds)]
+    blocks = [("", 0, n)]
+    if switch:
+        names = (
+            f"{SWITCH_HITS[0]:.0%}",
+            f"then {SWITCH_HITS[1]:.0%}",
+            f"then {SWITCH_HITS[0]:.0%}",
+        )
+        starts = (0, BLOCK + SWITCH_SETTLED, 2 * BLOCK + SWITCH_SETTLED)
+        ends = (BLOCK, 2 * BLOCK, 3 * BLOCK)
+        blocks = list(zip(names, starts, ends, strict=True))
+    return {
+        name or f"{float(part):.0%}": {
+            str(depth): [rate(traces[depth], first, last) for traces in rounds] for depth in kept
+        }
+        for name, first, last in blocks
+    }
+
+
+def row(name: str, speeds: dict[str, list[float]], columns: Sequence[str]) -> str:
+    """A line of the table; ratios are medians over the rounds, each within its round."""
+    medians = {depth: median(values) for depth, values in speeds.items()}
+    best = max((depth for depth in medians if depth != "auto"), key=lambda depth: medians[depth])
+
+    def times(other: str) -> float:
+        return median(a / b for a, b in zip(speeds["auto"], speeds[other], strict=True))
+
+    cells = [f"{medians[depth]:.1f}" if depth in medians else "" for depth in columns]
+    cells += [f"{times(best):.3f}", f"{times('0'):.3f}"]
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder for the models")
+    parser.add_argument("--work", type=Path, required=True, help="folder for models and results")
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
-    parser.add_argument("--hits", default="0,0.3,0.6,0.8,0.95")
-    parser.add_argument("--depths", default="0,1,2,3,4,6")
+    parser.add_argument("--parts", default=f"0,0.3,0.6,0.8,0.95,{SWITCH}")
+    parser.add_argument("--depths", default="0,1,2,3,4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    depths: list[int | str] = [*map(int, arguments.depths.split(",")), "auto"]
-    print("| hit | " + " | ".join(map(str, depths)) + " | auto / best | auto / plain |")
-    print("| --- " * (len(depths) + 3) + "|")
-    record = {}
-    for hit in map(float, arguments.hits.split(",")):
-        path = dial_file(arguments.shape, hit, arguments.work)
-        found = record[hit] = measure(path, depths, arguments)
-        best = max(speed for depth, speed in found.items() if depth != "auto")
-        cells = [f"{speed:.1f}" for speed in found.values()]
-        cells += [f"{found['auto'] / best:.3f}", f"{found['auto'] / found['0']:.3f}"]
-        print(f"| {hit:.0%} | " + " | ".join(cells) + " |", flush=True)
-    print(json.dumps({"shape": arguments.shape, "threads": arguments.threads, "tok_s": record}))
+    kept = arguments.work / f"depth_auto-{arguments.shape}.json"
+    results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for part in arguments.parts.split(","):
+        results[part] = measure(part, arguments)
+        kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    columns = [*arguments.depths.split(","), "auto"]
+    print("| right | " + " | ".join(columns) + " | auto / best fixed | auto / no drafting |")
+    print("| --- " * (len(columns) + 3) + "|")
+    for part in results.values():
+        for name, speeds in part.items():
+            print(row(name, speeds, columns))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ from checkpoints import SPECS, Spec
 SEED = 20
 FLAG = 4.0  # in standard deviations of an embedding's other values
 LAYER_SCALE = 1e-3
+BLOCK = 200  # tokens
+
+# Share of the cycle's tokens after which the head is right; of two the first holds in every other
+# block of BLOCK tokens from the cycle's begin on, the second in those between.
+Hit = float | tuple[float, float]
 
 _REAL: dict[str, Any] = {
     "head_dim": 256,
@@ -79,16 +84,21 @@ def cycle_of(spec: Spec) -> NDArray[np.int64]:
     return np.random.default_rng(SEED).permutation(usable)
 
 
-def missed_tokens(spec: Spec, hit: float) -> NDArray[np.bool_]:
-    """Mark the tokens after which the head is wrong, a share of 1 - hit of the cycle."""
+def missed_tokens(spec: Spec, hit: Hit) -> NDArray[np.bool_]:
+    """Mark the tokens after which the head is wrong."""
     cycle = cycle_of(spec)
     missed = np.zeros(spec.vocab_size, bool)
-    n = round(len(cycle) * (1 - hit))
-    missed[np.random.default_rng(SEED + 1).choice(cycle, n, replace=False)] = True
+    rng = np.random.default_rng(SEED + 1)
+    of_first = np.arange(len(cycle)) // BLOCK % 2 == 0
+    parts = [(cycle, hit)]
+    if isinstance(hit, tuple):
+        parts = [(cycle[of_first], hit[0]), (cycle[~of_first], hit[1])]
+    for tokens, share in parts:
+        missed[rng.choice(tokens, round(len(tokens) * (1 - share)), replace=False)] = True
     return missed
 
 
-def _tensors(spec: Spec, hit: float, layer_scale: float, gain: float) -> dict[str, NDArray[Any]]:
+def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(SEED + 2)
     width = spec.hidden
     embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
@@ -121,14 +131,13 @@ def _tensors(spec: Spec, hit: float, layer_scale: float, gain: float) -> dict[st
 
 
 def write_dial_model(
-    folder: Path, shape: str | Spec, hit: float, layer_scale: float = LAYER_SCALE, gain: float = 1.0
+    folder: Path, shape: str | Spec, hit: Hit, layer_scale: float = LAYER_SCALE, gain: float = 1.0
 ) -> Path:
     """Write the checkpoint into a new folder.
 
-    hit: share of the cycle's tokens after which the head is right, 0 to 1. layer_scale: factor on
-    what the layers add; with 0.03 the text is still the cycle, but the logits of the other tokens
-    depend on all that came before. gain: factor on all logits; with 0.15 the cycle is likely only,
-    for tests of sampling.
+    hit: see Hit. layer_scale: factor on what the layers add; with 0.03 the text is still the cycle,
+    but the logits of the other tokens depend on all that came before. gain: factor on all logits;
+    with 0.15 the cycle is likely only, for tests of sampling.
     """
     spec = SHAPES[shape] if isinstance(shape, str) else shape
     if spec.experts:

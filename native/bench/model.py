@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp
 
 from .. import _log
-from .._bindings import MAX_DEPTH, library
+from .._bindings import library
 from ..errors import ModelRefusedError
 from ..generate import chat_writer
 from ..head import Head
@@ -45,10 +45,9 @@ class BenchModel:
         self.threads = threads
         self.device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
         self._head_path = head
-        self._stack = ExitStack()
-        self._context: Any = None
-        self._context_key: tuple[int, bool] | None = None
-        self._heads: dict[tuple[int, int], Head] = {}
+        # What no session uses at the moment: contexts by snapshots, heads by rows and threads.
+        self._contexts: dict[int, list[Any]] = {}
+        self._heads: dict[tuple[int, int], list[Head]] = {}
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mtp = False
@@ -56,7 +55,6 @@ class BenchModel:
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise ModelRefusedError(f"{path}: llama.cpp cannot load it{_log.last_lines()}")
-        self._stack.callback(llama_cpp.llama_model_free, self._model)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         template = llama_cpp.llama_model_chat_template(self._model, None)
@@ -66,10 +64,13 @@ class BenchModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for head in self._heads.values():
-            head.close()
-        self._drop_context()
-        self._stack.close()
+        for heads in self._heads.values():
+            for head in heads:
+                head.close()
+        for contexts in self._contexts.values():
+            for context in contexts:
+                llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(self._model)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, special tokens parsed."""
@@ -91,52 +92,53 @@ class BenchModel:
 
     @contextmanager
     def session(self, setting: Setting) -> Iterator[Session]:
-        """An empty session; one at a time. Contexts and heads are kept for the next one alike."""
-        snapshots = MAX_DEPTH // 2 if setting.rollback is Rollback.SNAPSHOT else 0
-        context = self._get_context(max(snapshots, setting.max_depth if snapshots else 0))
-        head = self._get_head(setting) if setting.max_depth else None
+        """An empty session with a context and a head of its own.
+
+        Contexts have as many snapshots as the session drafts, which is what MTPLlama gives them.
+        They are kept for later sessions alike until another kind is asked for.
+        """
         depth, mode = setting.max_depth, setting.rollback
-        with Session(context, head, max_depth=depth, rollback=mode) as session:
-            try:
-                yield session
-            finally:
-                session.remove(0)
+        snapshots = depth if mode is Rollback.SNAPSHOT else 0
+        contexts = self._contexts.setdefault(snapshots, [])
+        context = contexts.pop() if contexts else self._new_context(snapshots)
+        heads = self._heads.setdefault(
+            (setting.fastmtp_size, setting.draft_threads or self.threads), []
+        )
+        head: Head | None = None
+        try:
+            if depth:
+                head = heads.pop() if heads else self._new_head(setting, context)
+            with Session(context, head, max_depth=depth, rollback=mode) as session:
+                try:
+                    yield session
+                finally:
+                    session.remove(0)
+        finally:
+            contexts.append(context)
+            if head:
+                heads.append(head)
 
-    def head_rows(self, setting: Setting) -> int:
-        """Rows of the head that a setting drafts from."""
-        return self._get_head(setting).n_draft_vocab
-
-    def _get_context(self, snapshots: int) -> Any:
-        key = (snapshots, True)
-        if self._context_key != key:
-            self._drop_context()
-            params = llama_cpp.llama_context_default_params()
-            params.n_ctx, params.n_rs_seq = self.n_ctx, snapshots
-            params.n_batch = params.n_ubatch = N_BATCH
-            params.n_threads = params.n_threads_batch = self.threads
-            self._context = llama_cpp.llama_init_from_model(self._model, params)
-            if not self._context:
-                raise ModelRefusedError(
-                    f"{self.path}: no context of {self.n_ctx} positions{_log.last_lines()}"
-                )
-            self._context_key = key
-        return self._context
-
-    def _drop_context(self) -> None:
-        if self._context:
-            llama_cpp.llama_free(self._context)
-        self._context = self._context_key = None
-
-    def _get_head(self, setting: Setting) -> Head:
-        key = (setting.fastmtp_size, setting.draft_threads or self.threads)
-        if key not in self._heads:
-            beside = self._head_path is not None
-            self._heads[key] = Head(
-                self._head_path or self.path,
-                trunk=self.path if beside else None,
-                device=self.device,
-                n_threads=key[1],
-                n_ctx=llama_cpp.llama_n_ctx_seq(self._context),
-                fastmtp_size=key[0],
+    def _new_context(self, snapshots: int) -> Any:
+        for others in self._contexts.values():  # a context takes memory that this one may need
+            while others:
+                llama_cpp.llama_free(others.pop())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_rs_seq = self.n_ctx, snapshots
+        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_threads = params.n_threads_batch = self.threads
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelRefusedError(
+                f"{self.path}: no context of {self.n_ctx} positions{_log.last_lines()}"
             )
-        return self._heads[key]
+        return context
+
+    def _new_head(self, setting: Setting, context: Any) -> Head:
+        return Head(
+            self._head_path or self.path,
+            trunk=self.path if self._head_path else None,
+            device=self.device,
+            n_threads=setting.draft_threads or self.threads,
+            n_ctx=llama_cpp.llama_n_ctx_seq(context),
+            fastmtp_size=setting.fastmtp_size,
+        )

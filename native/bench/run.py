@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.machine import this_machine
-from mtp_gguf.gguf_tools.profile import identify
+from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, identify
 from mtp_gguf.gguf_tools.shards import shard_paths
 
 from .costs import PREFILL_TOKENS, CycleCosts, cycle_costs, prefill_costs
@@ -65,8 +65,8 @@ class BenchOptions:
 
     @property
     def max_depth(self) -> int:
-        """The deepest that any part of the bench drafts."""
-        return max(COST_DEPTH, *(d for d in self.depths if isinstance(d, int)))
+        """The deepest that texts are drafted at."""
+        return max(AUTO_MAX_DEPTH, *(d for d in self.depths if isinstance(d, int)))
 
 
 def run_bench(path: Path, options: BenchOptions, progress: Progress) -> BenchResult:
@@ -105,20 +105,22 @@ class _Bench:
             self.path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
         ) as model:
             self.prompts = self._tokenize(model, n_ctx)
-            main = Setting(o.max_depth)
+            main, deep = Setting(o.max_depth), Setting(max(o.max_depth, COST_DEPTH))
             filler = _repeat(model.tokenize(_FILLER), PREFILL_TOKENS)
             cycles = []
             for context in o.contexts:
                 self._begin(f"costs at {context} tokens")
                 before = _repeat(filler, max(context, 16))
-                cycles.append(cycle_costs(model, main, before, o.rounds * 3, self._third))
+                cycles.append(cycle_costs(model, deep, before, o.rounds * 3, self._third))
             rows = {0: self._rows(model, main)}
             draft_ms = {rows[0]: cycles[0].draft}
             for size in o.sizes:
                 self._begin("costs of a draft vocabulary")
                 setting = replace(main, fastmtp_size=size)
                 rows[size] = self._rows(model, setting)
-                of_size = cycle_costs(model, setting, filler[:16], o.rounds * 3, self._third)
+                of_size = cycle_costs(
+                    model, replace(deep, fastmtp_size=size), filler[:16], o.rounds * 3, self._third
+                )
                 draft_ms[rows[size]] = of_size.draft
             self._begin("prompts with and without the head")
             prefill = prefill_costs(model, main, filler, o.rounds, self._step)
@@ -149,8 +151,9 @@ class _Bench:
             self._step()
 
     def _rows(self, model: BenchModel, setting: Setting) -> int:
-        with model.session(setting):
-            return model.head_rows(setting)
+        with model.session(setting) as session:
+            assert session.head is not None
+            return session.head.n_draft_vocab
 
     def _tokenize(self, model: BenchModel, n_ctx: int) -> dict[str, list[list[int]]]:
         """Prompts by kind, as token ids."""
@@ -182,7 +185,7 @@ class _Bench:
         for context in o.contexts:
             before = _repeat(model.tokenize(_FILLER), context)
             runs: dict[int | str, dict[str, list[list[Written]]]] = {d: {} for d in o.depths}
-            with model.session(main) as session:
+            with model.session(Setting(0)) as plain, model.session(main) as drafting:
                 for i in range(o.rounds):
                     for kind, prompts in self.prompts.items():
                         self._begin(f"{kind}, round {i + 1} of {o.rounds}")
@@ -190,6 +193,7 @@ class _Bench:
                             # Depths take turns at going first, so that no one profits.
                             for depth in _rotated(o.depths, i + j):
                                 wanted: Any = depth
+                                session = drafting if depth else plain
                                 did = write(model, session, before + prompt, o.tokens, wanted)
                                 rounds = runs[depth].setdefault(kind, [[] for _ in range(o.rounds)])
                                 rounds[i].append(did)

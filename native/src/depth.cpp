@@ -10,29 +10,38 @@ namespace mtp {
 namespace {
 
 // Cycles over which acceptance is averaged, and those within which a change must show.
-constexpr double kLong = 64;
+constexpr double kLong = 96;
 constexpr double kShort = 6;
 // How many standard deviations apart the two averages of first drafts are when the text has changed.
-constexpr double kSurprise = 2.7;
+constexpr double kSurprise = 2.3;
 // How sure the short average then counts as the new long one.
 constexpr double kAnewWeight = 2;
 // Before anything is known: first drafts are right this often, as sure as so many were seen.
-constexpr double kFirstChance = 0.6;
+constexpr double kFirstChance = 0.7;
 constexpr double kFirstWeight = 2;
 // A later position is believed to be like the one before it, as sure as so many were seen.
-constexpr double kLaterWeight = 4;
+constexpr double kLaterWeight = 12;
 constexpr double kLaterShare = 0.99;
-// A cost that was never measured, or not for so many cycles, counts by this factor.
+// A cost is the mean of so many uses; one that is further off than this, in logarithms, counts as
+// one that is not.
+constexpr double kUses = 48;
+constexpr double kOutlier = 0.4;
+// Share of each surprise that is the machine's pace, and uses over which its noise is averaged.
+constexpr double kFollow = 1.0 / 16;
+constexpr double kNoiseUses = 32;
+// What a few uses may be wrong by, at most; a use counts for half when so many cycles have gone by.
+constexpr double kDoubt = 1.5;
+constexpr double kMostDoubt = 0.15;
+constexpr double kStaleCycles = 512;
+// A size that was never used counts by this factor. Beyond those that were, a step costs this share
+// of the last one that is known, and at least this share of the first size.
 constexpr double kUnknown = 0.85;
-constexpr double kStale = 0.95;
-constexpr int64_t kStaleCycles = 512;
-// Beyond what was measured a further token of a batch, or of a draft, costs at least this share of
-// the first one.
+constexpr double kNextStep = 0.6;
 constexpr double kLeastStep = 0.1;
 // Share of the time that unverified drafts may take, and their distance in cycles.
-constexpr double kShadowShare = 0.012;
+constexpr double kShadowShare = 0.01;
 constexpr int64_t kShadowLeast = 8;
-constexpr int64_t kShadowMost = 20;
+constexpr int64_t kShadowMost = 24;
 constexpr double kEnough = 8; // first drafts
 // The evidence of the head's probabilities forgets over this many drafts, and begins as if so many
 // had been right and wrong alike in all buckets.
@@ -48,61 +57,78 @@ int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
 }
 
-// A cost that was not measured, from those that were: between two of them by the line through both;
-// below all, in proportion (the least that can be); above all, a small step for each.
-template <typename Costs>
-double estimate(const Costs & costs, int32_t at, double otherwise) {
+} // namespace
+
+void Costs::add(int32_t size, double ms, int64_t cycle, Pace & pace) {
+    Cell & cell = cells_[size_t(size)];
+    const double seen = std::log(ms) - pace.log_factor;
+    if (cell.uses == 0) {
+        cell.log_ms = seen;
+    } else {
+        const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
+        if (cell.uses > 1) {
+            cell.log_ms += off / (cell.uses + 1);
+        } else {
+            cell.log_ms += std::min(off, 0.0); // a first use often warms something up
+        }
+        pace.log_factor += kFollow * off;
+        pace.noise += (std::abs(off) - pace.noise) / kNoiseUses;
+    }
+    cell.uses = std::min(cell.uses + 1, kUses);
+    cell.last_used = cycle;
+}
+
+// Between two known sizes by the line through both; below all in proportion, the least that can be;
+// above all by what one more cost last.
+double Costs::ms(int32_t size, double otherwise) const {
+    int32_t before = 0;
     int32_t below = 0;
     int32_t above = 0;
-    for (int32_t i = 1; i < int32_t(costs.size()); ++i) {
-        if (!costs[size_t(i)].known()) {
+    for (int32_t i = 1; i < int32_t(cells_.size()) && above == 0; ++i) {
+        if (!known(i)) {
             continue;
         }
-        if (i <= at) {
+        if (i <= size) {
+            before = below;
             below = i;
-        } else if (above == 0) {
+        } else {
             above = i;
         }
     }
-    if (below == at) {
-        return costs[size_t(at)].median();
-    }
-    const double low = below ? costs[size_t(below)].median() : 0;
-    const double high = above ? costs[size_t(above)].median() : 0;
-    if (below && above) {
-        return low + (high - low) * (at - below) / (above - below);
+    const auto cost = [&](int32_t i) { return i ? std::exp(cells_[size_t(i)].log_ms) : 0; };
+    if (below == size) {
+        return cost(size);
     }
     if (above) {
-        return high * at / above;
+        return below ? cost(below) + (cost(above) - cost(below)) * (size - below) / (above - below)
+                     : cost(above) * size / above;
     }
-    return below ? low * (1 + kLeastStep * (at - below) / below) : otherwise;
+    if (!below) {
+        return otherwise;
+    }
+    const double step = before ? (cost(below) - cost(before)) / (below - before) * kNextStep : 0;
+    return cost(below) + std::max(step, kLeastStep * cost(below) / below) * (size - below);
 }
 
-} // namespace
-
-void Cost::add(double ms) {
-    ms_[size_t(n_ % kKept)] = ms;
-    ++n_;
-}
-
-double Cost::median() const {
-    std::array<double, kKept> sorted = ms_;
-    const int64_t n = std::min<int64_t>(n_, kKept);
-    std::sort(sorted.begin(), sorted.begin() + n);
-    return sorted[size_t((n - 1) / 2)]; // of two the smaller: a first use often warms something up
+double Costs::least_ms(int32_t size, double otherwise, int64_t cycle, const Pace & pace) const {
+    const Cell & cell = cells_[size_t(size)];
+    if (!known(size)) {
+        return ms(size, otherwise) * kUnknown;
+    }
+    const double uses = cell.uses / (1 + double(cycle - cell.last_used) / kStaleCycles);
+    return std::exp(cell.log_ms - std::min(kMostDoubt, kDoubt * pace.noise / std::sqrt(uses)));
 }
 
 Depth::Depth(int32_t max_depth) : max_depth_(max_depth) {
     require_range(max_depth, 0, MTP_MAX_DEPTH, "max_depth");
 }
 
-void Depth::add_cost(Cost & cost, double ms) {
+void Depth::add_cost(Costs & costs, int32_t size, double ms) {
     if (!std::isfinite(ms) || ms < 0) {
         throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
     }
     if (ms > 0) {
-        cost.add(ms);
-        cost.last_used = cycle_;
+        costs.add(size, ms, cycle_, pace_);
     }
 }
 
@@ -110,10 +136,10 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        add_cost(verify_[size_t(i + 1)], require(verify_ms, "verify_ms")[i]);
+        add_cost(verify_, i + 1, require(verify_ms, "verify_ms")[i]);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        add_cost(draft_[size_t(i + 1)], require(draft_ms, "draft_ms")[i]);
+        add_cost(draft_, i + 1, require(draft_ms, "draft_ms")[i]);
     }
 }
 
@@ -154,23 +180,12 @@ double Depth::sharpen(double chance, float probability) const {
     return clip(odds / (1 + odds));
 }
 
-double Depth::raw_verify_ms(int32_t rows) const {
-    return estimate(verify_, rows, 1 + kLeastStep * (rows - 1));
-}
-
-double Depth::raw_draft_ms(int32_t depth) const {
-    return depth ? estimate(draft_, depth, kLeastStep * raw_verify_ms(1) * depth) : 0;
-}
-
 double Depth::verify_ms(int32_t rows) const {
-    const Cost & cost = verify_[size_t(rows)];
-    const double factor = !cost.known() ? kUnknown : cycle_ - cost.last_used > kStaleCycles ? kStale : 1;
-    return raw_verify_ms(rows) * factor;
+    return verify_.least_ms(rows, 1 + kLeastStep * (rows - 1), cycle_, pace_);
 }
 
 double Depth::draft_ms(int32_t depth) const {
-    const bool known = depth == 0 || draft_[size_t(depth)].known();
-    return raw_draft_ms(depth) * (known ? 1 : kUnknown);
+    return depth ? draft_.least_ms(depth, kLeastStep * verify_.ms(1, 1) * depth, cycle_, pace_) : 0;
 }
 
 double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
@@ -178,7 +193,7 @@ double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
     for (int32_t i = 0; i < depth; ++i) {
         all *= chances[size_t(i)];
     }
-    const double undo = depth && undo_.known() ? (1 - all) * undo_.median() : 0;
+    const double undo = depth ? (1 - all) * undo_.ms(1, 0) : 0;
     return draft_ms(depth) + verify_ms(depth + 1) + undo;
 }
 
@@ -260,12 +275,12 @@ void Depth::report(const mtp_cycle_outcome & o) {
         require(o.probabilities, "probabilities");
     }
     ++cycle_;
-    add_cost(verify_[size_t(o.n_verified + 1)], o.verify_ms);
+    add_cost(verify_, o.n_verified + 1, o.verify_ms);
     if (o.n_drafted > 0) {
-        add_cost(draft_[size_t(o.n_drafted)], o.draft_ms);
+        add_cost(draft_, o.n_drafted, o.draft_ms);
     }
     if (o.n_accepted < o.n_verified) {
-        add_cost(undo_, o.undo_ms);
+        add_cost(undo_, 1, o.undo_ms);
     }
     const bool all = o.n_accepted == o.n_verified;
     const bool judged = all && o.n_drafted > o.n_verified && o.next_right >= 0;
@@ -303,7 +318,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
     // A shadow that is right against expectation is followed up at once, and so is any until enough
     // was seen of what now holds.
     if (shadow_) {
-        const int64_t wait = std::clamp(int64_t(raw_draft_ms(1) / (kShadowShare * raw_verify_ms(1))), kShadowLeast,
+        const int64_t wait = std::clamp(int64_t(draft_.ms(1, 0) / (kShadowShare * verify_.ms(1, 1))), kShadowLeast,
                                         kShadowMost);
         const bool follow = first - mean > 0.5 || positions_[0].seen < kEnough;
         shadow_due_ = cycle_ + (follow ? 0 : wait);

@@ -6,8 +6,8 @@
 // is accepted once those before it are, and costs draft(n) + verify(n + 1) milliseconds. What gives
 // most tokens per millisecond is drafted. Three things keep that honest:
 //
-// - what a depth costs is the median of its last uses; a depth that was never used, or not lately,
-//   is believed to be a little cheaper than it looks, and so gets its turn where it could win;
+// - what a depth costs is learned from its uses, the machine's pace at the moment kept apart; the
+//   fewer uses there were, the cheaper it is believed to be, and so gets its turn where it could win;
 // - the head's own probabilities of a finished draft say more than the averages: of what is drafted
 //   only as much is verified as then seems worth its price;
 // - where nothing is worth it, one token is drafted now and then and not verified: the token that
@@ -20,19 +20,31 @@
 
 namespace mtp {
 
-// The cost of one size of batch, from its last few uses.
-class Cost {
-public:
-    void add(double ms);
-    bool known() const { return n_ > 0; }
-    double median() const;
+// How fast the machine is at the moment. It drifts by more than neighbouring sizes of batches differ,
+// so that costs are kept relative to it: a size is not judged by the second it was used in.
+struct Pace {
+    double log_factor = 0; // of the milliseconds
+    double noise = 0.1;    // mean distance of a cost from what was expected, as a share of it
+};
 
-    int64_t last_used = 0; // cycle
+// Milliseconds by size of batch, as far as sizes were used, at a pace of 1.
+class Costs {
+public:
+    void add(int32_t size, double ms, int64_t cycle, Pace & pace);
+    bool known(int32_t size) const { return cells_[size_t(size)].uses > 0; }
+
+    // As it looks; of a size that was never used from those that were, `otherwise` without any.
+    double ms(int32_t size, double otherwise) const;
+    // As cheap as it may well be.
+    double least_ms(int32_t size, double otherwise, int64_t cycle, const Pace & pace) const;
 
 private:
-    static constexpr int kKept = 5; // one slow use in three does not move the median
-    std::array<double, kKept> ms_ = {};
-    int64_t n_ = 0;
+    struct Cell {
+        double log_ms = 0;
+        double uses = 0; // up to a limit
+        int64_t last_used = 0;
+    };
+    std::array<Cell, MTP_MAX_DEPTH + 2> cells_; // by size, from 1
 };
 
 // Share of drafts accepted at one position: an average that forgets, and a faster one beside it.
@@ -75,20 +87,19 @@ private:
     double sharpen(double chance, float probability) const;
     double verify_ms(int32_t rows) const;
     double draft_ms(int32_t depth) const;
-    double raw_verify_ms(int32_t rows) const;
-    double raw_draft_ms(int32_t depth) const;
     double cycle_ms(int32_t depth, const Chances & chances) const;
     double best_rate(int32_t room, int32_t & depth) const;
-    void add_cost(Cost & cost, double ms);
+    void add_cost(Costs & costs, int32_t size, double ms);
     void observe(int32_t position, double right, float probability);
 
     int32_t max_depth_;
     int64_t cycle_ = 0;
     bool shadow_ = false;    // the cycle at hand drafts only to see whether drafts are right
     int64_t shadow_due_ = 0; // the cycle from which on the next one does so
-    std::array<Cost, MTP_MAX_DEPTH + 2> verify_; // by rows, from 1
-    std::array<Cost, MTP_MAX_DEPTH + 1> draft_;  // by depth, from 1
-    Cost undo_;                                  // of rejected drafts
+    Pace pace_;
+    Costs verify_; // by rows
+    Costs draft_;  // by depth
+    Costs undo_;   // of rejected drafts; size 1 alone
     std::array<Acceptance, MTP_MAX_DEPTH> positions_;
     Acceptance lately_; // of first drafts, over few cycles
     std::array<Bucket, kBuckets> buckets_;

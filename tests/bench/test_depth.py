@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from mtp_gguf.native.errors import NativeError
 MAX_DEPTH = 6
 SEEDS = range(10)
 TOKENS = 512
-NOISE = 0.03  # of one measured time, as a share of it
 
-# What the issue asks for.
+# What the issue asks for, and what is left of it where the machine is rough.
 OF_THE_BEST = 0.97
+OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
 
 
@@ -61,6 +62,36 @@ CURVES = {
 
 
 @dataclass
+class Noise:
+    """What measured times are multiplied by, in logarithms.
+
+    drift: standard deviation of the machine's pace, which loses its memory over 20 cycles. white:
+    of each time beside that. slow: share of the times that take 1.6 times as long.
+    """
+
+    drift: float
+    white: float
+    slow: float
+    _pace: float = 0.0
+
+    def next_cycle(self, draw: random.Random) -> None:
+        self._pace = 0.95 * self._pace + draw.gauss(0, self.drift * math.sqrt(1 - 0.95**2))
+
+    def factor(self, draw: random.Random) -> float:
+        slow = 1.6 if draw.random() < self.slow else 1.0
+        return slow * math.exp(self._pace + draw.gauss(0, self.white))
+
+
+def quiet() -> Noise:
+    return Noise(0.0, 0.03, 0.0)
+
+
+def rough() -> Noise:
+    """As measured on a virtual machine whose neighbours share its memory."""
+    return Noise(0.12, 0.10, 0.02)
+
+
+@dataclass
 class Run:
     """tokens: expected of the depths that were verified, without the luck of the draw."""
 
@@ -79,13 +110,11 @@ def simulate(
     seed: int,
     total: int,
     *,
-    known: bool = False,
+    noise: Callable[[], Noise] = quiet,
 ) -> Run:
     """Let the chooser decode `total` tokens; sums over the cycles that begin at counted tokens."""
-    draw = random.Random(seed)
+    draw, machine = random.Random(seed), noise()
     chooser = DepthChooser(MAX_DEPTH)
-    if known:
-        chooser.set_costs(curve.verify, curve.draft)
     run, at = Run(), 0
     while at < total:
         now = chance(at)
@@ -96,7 +125,8 @@ def simulate(
         accepted = next((i for i in range(verified) if not right[i]), verified)
         unverified = accepted == verified < drafted
         times = [curve.draft[drafted - 1] if drafted else 0.0, curve.verify[verified]]
-        draft_ms, verify_ms = (ms * draw.gauss(1, NOISE) for ms in times)
+        machine.next_cycle(draw)
+        draft_ms, verify_ms = (ms * machine.factor(draw) for ms in times)
         if counted(at):
             run.tokens += expected_tokens(verified, now)
             run.ms += sum(times)
@@ -114,12 +144,20 @@ def simulate(
     return run
 
 
+@pytest.mark.parametrize(
+    ("noise", "bar"), [(quiet, OF_THE_BEST), (rough, OF_THE_BEST_IN_NOISE)], ids=["quiet", "rough"]
+)
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_as_good_as_the_best_fixed_depth(curve: Curve, chance: float) -> None:
+def test_as_good_as_the_best_fixed_depth(
+    curve: Curve, chance: float, noise: Callable[[], Noise], bar: float
+) -> None:
     """From the first token on: what finding out costs is counted."""
-    runs = [simulate(curve, lambda _: chance, lambda _: True, seed, TOKENS) for seed in SEEDS]
-    assert mean(run.rate for run in runs) / curve.best(chance) > OF_THE_BEST
+    runs = [
+        simulate(curve, lambda _: chance, lambda _: True, seed, TOKENS, noise=noise)
+        for seed in SEEDS
+    ]
+    assert mean(run.rate for run in runs) / curve.best(chance) > bar
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
@@ -165,7 +203,7 @@ def test_known_costs_spare_the_search() -> None:
 
 def test_the_heads_own_doubts_cut_a_draft_short() -> None:
     """Drafts with a high probability are right, others wrong: it learns to verify the former."""
-    curve = CURVES["0.8B, stock"]
+    curve = CURVES["small steps"]
     draw = random.Random(1)
     chooser = DepthChooser(3)
     chooser.set_costs(curve.verify, curve.draft)
