@@ -1,12 +1,12 @@
 """What verification costs: batches of 1 to 4 tokens, a prompt, decoding, stock and patched.
 
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
+        [--seconds 240]
 
 FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
-those that llama-cpp-python installed. The patched side runs with GGML_CPU_LANES=1 unless the
-variable is set ("0": without the kernels for few columns). A process for each keeps the model
-loaded, and every single measurement is taken by one and then by the other, so that a slow minute
-hits both; medians.
+those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
+measurement is taken by one and then by the other, so that a slow minute hits both; medians. A row
+is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
 
 A batch: that many tokens decoded after a prompt of 64, logits of all of them, recurrent snapshots
 for a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
@@ -142,7 +142,6 @@ class Process:
         environment.pop("LLAMA_CPP_LIB_PATH", None)
         if folder:
             environment["LLAMA_CPP_LIB_PATH"] = str(folder)
-            environment.setdefault("GGML_CPU_LANES", "1")
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--cpu-time"] if arguments.cpu_time else []
@@ -173,48 +172,66 @@ class Process:
         self.process.wait(60)
 
 
-def in_turn(
-    processes: dict[str, Process], questions: list[tuple[str, int]], rounds: int
-) -> dict[str, dict[str, float]]:
-    """Medians by question and side; a first round warms up and is dropped."""
-    seen: dict[str, dict[str, list[float]]] = {}
-    for i in range(rounds + 1):
-        for kind, number in questions:
-            for side, process in processes.items():
+class Rows:
+    """Questions put to both sides in turn, each answered and printed before the next."""
+
+    def __init__(
+        self, processes: dict[str, Process], asked: int, rounds: int, until: float
+    ) -> None:
+        """asked: how many questions there will be; until: when the last is to be answered."""
+        self.processes, self.left, self.rounds, self.until = processes, asked, rounds, until
+        self.results: dict[str, dict[str, float]] = {}
+
+    def ask(self, kind: str, number: int) -> tuple[float, float]:
+        """Medians of stock and patched; a first round warms up and is dropped.
+
+        As many rounds as a fair share of the time left has room for, one at least.
+        """
+        share = time.monotonic() + (self.until - time.monotonic()) / self.left
+        self.left -= 1
+        seen: dict[str, list[float]] = {side: [] for side in self.processes}
+        for i in range(self.rounds + 1):
+            for side, process in self.processes.items():
                 value = process.ask(kind, number)
                 if i:
-                    row = seen.setdefault(f"{kind} {number}", {})
-                    row.setdefault(side, []).append(value)
-    return {
-        question: {side: statistics.median(values) for side, values in row.items()}
-        for question, row in seen.items()
-    }
+                    seen[side].append(value)
+            if i and time.monotonic() > share:
+                break
+        row = {side: statistics.median(values) for side, values in seen.items()}
+        self.results[f"{kind} {number}"] = row
+        return row["stock"], row["patched"]
 
 
-def report(results: dict[str, dict[str, float]]) -> None:
-    """Tables in Markdown; ratios beside what was measured."""
-    print("| batch | stock ms | to one | patched ms | to one | patched / stock |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    one = results["batch 1"]
+def batches(rows: Rows) -> None:
+    """The table of batches and of a prompt."""
+    say("| batch | stock ms | to one | patched ms | to one | patched / stock |")
+    say("| --- | --- | --- | --- | --- | --- |")
+    for process in rows.processes.values():
+        process.ask("prompt", PROMPT)
+    one = (0.0, 0.0)
     for count in BATCHES:
-        row = results[f"batch {count}"]
-        s, p = row["stock"], row["patched"]
-        print(
-            f"| {count} | {s:.1f} | {s / one['stock']:.2f} | {p:.1f} | {p / one['patched']:.2f} "
-            f"| {p / s:.2f} |"
-        )
-    row = results[f"prompt {LONG_PROMPT}"]
-    s, p = row["stock"], row["patched"]
-    print(f"| prompt of {LONG_PROMPT} | {s:.0f} | | {p:.0f} | | {p / s:.2f} |")
-    decodes = {q: row for q, row in results.items() if q.startswith("decode")}
-    if decodes:
-        plain = decodes.get("decode 0", {}).get("stock")
-        print("\n| depth | stock tok/s | patched tok/s | patched / stock | / stock at depth 0 |")
-        print("| --- | --- | --- | --- | --- |")
-        for question, row in decodes.items():
-            s, p = row["stock"], row["patched"]
-            to_plain = f"{p / plain:.2f}" if plain else ""
-            print(f"| {question.split()[1]} | {s:.1f} | {p:.1f} | {p / s:.2f} | {to_plain} |")
+        s, p = rows.ask("batch", count)
+        one = (s, p) if count == 1 else one
+        say(f"| {count} | {s:.1f} | {s / one[0]:.2f} | {p:.1f} | {p / one[1]:.2f} | {p / s:.2f} |")
+    s, p = rows.ask("prompt", LONG_PROMPT)
+    say(f"| prompt of {LONG_PROMPT} | {s:.0f} | | {p:.0f} | | {p / s:.2f} |")
+
+
+def decoding(rows: Rows, depths: list[int]) -> None:
+    """The table of generated tokens per second; against plain decoding where 0 comes first."""
+    say("\n| depth | stock tok/s | patched tok/s | patched / stock | / stock at depth 0 |")
+    say("| --- | --- | --- | --- | --- |")
+    plain = 0.0
+    for depth in depths:
+        s, p = rows.ask("decode", depth)
+        plain = s if depth == 0 else plain
+        to_plain = f"{p / plain:.2f}" if plain else ""
+        say(f"| {depth} | {s:.1f} | {p:.1f} | {p / s:.2f} | {to_plain} |")
+
+
+def say(line: str) -> None:
+    """A line that is seen at once."""
+    print(line, flush=True)
 
 
 def main() -> None:
@@ -223,7 +240,8 @@ def main() -> None:
     parser.add_argument("--patched", type=Path, help="folder of the patched libraries")
     parser.add_argument("--depths", default="0,1,2,3", help="to decode at; empty for none")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="of a row, if time allows")
+    parser.add_argument("--seconds", type=float, default=240, help="to be used, about")
     parser.add_argument(
         "--cpu-time", action="store_true", help="CPU time, for busy machines; with --threads 1"
     )
@@ -242,22 +260,19 @@ def main() -> None:
         if built is None:
             parser.error("no patched build: run `mtp-gguf build-server`, or give --patched FOLDER")
         folder = built.libraries
+    depths = [int(depth) for depth in arguments.depths.split(",") if depth]
     processes = {"stock": Process(arguments, None), "patched": Process(arguments, folder)}
+    asked = len(BATCHES) + 1 + len(depths)
+    rows = Rows(processes, asked, arguments.rounds, time.monotonic() + arguments.seconds)
     try:
-        results = in_turn(processes, [("prompt", LONG_PROMPT)], min(arguments.rounds, 3))
-        for process in processes.values():
-            process.ask("prompt", PROMPT)
-        results |= in_turn(processes, [("batch", count) for count in BATCHES], arguments.rounds)
-        depths = [int(depth) for depth in arguments.depths.split(",") if depth]
+        batches(rows)
         if depths:
-            questions = [("decode", depth) for depth in depths]
-            results |= in_turn(processes, questions, min(arguments.rounds, 3))
+            decoding(rows, depths)
     finally:
         for process in processes.values():
             process.close()
-    report(results)
     machine = {"machine": platform.machine(), "threads": arguments.threads}
-    print(json.dumps({"model": Path(arguments.model).name, **machine, "results": results}))
+    print(json.dumps({"model": Path(arguments.model).name, **machine, "results": rows.results}))
 
 
 if __name__ == "__main__":
