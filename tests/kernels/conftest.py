@@ -22,7 +22,7 @@ class Sweep(Protocol):
     """Runs the sweep with a value of GGML_CPU_LANES, each once."""
 
     def __call__(self, lanes: str) -> Arrays:
-        """What it computed, by name; "1" for the best that the CPU has, empty for none."""
+        """What it computed, by name; empty leaves the variable unset, "0" is for none."""
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
         if lanes:
             environment["GGML_CPU_LANES"] = lanes
-        file = out / f"{lanes or 'off'}.npz"
+        file = out / f"{lanes or 'best'}.npz"
         command = [sys.executable, "-m", "kernels.sweep", str(libraries), str(file)]
         done = subprocess.run(
             command,

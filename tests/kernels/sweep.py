@@ -26,11 +26,11 @@ LENGTHS = (64, 300, 512, 513, 1400)  # of a KV cache
 
 
 def shapes(name: str) -> list[tuple[int, int]]:
-    """Row lengths and numbers of rows: whole groups of rows, parts of one, one."""
+    """Row lengths and numbers of rows: whole groups of four rows or blocks, parts of one, one."""
     if name in SUPER_BLOCKS:
-        return [(256, 1), (512, 16), (1024, 50), (2816, 5)]
+        return [(256, 1), (512, 16), (1024, 50), (2816, 7)]
     if name == "Q8_0":
-        return [(32, 1), (96, 16), (1024, 50), (2816, 5)]
+        return [(32, 1), (96, 16), (1024, 50), (2880, 7)]
     return [(1, 1), (7, 3), (100, 16), (1024, 50)]
 
 
