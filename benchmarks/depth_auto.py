@@ -36,7 +36,7 @@ SWITCH = "switch"
 SWITCH_HITS = (0.9, 0.1)
 SWITCH_SETTLED = 50  # tokens after a switch from which on speed counts
 LOOK_TOKENS = 64
-LOOK_BEHIND = 0.85  # of the fastest: what is slower at first sight is left out
+LOOK_BEHIND = 0.92  # of the fastest: what is slower at first sight is left out
 SLICE = 16  # tokens
 
 # Tokens written so far and the seconds they took, after each cycle.

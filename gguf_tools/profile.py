@@ -35,7 +35,6 @@ SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
 AUTO_MAX_DEPTH = 4  # each draft more keeps one more copy of the trunk's recurrent state
-DEFAULT_DEPTH = 3  # where nobody asked and nothing was measured
 ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
 
 _LARGEST_FILE = 1 << 18  # a profile has a few kilobytes

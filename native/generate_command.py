@@ -27,7 +27,9 @@ def generate(
     n: Annotated[int, typer.Option("-n", "--tokens", help="Most tokens to generate.")] = 256,
     depth: Annotated[
         str | None,
-        typer.Option(help="Tokens drafted in each cycle; 0: none; auto: as many as pay."),
+        typer.Option(
+            help="Tokens drafted in each cycle; 0: none; auto (the default): as many as pay."
+        ),
     ] = None,
     max_depth: Annotated[
         int, typer.Option(min=0, max=MAX_DEPTH, help="Most tokens drafted by --depth auto.")

@@ -15,7 +15,6 @@ import numpy as np
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
-    DEFAULT_DEPTH,
     Costs,
     DraftSettings,
     find_profile,
@@ -54,8 +53,9 @@ class MTPLlama(llama_cpp.Llama):
     prompt, in host memory, so that a prompt that begins alike is not evaluated anew.
 
     depth, rollback, fastmtp_size and draft_threads that are left None are as the model's profile
-    says (`mtp-gguf tune`), where there is one for this file and machine; profile=False: it is not
-    looked at.
+    says (`mtp-gguf tune`), where there is one for this file and machine (profile=False: it is not
+    looked at), and else "auto", "snapshot", 0 and 0. With "auto" measured times decide what is
+    drafted: runs that must repeat to the token need a number, or exact and temperature 0.
 
     All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
     (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
@@ -499,7 +499,7 @@ def _settings(
     found, note = find_profile(model, device) if use_profile else (None, None)
     if note:
         warnings.warn(note, stacklevel=3)
-    base = found.settings if found else DraftSettings(depth=DEFAULT_DEPTH)
+    base = found.settings if found else DraftSettings()
     settings = DraftSettings(
         base.depth if depth is None else depth,
         base.fastmtp_size if fastmtp_size is None else fastmtp_size,

@@ -185,7 +185,7 @@ class _Bench:
         for context in o.contexts:
             before = _repeat(model.tokenize(_FILLER), context)
             runs: dict[int | str, dict[str, list[list[Written]]]] = {d: {} for d in o.depths}
-            with model.session(Setting(0)) as plain, model.session(main) as drafting:
+            with model.session(Setting(0)) as plain, model.session(main) as with_head:
                 for i in range(o.rounds):
                     for kind, prompts in self.prompts.items():
                         self._begin(f"{kind}, round {i + 1} of {o.rounds}")
@@ -193,7 +193,7 @@ class _Bench:
                             # Depths take turns at going first, so that no one profits.
                             for depth in _rotated(o.depths, i + j):
                                 wanted: Any = depth
-                                session = drafting if depth else plain
+                                session = with_head if depth else plain
                                 did = write(model, session, before + prompt, o.tokens, wanted)
                                 rounds = runs[depth].setdefault(kind, [[] for _ in range(o.rounds)])
                                 rounds[i].append(did)

@@ -131,10 +131,10 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     command = ["generate", path, "-p", "def f", "-n", "8", "--ctx", "256", "-t", "1", "--json"]
     assert json.loads(invoke(*command).stdout)["depth"] == 2
     assert json.loads(invoke(*command, "--depth", "1").stdout)["depth"] == 1
-    assert json.loads(invoke(*command, "--no-profile").stdout)["depth"] == 3
+    assert json.loads(invoke(*command, "--no-profile").stdout)["depth"] == "auto"
     monkeypatch.setattr(machine_module, "_cpu_name", lambda: "Another")
     elsewhere = invoke(*command)
-    assert json.loads(elsewhere.stdout)["depth"] == 3
+    assert json.loads(elsewhere.stdout)["depth"] == "auto"
     assert "is ignored, it was measured on another machine: cpu 'Another'" in elsewhere.stderr
     written.write_text(text.replace("format = 1", "format = 9"), encoding="utf-8")
     broken = invoke(*command)

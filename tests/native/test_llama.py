@@ -26,7 +26,7 @@ PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 
 
 def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **options}
+    options = {"depth": 3, "n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **options}
     return closing(MTPLlama(str(path), **options))
 
 
