@@ -2,14 +2,18 @@
 
     export LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1)
     python benchmarks/server.py MODEL.gguf --stock LLAMA_SERVER [--plain MODEL.gguf]
-        [--depths 1,2,3] [--slots 4]
+        [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl]
 
 The patched server is the one beside those libraries, which the session then runs on.
 
-Everything takes turns within one run, so that a slow minute hits all of it; medians of the rounds.
+A row is one depth, of one client (`alone`) or of as many clients as slots (`together`, whose speed
+is that of all of them). Within a row everything takes turns, so that a slow minute hits all of it;
+medians of the rounds. Each row is printed when it is there, and kept in the file of --into, whose
+rows are not measured again: a table can be made in several sittings. The ratios come at the end.
+
 MODEL has a FastMTP list in the layout `ids`, which the stock server ignores; --plain names the same
-model without one. With several slots, as many clients ask at once, and the speed is that of all of
-them together. Meant for files of benchmarks/dial_model.py, whose acceptance is known.
+model without one, for our server. Meant for files of benchmarks/dial_model.py, whose acceptance is
+known.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,95 +37,124 @@ from mtp_gguf.native import MTPLlama
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Speeds = dict[str, float]
+    Rows = dict[tuple[str, int], Speeds]
+
 PROMPT_TOKENS = 64
 CONTEXT = 1024  # positions of each slot
+PARTS = ("alone", "together")
+STOCK, PATCHED, PLAIN, SESSION = "stock", "patched", "patched, no list", "session"
 
 
 def main() -> None:
+    arguments, patched = read_arguments()
+    rows: Rows = {}
+    if arguments.into and arguments.into.exists():
+        for line in arguments.into.read_text().splitlines():
+            row = json.loads(line)
+            rows[row["part"], row["depth"]] = row["tok_s"]
+    for part in PARTS if arguments.part is None else (arguments.part,):
+        for depth in arguments.depths:
+            if (part, depth) in rows:
+                continue
+            with ExitStack() as stack:
+                runs = start(stack, arguments, patched, part, depth)
+                rows[part, depth] = measured(runs, arguments.rounds)
+            print(said(part, depth, rows[part, depth]), flush=True)
+            if arguments.into:
+                row = {"part": part, "depth": depth, "tok_s": rows[part, depth]}
+                with arguments.into.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print_ratios(rows)
+
+
+def read_arguments() -> tuple[argparse.Namespace, Path]:
+    """The command line, and the patched server."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
-    parser.add_argument("--plain", type=Path)
-    parser.add_argument("--depths", default="1,2,3")
+    parser.add_argument("--plain", type=Path, help="the model without a list, for our server")
+    parser.add_argument("--depths", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 3])
+    parser.add_argument("--part", choices=PARTS, help="only this one of the two")
+    parser.add_argument("--into", type=Path, help="rows measured so far, and those of this run")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    depths = [int(depth) for depth in arguments.depths.split(",")]
-
     libraries = os.environ.get("LLAMA_CPP_LIB_PATH")
     if not libraries:
         parser.error("LLAMA_CPP_LIB_PATH: expected the folder of the patched libraries, not set")
-    patched = Path(libraries) / "llama-server"
+    return arguments, Path(libraries) / "llama-server"
 
-    prompts = np.random.default_rng(1).integers(0, 20_000, (arguments.slots, PROMPT_TOKENS))
-    prompt = prompts[0].tolist()
-    kinds = {
-        "stock": (arguments.stock, arguments.model),
-        "patched": (patched, arguments.model),
-    }
+
+def start(
+    stack: ExitStack, arguments: argparse.Namespace, patched: Path, part: str, depth: int
+) -> dict[str, Callable[[], float]]:
+    """Start what a row compares; each gives its tokens per second when called."""
+    slots = 1 if part == "alone" else arguments.slots
+    prompts = np.random.default_rng(1).integers(0, 20_000, (slots, PROMPT_TOKENS)).tolist()
+    kinds = {STOCK: (arguments.stock, arguments.model), PATCHED: (patched, arguments.model)}
     if arguments.plain:
-        kinds["stock, no list"] = (arguments.stock, arguments.plain)
-        kinds["patched, no list"] = (patched, arguments.plain)
+        kinds[PLAIN] = (patched, arguments.plain)
+    runs: dict[str, Callable[[], float]] = {}
+    for name, (binary, model) in kinds.items():
+        more = ["-np", str(slots), "-c", str(slots * CONTEXT)]
+        url = stack.enter_context(server(str(binary), str(model), depth, arguments.threads, *more))
+        runs[name] = partial(together if slots > 1 else alone, url, prompts, arguments.tokens)
+    if slots == 1:
+        llm = MTPLlama(
+            str(arguments.model),
+            depth=depth,
+            n_ctx=CONTEXT,
+            n_threads=arguments.threads,
+            n_threads_batch=arguments.threads,
+        )
+        stack.enter_context(closing(llm))
+        runs[SESSION] = lambda: one_round(llm, prompts[0], arguments.tokens)["tok_s"]
+    return runs
 
-    def alone(url: str) -> float:
-        return server_round(url, prompt, arguments.tokens)
 
-    def together(url: str) -> float:
-        began = time.perf_counter()
-        with ThreadPoolExecutor(arguments.slots) as pool:
-            list(pool.map(lambda p: server_round(url, p.tolist(), arguments.tokens), prompts))
-        return arguments.slots * arguments.tokens / (time.perf_counter() - began)
+def alone(url: str, prompts: list[list[int]], tokens: int) -> float:
+    """Of one client, its prompt not counted."""
+    return server_round(url, prompts[0], tokens)
 
-    def measured(runs: dict[str, Callable[[], float]]) -> dict[str, float]:
-        """Median speeds in tokens per second; the first round warms up."""
-        speeds = [{name: run() for name, run in runs.items()} for _ in range(arguments.rounds + 1)]
-        return {name: statistics.median(r[name] for r in speeds[1:]) for name in runs}
 
-    table: dict[int, dict[str, float]] = {}
-    many: dict[int, dict[str, float]] = {}
-    for depth in depths:
-        with ExitStack() as stack:
-            runs: dict[str, Callable[[], float]] = {}
-            groups: dict[str, Callable[[], float]] = {}
-            for name, (binary, model) in kinds.items():
-                for slots, into, ask in ((1, runs, alone), (arguments.slots, groups, together)):
-                    more = ["-np", str(slots), "-c", str(slots * CONTEXT)]
-                    url = stack.enter_context(
-                        server(str(binary), str(model), depth, arguments.threads, *more)
-                    )
-                    into[name] = lambda url=url, ask=ask: ask(url)
-            llm = stack.enter_context(
-                closing(
-                    MTPLlama(
-                        str(arguments.model),
-                        depth=depth,
-                        n_ctx=CONTEXT,
-                        n_threads=arguments.threads,
-                        n_threads_batch=arguments.threads,
-                    )
-                )
-            )
-            runs["session"] = lambda llm=llm: one_round(llm, prompt, arguments.tokens)["tok_s"]
-            table[depth] = measured(runs)
-            many[depth] = measured(groups)
+def together(url: str, prompts: list[list[int]], tokens: int) -> float:
+    """Of all clients, from the first prompt to the last token."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        list(pool.map(lambda prompt: server_round(url, prompt, tokens), prompts))
+    return len(prompts) * tokens / (time.perf_counter() - began)
 
-    def best(speeds: dict[int, dict[str, float]], name: str) -> float:
-        return max(row[name] for row in speeds.values())
 
-    for title, speeds in (("one slot", table), (f"{arguments.slots} slots", many)):
-        for depth, row in speeds.items():
-            words = ", ".join(f"{name} {speed:.1f}" for name, speed in row.items())
-            print(f"{title}, depth {depth}: {words} tok/s")
-        for name in kinds:
-            if name.startswith("patched"):
-                other = name.replace("patched", "stock")
-                ratio = best(speeds, name) / best(speeds, other)
-                print(f"{title}: {name} {ratio:.2f} x {other}, each at its best depth")
-    for depth, row in table.items():
-        print(f"depth {depth}: patched {row['patched'] / row['session']:.2f} x session")
-    print(json.dumps({"one_slot": table, "slots": arguments.slots, "together": many}))
+def measured(runs: dict[str, Callable[[], float]], rounds: int) -> Speeds:
+    """Median speeds; the first round warms up."""
+    speeds = [{name: run() for name, run in runs.items()} for _ in range(rounds + 1)]
+    return {name: statistics.median(r[name] for r in speeds[1:]) for name in runs}
+
+
+def said(part: str, depth: int, row: Speeds) -> str:
+    """A row as a line."""
+    words = ", ".join(f"{name} {speed:.1f}" for name, speed in row.items())
+    return f"{part}, depth {depth}: {words} tok/s"
+
+
+def print_ratios(rows: Rows) -> None:
+    """What the rows come to."""
+    for part in PARTS:
+        table = {depth: row for (of, depth), row in rows.items() if of == part}
+        best = {
+            name: max(row[name] for row in table.values() if name in row)
+            for name in dict.fromkeys(name for row in table.values() for name in row)
+        }
+        for name in (PATCHED, PLAIN):
+            if name in best:
+                ratio = best[name] / best[STOCK]
+                print(f"{part}: {name} {ratio:.2f} x {STOCK}, each at its best depth")
+        for depth, row in table.items():
+            if SESSION in row:
+                print(f"depth {depth}: {PATCHED} {row[PATCHED] / row[SESSION]:.2f} x {SESSION}")
 
 
 if __name__ == "__main__":

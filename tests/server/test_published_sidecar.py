@@ -1,0 +1,95 @@
+"""Head-only files as publishers ship them: a short `output.weight`, its ids in `d2t`, no more.
+
+They are made here with upstream's `gguf` package from a head with its whole output, so that nothing
+of our converter's own sidecars is taken for granted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.server.model import open_model
+from server.conftest import Files
+from server.test_real_server import (
+    DEPTH,
+    LEAST_ACCEPTED,
+    TEXTS,
+    TOKENS,
+    drafted,
+    listed_ids,
+    running,
+)
+
+pytestmark = pytest.mark.server
+
+IDS = np.array([*range(1536), *range(4087, 4096)], np.int64)[::-1]  # unsorted; the special ones too
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+
+
+def write_sidecar(head: Path, path: Path, ids: np.ndarray) -> Path:
+    """The head alone of `head`, its output for the tokens `ids` only."""
+    reader = GGUFReader(head)
+    architecture = reader.get_field("general.architecture")
+    assert architecture is not None
+    writer = GGUFWriter(path, str(architecture.contents()))
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture", "mtp_gguf.")):
+            kind, *inner = field.types[:2]
+            sub = inner[0] if kind is GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        if tensor.name == EMBEDDING:  # tied: its rows are the output's
+            writer.add_tensor(OUTPUT, tensor.data[IDS], raw_dtype=tensor.tensor_type)
+    writer.add_tensor("d2t", ids)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def sidecar(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside nothing: a folder of its own."""
+    return write_sidecar(
+        files("head", "demo"), tmp_path_factory.mktemp("published") / "mtp-demo.gguf", IDS
+    )
+
+
+def test_alone_it_is_a_head_that_drafts(sidecar: Path) -> None:
+    report: HeadReport = open_model(sidecar).head
+    assert report.ready, report.reason
+    assert report.draft is not None
+    assert report.draft.layout.value == "sidecar"
+    assert not report.stock
+
+
+def test_beside_a_base_it_drafts_from_its_list(
+    sidecar: Path, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    base = Path(shutil.copy(files("base", "demo"), tmp_path / "model.gguf"))
+    shutil.copy(sidecar, tmp_path)
+    assert any(tensor.tensor_type.name == "Q4_K" for tensor in GGUFReader(base).tensors)
+    with running(patched_server, base, free_port, options=["--no-draft"]) as client:
+        want = [client.complete(text)["tokens"] for text in TEXTS]
+    log = tmp_path / "log"
+    verbose = ("--log-file", log, "--verbosity", 10)
+    depth = ("--spec-draft-n-max", DEPTH)
+    with running(patched_server, base, free_port, *verbose, options=depth) as client:
+        results = [client.complete(text) for text in TEXTS]
+    assert [result["tokens"] for result in results] == want
+    offered, accepted = (
+        sum(result["timings"][key] for result in results) for key in ("draft_n", "draft_n_accepted")
+    )
+    assert offered >= len(TEXTS) * TOKENS / (DEPTH + 1)
+    assert accepted > LEAST_ACCEPTED * offered  # a map that is not heeded is hardly ever right
+    assert listed_ids(sidecar) == set(IDS.tolist())
+    assert set(drafted(log)) <= set(IDS.tolist())
+    assert f"drafts over {len(IDS)} of 4096 tokens" in log.read_text(errors="replace")
