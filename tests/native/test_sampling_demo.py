@@ -23,7 +23,9 @@ from mtp_gguf.native import MTPLlama
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROMPT = "import os\n\n\ndef main("
+# Beside the world that the demo model was trained on: its head is right less than every second
+# time there, so that rejections and their residual decide what is drawn.
+PROMPT = "The "
 NEXT = 3
 CHAINS = {
     "0.7 top-p": Chain(0.7, top_p=0.9),
@@ -86,7 +88,7 @@ def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
     llm.session.reset_stats()
     seen = drawn(llm, prompt, draws)
     # Drafts must have been both taken and rejected for this to say anything.
-    assert 0.05 < llm.mtp_stats.acceptance[0] < 0.98
+    assert 0.05 < llm.mtp_stats.acceptance[0] < 0.7
     statistic, freedom = one_sample(seen, want)
     assert freedom > 10
     assert not far_off(statistic, freedom), (statistic, freedom)
