@@ -68,7 +68,7 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
         ("no drafting", f"{verdict['plain_tok_s']:.1f} tok/s"),
         (f"depth {verdict['best_drafting']}", f"{verdict['tok_s']:.1f} tok/s"),
         ("drafting is", f"{verdict['gain']:.2f} x"),
-        ("of free drafts", f"{verdict['share_reached']:.0%}"),
+        ("of the limit, free drafts", f"{verdict['share_reached']:.0%}"),
     ]
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in figures)
     sentence = str(verdict["sentence"])
@@ -102,11 +102,15 @@ def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
     for t in whole:
         speed = t["tok_s"]
         label = "no drafting" if t["depth"] == 0 else f"depth {t['depth']}"
-        limit = (t["limit_tok_s"], f"free drafts: {t['limit_tok_s']:.1f} tok/s")
+        text = f"{speed['median']:.1f} tok/s"
+        limit: tuple[float, str] | None = None
+        if t["depth"] != 0:  # without drafts there are none to be had for free
+            limit = (t["limit_tok_s"], f"free drafts: {t['limit_tok_s']:.1f} tok/s")
+            text += f", limit {t['limit_tok_s']:.1f}"
         rows.append(
             Row(
                 label,
-                f"{speed['median']:.1f} tok/s, limit {t['limit_tok_s']:.1f}",
+                text,
                 [Part(speed["median"], "f1", label)],
                 (speed["low"], speed["high"]),
                 limit,

@@ -199,10 +199,28 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     # Lengths are the numbers': 48, 50, 61, 57 tokens per second, limits at 1.2 times that.
     assert speed["bars"][0]["width"] / speed["bars"][2]["width"] == pytest.approx(48 / 61, 0.01)
     track = speed["tracks"][0]
-    assert speed["bars"][2]["right"] < speed["marks"][2]["left"] + 2 <= track["right"] + 2
-    # depths 0 to 3, "auto" and one server: the limits are those of ours alone
-    assert len(speed["marks"]) == 5
+    assert speed["bars"][2]["right"] < speed["marks"][1]["left"] + 2 <= track["right"] + 2
+    # depths 0 to 3, "auto" and one server: the limits are those of our drafts alone
+    assert len(speed["marks"]) == 4
     assert len(speed["bars"]) == 6
+    # The limit of a depth stands where 1.2 times its speed is.
+    for bar, mark in zip(speed["bars"][1:4], speed["marks"][:3], strict=True):
+        drawn = (mark["left"] + mark["width"] / 2 - bar["left"]) / bar["width"]
+        assert drawn == pytest.approx(1.2, 0.02)
+    # Each position has its own share, 81, 64 and 47 % of all, three kinds of text to each.
+    acceptance = charts["acceptance"]
+    shares = [0.81] * 3 + [0.64] * 3 + [0.47] * 3
+    assert [value["text"] for value in acceptance["values"]] == [f"{s:.0%}" for s in shares]
+    for bar, share in zip(acceptance["bars"], shares, strict=True):
+        assert bar["width"] / acceptance["tracks"][0]["width"] == pytest.approx(share, 0.02)
+    # Depth 2: 38 ms of verification, 4 of drafting, 0.1 of undoing, 0.4 beside.
+    time = charts["time"]
+    assert time["values"][2]["text"] == "42.5 ms for 2.40 tokens, 17.7 each"
+    verify, draft = time["bars"][2 + 4 : 2 + 6]
+    assert verify["width"] / draft["width"] == pytest.approx(38 / 4, 0.02)
+    coverage = charts["coverage"]
+    widths = [bar["width"] for bar in coverage["bars"]]
+    assert widths[0] / widths[1] == pytest.approx(0.81 / 0.993, 0.02)
     assert len(charts["time"]["fills"]) == 4
     assert all("url" in fill for fill in charts["time"]["fills"]), "a pattern, not a hue alone"
 
