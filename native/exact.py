@@ -10,6 +10,10 @@ the loaded library):
 - tiled products of k-quants: from `MAX_ROWS` + 1 rows on, of a matrix or of an expert.
 So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
 
+Patch 0004 has kernels that compute 1 to `LANES_ROWS` rows alike, for weights of `LANES_TYPES` in
+matrices and experts, and with patch 0005 attention does so over any cache: where they run, exact
+asks for no more than that.
+
 ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
 """
 
@@ -18,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools.format import open_gguf
+import llama_cpp
+
+from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
@@ -26,6 +32,9 @@ from .errors import NativeError
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
 MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
+# ggml-cpu/lanes of patch 0004, and GGML_FA_SPLIT_MAX_Q of patch 0005
+LANES_TYPES = frozenset({"Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F16", "BF16", "F32"})
+LANES_ROWS = 15
 _MACHINES = ("x86_64", "AMD64")
 
 
@@ -38,8 +47,13 @@ class Batches:
     repacked: bool = True
 
 
-def sgemm_tensors(path: Path) -> list[str]:
-    """Name the trunk's matrices whose product is another one from two rows on."""
+def has_lanes() -> bool:
+    """Whether the kernels of patch 0004 run in the loaded ggml-cpu, on this CPU."""
+    return b"LANES = " in llama_cpp.llama_print_system_info()
+
+
+def trunk_matrices(path: Path) -> list[TensorInfo]:
+    """The tensors of the trunk that are multiplied with a token's rows, experts among them."""
     with open_gguf(path) as file:
         arch = file.scalar("general.architecture")
         blocks = file.integer(f"{arch}.block_count") or 0
@@ -47,15 +61,23 @@ def sgemm_tensors(path: Path) -> list[str]:
         tied = "output.weight" not in file.by_name
         skipped = tuple(f"blk.{n}." for n in range(blocks - head, blocks))
         return [
-            t.name
+            t
             for t in file.tensors
-            if t.type.name in SGEMM_TYPES
-            and len(t.shape) == 2  # vectors are no matrices; experts have a kernel of their own
+            if len(t.shape) > 1  # vectors are no matrices
             and t.name.endswith(".weight")
             and not t.name.endswith("ssm_conv1d.weight")
             and not t.name.startswith(skipped)
             and (tied or t.name != "token_embd.weight")
         ]
+
+
+def sgemm_tensors(path: Path) -> list[str]:
+    """Name the trunk's matrices whose product is another one from two rows on."""
+    return [
+        t.name
+        for t in trunk_matrices(path)
+        if t.type.name in SGEMM_TYPES and len(t.shape) == 2  # experts have a kernel of their own
+    ]
 
 
 def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Batches:
@@ -80,9 +102,14 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
     for name, value in (("flash_attn", True), ("op_offload", False)):
         if (found := options.setdefault(name, value)) != value:
             raise NativeError(f"exact: expected {name}={value}, found {found}; {elsewhere}")
+    adapter = bool(options.get("lora_path"))
+    if has_lanes() and not adapter:
+        types = {t.type.name for t in trunk_matrices(path)}
+        if types <= LANES_TYPES:
+            return Batches(max_rows=LANES_ROWS, repacked=False)
     # An adapter's matrices may be of any type. Where a second row is computed anyway, llama.cpp's
     # own cache type will do.
-    two = bool(options.get("lora_path")) or bool(sgemm_tensors(path))
+    two = adapter or bool(sgemm_tensors(path))
     for name in ("type_k", "type_v"):
         if options.get(name) is None:
             options[name] = BY_NAME["F16" if two else "Q8_0"].id

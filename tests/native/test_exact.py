@@ -14,7 +14,7 @@ from native_trunk import Trunk
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.exact import Batches, exact_batches, sgemm_tensors
+from mtp_gguf.native.exact import Batches, exact_batches, has_lanes, sgemm_tensors
 from mtp_gguf.native.session import Session
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
@@ -86,11 +86,12 @@ def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
 
 
 def test_these_tests_can_fail(dial) -> None:
-    """Without exact, several tokens and one differ in their last bits."""
+    """Without exact, several tokens and one differ in their last bits, but not in our kernels."""
     logits = run(dial("tiny"), 0)[1]
-    assert not np.array_equal(run(dial("tiny"), 3)[1], logits)
+    assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_lanes()
 
 
+@pytest.mark.skipif(has_lanes(), reason="tests/kernels is for these libraries")
 def test_options_are_chosen_by_what_the_trunk_holds(dial) -> None:
     for name, quant, batches, cache in (
         ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),

@@ -1,0 +1,81 @@
+"""exact=True asks nothing of a trunk whose products are all those of the patched kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
+
+pytestmark = pytest.mark.server
+
+ASK = """
+import json, sys
+from pathlib import Path
+from mtp_gguf.native.exact import exact_batches, has_lanes
+options = json.loads(sys.argv[2])
+found = exact_batches(Path(sys.argv[1]), options, two_phase=False)
+print(json.dumps([has_lanes(), found.min_rows, found.max_rows, options.get("type_k")]))
+"""
+
+
+def trunk(path: Path, *types: str) -> Path:
+    """A file of one matrix of each type; no more than what is looked at."""
+    writer = gguf.GGUFWriter(path, "qwen35")
+    writer.add_block_count(len(types))
+    for i, name in enumerate(types):
+        kind = gguf.GGMLQuantizationType[name]
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = np.zeros((2, 256 // block * size), np.uint8)
+        writer.add_tensor(f"blk.{i}.ffn_up.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("types", "lanes", "options", "expected"),
+    [
+        (["Q4_K", "Q6_K", "F16", "Q8_0"], "", {}, (1, LANES_ROWS)),
+        (["Q4_K", "Q4_0"], "", {}, (2, MAX_ROWS)),
+        (["Q4_K", "Q3_K"], "", {}, (1, MAX_ROWS)),
+        (["Q4_K", "Q8_0"], "0", {}, (2, MAX_ROWS)),
+        (["Q4_K"], "", {"lora_path": "adapter.gguf"}, (2, MAX_ROWS)),
+    ],
+)
+def test_batches_of_exact(
+    tmp_path: Path,
+    libraries: Path,
+    types: list[str],
+    lanes: str,
+    options: dict[str, str],
+    expected: tuple[int, int],
+) -> None:
+    path = trunk(tmp_path / "trunk.gguf", *types)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+    environment["LLAMA_CPP_LIB_PATH"] = str(libraries)
+    if lanes:
+        environment["GGML_CPU_LANES"] = lanes
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(path), json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    if not found[0] and not lanes:
+        pytest.skip("no kernels for this CPU")
+    assert tuple(found[1:3]) == expected
+    assert found[0] == (lanes != "0")
