@@ -112,7 +112,7 @@ typedef struct mtp_head_info {
     bool    draws;         /* the device can run mtp_session_step_sampled's drafts */
     int64_t weight_bytes;  /* allocated for weights; rows used in place from the file not counted */
     int64_t mapped_bytes;  /* used in place from the mapped file */
-    int64_t cache_bytes;
+    int64_t cache_bytes;   /* of all sequences once they are full; a sequence's part grows with it */
 } mtp_head_info;
 
 /* Loads the MTP block of a GGUF and its draft vocabulary. Nothing of the file is trusted. */

@@ -3,14 +3,15 @@
 #include "error.h"
 
 #include <cmath>
+#include <utility>
 
 namespace mtp {
 
 // Builds the tensors of one graph. Shapes are in ggml's order; R rows or 1.
 class DraftGraph::Builder {
 public:
-    Builder(DraftGraph & g, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache)
-        : g_(g), c_(config), w_(weights), cache_(cache), ctx_(g.context_.get()) {}
+    Builder(DraftGraph & g, const HeadConfig & config, const BlockTensors & weights)
+        : g_(g), c_(config), w_(weights), ctx_(g.context_.get()), keys_(g.keys_), values_(g.values_) {}
 
     void build() {
         const int64_t rows = g_.key_.rows;
@@ -32,9 +33,6 @@ public:
             g_.cutoff_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "cutoff");
             g_.uniforms_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, depth), "uniforms");
         }
-
-        keys_ = sequence_rows(cache_.keys());
-        values_ = sequence_rows(cache_.values());
 
         ggml_tensor * x = project(g_.embedding_, g_.hidden_);
         ggml_tensor * normed = norm(x, w_.attn_norm);
@@ -66,12 +64,6 @@ private:
     void output(ggml_tensor * tensor) {
         ggml_set_output(tensor);
         ggml_build_forward_expand(g_.graph_, tensor);
-    }
-
-    // [kv_width, rows_per_seq] of this graph's sequence
-    ggml_tensor * sequence_rows(ggml_tensor * all) {
-        const size_t offset = size_t(g_.key_.seq) * size_t(cache_.rows_per_seq()) * all->nb[1];
-        return ggml_view_2d(ctx_, all, all->ne[0], cache_.rows_per_seq(), all->nb[1], offset);
     }
 
     ggml_tensor * last_column(ggml_tensor * x) {
@@ -243,10 +235,9 @@ private:
     DraftGraph & g_;
     const HeadConfig & c_;
     const BlockTensors & w_;
-    const HeadCache & cache_;
     ggml_context * ctx_;
-    ggml_tensor * keys_ = nullptr;   // the sequence's rows after the last write
-    ggml_tensor * values_ = nullptr; // likewise
+    ggml_tensor * keys_;             // the sequence's rows after the last write
+    ggml_tensor * values_;           // likewise
     ggml_tensor * hidden_ = nullptr; // the last step's hidden state, after the head's norm
 };
 
@@ -256,7 +247,7 @@ static std::string op_name(const ggml_tensor * node) {
 }
 
 DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights,
-                       const HeadCache & cache, ggml_backend_t backend)
+                       const HeadCache & cache, int seq, ggml_backend_t backend)
     : key_(key), backend_(backend) {
     // A step has some 70 tensors, an expert adds two; counted once, doubled.
     const size_t most = size_t(160 + 4 * config.n_expert_used) * size_t(key.depth + 1);
@@ -265,7 +256,16 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
         throw std::bad_alloc();
     }
     graph_ = ggml_new_graph_custom(context_.get(), most, false);
-    Builder(*this, config, weights, cache).build();
+    keys_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.capacity);
+    values_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.capacity);
+    bind(cache.keys(seq), cache.values(seq));
+    Builder(*this, config, weights).build();
+    for (ggml_tensor * t = ggml_get_first_tensor(context_.get()); t != nullptr;
+         t = ggml_get_next_tensor(context_.get(), t)) {
+        if (t->view_src == keys_ || t->view_src == values_) {
+            cache_views_.push_back(t);
+        }
+    }
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_supports_op(backend, node)) {
@@ -281,8 +281,32 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
     }
 }
 
-void DraftGraph::run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first,
+size_t DraftGraph::bytes() const {
+    return ggml_gallocr_get_buffer_size(allocator_.get(), 0) + ggml_used_mem(context_.get());
+}
+
+// Lets the graph work on these tensors, which are of the shape of its own.
+void DraftGraph::bind(const ggml_tensor * keys, const ggml_tensor * values) {
+    const auto same = [](const ggml_tensor * a, const ggml_tensor * b) { return a->data == b->data && a->buffer == b->buffer; };
+    if (same(keys_, keys) && same(values_, values)) {
+        return;
+    }
+    for (auto [own, other] : {std::pair(keys_, keys), std::pair(values_, values)}) {
+        own->buffer = nullptr;
+        own->data = nullptr;
+        ggml_backend_tensor_alloc(other->buffer, own, other->data);
+    }
+    for (ggml_tensor * view : cache_views_) {
+        view->buffer = nullptr;
+        view->data = nullptr;
+        ggml_backend_view_init(view);
+    }
+}
+
+void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
                      const Drawing * drawing) {
+    bind(cache.keys(seq), cache.values(seq));
+    const int64_t first_kept = cache.empty(seq) ? first : cache.first(seq);
     const int64_t rows = key_.rows;
     const int64_t depth = key_.depth;
     const int64_t last = first + rows - 1;

@@ -34,27 +34,31 @@ class DraftGraph {
 public:
     // What a graph is built for; two calls with equal keys share one.
     struct Key {
-        int seq;
-        int64_t rows;  // R >= 1
-        int64_t depth; // D >= 0
-        int64_t n_kv;  // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
+        int64_t capacity; // of the sequence's cache
+        int64_t rows;     // R >= 1
+        int64_t depth;    // D >= 0
+        int64_t n_kv;     // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
         bool draws = false; // drafts are drawn from the head's distribution, and not its argmax
 
         bool operator==(const Key & other) const {
-            return seq == other.seq && rows == other.rows && depth == other.depth && n_kv == other.n_kv &&
+            return capacity == other.capacity && rows == other.rows && depth == other.depth && n_kv == other.n_kv &&
                    draws == other.draws;
         }
     };
 
+    // cache: of any sequence whose capacity is the key's, for the place and the kind of its tensors.
     // MTP_ERROR_UNSUPPORTED, naming op and type, when the backend cannot run it.
     DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
-               ggml_backend_t backend);
+               int seq, ggml_backend_t backend);
 
     const Key & key() const { return key_; }
 
-    // embedding, hidden: [R][n_embd]. first_kept: lowest position in the cache. first: position of row 0.
-    // drawing: for a graph that draws.
-    void run(const float * embedding, const float * hidden, int64_t first_kept, int64_t first,
+    // Memory of the activations and of the graph itself.
+    size_t bytes() const;
+
+    // Runs on a sequence whose capacity is the key's. embedding, hidden: [R][n_embd]. first: position
+    // of row 0. drawing: for a graph that draws.
+    void run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
              const Drawing * drawing);
 
     // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits.
@@ -71,12 +75,17 @@ public:
 private:
     class Builder;
 
+    void bind(const ggml_tensor * keys, const ggml_tensor * values);
+
     Key key_;
     ggml_backend_t backend_;
     ggml_context_ptr context_;
     ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
 
+    ggml_tensor * keys_ = nullptr;           // [kv_width, capacity] F16, where the sequence's are
+    ggml_tensor * values_ = nullptr;         // the same
+    std::vector<ggml_tensor *> cache_views_; // of these two
     ggml_tensor * embedding_ = nullptr;      // [n_embd, R]
     ggml_tensor * hidden_ = nullptr;         // [n_embd, R]
     ggml_tensor * feed_positions_ = nullptr; // [4 R] I32

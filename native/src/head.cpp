@@ -8,9 +8,11 @@
 
 namespace mtp {
 
-// Graphs kept: depths and row counts of a few buckets and sequences. One holds its activations,
-// some hundred KiB plus four bytes a step for each row of the head.
-static const size_t MOST_GRAPHS = 32;
+// Graphs kept: depths, row counts and lengths; sequences share them. One holds its activations, some
+// hundred KiB plus four bytes a step for each row of the head. The first of these numbers may be
+// passed within the second, so that many sequences of different lengths do not build them anew.
+static const size_t FEW_GRAPHS = 32;
+static const size_t GRAPH_BYTES = size_t(64) << 20;
 
 static ggml_backend_ptr open_backend(const char * name, int n_threads) {
     if (ggml_backend_reg_count() == 0) {
@@ -50,9 +52,10 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
     // Says now, not in the middle of a text, what the device cannot do. Every ggml device that runs
     // a trunk takes the likeliest token; drawing needs a running sum, which a few lack.
-    graph({0, 1, 1, CACHE_BUCKET, false});
+    cache_->reserve(0, 1);
+    graph(0, {cache_->capacity(0), 1, 1, CACHE_BUCKET, false});
     try {
-        graph({0, 1, 1, CACHE_BUCKET, true});
+        graph(0, {cache_->capacity(0), 1, 1, CACHE_BUCKET, true});
     } catch (const Error & error) {
         if (error.status != MTP_ERROR_UNSUPPORTED) {
             throw;
@@ -108,7 +111,7 @@ void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const 
     }
 }
 
-DraftGraph & Head::graph(const DraftGraph::Key & key) {
+DraftGraph & Head::graph(int32_t seq, const DraftGraph::Key & key) {
     ++clock_;
     for (CachedGraph & cached : graphs_) {
         if (cached.graph->key() == key) {
@@ -116,12 +119,16 @@ DraftGraph & Head::graph(const DraftGraph::Key & key) {
             return *cached.graph;
         }
     }
-    if (graphs_.size() == MOST_GRAPHS) {
-        graphs_.erase(std::min_element(graphs_.begin(), graphs_.end(), [](const auto & a, const auto & b) {
+    while (graphs_.size() >= FEW_GRAPHS && graph_bytes_ > GRAPH_BYTES) {
+        const auto oldest = std::min_element(graphs_.begin(), graphs_.end(), [](const auto & a, const auto & b) {
             return a.last_used < b.last_used;
-        }));
+        });
+        graph_bytes_ -= oldest->graph->bytes();
+        graphs_.erase(oldest);
     }
-    graphs_.push_back({std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, backend_.get()), clock_});
+    auto made = std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, seq, backend_.get());
+    graphs_.push_back({std::move(made), clock_});
+    graph_bytes_ += graphs_.back().graph->bytes();
     return *graphs_.back().graph;
 }
 
@@ -130,9 +137,10 @@ DraftGraph & Head::run(int32_t seq, int64_t first, const int32_t * tokens, const
     embedding_.resize(size_t(n_rows * config_.n_embd));
     read_rows(*vocabulary_.embedding, tokens, size_t(n_rows), embedding_.data());
     const int64_t end = first + n_rows + depth; // drafts stand past the last row
-    const int64_t n_kv = depth == 0 ? 0 : (end + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET;
-    DraftGraph & g = graph({seq, n_rows, depth, std::min(n_kv, cache_->rows_per_seq()), drawing != nullptr});
-    g.run(embedding_.data(), hidden, cache_->empty(seq) ? first : cache_->first(seq), first, drawing);
+    cache_->reserve(seq, end);
+    const int64_t n_kv = depth == 0 ? 0 : cache_->readable(seq, end);
+    DraftGraph & g = graph(seq, {cache_->capacity(seq), n_rows, depth, n_kv, drawing != nullptr});
+    g.run(*cache_, seq, embedding_.data(), hidden, first, drawing);
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     cache_->extend(seq, first, n_rows);
     return g;
@@ -250,9 +258,9 @@ void Head::set_rows(int32_t seq, int64_t end, const void * rows, size_t n) {
 const std::string & Head::ops() {
     if (ops_.empty()) {
         std::set<std::string> names;
-        graph({0, 2, 2, CACHE_BUCKET, false}).collect_ops(names);
+        graph(0, {cache_->capacity(0), 2, 2, CACHE_BUCKET, false}).collect_ops(names);
         if (draws_) {
-            graph({0, 2, 2, CACHE_BUCKET, true}).collect_ops(names);
+            graph(0, {cache_->capacity(0), 2, 2, CACHE_BUCKET, true}).collect_ops(names);
         }
         for (const std::string & name : names) {
             ops_ += (ops_.empty() ? "" : " ") + name;

@@ -58,7 +58,7 @@ private:
                     int64_t least) const;
     DraftGraph & run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
                      int64_t depth, const Drawing * drawing = nullptr);
-    DraftGraph & graph(const DraftGraph::Key & key);
+    DraftGraph & graph(int32_t seq, const DraftGraph::Key & key);
 
     struct CachedGraph {
         std::unique_ptr<DraftGraph> graph;
@@ -76,6 +76,7 @@ private:
     int64_t n_seq_max_;
     int64_t n_batch_;
     std::vector<CachedGraph> graphs_; // the most recently used ones
+    size_t graph_bytes_ = 0;          // of graphs_
     uint64_t clock_ = 0;
     const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     std::vector<float> embedding_; // scratch, [rows][n_embd]

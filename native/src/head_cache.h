@@ -1,5 +1,6 @@
 #pragma once
-// The attention cache of the MTP layer: keys and values in F16, one run of rows per sequence.
+// The attention cache of the MTP layer: keys and values in F16, a pair of tensors for each sequence,
+// which grow with it.
 
 #include "head_config.h"
 
@@ -18,24 +19,37 @@ class HeadCache {
 public:
     HeadCache(const HeadConfig & config, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend);
 
-    ggml_tensor * keys() const { return keys_; }     // [kv_width, rows_per_seq * n_seq_max]
-    ggml_tensor * values() const { return values_; } // the same
-    int64_t rows_per_seq() const { return rows_; }   // >= n_ctx + MTP_MAX_DEPTH: drafts stand past the end
-    int64_t bytes() const { return int64_t(ggml_backend_buffer_get_size(buffer_.get())); }
+    // Makes room for the rows at positions below `end`, which is at most n_ctx + MTP_MAX_DEPTH, as
+    // drafts stand past the last position. Rows stay; tensors do not. MTP_ERROR_MEMORY changes nothing.
+    void reserve(int seq, int64_t end);
+
+    // Rows that a sequence has room for: 0, CACHE_BUCKET, twice that, and so on, but no more than it can need.
+    int64_t capacity(int seq) const { return sequences_[size_t(seq)].capacity; }
+
+    // [kv_width, capacity], until the next reserve.
+    const ggml_tensor * keys(int seq) const { return sequences_[size_t(seq)].keys; }
+    const ggml_tensor * values(int seq) const { return sequences_[size_t(seq)].values; }
+
+    // How many rows a graph reads that needs the first `end` of a sequence: a multiple of
+    // CACHE_BUCKET, of which there are at most eight between one power of two and the next.
+    int64_t readable(int seq, int64_t end) const;
+
+    // Of all sequences once they are full.
+    int64_t bytes() const { return int64_t(sequences_.size()) * int64_t(rows_bytes(most_rows_)); }
 
     // The rows at positions first(seq) .. next(seq) - 1 are there.
-    int64_t first(int seq) const { return spans_[size_t(seq)].first; }
-    int64_t next(int seq) const { return spans_[size_t(seq)].next; }
+    int64_t first(int seq) const { return sequences_[size_t(seq)].first; }
+    int64_t next(int seq) const { return sequences_[size_t(seq)].next; }
     bool empty(int seq) const { return first(seq) == next(seq); }
 
     // Says that rows first .. first + n - 1 have been written; `first` is next(seq), or any when empty.
     void extend(int seq, int64_t first, int64_t n);
 
-    // Forgets the rows at positions >= position.
+    // Forgets the rows at positions >= position. The room for them stays.
     void truncate(int seq, int64_t position);
 
     // Bytes of n rows, keys and values.
-    size_t rows_bytes(int64_t n) const { return 2 * size_t(n) * keys_->nb[1]; }
+    size_t rows_bytes(int64_t n) const { return 2 * size_t(n) * row_size_; }
 
     // Copies the rows at positions first .. first + n - 1: the keys of all, then the values of all.
     void read_rows(int seq, int64_t first, int64_t n, uint8_t * out) const;
@@ -47,21 +61,21 @@ public:
     void copy(int from, int to);
 
 private:
-    size_t offset(int seq, int64_t position) const {
-        return size_t(seq * rows_ + position) * keys_->nb[1];
-    }
-
-    struct Span {
+    struct Sequence {
         int64_t first = 0;
         int64_t next = 0;
+        int64_t capacity = 0;
+        ggml_context_ptr context;
+        ggml_backend_buffer_ptr buffer;
+        ggml_tensor * keys = nullptr;
+        ggml_tensor * values = nullptr;
     };
 
-    int64_t rows_;
-    std::vector<Span> spans_;
-    ggml_context_ptr context_;
-    ggml_backend_buffer_ptr buffer_;
-    ggml_tensor * keys_;
-    ggml_tensor * values_;
+    ggml_backend_t backend_;
+    int64_t kv_width_;
+    size_t row_size_; // bytes of one row's keys
+    int64_t most_rows_;
+    std::vector<Sequence> sequences_;
 };
 
 } // namespace mtp

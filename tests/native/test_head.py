@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,13 @@ QUANTIZED_RMS_TOLERANCE = 0.08
 Head = partial(AnyHead, n_threads=1)
 
 DEPTH = 4
+STATUS = Path("/proc/self/statm")
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(STATUS.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def rows_for(hidden: np.ndarray, n: int) -> np.ndarray:
@@ -180,6 +187,50 @@ def test_caches_of_more_than_one_bucket(models, length: int) -> None:
         draft = draft_all(head, hidden, tokens)
     want = reference.draft(tokens, hidden, DEPTH, follow=draft.tokens)[1]
     assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
+
+
+def test_sequences_that_grow_side_by_side(models) -> None:
+    """Each in turn gets more room, keeps its rows and drafts as it does alone, bit by bit."""
+    length, piece = 1200, 40
+    starts = {0: 0, 1: 300, 2: 7}  # of the sequences, which pass each power of two at another time
+    states = np.random.default_rng(9)
+    tokens = [int(t) for t in np.random.PCG64(6).random_raw(length) % np.uint64(900)]
+
+    def grow(head: AnyHead, seq: int, at: int) -> np.ndarray:
+        part = slice(at, at + piece)
+        return logits_of(
+            head.draft(tokens[part], hidden[part], starts[seq] + at, 2, seq, logits=True)
+        )
+
+    with Head(models.gguf(), n_ctx=length + 300, n_seq_max=3) as head:
+        hidden = states.standard_normal((length, head.n_embd)).astype(np.float32)
+        together: dict[int, list[np.ndarray]] = {seq: [] for seq in starts}
+        for at in range(0, length, piece):
+            for seq in starts:
+                together[seq].append(grow(head, seq, at))
+        kept = {seq: head.rows(seq) for seq in starts}
+    for seq in starts:
+        with Head(models.gguf(), n_ctx=length + 300, n_seq_max=3) as head:
+            alone = [grow(head, seq, at) for at in range(0, length, piece)]
+            assert head.rows(seq) == kept[seq]
+        assert np.array_equal(alone, together[seq])
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="no /proc here")
+def test_a_cache_takes_memory_as_it_fills(models, hidden) -> None:
+    """Of many long sequences, those take memory that have rows, and no more than twice as much."""
+    before = resident()
+    with Head(models.gguf(), n_ctx=1 << 17, n_seq_max=16) as head:
+        assert head.cache_bytes > 1 << 30
+        assert resident() - before < 100 << 20
+        row = head.cache_bytes // 16 // ((1 << 17) + 256)
+        draft_all(head, hidden)
+        first = resident()
+        states = np.zeros((20_000, head.n_embd), np.float32)
+        head.feed([1] * len(states), states, 0, seq=5)
+        assert resident() - first < 2 * len(states) * row + (20 << 20)
+        again = draft_all(head, hidden, seq=7)
+        assert np.array_equal(logits_of(again), logits_of(draft_all(head, hidden, seq=9)))
 
 
 # ------------------------------------------------------------------------ draft vocabulary
