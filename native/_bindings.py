@@ -32,10 +32,12 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 2
+API_VERSION = 3
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
+
+_BACKEND = 7  # MTP_ERROR_BACKEND
 
 # mtp_status values that have a class of their own.
 _ERRORS: dict[int, type[NativeError]] = {
@@ -169,18 +171,25 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise LibraryMismatchError(f"{path}: cannot be loaded: {error}") from None
-    _declare(lib)
     if (found := lib.mtp_api_version()) != API_VERSION:
         raise LibraryMismatchError(f"{path}: expected API version {API_VERSION}, found {found}")
+    _declare(lib)
     if lib.mtp_check_runtime():
         raise LibraryMismatchError(lib.mtp_last_error().decode())
     return lib
 
 
 def check(status: int) -> None:
-    """Raise what a status other than MTP_OK stands for, with the library's sentence."""
+    """Raise what a status other than MTP_OK stands for, with the library's sentence.
+
+    Where llama.cpp itself failed its last log lines follow.
+    """
     if status:
         text = library().mtp_last_error().decode(errors="replace")
+        if status == _BACKEND:
+            from ._log import indented  # noqa: PLC0415  (it needs this module)
+
+            text += indented()
         raise _ERRORS.get(status, NativeError)(text)
 
 
@@ -203,6 +212,12 @@ def _declare(lib: ctypes.CDLL) -> None:
     # const char * mtp_gpu_name(int32_t index);
     lib.mtp_gpu_name.restype = c_char_p
     lib.mtp_gpu_name.argtypes = [c_int32]
+    # mtp_status mtp_log_listen(bool echo);
+    lib.mtp_log_listen.restype = c_int32
+    lib.mtp_log_listen.argtypes = [c_bool]
+    # const char * mtp_log_last(void);
+    lib.mtp_log_last.restype = c_char_p
+    lib.mtp_log_last.argtypes = []
 
     # mtp_head_params mtp_head_default_params(void);
     lib.mtp_head_default_params.restype = HeadParams

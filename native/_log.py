@@ -1,35 +1,19 @@
 """llama.cpp's log, kept quiet: the last lines wait for an exception that wants them."""
 
-import ctypes
-import sys
-from collections import deque
-
-import llama_cpp
-
-KEPT_LINES = 12
-
-_lines: deque[str] = deque(maxlen=KEPT_LINES)
-_state = {"verbose": False}
-
-
-def _keep(_level: int, text: bytes, _user_data: object) -> None:
-    line = text.decode(errors="replace")
-    if _state["verbose"]:
-        sys.stderr.write(line)
-    if line.strip(" .\n"):
-        _lines.append(line.rstrip("\n"))
-
-
-_CALLBACK = llama_cpp.llama_log_callback(_keep)  # lives as long as llama.cpp may call it
+from ._bindings import check, library
 
 
 def listen(verbose: bool) -> None:
     """Take over llama.cpp's log; verbose: print it as well."""
-    _state["verbose"] = verbose
-    _lines.clear()
-    llama_cpp.llama_log_set(_CALLBACK, ctypes.c_void_p(0))
+    check(library().mtp_log_listen(verbose))
 
 
-def last_lines() -> str:
-    """The last lines, each on a line of its own, indented; "" when there are none."""
-    return "".join(f"\n  {line}" for line in _lines)
+def last_lines() -> list[str]:
+    """The last lines since then, oldest first."""
+    text: str = library().mtp_log_last().decode(errors="replace")
+    return text.split("\n")[:-1]
+
+
+def indented() -> str:
+    """The last lines, each on a line of its own, to end a sentence with; "" for none."""
+    return "".join(f"\n  {line}" for line in last_lines())

@@ -16,9 +16,12 @@ class Owner:
 
     _what: str  # in errors: "head"
 
-    def _own(self, handle: ctypes.c_void_p, free: Callable[[ctypes.c_void_p], None]) -> None:
+    def _own(self, free: Callable[[ctypes.c_void_p], None]) -> ctypes.c_void_p:
+        """An empty handle for C to fill in, owned before it is: Ctrl-C may come right after."""
+        handle = ctypes.c_void_p()
         self._handle: ctypes.c_void_p | None = handle
         self._free = weakref.finalize(self, free, handle)
+        return handle
 
     @property
     def handle(self) -> ctypes.c_void_p:

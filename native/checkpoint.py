@@ -1,7 +1,9 @@
 """The state of a session's sequence, to come back to, as an object or as bytes."""
 
 import ctypes
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 from ._bindings import CheckpointInfo, check, library
 from ._owner import Owner
@@ -29,8 +31,10 @@ class Checkpoint(Owner):
 
     _what = "checkpoint"
 
-    def __init__(self, handle: ctypes.c_void_p) -> None:
-        self._own(handle, library().mtp_checkpoint_free)
+    def __init__(self, make: Callable[[Any], None]) -> None:
+        """make: fills in the handle at the address that it is given."""
+        handle = self._own(library().mtp_checkpoint_free)
+        make(ctypes.byref(handle))
         info = CheckpointInfo()
         check(library().mtp_checkpoint_get_info(handle, ctypes.byref(info)))
         self.kind = CheckpointKind(info.kind)
@@ -41,9 +45,7 @@ class Checkpoint(Owner):
     @classmethod
     def from_bytes(cls, data: bytes) -> "Checkpoint":
         """What `to_bytes` gave; ModelRefusedError names what is wrong with other bytes."""
-        handle = ctypes.c_void_p()
-        check(library().mtp_checkpoint_read(data, len(data), ctypes.byref(handle)))
-        return cls(handle)
+        return cls(lambda out: check(library().mtp_checkpoint_read(data, len(data), out)))
 
     def to_bytes(self) -> bytes:
         """The checkpoint for another session or process; kinds HEAD and WHOLE alone."""

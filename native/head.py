@@ -60,9 +60,8 @@ class Head(Owner):
         params.n_threads, params.n_ctx = n_threads, n_ctx
         params.n_seq_max, params.n_batch = n_seq_max, n_batch
         params.fastmtp_size = fastmtp_size
-        handle = ctypes.c_void_p()
+        handle = self._own(lib.mtp_head_free)
         check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
-        self._own(handle, lib.mtp_head_free)
         info = HeadInfo()
         check(lib.mtp_head_get_info(handle, ctypes.byref(info)))
         self.n_embd: int = info.n_embd

@@ -22,6 +22,7 @@ from mtp_gguf.gguf_tools.profile import (
 
 from . import _log
 from ._bindings import MAX_DEPTH, library
+from ._interrupts import HeldInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches
@@ -119,42 +120,54 @@ class MTPLlama(llama_cpp.Llama):
         if exact:
             two_phase = self._mode is Rollback.TWO_PHASE
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
+        try:
+            with HeldInterrupts() as self._held:  # what llama.cpp makes, llama_cpp owns later
+                self._load(model_path, mtp_head, mtp_device or device, settings, costs, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(
+        self,
+        model_path: str,
+        mtp_head: str | None,
+        device: str,
+        settings: DraftSettings,
+        costs: Costs,
+        options: dict[str, Any],
+    ) -> None:
+        """Load trunk and head; the two properties below add to the trunk's options."""
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
-            raise ModelRefusedError(f"{error}{_log.last_lines()}") from None
-        finally:
-            _log.listen(verbose)
+            raise ModelRefusedError(f"{error}{_log.indented()}") from None
+        _log.listen(verbose)  # what comes now has other reasons
         # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
         # Without logits_all nothing is ever written into scores; one row serves those who look.
         self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
-        try:
-            if self.max_depth > 0:
-                self._head = Head(
-                    mtp_head or model_path,
-                    trunk=model_path if mtp_head else None,
-                    device=mtp_device or device,
-                    n_threads=settings.draft_threads or self.n_threads,
-                    n_ctx=self.n_ctx(),
-                    fastmtp_size=settings.fastmtp_size,
-                )
-                self._stack.callback(self._head.close)
-            self._session = Session(
-                self._ctx.ctx,
-                self._head,
-                max_depth=self.max_depth,
-                rollback=self._mode,
-                max_rows=self._batches.max_rows,
-                min_rows=self._batches.min_rows,
+        if self.max_depth > 0:
+            self._head = Head(
+                mtp_head or model_path,
+                trunk=model_path if mtp_head else None,
+                device=device,
+                n_threads=settings.draft_threads or self.n_threads,
+                n_ctx=self.n_ctx(),
+                fastmtp_size=settings.fastmtp_size,
             )
-            self._stack.callback(self._session.close)
-            self._session.set_costs(costs.verify_ms, costs.draft_ms)
-        except BaseException:
-            self.close()
-            raise
+            self._stack.callback(self._head.close)
+        self._session = Session(
+            self._ctx.ctx,
+            self._head,
+            max_depth=self.max_depth,
+            rollback=self._mode,
+            max_rows=self._batches.max_rows,
+            min_rows=self._batches.min_rows,
+        )
+        self._stack.callback(self._session.close)
+        self._session.set_costs(costs.verify_ms, costs.draft_ms)
 
     # llama_cpp.Llama fills these two in its constructor and offers no other way in.
 
@@ -166,6 +179,9 @@ class MTPLlama(llama_cpp.Llama):
     @model_params.setter
     def model_params(self, params: Any) -> None:
         params.load_mtp = False
+        held = self._held
+        self._progress = llama_cpp.llama_progress_callback(lambda *_: not held.ends_all)
+        params.progress_callback = self._progress
         if not self._batches.repacked:
             params.use_extra_bufts = False
         self._model_params = params
@@ -208,7 +224,12 @@ class MTPLlama(llama_cpp.Llama):
         return bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token))
 
     def close(self) -> None:
-        """Free session, head, context and model; a second call does nothing."""
+        """Free session, head, context and model; a second call does nothing.
+
+        NativeError, and nothing is freed, while another thread uses the session.
+        """
+        if self._session is not None:
+            self._session.close()
         if hasattr(self, "_stack"):
             super().close()
         if self._prompt is not None:

@@ -2,8 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ctypes import c_double
 from dataclasses import dataclass
 from enum import IntEnum
@@ -96,41 +95,50 @@ class Session(Owner):
         lib = library()
         self.max_depth = max_depth
         self.head = head  # kept alive
-        handle = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        self._probabilities = (ctypes.c_float * MAX_DEPTH)()
         params = SessionParams(rollback, max_depth, max_rows, min_rows)
         head_handle = None if head is None else head.handle
         pointer = ctypes.cast(context, ctypes.c_void_p)
+        handle = self._own(lib.mtp_session_free)
         check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))
-        self._own(handle, lib.mtp_session_free)
-        self._lock = threading.Lock()
-        self._tokens = (ctypes.c_int32 * (MAX_DEPTH + 1))()
-        self._probabilities = (ctypes.c_float * MAX_DEPTH)()
-        self._count = ctypes.c_int32()
 
-    @contextmanager
-    def _use(self) -> Iterator[ctypes.c_void_p]:
-        if not self._lock.acquire(blocking=False):
-            raise NativeError("the session is in use by another thread")
-        try:
-            handle = self.handle
+    def _call(self, function: Any, *arguments: Any) -> None:
+        """Call a C function with this session.
+
+        `with` on a lock cannot be torn by Ctrl-C, unlike acquire() and try.
+        """
+        self._refuse_others()
+        with self._lock:
             if self.head is not None:
                 _ = self.head.handle  # a closed one says so, where its memory would be gone
-            yield handle
-        finally:
-            self._lock.release()
+            check(function(self.handle, *arguments))
+
+    def _number(self, function: Any, *arguments: Any) -> int:
+        """What a C function with an int32_t at its end gives."""
+        out = ctypes.c_int32()
+        self._call(function, *arguments, ctypes.byref(out))
+        return out.value
+
+    def _refuse_others(self) -> None:
+        if self._lock.locked():
+            raise NativeError("the session is in use by another thread")
+
+    def close(self) -> None:
+        """Free it; a second call does nothing. NativeError while another thread uses it."""
+        self._refuse_others()
+        with self._lock:
+            super().close()
 
     def length(self, seq: int = 0) -> int:
         """Number of tokens of a sequence, rejected drafts not counted."""
-        with self._use() as handle:
-            check(library().mtp_session_length(handle, seq, ctypes.byref(self._count)))
-        return self._count.value
+        return self._number(library().mtp_session_length, seq)
 
     def decode(self, tokens: Sequence[int], seq: int = 0, *, all_logits: bool = False) -> None:
         """Append tokens; ContextFullError and nothing done when they do not fit."""
         ids = np.ascontiguousarray(tokens, np.int32)
         pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        with self._use() as handle:
-            check(library().mtp_session_decode(handle, seq, pointer, len(ids), all_logits))
+        self._call(library().mtp_session_decode, seq, pointer, len(ids), all_logits)
 
     def step(
         self, token: int, depth: Depth = None, seq: int = 0, *, sampler: Any = None
@@ -139,19 +147,10 @@ class Session(Owner):
 
         sampler: a llama_sampler pointer; None takes the most likely tokens.
         """
-        with self._use() as handle:
-            check(
-                library().mtp_session_step(
-                    handle,
-                    seq,
-                    token,
-                    self._wanted(depth),
-                    sampler,
-                    self._tokens,
-                    ctypes.byref(self._count),
-                )
-            )
-            return self._tokens[: self._count.value]
+        out = (ctypes.c_int32 * (MAX_DEPTH + 1))()
+        wanted = self._wanted(depth)
+        n = self._number(library().mtp_session_step, seq, token, wanted, sampler, out)
+        return out[:n]
 
     def set_sampling(
         self,
@@ -164,40 +163,25 @@ class Session(Owner):
     ) -> None:
         """Set the chain of `sample` and `step_sampled` and start its random numbers anew."""
         params = Sampling(temperature, top_k, top_p, min_p, seed % 2**64)
-        with self._use() as handle:
-            check(library().mtp_session_set_sampling(handle, ctypes.byref(params)))
+        self._call(library().mtp_session_set_sampling, ctypes.byref(params))
 
     def sample(self, row: int = -1) -> int:
         """Draw a token from a row as `row` gives it; -1: the last."""
-        with self._use() as handle:
-            check(library().mtp_session_sample(handle, row, ctypes.byref(self._count)))
-            return self._count.value
+        return self._number(library().mtp_session_sample, row)
 
     def step_sampled(self, token: int, depth: Depth = None, seq: int = 0) -> list[int]:
         """As `step`, by rejection sampling with the chain that is set."""
-        with self._use() as handle:
-            check(
-                library().mtp_session_step_sampled(
-                    handle, seq, token, self._wanted(depth), self._tokens, ctypes.byref(self._count)
-                )
-            )
-            return self._tokens[: self._count.value]
+        out = (ctypes.c_int32 * (MAX_DEPTH + 1))()
+        wanted = self._wanted(depth)
+        n = self._number(library().mtp_session_step_sampled, seq, token, wanted, out)
+        return out[:n]
 
     def begin(self, token: int, depth: Depth = None, seq: int = 0) -> list[int]:
         """Draft after `token` and decode; the drafts. Then `row` and `end`."""
-        with self._use() as handle:
-            check(
-                library().mtp_cycle_begin(
-                    handle,
-                    seq,
-                    token,
-                    self._wanted(depth),
-                    self._tokens,
-                    self._probabilities,
-                    ctypes.byref(self._count),
-                )
-            )
-            return self._tokens[: self._count.value]
+        out = (ctypes.c_int32 * MAX_DEPTH)()
+        wanted, chances = self._wanted(depth), self._probabilities
+        n = self._number(library().mtp_cycle_begin, seq, token, wanted, out, chances)
+        return out[:n]
 
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
         """Tell the depth "auto" what is known of costs before it has measured any.
@@ -208,8 +192,7 @@ class Session(Owner):
             (c_double * len(verify_ms))(*verify_ms),
             (c_double * len(draft_ms))(*draft_ms),
         )
-        with self._use() as handle:
-            check(library().mtp_session_set_costs(handle, verify, len(verify), draft, len(draft)))
+        self._call(library().mtp_session_set_costs, verify, len(verify), draft, len(draft))
 
     def _wanted(self, depth: Depth) -> int:
         if depth == "auto":
@@ -218,61 +201,47 @@ class Session(Owner):
 
     def row(self, row: int) -> int:
         """The llama.cpp index of a row's logits; row i once draft i - 1 is accepted."""
-        with self._use() as handle:
-            check(library().mtp_cycle_row(handle, row, ctypes.byref(self._count)))
-            return self._count.value
+        return self._number(library().mtp_cycle_row, row)
 
     def end(self, accepted: int) -> None:
         """Say how many drafts of this cycle were accepted."""
-        with self._use() as handle:
-            check(library().mtp_cycle_end(handle, accepted))
+        self._call(library().mtp_cycle_end, accepted)
 
     def argmax(self, row: int = -1) -> int:
         """The most likely token of a row as `row` gives it; -1: the last."""
-        with self._use() as handle:
-            check(library().mtp_session_argmax(handle, row, ctypes.byref(self._count)))
-            return self._count.value
+        return self._number(library().mtp_session_argmax, row)
 
     def remove(self, first: int, seq: int = 0) -> None:
         """Remove tokens from position `first` on; NativeError, and none go, if that cannot be."""
-        with self._use() as handle:
-            check(library().mtp_seq_rm(handle, seq, first, -1))
+        self._call(library().mtp_seq_rm, seq, first, -1)
 
     def sync(self, seq: int = 0) -> None:
         """Take the trunk's memory as it is after others changed it."""
-        with self._use() as handle:
-            check(library().mtp_session_sync(handle, seq))
+        self._call(library().mtp_session_sync, seq)
 
     def save(self, kind: CheckpointKind = CheckpointKind.WHOLE, seq: int = 0) -> Checkpoint:
         """The state of a sequence that is not empty, to come back to."""
-        saved = ctypes.c_void_p()
-        with self._use() as handle:
-            check(library().mtp_checkpoint_save(handle, seq, kind, ctypes.byref(saved)))
-        return Checkpoint(saved)
+        return Checkpoint(lambda out: self._call(library().mtp_checkpoint_save, seq, kind, out))
 
     def restore(self, checkpoint: Checkpoint, seq: int = 0) -> None:
         """Bring a checkpoint back; NativeError, and nothing is changed, if it does not fit.
 
         There are no logits of it: decode a token next.
         """
-        with self._use() as handle:
-            check(library().mtp_checkpoint_restore(handle, seq, checkpoint.handle))
+        self._call(library().mtp_checkpoint_restore, seq, checkpoint.handle)
 
     def copy(self, source: int, target: int) -> None:
         """Make sequence `target` hold what `source` holds, in the place of what it held."""
-        with self._use() as handle:
-            check(library().mtp_seq_cp(handle, source, target))
+        self._call(library().mtp_seq_cp, source, target)
 
     def reset_stats(self) -> None:
         """Start counting anew."""
-        with self._use() as handle:
-            check(library().mtp_session_reset_stats(handle))
+        self._call(library().mtp_session_reset_stats)
 
     def stats(self) -> MtpStats:
         """What the cycles did so far."""
         raw = SessionStats()
-        with self._use() as handle:
-            check(library().mtp_session_get_stats(handle, ctypes.byref(raw)))
+        self._call(library().mtp_session_get_stats, ctypes.byref(raw))
         used = sum(1 for n in raw.drafted if n)
         return MtpStats(
             raw.cycles,

@@ -54,7 +54,7 @@ class BenchModel:
         _log.listen(False)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise ModelRefusedError(f"{path}: llama.cpp cannot load it{_log.last_lines()}")
+            raise ModelRefusedError(f"{path}: llama.cpp cannot load it{_log.indented()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         template = llama_cpp.llama_model_chat_template(self._model, None)
@@ -129,7 +129,7 @@ class BenchModel:
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise ModelRefusedError(
-                f"{self.path}: no context of {self.n_ctx} positions{_log.last_lines()}"
+                f"{self.path}: no context of {self.n_ctx} positions{_log.indented()}"
             )
         return context
 

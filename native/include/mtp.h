@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised whenever a signature or a struct below changes; a caller compares it with
  * mtp_api_version() before anything else. */
-#define MTP_API_VERSION 2
+#define MTP_API_VERSION 3
 
 /* Limits that keep graphs and buffers bounded; asking for more is MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -73,6 +73,13 @@ MTP_API mtp_status   mtp_check_runtime(void);
 /* ggml's name, for mtp_head_params.device, of the GPU that llama.cpp counts as number `index` (its
  * main_gpu); "CPU" when there is none. */
 MTP_API const char * mtp_gpu_name(int32_t index);
+
+/* Takes over the log of llama.cpp and ggml, for the whole process and all its threads. Only its last
+ * lines are kept, those from now on; echo: everything also goes to stderr. */
+MTP_API mtp_status   mtp_log_listen(bool echo);
+
+/* The lines kept, oldest first, each ended by a newline. Valid until this thread asks again. */
+MTP_API const char * mtp_log_last(void);
 
 /* ---- head ---- */
 
@@ -276,7 +283,7 @@ MTP_API mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_
 /* Removes the tokens at positions p0 .. p1 - 1 from trunk and head; p1 < 0: to the end. What the
  * recurrent state cannot do is refused with the reason, and nothing is changed: only a tail can
  * go, and only as far back as rollback reaches, or everything. To remove nothing is to undo rejected
- * drafts now. */
+ * drafts now. To remove everything also ends a cycle of this sequence that somebody left open. */
 MTP_API mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1);
 
 /* Takes the trunk's memory as it now is, changed by others (a loaded state). The head forgets the

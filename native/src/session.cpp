@@ -490,9 +490,11 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
 }
 
 void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
-    check_idle();
     Sequence & s = sequence(seq);
     require_range(p0, 0, s.length, "p0");
+    if (p0 != 0 || cycle_.seq != seq) {
+        check_idle();
+    }
     if (p1 >= 0 && p1 < s.length) {
         throw Error(MTP_ERROR_ARGUMENT,
                     format("p1: expected the end of the sequence (%lld or -1), found %lld: only a tail can go",

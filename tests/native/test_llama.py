@@ -329,6 +329,18 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
         load(tmp_path / "absent.gguf")
 
 
+def test_a_decode_that_fails_carries_it_too(dial) -> None:
+    """The trunk's memory changed behind the session, which is what sync() is for."""
+    with load(dial("tiny")) as llm:
+        want = take(llm, 9)
+        one = (llama_cpp.llama_token * 1)(3)
+        assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == 0
+        with pytest.raises(NativeError, match=r"(?s)llama_decode returned -1 .*\n  .*position"):
+            llm.session.decode([1, 2])
+        llm.reset()
+        assert take(llm, 9) == want
+
+
 def test_wrong_options(dial) -> None:
     for options, text in (
         ({"depth": 17}, 'depth: expected 0 to 16 or "auto", found 17'),
@@ -378,21 +390,35 @@ def test_an_abandoned_model_is_freed(dial) -> None:
 
 
 def test_a_second_thread_is_refused(dial) -> None:
-    with load(dial("tiny")) as llm:
-        found: list[BaseException] = []
-        with llm.session._use():
+    """While one thread decodes, another can neither use the session nor close it."""
+    with load(dial("tiny"), n_ctx=2048) as llm:
+        want = take(llm, 3)
+        long = (PROMPT * 100)[:2000]
+        refused: set[str] = set()
 
-            def call() -> None:
-                try:
-                    llm.session.length()
-                except NativeError as error:
-                    found.append(error)
+        def intrude() -> None:
+            while thread.is_alive():
+                for name, call in (("length", llm.session.length), ("close", llm.close)):
+                    try:
+                        call()
+                    except NativeError as error:
+                        refused.add(f"{name}: {error}")
+                    else:
+                        assert name == "length"  # between two calls of the other thread
+                if len(refused) == 2:
+                    return
 
-            thread = threading.Thread(target=call)
-            thread.start()
-            thread.join()
-        assert "in use by another thread" in str(found[0])
-        assert take(llm, 3) == take(llm, 3)
+        llm.reset()
+        thread = threading.Thread(target=llm.session.decode, args=[long])
+        thread.start()
+        intrude()
+        thread.join()
+        assert refused == {
+            f"{name}: the session is in use by another thread" for name in ("length", "close")
+        }
+        assert llm.session.length() == len(long)
+        llm.reset()
+        assert take(llm, 3) == want
 
 
 def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:

@@ -1,0 +1,98 @@
+// llama.cpp's log, kept quiet: the last lines wait for somebody who asks why a call failed. It is done
+// here because llama.cpp logs from any thread, and a callback in Python is where Ctrl-C would be lost.
+
+#include "error.h"
+
+#include "llama.h"
+
+#include <cstdio>
+#include <deque>
+#include <mutex>
+#include <string>
+
+namespace mtp {
+
+constexpr size_t kKeptLines = 12;     // what went wrong, and a little of what led to it
+constexpr size_t kLongestLine = 1000; // metadata of a file can be of any length
+
+class Log {
+public:
+    void listen(bool echo) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        echo_ = echo;
+        line_.clear();
+        lines_.clear();
+    }
+
+    // A line may come in several pieces.
+    void add(const char * text) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (echo_) {
+            std::fputs(text, stderr);
+        }
+        for (; *text != '\0'; ++text) {
+            if (*text == '\n') {
+                end_line();
+            } else if (line_.size() < kLongestLine) {
+                line_ += *text;
+            }
+        }
+    }
+
+    std::string last() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::string out;
+        for (const std::string & line : lines_) {
+            out += line + "\n";
+        }
+        return out;
+    }
+
+private:
+    void end_line() {
+        if (line_.find_first_not_of(" .") != std::string::npos) { // progress is written in dots
+            lines_.push_back(line_);
+            if (lines_.size() > kKeptLines) {
+                lines_.pop_front();
+            }
+        }
+        line_.clear();
+    }
+
+    std::mutex mutex_;
+    bool echo_ = false;
+    std::string line_;
+    std::deque<std::string> lines_;
+};
+
+// Never freed: backends log while the process ends.
+static Log & the_log() {
+    static Log & log = *new Log;
+    return log;
+}
+
+static void on_log(ggml_log_level, const char * text, void *) noexcept {
+    try {
+        the_log().add(text);
+    } catch (...) { // out of memory: the line is lost
+    }
+}
+
+} // namespace mtp
+
+mtp_status mtp_log_listen(bool echo) {
+    return mtp::guard([&] {
+        mtp::the_log().listen(echo);
+        llama_log_set(mtp::on_log, nullptr);
+    });
+}
+
+const char * mtp_log_last(void) {
+    static thread_local std::string text;
+    try {
+        text = mtp::the_log().last();
+    } catch (...) {
+        text.clear();
+    }
+    return text.c_str();
+}
