@@ -50,9 +50,9 @@ SETTINGS: dict[str, Sequence[Any]] = {
 ROWS = all_pairs(SETTINGS)
 
 # How far logits may be off, in standard deviations of a row's. One row and several round
-# differently, and where an activation is quantized a last bit can become a step: measured up to
-# 0.04. A state that is off by one token shows as 0.3 and more.
-ROUNDING = 0.1
+# differently, and where an activation is quantized a last bit can become a step: MEASURED
+# A state that is off by one token shows as 0.3 and more.
+ROUNDING = 0.2
 
 
 @dataclass(frozen=True)
@@ -144,29 +144,34 @@ def check_exact(files: Files, row: dict[str, Any], work: Work, logits: bool) -> 
         assert accepted[0] > 0
 
 
-def check_default(files: Files, row: dict[str, Any], work: Work) -> int:
-    """Number of texts that end in a near tie and go on differently."""
+def check_default(files: Files, row: dict[str, Any], work: Work) -> tuple[float, list[float]]:
+    """The farthest that a logit moved, and the lead of the plain choice where a text parts.
+
+    Both in standard deviations of a row's logits.
+    """
     wanted = plain(files.base(row), work, None, False, True)
     options = {"rollback": row["rollback"], "mtp_head": str(files.head(row))}
     texts, _ = generate(files.base(row), work, depth=row["depth"], logits=True, **options)
-    ties = 0
+    farthest, leads = 0.0, []
     for want, got in zip(wanted, texts, strict=True):
         same = next(
             (i for i, (a, b) in enumerate(zip(want.tokens, got.tokens, strict=True)) if a != b),
             None,
         )
-        ties += same is not None
         assert want.logits is not None
         assert got.logits is not None
         # Up to there both read the same tokens; at the tie itself, too.
         until = work.tokens if same is None else same + 1
-        allowed = ROUNDING * want.logits[:until].std(1)
-        assert (np.abs(want.logits[:until] - got.logits[:until]).max(1) < allowed).all()
+        deviation = want.logits[:until].std(1)
+        moved = np.abs(want.logits[:until] - got.logits[:until]).max(1) / deviation
+        farthest = max(farthest, float(moved.max()))
         if same is not None:
             row_logits = want.logits[same]
-            gap = row_logits[want.tokens[same]] - row_logits[got.tokens[same]]
-            assert 0 <= gap < 2 * allowed[same]
-    return ties
+            lead = row_logits[want.tokens[same]] - row_logits[got.tokens[same]]
+            leads.append(float(lead / deviation[same]))
+    assert farthest < ROUNDING
+    assert all(0 <= lead < 2 * ROUNDING for lead in leads)
+    return farthest, leads
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -206,8 +211,6 @@ def test_exact(files: Files, i: int, row: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SWEEP, ids=name_of)
-def test_default(files: Files, row: dict[str, Any], record_property: Any) -> None:
-    ties = check_default(files, row, LONG)
-    record_property("near ties", ties)
-    if row["model"] == "demo":
-        print(f"demo: {ties} of {len(LONG.prompts)} texts end in a near tie")
+def test_default(files: Files, row: dict[str, Any]) -> None:
+    farthest, leads = check_default(files, row, LONG)
+    print(f"{name_of(row)}: logits move up to {farthest:.3f}, texts part at {leads}")
