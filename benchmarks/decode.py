@@ -6,10 +6,11 @@
 Depths take turns within one run, so that a slow minute hits all of them; medians of the rounds,
 ratios to depth 0. The limit is what free drafts would give: tokens per cycle over the measured time
 of verification. With --server, llama-server's draft-mtp decodes the same prompt of token ids at the
-same depths. Meant for files of benchmarks/dial_model.py, whose acceptance is known; any will do.
+same depths, in turn with ours; what its drafts cost is its cycle less our verification, which is
+the same work. Meant for files of benchmarks/dial_model.py, whose acceptance is known; any will do.
 --dial makes one first, with a Q4_K_M base, an F16 head and a FastMTP vocabulary, and deletes the
 checkpoint it is converted from. The 4B shape takes 10 GB of disk and 15 GB of memory for a minute,
-3 GB of disk from then on, and 3 GB of memory for each depth.
+3 GB of disk from then on, and 3 GB of memory for each depth and side (--one-at-a-time: for one).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import statistics
 import subprocess
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fastmtp-size", type=int, default=0)
     parser.add_argument("--server", help="llama-server to compare with")
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="hold one depth in memory, not all of them"
+    )
     arguments = parser.parse_args()
     if arguments.dial:
         if arguments.model or not arguments.work:
@@ -158,57 +162,96 @@ def main() -> None:
     elif not arguments.model:
         parser.error("expected MODEL or --dial SHAPE --work FOLDER")
     depths = [int(d) for d in arguments.depths.split(",")]
+    ours: dict[int, list[dict[str, float]]] = {depth: [] for depth in depths}
+    theirs: dict[int, list[float]] = {depth: [] for depth in depths}
+    prefill = (0.0, 0.0)
+    groups = [[depth] for depth in depths] if arguments.one_at_a_time else [depths]
+    for group in groups:
+        prefill = take_turns(arguments, group, ours, theirs)
+    results = {depth: median(rounds) for depth, rounds in ours.items()}
+    server_speed = {depth: statistics.median(r) for depth, r in theirs.items() if r}
+    report(arguments, results, server_speed, prefill)
+
+
+def take_turns(
+    arguments: argparse.Namespace,
+    depths: list[int],
+    ours: dict[int, list[dict[str, float]]],
+    theirs: dict[int, list[float]],
+) -> tuple[float, float]:
+    """Measure some depths, each round all of them and both sides; the first one warms up.
+
+    Returns what a prompt of 512 takes at the largest: milliseconds of the trunk and of the head.
+    """
     n, threads = arguments.tokens, arguments.threads
-    models = {
-        depth: MTPLlama(
-            arguments.model,
-            depth=depth,
-            n_ctx=1024,
-            n_threads=threads,
-            n_threads_batch=threads,
-            n_gpu_layers=arguments.gpu_layers,
-            fastmtp_size=arguments.fastmtp_size,
-        )
-        for depth in depths
-    }
-    usable = min(20_000, models[depths[0]].n_vocab() * 2 // 3)  # no padding, no control tokens
-    prompt = np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()
-    rounds: dict[int, list[dict[str, float]]] = {depth: [] for depth in depths}
-    for i in range(arguments.rounds + 1):
-        for depth, llm in models.items():
-            result = one_round(llm, prompt, n)
-            if i:  # the first round warms up
-                rounds[depth].append(result)
-    results = {depth: median(rounds[depth]) for depth in depths}
-    long_prompt = np.random.default_rng(2).integers(0, usable, 512).tolist()
-    trunk, head = prefill_ms(models[max(depths)], long_prompt)
-    for llm in models.values():
-        with closing(llm):
-            pass
-
-    theirs: dict[int, float] = {}
-    if arguments.server:
+    with ExitStack() as stack:
+        models: dict[int, MTPLlama] = {}
+        urls: dict[int, str] = {}
         for depth in depths:
-            with server(arguments.server, arguments.model, depth, threads) as url:
-                speeds = [server_round(url, prompt, n) for _ in range(arguments.rounds + 1)]
-                theirs[depth] = statistics.median(speeds[1:])
+            llm = MTPLlama(
+                arguments.model,
+                depth=depth,
+                n_ctx=1024,
+                n_threads=threads,
+                n_threads_batch=threads,
+                n_gpu_layers=arguments.gpu_layers,
+                fastmtp_size=arguments.fastmtp_size,
+                profile=False,
+            )
+            models[depth] = stack.enter_context(llm)
+            if arguments.server:
+                urls[depth] = stack.enter_context(
+                    server(arguments.server, arguments.model, depth, threads)
+                )
+        usable = min(20_000, llm.n_vocab() * 2 // 3)  # no padding, no control tokens
+        prompt = np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()
+        for i in range(arguments.rounds + 1):
+            for depth, llm in models.items():
+                mine = one_round(llm, prompt, n)
+                other = server_round(urls[depth], prompt, n) if urls else 0.0
+                if i:
+                    ours[depth].append(mine)
+                    theirs[depth] += [other] if urls else []
+        long_prompt = np.random.default_rng(2).integers(0, usable, 512).tolist()
+        return prefill_ms(models[max(depths)], long_prompt)
 
+
+def report(
+    arguments: argparse.Namespace,
+    results: dict[int, dict[str, float]],
+    theirs: dict[int, float],
+    prefill: tuple[float, float],
+) -> None:
+    """Print a line for each depth, the ratios, and one line of JSON."""
+    trunk, head = prefill
     base = results.get(0, {}).get("tok_s")
     for depth, r in results.items():
         parts = f"draft {r['draft_ms']:.2f} + verify {r['verify_ms']:.2f} of {r['cycle_ms']:.2f} ms"
         ratio = f", {r['tok_s'] / base:.2f} x depth 0" if base else ""
-        other = f", llama-server {theirs[depth]:.1f}" if depth in theirs else ""
+        other = ""
+        if depth in theirs:
+            drafts = r["tokens_per_cycle"] * 1e3 / theirs[depth] - r["verify_ms"]
+            other = f", llama-server {theirs[depth]:.1f} (drafts {drafts:.1f} ms)"
         print(
             f"depth {depth}: {r['tok_s']:.1f} tok/s{ratio}, {r['tokens_per_cycle']:.2f} tokens a "
             f"cycle, {parts}, rest {r['rest_share']:.1%} (sampling {r['sample_ms']:.2f} ms, "
             f"rollback {r['rollback_ms']:.2f} ms), limit {r['limit_tok_s']:.1f} tok/s, "
             f"reached {r['tok_s'] / r['limit_tok_s']:.0%}{other}"
         )
+    drafting = {depth: r["tok_s"] for depth, r in results.items() if depth}
+    best = max(drafting, key=lambda depth: drafting[depth], default=None)
+    if best is not None:
+        if base:
+            print(f"best depth {best}: {drafting[best] / base:.2f} x no drafting")
+        if rivals := {depth: speed for depth, speed in theirs.items() if depth}:
+            other = max(rivals, key=lambda depth: rivals[depth])
+            ratio = drafting[best] / rivals[other]
+            print(f"best depth {best}: {ratio:.2f} x llama-server's best, at depth {other}")
     print(f"prompt of 512: trunk {trunk:.0f} ms, head {head:.1f} ms ({head / trunk:.1%})")
     record: dict[str, Any] = {
         "model": os.path.basename(arguments.model),
         "machine": platform.machine(),
-        "threads": threads,
+        "threads": arguments.threads,
         "llama_cpp_python": llama_cpp.__version__,
         "results": results,
         "llama_server": theirs,

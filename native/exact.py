@@ -18,6 +18,7 @@ ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of
 """
 
 import platform
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import llama_cpp
 
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.shards import shard_paths
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
@@ -53,22 +55,24 @@ def has_lanes() -> bool:
 
 
 def trunk_matrices(path: Path) -> list[TensorInfo]:
-    """The tensors of the trunk that are multiplied with a token's rows, experts among them."""
-    with open_gguf(path) as file:
-        arch = file.scalar("general.architecture")
-        blocks = file.integer(f"{arch}.block_count") or 0
-        head = file.integer(f"{arch}.nextn_predict_layers") or 0
-        tied = "output.weight" not in file.by_name
-        skipped = tuple(f"blk.{n}." for n in range(blocks - head, blocks))
-        return [
-            t
-            for t in file.tensors
-            if len(t.shape) > 1  # vectors are no matrices
-            and t.name.endswith(".weight")
-            and not t.name.endswith("ssm_conv1d.weight")
-            and not t.name.startswith(skipped)
-            and (tied or t.name != "token_embd.weight")
-        ]
+    """The trunk's tensors, of all shards, that are multiplied with a token's rows, experts too."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_gguf(shard)) for shard in shard_paths(path)]
+        arch = files[0].scalar("general.architecture")
+        blocks = files[0].integer(f"{arch}.block_count") or 0
+        head = files[0].integer(f"{arch}.nextn_predict_layers") or 0
+        tensors = [tensor for file in files for tensor in file.tensors]
+    tied = all(t.name != "output.weight" for t in tensors)
+    skipped = tuple(f"blk.{n}." for n in range(blocks - head, blocks))
+    return [
+        t
+        for t in tensors
+        if len(t.shape) > 1  # vectors are no matrices
+        and t.name.endswith(".weight")
+        and not t.name.endswith("ssm_conv1d.weight")
+        and not t.name.startswith(skipped)
+        and (tied or t.name != "token_embd.weight")
+    ]
 
 
 def sgemm_tensors(path: Path) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import llama_cpp
 import numpy as np
 
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.listing import list_tensors
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
@@ -142,7 +144,8 @@ class MTPLlama(llama_cpp.Llama):
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
-            raise ModelRefusedError(f"{error}{_log.indented()}") from None
+            hint = _layout_hint(Path(model_path))
+            raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
         _log.listen(verbose)  # what comes now has other reasons
         # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
@@ -528,6 +531,21 @@ def _settings(
         base.draft_threads if draft_threads is None else draft_threads,
     )
     return settings, found.costs if found else Costs()
+
+
+def _layout_hint(model: Path) -> str:
+    """What to do about a draft vocabulary that stock llama.cpp cannot load; "" for others."""
+    try:
+        head = list_tensors(model).head
+    except (MtpGgufError, OSError):
+        return ""
+    if head is None or head.draft is None or head.stock:
+        return ""
+    return (
+        f"; its draft vocabulary is stored as a {head.draft.layout.value}, which llama.cpp loads "
+        "with patches alone: let LLAMA_CPP_LIB_PATH be the last line of `mtp-gguf build-server "
+        "--where`, or pass this file as mtp_head beside its trunk"
+    )
 
 
 def _guarded(processors: Any, failures: list[BaseException]) -> Any:

@@ -18,6 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
 from mtp_gguf.native.generate_command import generate as generate_command
@@ -327,6 +328,21 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
         load(broken)
     with pytest.raises(ModelRefusedError, match="does not exist"):
         load(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize("layout", ["table", "sidecar"])
+def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
+    """They are heads beside a trunk; as a model the error says what there is to do."""
+    trunk = models.gguf("dense-tied", "Q4_K_M", "F16")
+    choice = HeadChoice.ALONE if layout == "sidecar" else HeadChoice.WITH_TRUNK
+    head = models.gguf("dense-tied", "Q4_K_M", "F16", layout, choice)
+    with load(trunk, depth=0) as plain_llm, load(trunk, mtp_head=str(head)) as llm:
+        assert llm.head is not None
+        assert (llm.head.layout, llm.head.n_draft_vocab) == (layout, 324)
+        assert take(llm, 12) == take(plain_llm, 12)
+        assert llm.mtp_stats.drafted[0] > 0
+    with pytest.raises(ModelRefusedError, match=f"stored as a {layout}, .* LLAMA_CPP_LIB_PATH"):
+        load(head)
 
 
 def test_a_decode_that_fails_carries_it_too(dial) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
+from mtp_gguf.native.exact import sgemm_tensors
 from mtp_gguf.native.head import Head as AnyHead
 
 if TYPE_CHECKING:
@@ -78,6 +80,23 @@ def test_the_model_is_run_from_its_first_shard(models, shards: list[Path]) -> No
         with MTPLlama(str(path), **options) as llm:
             texts.append(llm.create_completion(TOKENS, max_tokens=8, temperature=0)["choices"])
     assert texts[0] == texts[1]
+
+
+def test_exact_looks_into_all_shards(models, shards: list[Path]) -> None:
+    """The kernels to avoid depend on types that any shard may hold."""
+    whole = models.gguf(layout="ids")
+    assert sorted(sgemm_tensors(shards[0])) == sorted(sgemm_tensors(whole))
+    texts, logits = [], []
+    options = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1, "exact": True}
+    for path, depth in ((whole, 0), (shards[0], 0), (shards[0], 3)):
+        with MTPLlama(str(path), depth=depth, logits_all=True, **options) as llm:
+            stream = llm.generate(TOKENS, temp=0.0)
+            texts.append(list(itertools.islice(stream, 24)))
+            stream.close()
+            logits.append(llm.scores[: len(TOKENS) + 23].copy())
+    assert texts[0] == texts[1] == texts[2]
+    assert np.array_equal(logits[0], logits[1])
+    assert np.array_equal(logits[1], logits[2])
 
 
 def test_shards_that_do_not_fit_are_named(shards: list[Path], tmp_path: Path) -> None:
