@@ -110,9 +110,10 @@ class Session(Owner):
         """
         self._refuse_others()
         with self._lock:
+            handle = self.handle
             if self.head is not None:
                 _ = self.head.handle  # a closed one says so, where its memory would be gone
-            check(function(self.handle, *arguments))
+            check(function(handle, *arguments))
 
     def _number(self, function: Any, *arguments: Any) -> int:
         """What a C function with an int32_t at its end gives."""

@@ -276,7 +276,7 @@ def test_cycles_are_taken_in_order(dial) -> None:
         for call in (
             lambda: session.begin(1),
             lambda: session.decode([1]),
-            lambda: session.remove(0),
+            lambda: session.remove(1),
         ):
             with pytest.raises(NativeError, match="a cycle is open"):
                 call()
@@ -291,6 +291,11 @@ def test_cycles_are_taken_in_order(dial) -> None:
         session.end(1)
         assert session.length() == len(PROMPT) + 2
         assert len(drafts) == 3
+        session.begin(session.argmax())
+        session.remove(0)  # what somebody left open goes with the rest
+        assert session.length() == 0
+        session.decode(PROMPT)
+        assert session.begin(session.argmax()) == drafts
 
 
 def test_arguments_are_checked(dial, models) -> None:

@@ -49,10 +49,15 @@ SETTINGS: dict[str, Sequence[Any]] = {
 }
 ROWS = all_pairs(SETTINGS)
 
-# How far logits may be off, in standard deviations of a row's. One row and several round
-# differently, and where an activation is quantized a last bit can become a step: MEASURED
-# A state that is off by one token shows as 0.3 and more.
-ROUNDING = 0.2
+# How far half of a text's logits may be off, in standard deviations of a row's. One row and several
+# round differently, and where an activation is quantized a last bit can become a step, which random
+# weights carry on for a while: single rows were seen to move by 0.27, most by 0.02 or less. A state
+# that is off by one token moves half of the rows by 0.08 (demo), 0.12 to 0.5 (random weights) and
+# more; only the dial models, whose layers say little, do not show it here.
+ROUNDING = 0.05
+
+# The lead of the plain choice where texts may part, in the same unit: seen up to 0.0075.
+NEAR_TIE = 0.05
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,13 @@ def check_default(files: Files, row: dict[str, Any], work: Work) -> tuple[float,
         until = work.tokens if same is None else same + 1
         deviation = want.logits[:until].std(1)
         moved = np.abs(want.logits[:until] - got.logits[:until]).max(1) / deviation
+        assert np.median(moved) < ROUNDING
         farthest = max(farthest, float(moved.max()))
         if same is not None:
             row_logits = want.logits[same]
             lead = row_logits[want.tokens[same]] - row_logits[got.tokens[same]]
             leads.append(float(lead / deviation[same]))
-    assert farthest < ROUNDING
-    assert all(0 <= lead < 2 * ROUNDING for lead in leads)
+    assert all(0 <= lead < NEAR_TIE for lead in leads)
     return farthest, leads
 
 
