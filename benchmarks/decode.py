@@ -167,7 +167,7 @@ def main() -> None:
     prefill = (0.0, 0.0)
     groups = [[depth] for depth in depths] if arguments.one_at_a_time else [depths]
     for group in groups:
-        prefill = take_turns(arguments, group, ours, theirs)
+        prefill = take_turns(arguments, group, ours, theirs) or prefill
     results = {depth: median(rounds) for depth, rounds in ours.items()}
     server_speed = {depth: statistics.median(r) for depth, r in theirs.items() if r}
     report(arguments, results, server_speed, prefill)
@@ -178,10 +178,11 @@ def take_turns(
     depths: list[int],
     ours: dict[int, list[dict[str, float]]],
     theirs: dict[int, list[float]],
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Measure some depths, each round all of them and both sides; the first one warms up.
 
-    Returns what a prompt of 512 takes at the largest: milliseconds of the trunk and of the head.
+    Returns what a prompt of 512 takes at the largest of all depths, when it is among these:
+    milliseconds of the trunk and of the head.
     """
     n, threads = arguments.tokens, arguments.threads
     with ExitStack() as stack:
@@ -212,8 +213,10 @@ def take_turns(
                 if i:
                     ours[depth].append(mine)
                     theirs[depth] += [other] if urls else []
+        if max(ours) not in models:
+            return None
         long_prompt = np.random.default_rng(2).integers(0, usable, 512).tolist()
-        return prefill_ms(models[max(depths)], long_prompt)
+        return prefill_ms(models[max(ours)], long_prompt)
 
 
 def report(
