@@ -1,4 +1,4 @@
-"""Ctrl-C, held back while objects of C have no owner yet."""
+"""Ctrl-C, held back while it would be lost, or objects of C have no owner yet."""
 
 import signal
 import threading

@@ -297,23 +297,24 @@ class MTPLlama(llama_cpp.Llama):
         that of plain decoding.
         """
         failures: list[BaseException] = []
-        self._sampler = self._init_sampler(
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            temp=temp,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            tfs_z=tfs_z,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            penalize_nl=penalize_nl,
-            logits_processor=_guarded(logits_processor, failures),
-            grammar=grammar,
-        )
+        with HeldInterrupts():
+            self._sampler = self._init_sampler(
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                typical_p=typical_p,
+                temp=temp,
+                repeat_penalty=repeat_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                tfs_z=tfs_z,
+                mirostat_mode=mirostat_mode,
+                mirostat_tau=mirostat_tau,
+                mirostat_eta=mirostat_eta,
+                penalize_nl=penalize_nl,
+                logits_processor=_guarded(logits_processor, failures),
+                grammar=grammar,
+            )
         # A chain that only takes the most likely token needs no table of all candidates.
         greedy = (
             temp == 0.0
@@ -455,7 +456,7 @@ class MTPLlama(llama_cpp.Llama):
         elif by_rejection:
             token = session.sample()
         else:
-            token = sampler.sample(self._ctx, -1)
+            token = self._sample(-1)
         if failures:
             raise failures[0]
         while True:
@@ -484,7 +485,7 @@ class MTPLlama(llama_cpp.Llama):
                     if self._logits_all:
                         self._store_scores(at + accepted, row)
                     self.n_tokens = at + 1 + accepted
-                    token = session.argmax(row) if greedy else sampler.sample(self._ctx, row)
+                    token = session.argmax(row) if greedy else self._sample(row)
                     if failures:
                         raise failures[0]
                     if accepted == len(drafts) or token != drafts[accepted]:
@@ -495,6 +496,13 @@ class MTPLlama(llama_cpp.Llama):
                     accepted += 1
             finally:
                 session.end(accepted)
+
+    def _sample(self, row: int) -> int:
+        """A token of the sampler's. C calls its Python parts, where an interrupt would be lost."""
+        sampler: Any = self._sampler
+        with HeldInterrupts():
+            token: int = sampler.sample(self._ctx, row)
+        return token
 
     def _store_scores(self, position: int, row: int) -> None:
         logits = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)

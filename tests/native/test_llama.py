@@ -478,6 +478,30 @@ def test_what_a_logits_processor_raises_comes_out(dial, error: type[BaseExceptio
         assert take(llm, 12) == want
 
 
+def test_ctrl_c_beside_a_logits_processor_comes_out(dial) -> None:
+    """In llama_cpp's own lines around it, which C calls too."""
+    calls = itertools.count()
+
+    class Scores:
+        def __init__(self, logits: Any) -> None:
+            self.logits = np.array(logits)
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            if next(calls) == 5:
+                signal.raise_signal(signal.SIGINT)
+            return self.logits
+
+    def processor(_: Any, logits: Any) -> Any:
+        return Scores(logits)
+
+    with load(dial("tiny")) as llm:
+        want = take(llm, 12)
+        llm.reset()
+        with pytest.raises(KeyboardInterrupt):
+            take(llm, 12, logits_processor=llama_cpp.LogitsProcessorList([processor]))
+        assert take(llm, 12) == want
+
+
 def test_pickles_like_llama_cpp(dial) -> None:
     with load(dial("tiny"), depth=2, rollback="host") as llm:
         want = take(llm, 5)
