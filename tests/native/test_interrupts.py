@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="no /proc here, which tells what is open"
 )
 
-PATIENCE = 1800  # seconds until a child that hangs is given up
+PATIENCE = 300  # seconds until a child that hangs is given up
 
 CHILD = """
 import gc, signal, sys
