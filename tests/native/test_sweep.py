@@ -51,12 +51,14 @@ ROWS = all_pairs(SETTINGS)
 
 # How far half of a text's logits may be off, in standard deviations of a row's. One row and several
 # round differently, and where an activation is quantized a last bit can become a step, which random
-# weights carry on for a while: single rows were seen to move by 0.27, most by 0.02 or less. A state
+# weights carry on for a while: single rows were seen to move by 0.77, most by 0.02 or less. A state
 # that is off by one token moves half of the rows by 0.08 (demo), 0.12 to 0.5 (random weights) and
-# more; only the dial models, whose layers say little, do not show it here.
+# more; only the dial models, whose layers say little, do not show it here. Over a Q4_K_M base half
+# of a long text's rows moved by up to 0.105, too near to that: there only the exact rows tell.
 ROUNDING = 0.05
+AMPLIFIES = "Q4_K_M"
 
-# The lead of the plain choice where texts may part, in the same unit: seen up to 0.082 with random
+# The lead of the plain choice where texts may part, in the same unit: seen up to 0.093 with random
 # weights in Q4_K_M, 0.008 elsewhere.
 NEAR_TIE = 0.15
 
@@ -170,7 +172,7 @@ def check_default(files: Files, row: dict[str, Any], work: Work) -> tuple[float,
         until = work.tokens if same is None else same + 1
         deviation = want.logits[:until].std(1)
         moved = np.abs(want.logits[:until] - got.logits[:until]).max(1) / deviation
-        assert np.median(moved) < ROUNDING
+        assert np.median(moved) < ROUNDING or row["base"] == AMPLIFIES
         farthest = max(farthest, float(moved.max()))
         if same is not None:
             row_logits = want.logits[same]
