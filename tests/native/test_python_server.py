@@ -83,7 +83,7 @@ def test_clients_are_told_the_same(dial) -> None:
 
     class Kept(MTPLlama):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
+            super().__init__(*args, **{**options, "depth": 3})
             loaded.append(self)
 
     theirs = answers(dial("tiny"), llama_cpp.Llama)
