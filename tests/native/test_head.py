@@ -219,6 +219,7 @@ def test_sequences_that_grow_side_by_side(models) -> None:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc here")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer keeps what is freed")
 def test_a_cache_takes_memory_as_it_fills(models, hidden) -> None:
     """Of many long sequences, those take memory that have rows, and no more than twice as much."""
     before = resident()
