@@ -225,9 +225,6 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out);
     lib.mtp_head_load.restype = c_int32
     lib.mtp_head_load.argtypes = [c_char_p, POINTER(HeadParams), POINTER(c_void_p)]
-    # mtp_status mtp_head_check(const char * path, const mtp_head_params * params);
-    lib.mtp_head_check.restype = c_int32
-    lib.mtp_head_check.argtypes = [c_char_p, POINTER(HeadParams)]
     # void mtp_head_free(mtp_head * head);
     lib.mtp_head_free.restype = None
     lib.mtp_head_free.argtypes = [c_void_p]

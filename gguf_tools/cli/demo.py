@@ -31,19 +31,8 @@ def demo(
         # The commands a user would type, run as they stand.
         _run("convert", str(hf), "-o", str(file), "--mtp-f16", "--fastmtp")
         _run("list-tensors", str(file), "--mtp")
-        _run(
-            "generate",
-            str(file),
-            "-p",
-            prompt,
-            "-n",
-            str(tokens),
-            "--ctx",
-            "512",
-            "--depth",
-            "3",
-            "--stats",
-        )
+        further = ("--ctx", "512", "--depth", "3", "--stats")
+        _run("generate", str(file), "-p", prompt, "-n", str(tokens), *further)
     if output:
         typer.echo(f"\nkept: {output}")
 

@@ -124,9 +124,6 @@ typedef struct mtp_head_info {
 
 /* Loads the MTP block of a GGUF and its draft vocabulary. Nothing of the file is trusted. */
 MTP_API mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out);
-
-/* What mtp_head_load would say by the headers of the files alone: no weight is read, no device asked. */
-MTP_API mtp_status mtp_head_check(const char * path, const mtp_head_params * params);
 MTP_API void       mtp_head_free(mtp_head * head);
 MTP_API mtp_status mtp_head_get_info(const mtp_head * head, mtp_head_info * out);
 

@@ -38,28 +38,14 @@ static ggml_backend_ptr open_backend(const char * name, int n_threads) {
     return backend;
 }
 
-static void check_params(const mtp_head_params & params) {
-    require_range(params.n_threads, 1, 1024, "n_threads");
-    require_range(params.n_ctx, 1, 1 << 24, "n_ctx");
-    require_range(params.n_seq_max, 1, MTP_MAX_SEQUENCES, "n_seq_max");
-    require_range(params.n_batch, MTP_MAX_DEPTH + 1, 1 << 16, "n_batch");
-    require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
-}
-
-static std::unique_ptr<GgufFile> open_trunk(const mtp_head_params & params) {
-    return params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr;
-}
-
-void Head::check(const std::string & path, const mtp_head_params & params) {
-    check_params(params);
-    const GgufFile file(path);
-    DraftVocabulary::read(file, open_trunk(params).get(), HeadConfig::read(file), params.fastmtp_size);
-}
-
 Head::Head(const std::string & path, const mtp_head_params & params)
-    : file_(path), trunk_(open_trunk(params)),
+    : file_(path), trunk_(params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr),
       config_(HeadConfig::read(file_)), n_ctx_(params.n_ctx), n_seq_max_(params.n_seq_max), n_batch_(params.n_batch) {
-    check_params(params);
+    require_range(params.n_threads, 1, 1024, "n_threads");
+    require_range(n_ctx_, 1, 1 << 24, "n_ctx");
+    require_range(n_seq_max_, 1, MTP_MAX_SEQUENCES, "n_seq_max");
+    require_range(n_batch_, MTP_MAX_DEPTH + 1, 1 << 16, "n_batch");
+    require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
     vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), config_, params.fastmtp_size);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());

@@ -20,9 +20,6 @@ class Head {
 public:
     Head(const std::string & path, const mtp_head_params & params);
 
-    // Throws what the constructor would, as far as the files' headers tell.
-    static void check(const std::string & path, const mtp_head_params & params);
-
     const HeadConfig & config() const { return config_; }
     const DraftVocabulary & vocabulary() const { return vocabulary_; }
     const HeadCache & cache() const { return *cache_; }

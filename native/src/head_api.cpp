@@ -40,13 +40,6 @@ mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_
     });
 }
 
-mtp_status mtp_head_check(const char * path, const mtp_head_params * params) {
-    return guard([&] {
-        const std::string file = require(path, "path");
-        mtp::Head::check(file, *require(params, "params"));
-    });
-}
-
 void mtp_head_free(mtp_head * head) {
     delete head;
 }

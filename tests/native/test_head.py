@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from upstream.llama_mtp import LlamaMtp
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
 from mtp_gguf.gguf_tools.format import open_gguf
-from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft
 from mtp_gguf.native.head import Head as AnyHead
@@ -382,30 +380,6 @@ def test_arguments_are_checked(models, hidden) -> None:
 def test_options_are_checked(models, options, text: str) -> None:
     with pytest.raises(NativeError, match=text):
         Head(models.gguf(), **options)
-
-
-def test_headers_alone_tell_most(models, rewrite) -> None:
-    """What mtp_head_check refuses, loading refuses in the same words."""
-    lib, path = library(), models.gguf()
-
-    def said(file: Path, **options: int) -> str:
-        params = lib.mtp_head_default_params()
-        for name, value in options.items():
-            setattr(params, name, value)
-        with pytest.raises(NativeError) as checked:
-            check(lib.mtp_head_check(str(file).encode(), ctypes.byref(params)))
-        with pytest.raises(NativeError) as loaded:
-            AnyHead(file, **options)
-        assert str(checked.value) == str(loaded.value)
-        return str(checked.value)
-
-    params = lib.mtp_head_default_params()
-    check(lib.mtp_head_check(str(path).encode(), ctypes.byref(params)))
-    headless = rewrite(path, tensors={"blk.4.nextn.eh_proj.weight": None})
-    assert "eh_proj" in said(headless)
-    assert "no draft vocabulary" in said(path, fastmtp_size=5)
-    assert "n_batch" in said(path, n_batch=1)
-    assert "cannot" in said(path.with_name("missing.gguf"))
 
 
 def test_rows_go_to_another_head_and_sequence(models) -> None:
