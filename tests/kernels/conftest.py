@@ -38,6 +38,13 @@ def libraries() -> Path:
 
 
 @pytest.fixture(scope="session")
+def has_kernels() -> bool:
+    """Whether the kernels can run on this CPU, asked of Linux and not of them; else they should."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
+
+
+@pytest.fixture(scope="session")
 def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """See Sweep."""
     out = tmp_path_factory.mktemp("kernels")

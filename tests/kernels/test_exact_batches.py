@@ -55,6 +55,7 @@ def trunk(path: Path, *types: str) -> Path:
 def test_batches_of_exact(
     tmp_path: Path,
     libraries: Path,
+    has_kernels: bool,
     types: list[str],
     lanes: str,
     options: dict[str, str],
@@ -75,7 +76,7 @@ def test_batches_of_exact(
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    if not found[0] and not lanes:
-        pytest.skip("no kernels for this CPU")
+    if not has_kernels and not lanes:
+        pytest.skip("this CPU has no AVX2")
     assert tuple(found[1:3]) == expected
     assert found[0] == (lanes != "0")
