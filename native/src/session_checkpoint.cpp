@@ -181,7 +181,7 @@ void Session::copy(int32_t from, int32_t to) {
         return;
     }
     try {
-        trunk_.copy(from, to);
+        trunk_.copy(from, to, source.length);
     } catch (...) {
         forget(to);
         throw;

@@ -139,21 +139,32 @@ std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {
 }
 
 void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state) {
-    remove_tail(seq, 0);
-    const uint32_t streams = count_streams(get_state(context_, seq, 0)); // of an empty sequence: few bytes
-    if (streams == 0) {
-        throw Error(MTP_ERROR_BACKEND, "llama.cpp wrote a state without streams");
-    }
+    const uint32_t streams = empty(seq);
     set_state(context_, seq, streams == 1 ? state : to_streams(state, length, streams), 0);
 }
 
-void Trunk::copy(int32_t from, int32_t to) {
+uint32_t Trunk::empty(int32_t seq) {
+    remove_tail(seq, 0);
+    const uint32_t streams = count_streams(get_state(context_, seq, 0)); // few bytes
+    if (streams == 0) {
+        throw Error(MTP_ERROR_BACKEND, "llama.cpp wrote a state without streams");
+    }
+    return streams;
+}
+
+void Trunk::copy(int32_t from, int32_t to, int64_t length) {
     llama_memory_t memory = llama_get_memory(context_);
-    llama_memory_seq_rm(memory, to, -1, -1);
-    llama_memory_seq_cp(memory, from, to, -1, -1);
-    if (recurrent_) {
-        // llama_memory_seq_cp leaves one cell for both, and a rollback of one would move the other.
+    if (!recurrent_) {
+        remove_tail(to, 0);
+        llama_memory_seq_cp(memory, from, to, -1, -1);
+    } else if (empty(to) == 1) {
+        llama_memory_seq_cp(memory, from, to, -1, -1);
+        // That leaves one recurrent cell for both, and a rollback of one would move the other.
         set_state(context_, to, get_state(context_, from, partial(false)), partial(false));
+    } else {
+        // llama_memory_seq_cp would leave the data of another stream to the next decode: a state saved before
+        // then is wrong, one restored is overwritten.
+        restore_whole(to, length, save_whole(from, length));
     }
 }
 

@@ -68,8 +68,8 @@ public:
     std::vector<uint8_t> save_whole(int32_t seq, int64_t length);
     void restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state);
 
-    // Makes `to` hold what `from` holds, and nothing of it shared.
-    void copy(int32_t from, int32_t to);
+    // Makes `to` hold what `from` holds, of `length` tokens, and nothing of it shared.
+    void copy(int32_t from, int32_t to, int64_t length);
 
     // A number that models differ in: of the metadata and the size of the weights.
     uint64_t fingerprint() const;
@@ -77,6 +77,9 @@ public:
     llama_context * context() const { return context_; }
 
 private:
+    // Forgets a sequence; the number of streams that llama.cpp's states have.
+    uint32_t empty(int32_t seq);
+
     llama_context * context_;
     bool wants_hidden_ = false;
     bool recurrent_;

@@ -22,6 +22,7 @@ MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 KINDS = [CheckpointKind.DEVICE, CheckpointKind.HOST, CheckpointKind.WHOLE]
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 DEPTH = 4
+SAME_BATCHES = 1e-6  # between logits after the same batches; kernels are the same, so are the bits
 
 
 def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int], list[int]]:
@@ -148,6 +149,27 @@ def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
         session.decode([*start[:-1], *want[0]])
     assert went_on[0][0] == other
     assert np.abs(got - trunk_logits(dial("tiny"), [*PROMPT, *start[:-1], *want[0]])).max() < 0.04
+
+
+def test_a_copy_is_whole_at_once(dial) -> None:
+    """What is saved of it, or restored into it, before anything else is decoded."""
+    with opened_session(dial("tiny"), "two-phase", DEPTH, n_seq_max=3) as (session, trunk):
+        session.decode(PROMPT)
+        session.decode([*PROMPT[:3], PROMPT[0]], 1)
+        other = session.save(seq=1)
+        session.copy(0, 2)
+        copied = session.save(seq=2)
+        session.copy(0, 2)
+        session.restore(other, 2)
+        session.decode([7], 2)
+        restored = trunk.logits()
+        session.decode([7], 1)
+        assert np.abs(restored - trunk.logits()).max() < SAME_BATCHES
+        session.restore(copied, 1)
+        session.decode([7], 1)
+        got = trunk.logits()
+        session.decode([7], 0)
+        assert np.abs(got - trunk.logits()).max() < SAME_BATCHES
 
 
 def trunk_logits(path, tokens: list[int]) -> np.ndarray:
