@@ -5,7 +5,8 @@
 A part is a hit rate, or "switch": blocks of 200 tokens of 90 %, 10 % and 90 %. Each part makes its
 model (kept in FOLDER) and takes a short look at all depths; those that are not far behind then
 write the same tokens side by side, 16 at a time in turn, so that a slow second of the machine hits
-all of them. Every round has sessions that know nothing yet: what finding out costs is counted.
+all of them. Every round has sessions that know nothing yet, which write two texts: in the first,
+finding out what drafts cost and give is counted; a process that goes on writes the second.
 Each depth has a context of its own, depth 0 one without head and snapshots: what its user has.
 Parts can be run one by one, one minute or two each for the 0.8B shape on two cores; what they find
 is kept in FOLDER, and the table shows all of it.
@@ -38,19 +39,26 @@ SWITCH_SETTLED = 50  # tokens after a switch from which on speed counts
 LOOK_TOKENS = 64
 LOOK_BEHIND = 0.92  # of the fastest: what is slower at first sight is left out
 SLICE = 16  # tokens
+TEXTS = ("first", "second")
 
 # Tokens written so far and the seconds they took, after each cycle.
 Trace = list[tuple[int, float]]
 
 
 class Writer:
-    """Writes on after a prompt in a session that knows nothing yet, and keeps the time."""
+    """Writes texts one after the other in one session, and keeps the time."""
 
-    def __init__(self, session: Session, depth: Depth, prompt: Sequence[int]) -> None:
-        session.decode(prompt)
+    def __init__(self, session: Session, depth: Depth) -> None:
         self._session, self._depth = session, depth
-        self._token = session.argmax()
-        self.trace: Trace = [(0, 0.0)]
+        self._token = 0
+        self.trace: Trace = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start another text; what the session learned of costs and drafts stays."""
+        self._session.remove(0)
+        self._session.decode(prompt)
+        self._token = self._session.argmax()
+        self.trace = [(0, 0.0)]
 
     def write(self, n: int) -> None:
         """Go on until there are n tokens, or a few more."""
@@ -63,20 +71,31 @@ class Writer:
 
 
 def side_by_side(
-    model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int], n: int
-) -> dict[Depth, Trace]:
-    """The traces of all depths over n tokens, a slice of each in turn."""
+    model: BenchModel, depths: Sequence[Depth], prompts: Sequence[Sequence[int]], n: int
+) -> list[dict[Depth, Trace]]:
+    """Of each prompt the traces of all depths over n tokens, a slice of each in turn.
+
+    Sessions are new, and go on from prompt to prompt.
+    """
+    out = []
     with ExitStack() as stack:
-        writers = {}
-        for depth in depths:
-            session = stack.enter_context(
-                model.session(Setting(AUTO_MAX_DEPTH if depth == "auto" else depth))
+        writers = {
+            depth: Writer(
+                stack.enter_context(
+                    model.session(Setting(AUTO_MAX_DEPTH if depth == "auto" else depth))
+                ),
+                depth,
             )
-            writers[depth] = Writer(session, depth, prompt)
-        for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
-            for j in range(len(depths)):
-                writers[depths[(i + j) % len(depths)]].write(min(end, n))
-        return {depth: writer.trace for depth, writer in writers.items()}
+            for depth in depths
+        }
+        for prompt in prompts:
+            for writer in writers.values():
+                writer.begin(prompt)
+            for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
+                for j in range(len(depths)):
+                    writers[depths[(i + j) % len(depths)]].write(min(end, n))
+            out.append({depth: writer.trace for depth, writer in writers.items()})
+    return out
 
 
 def rate(trace: Trace, first: int, last: int) -> float:
@@ -88,14 +107,17 @@ def rate(trace: Trace, first: int, last: int) -> float:
 
 def contenders(model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int]) -> list[Depth]:
     """No drafting, auto, and the fixed depths that are not far behind at first sight."""
-    look = side_by_side(model, depths, prompt, LOOK_TOKENS)
+    (look,) = side_by_side(model, depths, [prompt], LOOK_TOKENS)
     speeds = {depth: rate(trace, 0, LOOK_TOKENS) for depth, trace in look.items()}
     least = LOOK_BEHIND * max(speeds.values())
     return [depth for depth in depths if depth in (0, "auto") or speeds[depth] >= least]
 
 
 def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Speeds by round and depth: over all tokens of a hit rate, or of a switch by its blocks."""
+    """Speeds by text, depth and round: over all tokens of a hit rate, or of a switch by its blocks.
+
+    A text is named by the hit rate, or block, and by whether it was its sessions' first.
+    """
     depths: list[Depth] = [*map(int, arguments.depths.split(",")), "auto"]
     switch = part == SWITCH
     path = dial_file(arguments.shape, SWITCH_HITS if switch else float(part), arguments.work)
@@ -109,7 +131,10 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     with BenchModel(path, n_ctx=PROMPT_TOKENS + n + 64, threads=arguments.threads) as model:
         kept = contenders(model, depths, prompt_of(0))
-        rounds = [side_by_side(model, kept, prompt_of(i), n) for i in range(arguments.rounds)]
+        rounds = [
+            side_by_side(model, kept, [prompt_of(2 * i), prompt_of(2 * i + 1)], n)
+            for i in range(arguments.rounds)
+        ]
     blocks = [("", 0, n)]
     if switch:
         names = (
@@ -121,10 +146,11 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
         ends = (BLOCK, 2 * BLOCK, 3 * BLOCK)
         blocks = list(zip(names, starts, ends, strict=True))
     return {
-        name or f"{float(part):.0%}": {
-            str(depth): [rate(traces[depth], first, last) for traces in rounds] for depth in kept
+        f"{name or f'{float(part):.0%}'}, {text}": {
+            str(depth): [rate(texts[i][depth], first, last) for texts in rounds] for depth in kept
         }
         for name, first, last in blocks
+        for i, text in enumerate(TEXTS)
     }
 
 

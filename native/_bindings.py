@@ -356,6 +356,15 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
     lib.mtp_depth_new.restype = c_int32
     lib.mtp_depth_new.argtypes = [c_int32, POINTER(c_void_p)]
+    # mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
+    lib.mtp_depth_new_beside.restype = c_int32
+    lib.mtp_depth_new_beside.argtypes = [c_void_p, POINTER(c_void_p)]
+    # mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
+    lib.mtp_depth_share.restype = c_int32
+    lib.mtp_depth_share.argtypes = [c_void_p, c_int32]
+    # mtp_status mtp_depth_report_batch(mtp_depth * depth, int32_t n_tokens, double ms);
+    lib.mtp_depth_report_batch.restype = c_int32
+    lib.mtp_depth_report_batch.argtypes = [c_void_p, c_int32, c_double]
     # void mtp_depth_free(mtp_depth * depth);
     lib.mtp_depth_free.restype = None
     lib.mtp_depth_free.argtypes = [c_void_p]

@@ -33,12 +33,33 @@ class DepthChooser:
     """
 
     def __init__(self, max_depth: int) -> None:
-        lib = library()
         handle = ctypes.c_void_p()
-        check(lib.mtp_depth_new(max_depth, ctypes.byref(handle)))
+        check(library().mtp_depth_new(max_depth, ctypes.byref(handle)))
+        self._own(handle)
+
+    def _own(self, handle: ctypes.c_void_p) -> None:
         self._handle = handle
-        self._free = weakref.finalize(self, lib.mtp_depth_free, handle)
+        self._free = weakref.finalize(self, library().mtp_depth_free, handle)
         self._out = ctypes.c_int32()
+
+    def beside(self) -> "DepthChooser":
+        """A chooser for another sequence of the same runtime: costs hold for both."""
+        handle = ctypes.c_void_p()
+        check(library().mtp_depth_new_beside(self._handle, ctypes.byref(handle)))
+        other = DepthChooser.__new__(DepthChooser)
+        other._own(handle)
+        return other
+
+    def share(self, n_sequences: int) -> None:
+        """Say how many sequences have their drafts in one batch from now on; 1 at first."""
+        check(library().mtp_depth_share(self._handle, n_sequences))
+
+    def report_batch(self, n_tokens: int, ms: float) -> None:
+        """Say what a batch took that verified `n_tokens` of all its sequences together.
+
+        Once for each batch; the outcomes' verify_ms are then 0.
+        """
+        check(library().mtp_depth_report_batch(self._handle, n_tokens, ms))
 
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
         """What batches of 1, 2, … tokens and drafts of 1, 2, … tokens are known to cost."""

@@ -1,7 +1,9 @@
-# The files of the head, which knows ggml and nothing of llama.cpp: part of libmtp, and compiled
-# into llama-server by patches/ (build-server puts this folder into the tree).
+# The files of the head and of the choice of depth, which know ggml and nothing of llama.cpp: part
+# of libmtp, and compiled into llama-server by patches/ (build-server puts this folder into the tree).
 set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include)
 set(MTP_HEAD_SOURCES
+    ${CMAKE_CURRENT_LIST_DIR}/src/depth.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/depth_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_vocabulary.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/error.cpp

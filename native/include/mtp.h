@@ -363,6 +363,17 @@ typedef struct mtp_cycle_outcome {
 MTP_API mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
 MTP_API void       mtp_depth_free(mtp_depth * depth);
 
+/* For another sequence of the same runtime, whose drafts may go into one batch with those of `other`:
+ * costs hold for both, whoever reports them; outcomes for the one that they are reported to. */
+MTP_API mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
+
+/* How many sequences, 1 .. MTP_MAX_SEQUENCES, share the next batches; 1 at first. */
+MTP_API mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
+
+/* What a batch took that verified n_tokens of all its sequences together, once for each batch; the
+ * verify_ms of their outcomes are then 0. */
+MTP_API mtp_status mtp_depth_report_batch(mtp_depth * depth, int32_t n_tokens, double ms);
+
 /* Costs that are known beforehand: verify_ms[i] of a batch of i + 1 tokens, draft_ms[i] of i + 1
  * drafts; at most MTP_MAX_DEPTH + 1 and MTP_MAX_DEPTH of them. 0: not known. */
 MTP_API mtp_status mtp_depth_set_costs(mtp_depth * depth, const double * verify_ms, int32_t n_verify,

@@ -4,18 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace mtp {
 
 namespace {
 
-// Cycles over which acceptance is averaged, and those within which a change must show.
+// Cycles over which acceptance is averaged.
 constexpr double kLong = 96;
-constexpr double kShort = 6;
-// How many standard deviations apart the two averages of first drafts are when the text has changed.
-constexpr double kSurprise = 2.3;
-// How sure the short average then counts as the new long one.
-constexpr double kAnewWeight = 2;
+// The text has turned when first drafts are so much likelier, as a logarithm, with the odds of being
+// right changed by this factor, also a logarithm. Nothing is said before so many were seen.
+constexpr double kTurn = 6.5;
+constexpr double kTurnOdds = 2.5;
+constexpr double kTurnSeen = 12;
 // Before anything is known: first drafts are right this often, as sure as so many were seen.
 constexpr double kFirstChance = 0.7;
 constexpr double kFirstWeight = 2;
@@ -29,17 +30,19 @@ constexpr double kOutlier = 0.4;
 // Share of each surprise that is the machine's pace, and uses over which its noise is averaged.
 constexpr double kFollow = 1.0 / 16;
 constexpr double kNoiseUses = 32;
-// What a few uses may be wrong by, at most; a use counts for half when so many cycles have gone by.
+// What a few uses may be wrong by, at most, and what a single one may have cost more because it was
+// the first, in logarithms; a use counts for half when so many batches have gone by.
 constexpr double kDoubt = 1.5;
-constexpr double kMostDoubt = 0.15;
-constexpr double kStaleCycles = 512;
+constexpr double kMostDoubt = 0.1;
+constexpr double kWarmUp = 0.06;
+constexpr double kStaleBatches = 512;
 // A size that was never used counts by this factor. Beyond those that were, a step costs this share
 // of the last one that is known, and at least this share of the first size.
 constexpr double kUnknown = 0.85;
 constexpr double kNextStep = 0.6;
 constexpr double kLeastStep = 0.1;
 // Share of the time that unverified drafts may take, and their distance in cycles.
-constexpr double kShadowShare = 0.01;
+constexpr double kShadowShare = 0.005;
 constexpr int64_t kShadowLeast = 8;
 constexpr int64_t kShadowMost = 24;
 constexpr double kEnough = 8; // first drafts
@@ -53,93 +56,132 @@ double clip(double chance) {
     return std::clamp(chance, 0.001, 0.999);
 }
 
+// A time that somebody measured; 0 if nobody did.
+double checked(double ms) {
+    if (!std::isfinite(ms) || ms < 0) {
+        throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
+    }
+    return ms;
+}
+
+void add_known(Costs & costs, int32_t size, double ms, Prices & prices) {
+    if (checked(ms) > 0) {
+        costs.add(size, ms, prices.batches, prices.pace);
+    }
+}
+
 int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
 }
 
 } // namespace
 
-void Costs::add(int32_t size, double ms, int64_t cycle, Pace & pace) {
-    Cell & cell = cells_[size_t(size)];
+void Costs::add(int32_t size, double ms, int64_t now, Pace & pace) {
+    Cell & cell = cells_[size];
     const double seen = std::log(ms) - pace.log_factor;
     if (cell.uses == 0) {
         cell.log_ms = seen;
+    } else if (cell.uses == 1 && seen < cell.log_ms) {
+        cell.log_ms = seen; // a first use often warms something up
     } else {
         const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
-        if (cell.uses > 1) {
-            cell.log_ms += off / (cell.uses + 1);
-        } else {
-            cell.log_ms += std::min(off, 0.0); // a first use often warms something up
-        }
+        cell.log_ms += cell.uses > 1 ? off / (cell.uses + 1) : 0;
         pace.log_factor += kFollow * off;
         pace.noise += (std::abs(off) - pace.noise) / kNoiseUses;
     }
     cell.uses = std::min(cell.uses + 1, kUses);
-    cell.last_used = cycle;
+    cell.last_used = now;
 }
 
-// Between two known sizes by the line through both; below all in proportion, the least that can be;
+// Between two used sizes by the line through both; below all in proportion, the least that can be;
 // above all by what one more cost last.
-double Costs::ms(int32_t size, double otherwise) const {
-    int32_t before = 0;
-    int32_t below = 0;
-    int32_t above = 0;
-    for (int32_t i = 1; i < int32_t(cells_.size()) && above == 0; ++i) {
-        if (!known(i)) {
-            continue;
-        }
-        if (i <= size) {
-            before = below;
-            below = i;
-        } else {
-            above = i;
-        }
+double Costs::line_ms(int32_t size, double otherwise) const {
+    const auto cost = [](const auto & cell) { return std::exp(cell->second.log_ms); };
+    const auto above = cells_.lower_bound(size);
+    if (above != cells_.end() && above->first == size) {
+        return cost(above);
     }
-    const auto cost = [&](int32_t i) { return i ? std::exp(cells_[size_t(i)].log_ms) : 0; };
-    if (below == size) {
-        return cost(size);
-    }
-    if (above) {
-        return below ? cost(below) + (cost(above) - cost(below)) * (size - below) / (above - below)
-                     : cost(above) * size / above;
-    }
-    if (!below) {
+    if (cells_.empty()) {
         return otherwise;
     }
-    const double step = before ? (cost(below) - cost(before)) / (below - before) * kNextStep : 0;
-    return cost(below) + std::max(step, kLeastStep * cost(below) / below) * (size - below);
+    if (above == cells_.begin()) {
+        return cost(above) * size / above->first;
+    }
+    const auto below = std::prev(above);
+    if (above != cells_.end()) {
+        return cost(below) + (cost(above) - cost(below)) * (size - below->first) / (above->first - below->first);
+    }
+    double step = kLeastStep * cost(below) / below->first;
+    if (below != cells_.begin()) {
+        const auto before = std::prev(below);
+        step = std::max(step, (cost(below) - cost(before)) / (below->first - before->first) * kNextStep);
+    }
+    return cost(below) + step * (size - below->first);
 }
 
-double Costs::least_ms(int32_t size, double otherwise, int64_t cycle, const Pace & pace) const {
-    const Cell & cell = cells_[size_t(size)];
-    if (!known(size)) {
+double Costs::ms(int32_t size, double otherwise) const {
+    double least = line_ms(size, otherwise);
+    for (auto larger = cells_.upper_bound(size); larger != cells_.end(); ++larger) {
+        least = std::min(least, std::exp(larger->second.log_ms));
+    }
+    return least;
+}
+
+double Costs::least_ms(int32_t size, double otherwise, int64_t now, const Pace & pace, int32_t near) const {
+    double uses = 0;
+    const auto end = cells_.lower_bound(size + near);
+    for (auto cell = cells_.upper_bound(size - near); cell != end; ++cell) {
+        uses += cell->second.uses / (1 + double(now - cell->second.last_used) / kStaleBatches);
+    }
+    if (uses == 0) {
         return ms(size, otherwise) * kUnknown;
     }
-    const double uses = cell.uses / (1 + double(cycle - cell.last_used) / kStaleCycles);
-    return std::exp(cell.log_ms - std::min(kMostDoubt, kDoubt * pace.noise / std::sqrt(uses)));
+    const double doubt = std::min(kMostDoubt, kDoubt * pace.noise / std::sqrt(uses)) + (uses <= 1 ? kWarmUp : 0);
+    return ms(size, otherwise) * std::exp(-doubt);
 }
 
-Depth::Depth(int32_t max_depth) : max_depth_(max_depth) {
+void Prices::add_batch(int32_t n_tokens, double ms) {
+    ++batches;
+    if (checked(ms) > 0) {
+        verify.add(n_tokens, ms, batches, pace);
+    }
+}
+
+bool Turn::add(double right, double mean) {
+    const double odds = mean / (1 - mean) * std::exp(log_odds_);
+    const double other = odds / (1 + odds);
+    sum_ += right * std::log(other / mean) + (1 - right) * std::log((1 - other) / (1 - mean));
+    since.right += right;
+    since.seen += 1;
+    if (sum_ <= 0) {
+        *this = Turn(log_odds_);
+    }
+    return sum_ > kTurn;
+}
+
+Depth::Depth(int32_t max_depth, std::shared_ptr<Prices> prices)
+    : max_depth_(max_depth), prices_(std::move(prices)), worse_(-kTurnOdds), better_(kTurnOdds) {
     require_range(max_depth, 0, MTP_MAX_DEPTH, "max_depth");
 }
 
-void Depth::add_cost(Costs & costs, int32_t size, double ms) {
-    if (!std::isfinite(ms) || ms < 0) {
-        throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
-    }
-    if (ms > 0) {
-        costs.add(size, ms, cycle_, pace_);
-    }
+void Depth::share(int32_t n_sequences) {
+    require_range(n_sequences, 1, MTP_MAX_SEQUENCES, "n_sequences");
+    n_sequences_ = n_sequences;
+}
+
+void Depth::report_batch(int32_t n_tokens, double ms) {
+    require_range(n_tokens, 1, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "n_tokens");
+    prices_->add_batch(n_tokens, ms);
 }
 
 void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        add_cost(verify_, i + 1, require(verify_ms, "verify_ms")[i]);
+        add_known(prices_->verify, i + 1, require(verify_ms, "verify_ms")[i], *prices_);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        add_cost(draft_, i + 1, require(draft_ms, "draft_ms")[i]);
+        add_known(prices_->draft, i + 1, require(draft_ms, "draft_ms")[i], *prices_);
     }
 }
 
@@ -181,11 +223,14 @@ double Depth::sharpen(double chance, float probability) const {
 }
 
 double Depth::verify_ms(int32_t rows) const {
-    return verify_.least_ms(rows, 1 + kLeastStep * (rows - 1), cycle_, pace_);
+    const int32_t n = n_sequences_;
+    const double otherwise = n * (1 + kLeastStep * (rows - 1));
+    return prices_->verify.least_ms(n * rows, otherwise, prices_->batches, prices_->pace, n) / n;
 }
 
 double Depth::draft_ms(int32_t depth) const {
-    return depth ? draft_.least_ms(depth, kLeastStep * verify_.ms(1, 1) * depth, cycle_, pace_) : 0;
+    const double otherwise = kLeastStep * prices_->verify.ms(1, 1) * depth;
+    return depth ? prices_->draft.least_ms(depth, otherwise, prices_->batches, prices_->pace) : 0;
 }
 
 double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
@@ -193,7 +238,7 @@ double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
     for (int32_t i = 0; i < depth; ++i) {
         all *= chances[size_t(i)];
     }
-    const double undo = depth ? (1 - all) * undo_.ms(1, 0) : 0;
+    const double undo = depth ? (1 - all) * prices_->undo.ms(1, 0) : 0;
     return draft_ms(depth) + verify_ms(depth + 1) + undo;
 }
 
@@ -275,12 +320,14 @@ void Depth::report(const mtp_cycle_outcome & o) {
         require(o.probabilities, "probabilities");
     }
     ++cycle_;
-    add_cost(verify_, o.n_verified + 1, o.verify_ms);
+    if (checked(o.verify_ms) > 0) {
+        prices_->add_batch(o.n_verified + 1, o.verify_ms);
+    }
     if (o.n_drafted > 0) {
-        add_cost(draft_, o.n_drafted, o.draft_ms);
+        add_known(prices_->draft, o.n_drafted, o.draft_ms, *prices_);
     }
     if (o.n_accepted < o.n_verified) {
-        add_cost(undo_, 1, o.undo_ms);
+        add_known(prices_->undo, 1, o.undo_ms, *prices_);
     }
     const bool all = o.n_accepted == o.n_verified;
     const bool judged = all && o.n_drafted > o.n_verified && o.next_right >= 0;
@@ -303,23 +350,24 @@ void Depth::report(const mtp_cycle_outcome & o) {
     }
 
     const double first = o.n_verified == 0 ? std::min<double>(o.next_right, 1) : o.n_accepted > 0;
-    lately_.right += (first - lately_.right) / kShort;
-    lately_.seen = std::min(lately_.seen + 1, kShort);
     const Acceptance & long_run = positions_[0];
     const double mean = clip((long_run.right + 0.5) / (long_run.seen + 1));
-    const double deviation = std::sqrt(mean * (1 - mean) / (2 * kShort - 1));
-    if (lately_.seen >= kShort && long_run.seen > 2 * kShort && std::abs(lately_.right - mean) > kSurprise * deviation) {
-        for (Acceptance & a : positions_) {
-            a = {};
+    if (long_run.seen > kTurnSeen) {
+        const bool worse = worse_.add(first, mean);
+        const bool better = better_.add(first, mean);
+        if (worse || better) {
+            const Acceptance since = (worse ? worse_ : better_).since;
+            positions_ = {};
+            positions_[0] = since;
+            worse_ = Turn(-kTurnOdds);
+            better_ = Turn(kTurnOdds);
         }
-        positions_[0] = {lately_.right * kAnewWeight, kAnewWeight};
-        lately_.seen = 0;
     }
     // A shadow that is right against expectation is followed up at once, and so is any until enough
     // was seen of what now holds.
     if (shadow_) {
-        const int64_t wait = std::clamp(int64_t(draft_.ms(1, 0) / (kShadowShare * verify_.ms(1, 1))), kShadowLeast,
-                                        kShadowMost);
+        const double share = prices_->draft.ms(1, 0) / prices_->verify.ms(1, 1);
+        const int64_t wait = std::clamp(int64_t(share / kShadowShare), kShadowLeast, kShadowMost);
         const bool follow = first - mean > 0.5 || positions_[0].seen < kEnough;
         shadow_due_ = cycle_ + (follow ? 0 : wait);
     }

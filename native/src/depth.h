@@ -17,6 +17,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <memory>
 
 namespace mtp {
 
@@ -30,13 +32,13 @@ struct Pace {
 // Milliseconds by size of batch, as far as sizes were used, at a pace of 1.
 class Costs {
 public:
-    void add(int32_t size, double ms, int64_t cycle, Pace & pace);
-    bool known(int32_t size) const { return cells_[size_t(size)].uses > 0; }
+    void add(int32_t size, double ms, int64_t now, Pace & pace);
 
-    // As it looks; of a size that was never used from those that were, `otherwise` without any.
+    // As it looks: never more than a larger size costs; of a size that was never used from those that
+    // were, `otherwise` without any.
     double ms(int32_t size, double otherwise) const;
-    // As cheap as it may well be.
-    double least_ms(int32_t size, double otherwise, int64_t cycle, const Pace & pace) const;
+    // As cheap as it may well be. Uses of sizes that differ by less than `near` count for this one.
+    double least_ms(int32_t size, double otherwise, int64_t now, const Pace & pace, int32_t near = 1) const;
 
 private:
     struct Cell {
@@ -44,21 +46,56 @@ private:
         double uses = 0; // up to a limit
         int64_t last_used = 0;
     };
-    std::array<Cell, MTP_MAX_DEPTH + 2> cells_; // by size, from 1
+    double line_ms(int32_t size, double otherwise) const;
+
+    std::map<int32_t, Cell> cells_;
 };
 
-// Share of drafts accepted at one position: an average that forgets, and a faster one beside it.
+// What drafting and verifying cost, for all sequences whose drafts go into one batch.
+struct Prices {
+    Pace pace;
+    Costs verify; // by tokens of a batch
+    Costs draft;  // by depth
+    Costs undo;   // of rejected drafts; size 1 alone
+    int64_t batches = 0;
+
+    void add_batch(int32_t n_tokens, double ms);
+};
+
+// Share of drafts accepted at one position, an average that forgets.
 struct Acceptance {
     double right = 0;
     double seen = 0;
 };
 
+// Notices that first drafts have become much worse, or much better, than they were: sums up by how
+// much likelier what is seen would then be (Page's test).
+class Turn {
+public:
+    explicit Turn(double log_odds) : log_odds_(log_odds) {}
+
+    // right: 0 .. 1, expected with the chance `mean`. True if there was a turn; `since` is then what
+    // was seen from there on.
+    bool add(double right, double mean);
+    Acceptance since;
+
+private:
+    double log_odds_; // by which the chance is taken to have changed
+    double sum_ = 0;
+};
+
+// The choice for one sequence. Where several share a batch it is made as if all of them had as many
+// drafts: a batch of n sequences with d drafts each costs verify(n (d + 1)), of which each bears the
+// n-th part.
 class Depth {
 public:
-    explicit Depth(int32_t max_depth);
+    explicit Depth(int32_t max_depth, std::shared_ptr<Prices> prices = std::make_shared<Prices>());
 
     // As the functions of the same names in mtp.h.
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft);
+
+    void share(int32_t n_sequences);
+    void report_batch(int32_t n_tokens, double ms);
 
     // How many tokens to draft, at most `room`.
     int32_t plan(int32_t room);
@@ -71,6 +108,7 @@ public:
     void report(const mtp_cycle_outcome & outcome);
 
     int32_t max_depth() const { return max_depth_; }
+    const std::shared_ptr<Prices> & prices() const { return prices_; }
 
 private:
     static constexpr int kBuckets = 6;
@@ -89,19 +127,17 @@ private:
     double draft_ms(int32_t depth) const;
     double cycle_ms(int32_t depth, const Chances & chances) const;
     double best_rate(int32_t room, int32_t & depth) const;
-    void add_cost(Costs & costs, int32_t size, double ms);
     void observe(int32_t position, double right, float probability);
 
     int32_t max_depth_;
+    std::shared_ptr<Prices> prices_;
+    int32_t n_sequences_ = 1;
     int64_t cycle_ = 0;
     bool shadow_ = false;    // the cycle at hand drafts only to see whether drafts are right
     int64_t shadow_due_ = 0; // the cycle from which on the next one does so
-    Pace pace_;
-    Costs verify_; // by rows
-    Costs draft_;  // by depth
-    Costs undo_;   // of rejected drafts; size 1 alone
     std::array<Acceptance, MTP_MAX_DEPTH> positions_;
-    Acceptance lately_; // of first drafts, over few cycles
+    Turn worse_;
+    Turn better_;
     std::array<Bucket, kBuckets> buckets_;
 };
 

@@ -18,6 +18,13 @@ mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out) {
     });
 }
 
+mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out) {
+    return guard([&] {
+        *require(out, "out") = nullptr;
+        *out = new mtp_depth(require(other, "other")->max_depth(), other->prices());
+    });
+}
+
 void mtp_depth_free(mtp_depth * depth) {
     delete depth;
 }
@@ -25,6 +32,14 @@ void mtp_depth_free(mtp_depth * depth) {
 mtp_status mtp_depth_set_costs(mtp_depth * depth, const double * verify_ms, int32_t n_verify, const double * draft_ms,
                                int32_t n_draft) {
     return guard([&] { require(depth, "depth")->set_costs(verify_ms, n_verify, draft_ms, n_draft); });
+}
+
+mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences) {
+    return guard([&] { require(depth, "depth")->share(n_sequences); });
+}
+
+mtp_status mtp_depth_report_batch(mtp_depth * depth, int32_t n_tokens, double ms) {
+    return guard([&] { require(depth, "depth")->report_batch(n_tokens, ms); });
 }
 
 mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out) {
