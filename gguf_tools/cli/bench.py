@@ -3,25 +3,36 @@
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mtp_gguf.native.bench.prompts import SETS, parse_sets, read_prompt
 
-from ..errors import MtpGgufError, RequestError
+from ..errors import MtpGgufError, OutputError, RequestError
 from ..fastmtp import DraftLayout
 from ..machine import usable_cores
-from ..output import OutputFile, check_output
+from ..output import OutputFile, check_output, commit_all
 from ..profile import AUTO, MAX_DEPTH
+from ..report.page import render_report
 from ..server.find import LlamaServer, ask, find_server
 from ..server.model import open_model
-from .bench_table import bench_table
+from ..shards import whole_name
+from .bench_table import bench_table, stopped_line
+from .budget import parse_budget
 from .console import printable, reports_errors
+from .plan_lines import plan_lines
 from .share_progress import share_progress
 
+if TYPE_CHECKING:
+    from mtp_gguf.native.bench.plan import Plan
+    from mtp_gguf.native.bench.result import BenchResult
+
 _LARGEST_CONTEXT = 1 << 20
+_DEPTHS = "0,1,2,3,4,6,auto"
 
 
 @reports_errors
@@ -33,14 +44,28 @@ def bench(
     prompt_file: Annotated[
         list[Path] | None, typer.Option(help="A prompt of yours; may be given several times.")
     ] = None,
-    depths: Annotated[str, typer.Option(help="Tokens drafted in each cycle.")] = "0,1,2,3,4,6,auto",
+    depths: Annotated[
+        str | None,
+        typer.Option(help="Tokens drafted in each cycle. Without: 0,1,2,3,4,6,auto."),
+    ] = None,
     fastmtp_sizes: Annotated[
         str | None,
         typer.Option(help="Rows of the draft vocabulary to compare; -1: no list. none: do not."),
     ] = None,
     ctx: Annotated[str, typer.Option("--ctx", help="Tokens before the prompts: 0,4k,16k.")] = "0",
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Of each answer.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
+    budget: Annotated[
+        str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
+    ] = "5m",
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure everything, however long that takes.")
+    ] = False,
+    tokens: Annotated[
+        int | None,
+        typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Of everything. Without: what fits.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="CPU threads. Without: all cores.")
     ] = None,
@@ -53,77 +78,143 @@ def bench(
     no_server: Annotated[
         bool, typer.Option("--no-server", help="Do not compare with llama-server.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One prompt of each kind, short answers, no server.")
-    ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Folder for bench.json and report.html."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder for bench.json and report.html. Without: a new one here, MODEL.bench.",
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier bench wrote.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON, no table; write nothing without -o.")
+    ] = False,
 ) -> None:
     """Measure how a model drafts on this machine, and say what holds it back.
 
-    Costs of trunk batches, drafts, rollback and prompts; then real texts at every depth, all sides
-    in turn. Prints a table; writes bench.json and a report.html with -o.
+    A first look of some seconds gives a plan: what fits into the budget, and what is left out.
+    Then costs of trunk batches, drafts and prompts, real texts at every depth, llama-server beside
+    them. Results are written after each part; Ctrl-C ends it with what is there.
 
     **Examples**
 
-    mtp-gguf bench model.gguf --prompts code,chat,prose -o results
+    mtp-gguf bench model.gguf
 
-    mtp-gguf bench model.gguf --quick
+    mtp-gguf bench model.gguf --budget 1m --prompts code,chat
+
+    mtp-gguf bench model.gguf --full -o results
     """
     kinds = parse_sets(prompts)
-    wanted = parse_depths(depths)
+    wanted = parse_depths(depths or _DEPTHS)
     contexts = parse_contexts(ctx)
+    seconds = None if full else parse_budget(budget)
     own = {printable(path.name): read_prompt(path) for path in prompt_file or []}
     sizes = _sizes(fastmtp_sizes, model)
-    if output and not output.exists():
-        check_output(output, [model], overwrite)
-    for path in _outputs(output) if output and output.exists() else ():
-        check_output(path, [model], overwrite)
+    files = _Files(_new_folder(model) if output is None and not as_json else output)
+    files.check(model, overwrite)
 
-    from mtp_gguf.native.bench.run import BenchOptions, run_bench  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.bench.options import BenchOptions  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.bench.run import Watcher, run_bench  # noqa: PLC0415
 
-    servers = [] if no_server or quick else find_servers(llama_server)
-    if quick:
-        tokens, rounds = min(tokens, 48), min(rounds, 2)
-        wanted = [d for d in wanted if d == AUTO or int(d) <= 3]
-        sizes = []
     options = BenchOptions(
+        budget=seconds,
         kinds=kinds,
         own=own,
         depths=wanted,
+        depths_asked=depths is not None,
         sizes=sizes,
+        sizes_asked=fastmtp_sizes is not None,
         contexts=contexts,
         tokens=tokens,
         rounds=rounds,
-        prompts_per_kind=1 if quick else 3,
         threads=threads or usable_cores(),
         gpu_layers=gpu_layers,
         head=head,
-        servers=servers,
+        servers=[] if no_server else find_servers(llama_server),
+        servers_asked=bool(llama_server),
     )
-    with share_progress("bench") as progress:
-        result = run_bench(model, options, progress)
-    record = result.to_json()
-    if output:
-        from ..report.page import render_report  # noqa: PLC0415
 
-        output.mkdir(exist_ok=True)
-        data, page = _outputs(output)
-        write_text(data, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        write_text(page, render_report(json.loads(json.dumps(record))))
+    def planned(plan: "Plan") -> None:
+        files.make()
+        for line in plan_lines(plan, seconds):
+            typer.echo(line, err=True)
+
+    try:
+        with share_progress("bench") as progress:
+            result = run_bench(model, options, Watcher(progress, planned, files.write))
+    except MtpGgufError as error:
+        raise type(error)(f"{error}{files.what_stays()}") from None
     if as_json:
-        typer.echo(json.dumps(record, ensure_ascii=False))
-        return
-    for line in bench_table(result):
-        typer.echo(line)
-    for path in _outputs(output):
-        typer.echo(f"written: {path}")
+        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        for line in bench_table(result):
+            typer.echo(line)
+        for path in files.paths:
+            typer.echo(f"written: {path}")
+    if result.state == "stopped":
+        typer.echo(f"mtp-gguf: interrupted; {stopped_line(result)}", err=True)
+        raise typer.Exit(1)
+
+
+class _Files:
+    """bench.json and report.html of a bench, written anew after each part, both or neither."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """folder: None writes nothing."""
+        self._folder = folder
+        self.paths = () if folder is None else (folder / "bench.json", folder / "report.html")
+        self._written = False
+
+    def check(self, model: Path, overwrite: bool) -> None:
+        """OutputError where they could not be written, or would replace others unasked."""
+        if self._folder is None:
+            return
+        if not self._folder.exists():
+            check_output(self._folder, [model], overwrite)
+        elif not self._folder.is_dir():
+            raise OutputError(f"{self._folder}: expected a folder, found a file; name another one")
+        else:
+            for path in self.paths:
+                check_output(path, [model], overwrite)
+
+    def make(self) -> None:
+        """The folder, once there will be something to put into it."""
+        if self._folder is not None:
+            try:
+                self._folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise OutputError(
+                    f"{self._folder}: cannot be made: {error.strerror}; name another with -o"
+                ) from None
+
+    def write(self, result: "BenchResult") -> None:
+        """Both files, in place of those of an earlier part."""
+        if not self.paths:
+            return
+        text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
+        raws = [f"{text}\n".encode(), render_report(json.loads(text)).encode()]
+        with ExitStack() as stack:
+            outputs = []
+            for path, raw in zip(self.paths, raws, strict=True):
+                out = stack.enter_context(OutputFile(path, len(raw)))
+                out.write(0, raw)
+                outputs.append(out)
+            commit_all(outputs)
+        self._written = True
+
+    def what_stays(self) -> str:
+        """For the end of an error's sentence."""
+        return f"; what was measured before is in {self._folder}" if self._written else ""
+
+
+def _new_folder(model: Path) -> Path:
+    """`MODEL.bench` in the working directory, numbered where there is one already."""
+    stem = Path(whole_name(model)).stem
+    names = (f"{stem}.bench" if i == 1 else f"{stem}.bench-{i}" for i in count(1))
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def parse_depths(text: str) -> list[int | str]:
@@ -184,15 +275,3 @@ def _sizes(text: str | None, model: Path) -> list[int]:
             raise RequestError(f"--fastmtp-sizes: expected numbers or -1, found {word!r}")
         out.append(int(word))
     return list(dict.fromkeys(out))
-
-
-def _outputs(folder: Path | None) -> tuple[Path, ...]:
-    return () if folder is None else (folder / "bench.json", folder / "report.html")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
-    raw = text.encode()
-    with OutputFile(path, len(raw)) as out:
-        out.write(0, raw)
-        out.commit()

@@ -1,18 +1,34 @@
 """What a bench found, as a table for a terminal of 80 columns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from .share_progress import duration
 
 if TYPE_CHECKING:
     from mtp_gguf.native.bench.result import BenchResult, TextResult
 
 
+def left_out_lines(result: "BenchResult") -> Iterator[str]:
+    """What the time was too short for."""
+    for part in result.plan:
+        if part.state == "left out":
+            yield f"   left out  {part.what}"
+
+
+def stopped_line(result: "BenchResult") -> str:
+    """What a stopped bench lacks, for the end of a sentence."""
+    missing = [part.what for part in result.plan if part.state == "planned"]
+    short = [f"fewer rounds of {p.what}" for p in result.plan if p.state == "fewer rounds"]
+    return f"not measured: {'; '.join(missing + short)}" if missing + short else "all was measured"
+
+
 def bench_table(result: "BenchResult") -> Iterator[str]:
-    """Line by line: costs, texts, llama-server, the verdict."""
+    """Line by line: costs, texts, llama-server, what was left out, the verdict."""
     machine = result.environment
     llama = machine["versions"]["llama-cpp-python"]
     yield f"{result.model['file']} on {machine['cpu']}, {machine['device']}"
-    yield f"threads {machine['threads']}, llama-cpp-python {llama}"
+    yield f"threads {machine['threads']}, llama-cpp-python {llama}, {machine['kernels']} kernels"
     for costs in result.cycles:
         yield ""
         yield f"ms after {costs.context} tokens"
@@ -21,20 +37,29 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
         yield "drafts, chain of " + _numbers(range(1, len(costs.draft) + 1), "7d")
         yield "                 " + _numbers((c.median for c in costs.draft), "7.2f")
         yield f"rollback {costs.rollback.median:.2f}"
-    prefill = result.prefill
-    both = prefill.trunk.median + prefill.head.median
-    yield (
-        f"prompt of {prefill.tokens}: {prefill.plain.median:.0f} without the head, {both:.0f} with "
-        f"({prefill.head.median:.1f} for the head)"
-    )
-    yield ""
-    yield "text      ctx   rows depth  tok/s    ±  a cycle  limit  accepted by position"
-    for text in result.texts:
-        yield _row(text)
+    if prefill := result.prefill:
+        both = prefill.trunk.median + prefill.head.median
+        yield (
+            f"prompt of {prefill.tokens}: {prefill.plain.median:.0f} without the head, "
+            f"{both:.0f} with ({prefill.head.median:.1f} for the head)"
+        )
+    for context in dict.fromkeys(text.context for text in result.texts):
+        yield from _texts([t for t in result.texts if t.context == context], context)
+    if result.sizes:
+        yield ""
+        yield f"draft vocabularies, at depth {result.sizes[0].depth}"
+        yield "   rows   tok/s    ±  tokens a cycle  drafts, ms  accepted by position"
+        yield from (_size(text) for text in result.sizes if text.kind == "all")
+    if result.servers:
+        yield ""
     for server in result.servers:
         speed = f"{server.tok_s.median:.1f} tok/s" if server.tok_s else server.note
         share = f", {server.acceptance:.0%} of drafts accepted" if server.acceptance else ""
         yield f"{server.name}, depth {server.depth}: {speed}{share}"
+    if left_out := list(left_out_lines(result)):
+        yield ""
+        yield f"in {duration(result.budget_s or 0)} (--budget, --full) there was no time for"
+        yield from left_out
     if result.verdict:
         verdict = result.verdict
         yield ""
@@ -45,14 +70,41 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
         yield verdict.sentence
 
 
-def _row(text: "TextResult") -> str:
-    apart = (text.tok_s.high - text.tok_s.low) / 2
-    accepted = " ".join(f"{share:.0%}" for share in text.acceptance)
+def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
+    """All texts by depth, then the speeds of each kind."""
+    whole = {t.depth: t for t in texts if t.kind == "all"}
+    plain = whole.get(0)
+    yield ""
+    yield f"texts after {context} tokens" if context else "texts"
+    yield "depth   tok/s    ±  times 0  tokens a cycle  limit  accepted by position"
+    for depth, t in whole.items():
+        times = f"{t.tok_s.median / plain.tok_s.median:9.2f}" if plain else " " * 9
+        yield (
+            f"{depth!s:>5}{t.tok_s.median:8.1f}{_apart(t):5.1f}{times}"
+            f"{t.tokens_per_cycle:16.2f}{t.limit_tok_s:7.1f}  {_accepted(t)}"
+        ).rstrip()
+    kinds = [kind for kind in dict.fromkeys(t.kind for t in texts) if kind != "all"]
+    if len(kinds) < 2:
+        return
+    speeds = {(t.kind, t.depth): t.tok_s.median for t in texts}
+    yield "tok/s" + "".join(f"{kind[:12]:>14}" for kind in kinds)
+    for depth in whole:
+        yield f"{depth!s:>5}" + "".join(f"{speeds[kind, depth]:14.1f}" for kind in kinds)
+
+
+def _size(text: "TextResult") -> str:
     return (
-        f"{text.kind[:8]:8}{text.context:5}{text.rows:7}{text.depth!s:>6}"
-        f"{text.tok_s.median:7.1f}{apart:5.1f}{text.tokens_per_cycle:9.2f}"
-        f"{text.limit_tok_s:7.1f}  {accepted}"
+        f"{text.rows:7}{text.tok_s.median:8.1f}{_apart(text):5.1f}{text.tokens_per_cycle:16.2f}"
+        f"{text.draft_ms:12.2f}  {_accepted(text)}"
     ).rstrip()
+
+
+def _apart(text: "TextResult") -> float:
+    return (text.tok_s.high - text.tok_s.low) / 2
+
+
+def _accepted(text: "TextResult") -> str:
+    return " ".join(f"{share:.0%}" for share in text.acceptance)
 
 
 def _numbers(values: "Iterator[float] | range", form: str) -> str:

@@ -1,19 +1,24 @@
 """`mtp-gguf tune`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mtp_gguf.native.bench.prompts import SETS, parse_sets, read_prompt
 
 from ..fastmtp import DraftLayout
-from ..machine import usable_cores
+from ..machine import this_machine, usable_cores
 from ..output import check_output
 from ..profile import profile_path, write_profile
 from ..server.model import open_model
+from .budget import parse_budget
 from .console import printable, reports_errors
+from .plan_lines import plan_lines
 from .share_progress import share_progress
+
+if TYPE_CHECKING:
+    from mtp_gguf.native.bench.plan import Plan
 
 _SHOWN = 8  # candidates
 _ROLLBACKS = ("snapshot", "checkpoint", "host")
@@ -30,8 +35,20 @@ def tune(
         typer.Option(help="A prompt of yours to measure with; may be given several times."),
     ] = None,
     max_depth: Annotated[int, typer.Option(min=1, max=8, help="Deepest draft to try.")] = 5,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Of each answer.")] = 96,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each setting is measured.")] = 3,
+    budget: Annotated[
+        str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
+    ] = "5m",
+    full: Annotated[
+        bool, typer.Option("--full", help="Try everything, however long that takes.")
+    ] = False,
+    tokens: Annotated[
+        int | None,
+        typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Of each comparison. Without: what fits."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, help="CPU threads. Without: all cores.")
     ] = None,
@@ -45,13 +62,17 @@ def tune(
 
     Tries depths, sizes of the draft vocabulary, ways to roll back and threads for drafting. No
     drafting is tried, too, and chosen unless drafting is at least 3 % faster. MODEL.mtp.toml is
-    then used by `generate`, `serve` and MTPLlama, on this machine and for this file.
+    then used by `generate`, `serve` and MTPLlama, on this machine and for this file. Ctrl-C shows
+    what was found and leaves an earlier profile as it was.
 
-    **Example**
+    **Examples**
 
     mtp-gguf tune model.gguf
+
+    mtp-gguf tune model.gguf --budget 2m --dry-run
     """
     kinds = parse_sets(prompts)
+    seconds = None if full else parse_budget(budget)
     own = [read_prompt(path) for path in prompt_file or []]
     path = profile_path(model)
     draft = open_model(model).head.draft
@@ -59,7 +80,7 @@ def tune(
         check_output(path, [model], overwrite=True)
 
     from mtp_gguf.native.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.bench.tune import TuneOptions, describe  # noqa: PLC0415
+    from mtp_gguf.native.bench.tune import SAID, TuneOptions, describe  # noqa: PLC0415
     from mtp_gguf.native.bench.tune import tune as search  # noqa: PLC0415
 
     used = threads or usable_cores()
@@ -71,6 +92,7 @@ def tune(
     space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), _ROLLBACKS, (0, *fewer))
     options = TuneOptions(
         space,
+        seconds,
         kinds,
         own,
         tokens=tokens,
@@ -79,9 +101,16 @@ def tune(
         gpu_layers=gpu_layers,
         head=head,
     )
+
+    def planned(plan: "Plan") -> None:
+        for line in plan_lines(plan, seconds):
+            typer.echo(line, err=True)
+
     with share_progress("tune") as progress:
-        profile, found = search(model, options, progress)
-    typer.echo(f"{printable(model.name)} on {profile.machine.cpu}, {profile.machine.device}")
+        tuned = search(model, options, progress, planned)
+    found = tuned.found
+    on = this_machine() if tuned.profile is None else tuned.profile.machine
+    typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}")
     for candidate in found.tried[:_SHOWN]:
         times = candidate.tok_s / found.plain_tok_s
         typer.echo(f"{candidate.tok_s:8.1f} tok/s  {times:5.2f} x  {describe(candidate.settings)}")
@@ -89,7 +118,12 @@ def tune(
         typer.echo(f"no drafting: the best drafting runs at {found.gain:.2f} times its speed")
     else:
         typer.echo(f"best: {describe(found.settings)}, {found.gain:.2f} times no drafting")
+    for name in tuned.left_out:
+        typer.echo(f"not tried for want of time (--budget, --full): {SAID[name]}")
+    if tuned.profile is None:
+        typer.echo("mtp-gguf: interrupted; no profile was written", err=True)
+        raise typer.Exit(1)
     if dry_run:
         return
-    write_profile(path, profile)
+    write_profile(path, tuned.profile)
     typer.echo(f"written: {path}")

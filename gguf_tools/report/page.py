@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import RequestError
 from .bars import Part, Row, bars
 
-_FORMAT = 1  # native/bench/result.py
+_FORMAT = 2  # native/bench/result.py
 _ALL = "all"
 _DEEPEST_STYLE = 5
 _FILLS = 5
@@ -32,7 +32,7 @@ def render_report(record: Mapping[str, Any]) -> str:
     texts: list[dict[str, Any]] = record["texts"]
     first = record["cycles"][0]["context"] if record["cycles"] else 0
     contexts = list(dict.fromkeys(t["context"] for t in texts))
-    main = [t for t in texts if t["context"] == (contexts or [first])[0] and not t["fastmtp_size"]]
+    main = [t for t in texts if t["context"] == (contexts or [first])[0]]
     name = escape(record["model"]["file"])
     parts = [
         "<!doctype html>",
@@ -41,13 +41,14 @@ def render_report(record: Mapping[str, Any]) -> str:
         f"<style>{style}</style></head><body>{_PATTERNS}<main>",
         f"<h1>{name}: how it drafts here</h1>",
         _where(record),
+        _state(record),
         _verdict(record.get("verdict")),
         _speeds(main, record),
         _samples(record["samples"]),
         _acceptance(main),
         _time(main),
         _contexts(texts, contexts),
-        _sizes(texts, record),
+        _sizes(record),
         _numbers(record),
         "</main></body></html>",
     ]
@@ -59,6 +60,15 @@ def _where(record: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items())
     words = f"{e['cpu']}, {e['device']}, {e['threads']} threads; {versions}; {e['when']}"
     return f'<p class="soft">{escape(words)}</p>'
+
+
+def _state(record: Mapping[str, Any]) -> str:
+    """Nothing of a bench that is whole; else what it lacks."""
+    missing = [part["what"] for part in record["plan"] if part["state"] == "planned"]
+    if record["state"] == "done" or not missing:
+        return ""
+    why = "This bench was stopped" if record["state"] == "stopped" else "This bench still runs"
+    return f'<p class="note">{why}; not measured: {escape("; ".join(missing))}.</p>'
 
 
 def _verdict(verdict: Mapping[str, Any] | None) -> str:
@@ -247,7 +257,7 @@ def _contexts(texts: Sequence[Mapping[str, Any]], contexts: Sequence[int]) -> st
             (t["tok_s"]["low"], t["tok_s"]["high"]),
         )
         for t in texts
-        if t["kind"] == _ALL and not t["fastmtp_size"]
+        if t["kind"] == _ALL
     ]
     return _section(
         "Context length",
@@ -256,7 +266,7 @@ def _contexts(texts: Sequence[Mapping[str, Any]], contexts: Sequence[int]) -> st
     )
 
 
-def _sizes(texts: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
+def _sizes(record: Mapping[str, Any]) -> str:
     coverage: Mapping[str, float] = record["coverage"]
     out = []
     if coverage:
@@ -271,19 +281,17 @@ def _sizes(texts: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
                 "of another token can be right.",
             )
         )
-    sized = [t for t in texts if t["fastmtp_size"] and t["kind"] == _ALL]
-    if sized:
+    sized = [t for t in record["sizes"] if t["kind"] == _ALL]
+    if len(sized) > 1:
         depth = sized[0]["depth"]
-        same = [t for t in texts if t["depth"] == depth and t["kind"] == _ALL]
         rows = [
             Row(
-                f"{t['rows']:,} rows",
+                f"{t['rows']:,} rows" + ("" if t["fastmtp_size"] else ", the default"),
                 f"{t['tok_s']['median']:.1f} tok/s, drafts {t['draft_ms']:.1f} ms",
                 [Part(t["tok_s"]["median"], "f3")],
                 (t["tok_s"]["low"], t["tok_s"]["high"]),
             )
-            for t in sorted(same, key=lambda t: t["rows"])
-            if t["context"] == same[0]["context"] or t["fastmtp_size"]
+            for t in sorted(sized, key=lambda t: t["rows"])
         ]
         out.append(
             _figure(
@@ -338,7 +346,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
                     f"{t['limit_tok_s']:.1f}",
                     " ".join(f"{a:.0%}" for a in t["acceptance"]),
                 ]
-                for t in record["texts"]
+                for t in (*record["texts"], *record["sizes"])
             ],
         )
     )
@@ -348,11 +356,15 @@ def _numbers(record: Mapping[str, Any]) -> str:
     )
     p = record["prefill"]
     head = (
-        f"<p>A prompt of {p['tokens']} tokens: {p['plain']['median']:.0f} ms without the head, "
-        f"{p['trunk']['median'] + p['head']['median']:.0f} ms with it, of which "
-        f"{p['head']['median']:.1f} ms are the head's.</p>"
+        ""
+        if p is None
+        else (
+            f"<p>A prompt of {p['tokens']} tokens: {p['plain']['median']:.0f} ms without the head, "
+            f"{p['trunk']['median'] + p['head']['median']:.0f} ms with it, of which "
+            f"{p['head']['median']:.1f} ms are the head's.</p>"
+        )
     )
-    digest = escape(str(record["model"]["sha256"]))
+    digest = escape(str(record["model"]["sha256"] or "not worked out"))
     proof = f'<p class="soft scroll">sha256 {digest}, {record["model"]["size"]:,} bytes</p>'
     body = "".join([*tables, head, said, proof])
     return (

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from .spread import Spread
     from .verdict import Verdict
 
-FORMAT = 1
+FORMAT = 2
+ALL = "all"  # the kind that sums up the others
+
+# Where a bench is: a result is written after each part, and stays when no other follows.
+RUNNING, STOPPED, DONE = "running", "stopped", "done"
+# Where a part of it is, beside DONE; SHORT: texts of fewer rounds than planned.
+PLANNED, SHORT, LEFT_OUT = "planned", "fewer rounds", "left out"
 
 
 @dataclass(frozen=True)
@@ -70,24 +76,40 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class BenchResult:
-    """All of a bench.
+class PlannedPart:
+    """A line of the plan. state: DONE, PLANNED, SHORT, or LEFT_OUT for want of time."""
 
-    draft_ms: by rows of the head, of chains of 1, 2, … drafts. coverage: by
-    rows, the share of the written tokens that the draft vocabulary's first rows have.
+    what: str
+    seconds: float
+    state: str
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """All of a bench, or what there is of it.
+
+    state: RUNNING, STOPPED (by the user) or DONE. plan: what was to be measured, needed seconds
+    beside it. budget_s: None without one. whole_s: what everything in full would take, 0 before
+    that is known. sizes: texts at the best depth, by size of the draft vocabulary, the default
+    among them. coverage: by rows, the share of the written tokens that the draft vocabulary's
+    first rows have.
     """
 
+    state: str
     environment: dict[str, Any]
     model: dict[str, Any]
-    cycles: tuple[CycleCosts, ...]
-    draft_ms: dict[int, tuple[Spread, ...]]
-    prefill: PrefillCosts
-    texts: tuple[TextResult, ...]
-    servers: tuple[ServerResult, ...]
-    coverage: dict[int, float]
-    samples: tuple[Sample, ...]
-    verdict: Verdict | None
-    notes: tuple[str, ...] = field(default=())
+    budget_s: float | None = None
+    whole_s: float = 0.0
+    seconds: float = 0.0
+    plan: tuple[PlannedPart, ...] = ()
+    cycles: tuple[CycleCosts, ...] = ()
+    prefill: PrefillCosts | None = None
+    texts: tuple[TextResult, ...] = ()
+    sizes: tuple[TextResult, ...] = ()
+    servers: tuple[ServerResult, ...] = ()
+    coverage: dict[int, float] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    verdict: Verdict | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain objects, lists, numbers and text."""

@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.machine import this_machine
-from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, identify
-from mtp_gguf.gguf_tools.shards import shard_paths
+from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
 
-from .costs import PREFILL_TOKENS, CycleCosts, cycle_costs, prefill_costs
+from ..checkpoint import Checkpoint, CheckpointKind
+from .about import STOCK, about_environment, about_model, sha256
+from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
 from .model import BenchModel, Setting
+from .options import COST_DEPTH, BenchOptions
+from .pace import probe
+from .plan import FULL, Plan, Wish, fit
 from .prompts import CHAT, SETS
-from .result import BenchResult, Sample, ServerResult, TextResult, TextToken
-from .server import running
-from .spread import Spread, spread
-from .texts import Written, trace, write
-from .verdict import judge
+from .result import (
+    ALL,
+    DONE,
+    LEFT_OUT,
+    PLANNED,
+    RUNNING,
+    SHORT,
+    STOPPED,
+    BenchResult,
+    PlannedPart,
+    Sample,
+    ServerResult,
+    TextToken,
+)
+from .server import bench_server, running
+from .texts import trace
+from .turns import Contender, Turns
+from .verdict import best_drafting, judge
+from .wishes import COSTS, DIGEST, PREFILL, SAMPLE, SAMPLE_TOKENS, make_wishes, server_name
 
 if TYPE_CHECKING:
-    from mtp_gguf.gguf_tools.server.find import LlamaServer
+    from collections.abc import Iterator
 
-Progress = Callable[[float, str], None]  # share done, what is going on
-
-COST_DEPTH = 8  # batches of 1 to 9 tokens, chains of 1 to 8 drafts
-ALL = "all"  # the kind that sums up the others
-SAMPLE_TOKENS = 160
+_PROMPT_TOKENS = 16  # before the cycles whose parts are timed
 _FILLER = (
     "The keeper wrote down what the sea did. He wrote the hour, the wind, the colour of the water "
     "and the ships that passed, and when there was no ship he wrote that too. "
@@ -41,232 +54,192 @@ _FILLER = (
 
 
 @dataclass(frozen=True)
-class BenchOptions:
-    """What to measure.
+class Watcher:
+    """Who is told of a bench, while it runs. clock: seconds, whose differences count.
 
-    kinds: built-in prompt sets. own: prompts of the user's, as one more set of that name. depths:
-    numbers and "auto". sizes: rows of the draft vocabulary beside the default, 0 all, -1 the whole
-    vocabulary. contexts: tokens before the prompts. tokens: of each answer. rounds: of everything.
+    progress: the share done and what is going on. planned: the plan, before anything of it is
+    measured. saved: the result after each part.
     """
 
-    kinds: Sequence[str] = tuple(SETS)
-    own: dict[str, str] = field(default_factory=dict)
-    depths: Sequence[int | str] = (0, 1, 2, 3, 4, 6, "auto")
-    sizes: Sequence[int] = ()
-    contexts: Sequence[int] = (0,)
-    tokens: int = 128
-    rounds: int = 3
-    prompts_per_kind: int = 3
-    threads: int = 2
-    gpu_layers: int = 0
-    head: Path | None = None
-    servers: Sequence[LlamaServer] = ()
-    server_depths: Sequence[int] = (0, 1, 2, 3)
-
-    @property
-    def max_depth(self) -> int:
-        """The deepest that texts are drafted at."""
-        return max(AUTO_MAX_DEPTH, *(d for d in self.depths if isinstance(d, int)))
+    progress: Callable[[float, str], None] = lambda share, text: None
+    planned: Callable[[Plan], None] = lambda plan: None
+    saved: Callable[[BenchResult], None] = lambda result: None
+    clock: Callable[[], float] = monotonic
 
 
-def run_bench(path: Path, options: BenchOptions, progress: Progress) -> BenchResult:
-    """Measure a file. Raises what loading raises, RequestError for contexts that do not fit."""
-    return _Bench(path, options, progress).run()
+def run_bench(path: Path, options: BenchOptions, watcher: Watcher | None = None) -> BenchResult:
+    """Measure a file. Raises what loading raises, RequestError for contexts that do not fit.
+
+    Once something is measured, KeyboardInterrupt ends the bench with the result so far.
+    """
+    return _Bench(path, options, watcher or Watcher()).run()
 
 
 class _Bench:
-    def __init__(self, path: Path, options: BenchOptions, progress: Progress) -> None:
-        self.path = path
-        self.options = options
-        self._progress = progress
-        self._done = 0
+    def __init__(self, path: Path, options: BenchOptions, watcher: Watcher) -> None:
+        self._path = path
+        self._options = options
+        self._watcher = watcher
+        self._began = watcher.clock()
+        self._state = RUNNING
+        self._plan: Plan | None = None
+        self._done: set[Hashable] = set()
+        self._pace = 1.0  # seconds that a second of the plan takes
+        self._share = 0.0
         self._title = ""
-        o = options
-        n_prompts = o.prompts_per_kind * len(o.kinds) + len(o.own)
-        runs = len(o.contexts) * len(o.depths) + len(o.sizes)
-        self._steps = (o.rounds + 1) * (len(o.contexts) + len(o.sizes) + 1)
-        self._steps += o.rounds * runs * n_prompts
-        self._steps += sum(len(o.server_depths) * o.rounds * n_prompts for _ in o.servers)
-
-    def _step(self) -> None:
-        self._done += 1
-        self._progress(min(1.0, self._done / self._steps), self._title)
-
-    def _begin(self, title: str) -> None:
-        self._title = title
-        self._progress(min(1.0, self._done / self._steps), title)
+        self._prompts: dict[str, list[list[int]]] = {}
+        self._environment: dict[str, Any] = {}
+        self._model = about_model(path)
+        self._cycles: list[CycleCosts] = []
+        self._prefill: PrefillCosts | None = None
+        self._turns: list[Turns] = []  # by context
+        self._sizes: Turns | None = None
+        self._servers: list[ServerResult] = []
+        self._coverage: dict[int, float] = {}
+        self._samples: tuple[Sample, ...] = ()
 
     def run(self) -> BenchResult:
-        o = self.options
-        longest = max(o.contexts, default=0)
-        n_ctx = max(2048, longest + 1024) + o.tokens + 64
-        self._begin("loading")
-        with BenchModel(
-            self.path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
-        ) as model:
-            self.prompts = self._tokenize(model, n_ctx)
-            main, deep = Setting(o.max_depth), Setting(max(o.max_depth, COST_DEPTH))
-            filler = _repeat(model.tokenize(_FILLER), PREFILL_TOKENS)
-            cycles = []
-            for context in o.contexts:
-                self._begin(f"costs at {context} tokens")
-                before = _repeat(filler, max(context, 16))
-                cycles.append(cycle_costs(model, deep, before, o.rounds * 3, self._third))
-            rows = {0: self._rows(model, main)}
-            draft_ms = {rows[0]: cycles[0].draft}
-            for size in o.sizes:
-                self._begin("costs of a draft vocabulary")
-                setting = replace(main, fastmtp_size=size)
-                rows[size] = self._rows(model, setting)
-                of_size = cycle_costs(
-                    model, replace(deep, fastmtp_size=size), filler[:16], o.rounds * 3, self._third
-                )
-                draft_ms[rows[size]] = of_size.draft
-            self._begin("prompts with and without the head")
-            prefill = prefill_costs(model, main, filler, o.rounds, self._step)
-            texts, written = self._texts(model, main, rows)
-            coverage = self._coverage(model, main, written)
-            samples = self._samples(model, main, texts)
-            environment = self._environment(model)
-        servers = self._servers()
-        plain_costs = [s.median for s in cycles[0].verify]
-        whole = [t for t in texts if (t.kind, t.context, t.fastmtp_size) == (ALL, o.contexts[0], 0)]
-        return BenchResult(
-            environment,
-            self._about_model(),
-            tuple(cycles),
-            draft_ms,
-            prefill,
-            tuple(texts),
-            tuple(servers),
-            coverage,
-            samples,
-            judge(whole, plain_costs),
+        o = self._options
+        n_ctx = max(2048, max(o.contexts) + 1024) + (o.tokens or FULL.tokens) + 64
+        try:
+            self._say("loading")
+            with BenchModel(
+                self._path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
+            ) as model:
+                self._in_process(model, n_ctx)
+            for i in range(len(o.servers)):
+                for depth in o.server_depths:
+                    self._part([("server", i, depth)], partial(self._serve, i, depth))
+            self._part([DIGEST], self._digest)
+            self._state = DONE
+        except KeyboardInterrupt:
+            if not self._done:
+                raise
+            self._state = STOPPED
+        result = self._result()
+        self._watcher.saved(result)
+        return result
+
+    def _in_process(self, model: BenchModel, n_ctx: int) -> None:
+        """All that one copy of the weights serves."""
+        o = self._options
+        self._environment = about_environment(model.device, o.threads, o.gpu_layers)
+        self._prompts = self._tokenize(model, n_ctx)
+        filler = _repeat(model.tokenize(_FILLER), max(PREFILL_TOKENS, *o.contexts))
+        self._say("a first look")
+        pace = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS])
+        wishes = make_wishes(o, pace, self._prompts, self._model["size"])
+        spent = self._watcher.clock() - self._began
+        budget = None if o.budget is None else o.budget - spent
+        self._plan = fit(wishes, budget, prompts=o.prompts, tokens=o.tokens, rounds=o.rounds)
+        self._watcher.planned(self._plan)
+        first, *others = o.contexts
+        with _standing(model, filler[:first]) as before:
+            self._part([COSTS], lambda: self._costs(model, filler, before))
+            depths = [("depth", depth) for depth in o.depths]
+            self._part(depths, lambda: self._texts(model, o.depths, before))
+            self._part([SAMPLE], lambda: self._sample(model, before))
+            self._part([PREFILL], lambda: self._prompt(model, filler))
+            sizes = [("size", rows) for rows in o.sizes]
+            self._part(sizes, lambda: self._compare_sizes(model))
+        for context in others:
+            self._part([("context", context)], partial(self._context, model, filler[:context]))
+
+    # --- the plan ---
+
+    def _part(self, keys: Sequence[Hashable], measure: Callable[[], None]) -> None:
+        """Measure what the plan has of these keys, in the time that is left."""
+        assert self._plan is not None
+        self._plan = self._plan.trim(self._done, self._left() / self._pace)
+        wishes = [wish for wish in self._plan.kept if wish.key in keys]
+        if not wishes:
+            return
+        self._say(wishes[0].group)
+        before, began = self._share, self._watcher.clock()
+        measure()
+        planned = sum(wish.seconds(self._plan.amount) for wish in wishes)
+        took = self._watcher.clock() - began
+        if any(key[0] == "depth" for key in keys if isinstance(key, tuple)):
+            self._pace = min(max(took / max(planned, 1e-9), 0.5), 5.0)
+        self._done.update(wish.key for wish in wishes)
+        self._advance(before + planned / self._plan.seconds - self._share)
+        self._watcher.saved(self._result())
+
+    def _left(self) -> float:
+        budget = self._options.budget
+        return math.inf if budget is None else budget - (self._watcher.clock() - self._began)
+
+    def _step(self, wish: Hashable, parts: int) -> None:
+        """One of several equal parts of a wish is done."""
+        assert self._plan is not None
+        found = next(w for w in self._plan.kept if w.key == wish)
+        self._advance(found.seconds(self._plan.amount) / self._plan.seconds / parts)
+
+    def _advance(self, share: float) -> None:
+        self._share = min(1.0, self._share + max(0.0, share))
+        self._say(self._title)
+
+    def _say(self, title: str) -> None:
+        self._title = title
+        self._watcher.progress(self._share, title)
+
+    # --- the parts ---
+
+    def _costs(self, model: BenchModel, filler: Sequence[int], before: Checkpoint | None) -> None:
+        assert self._plan is not None
+        rounds = self._plan.amount.rounds
+        self._cycles.append(
+            cycle_costs(
+                model,
+                Setting(COST_DEPTH),
+                filler[:_PROMPT_TOKENS],
+                blocks=rounds,
+                before=before,
+                step=lambda: self._step(COSTS, rounds) if COSTS not in self._done else None,
+            )
         )
 
-    def _third(self) -> None:
-        """Rounds of costs are short: three of them are a step."""
-        self._thirds = getattr(self, "_thirds", 0) + 1
-        if self._thirds % 3 == 0:
-            self._step()
-
-    def _rows(self, model: BenchModel, setting: Setting) -> int:
-        with model.session(setting) as session:
-            assert session.head is not None
-            return session.head.n_draft_vocab
-
-    def _tokenize(self, model: BenchModel, n_ctx: int) -> dict[str, list[list[int]]]:
-        """Prompts by kind, as token ids."""
-        out: dict[str, list[list[int]]] = {}
-        for kind in self.options.kinds:
-            texts = SETS[kind][: self.options.prompts_per_kind]
-            if kind == CHAT and model.write_chat:
-                texts = tuple(map(model.write_chat, texts))
-            out[kind] = [model.tokenize(text) for text in texts]
-        for name, text in self.options.own.items():
-            out[name] = [model.tokenize(text)]
-        most = n_ctx - self.options.tokens - max(self.options.contexts, default=0) - 1
-        for kind, prompts in out.items():
-            for prompt in prompts:
-                if not 0 < len(prompt) <= most:
-                    raise RequestError(
-                        f"a prompt of {kind} has {len(prompt)} tokens, expected 1 to {most}: "
-                        "shorten it"
-                    )
-        return out
-
     def _texts(
-        self, model: BenchModel, main: Setting, rows: dict[int, int]
-    ) -> tuple[list[TextResult], Counter[int]]:
-        """Every depth at every context, and every size at the best depth; depths take turns."""
-        o = self.options
-        out: list[TextResult] = []
-        written: Counter[int] = Counter()
-        for context in o.contexts:
-            before = _repeat(model.tokenize(_FILLER), context)
-            runs: dict[int | str, dict[str, list[list[Written]]]] = {d: {} for d in o.depths}
-            with model.session(Setting(0)) as plain, model.session(main) as with_head:
-                for i in range(o.rounds):
-                    for kind, prompts in self.prompts.items():
-                        self._begin(f"{kind}, round {i + 1} of {o.rounds}")
-                        for j, prompt in enumerate(prompts):
-                            # Depths take turns at going first, so that no one profits.
-                            for depth in _rotated(o.depths, i + j):
-                                wanted: Any = depth
-                                session = with_head if depth else plain
-                                did = write(model, session, before + prompt, o.tokens, wanted)
-                                rounds = runs[depth].setdefault(kind, [[] for _ in range(o.rounds)])
-                                rounds[i].append(did)
-                                if i == 0 and depth == o.depths[0]:
-                                    written.update(did.tokens)
-                                self._step()
-            for depth, kinds in runs.items():
-                out += self._sum_up(kinds, context, 0, rows[0], depth)
-        drafting = [t for t in out if t.kind == ALL and t.depth not in (0, "auto")]
-        if not drafting:
-            return out, written
-        best: Any = max(drafting, key=lambda t: t.tok_s.median).depth
-        for size in o.sizes:
-            sized: dict[str, list[list[Written]]] = {}
-            with model.session(replace(main, fastmtp_size=size)) as session:
-                for i in range(o.rounds):
-                    self._begin(f"{rows[size]} draft tokens, round {i + 1} of {o.rounds}")
-                    for kind, prompts in self.prompts.items():
-                        for prompt in prompts:
-                            did = write(model, session, prompt, o.tokens, best)
-                            sized.setdefault(kind, [[] for _ in range(o.rounds)])[i].append(did)
-                            self._step()
-            out += self._sum_up(sized, 0, size, rows[size], best)
-        return out, written
+        self, model: BenchModel, depths: Sequence[int | str], before: Checkpoint | None
+    ) -> None:
+        """The planned rounds of texts, fewer if they take longer than they should."""
+        assert self._plan is not None
+        amount, kept = self._plan.amount, [d for d in depths if self._plan.has(("depth", d))]
+        contenders: dict[Hashable, Contender] = {d: _contender(d) for d in kept}
+        turns = Turns(model, self._chosen(), amount.tokens, contenders, before)
+        self._turns.append(turns)
+        self._rounds(turns, "texts", lambda key: self._step_texts(key, amount.rounds))
+        if len(self._turns) == 1:
+            self._coverage = self._cover(model, turns.tokens(kept[0]))
 
-    def _sum_up(
-        self,
-        kinds: dict[str, list[list[Written]]],
-        context: int,
-        size: int,
-        rows: int,
-        depth: int | str,
-    ) -> list[TextResult]:
-        """A result for each kind, and one for all of them where there are several."""
-        rounds = self.options.rounds
-        every = [[w for runs in kinds.values() for w in runs[i]] for i in range(rounds)]
-        return [
-            _text_result(kind, context, size, rows, depth, runs)
-            for kind, runs in [*kinds.items(), (ALL, every)]
-        ]
+    def _step_texts(self, key: Hashable, rounds: int) -> None:
+        if ("depth", key) not in self._done:
+            self._step(("depth", key), rounds)
 
-    def _coverage(
-        self, model: BenchModel, main: Setting, written: Counter[int]
-    ) -> dict[int, float]:
-        """Share of the written tokens that the first rows of the draft vocabulary have."""
-        with model.session(main) as session:
-            assert session.head is not None
-            if session.head.layout == "none":
-                return {}
-            ids = session.head.draft_ids().tolist()
-        total = written.total()
-        out: dict[int, float] = {}
-        covered, at = 0, 0
-        sizes = sorted({max(1, len(ids) >> shift) for shift in range(8)})
-        for size in sizes:
-            covered += sum(written[token] for token in ids[at:size])
-            at = size
-            out[size] = covered / total if total else 0.0
-        return out
+    def _rounds(self, turns: Turns, title: str, step: Callable[[Hashable], None]) -> None:
+        """Rounds as planned; none is begun that would take the time of what must follow."""
+        assert self._plan is not None
+        rounds = self._plan.amount.rounds
+        for i in range(rounds):
+            began = self._watcher.clock()
+            self._say(f"{title}, round {i + 1} of {rounds}")
+            turns.round(step)
+            self._watcher.saved(self._result())
+            took = self._watcher.clock() - began
+            if i + 1 < rounds and self._left() < took:
+                return
 
-    def _samples(
-        self, model: BenchModel, main: Setting, texts: Sequence[TextResult]
-    ) -> tuple[Sample, ...]:
+    def _sample(self, model: BenchModel, before: Checkpoint | None) -> None:
         """The first text of each kind at the best drafting depth, token by token."""
-        drafting = [t for t in texts if t.kind == ALL and t.depth not in (0, "auto")]
-        if not drafting:
-            return ()
-        depth: Any = max(drafting, key=lambda t: t.tok_s.median).depth
+        assert self._plan is not None
+        best = best_drafting(self._turns[0].results())
+        if best is None:
+            return
         out = []
-        with model.session(main) as session:
-            for kind, prompts in self.prompts.items():
-                n = min(self.options.tokens, SAMPLE_TOKENS)
-                tokens = trace(model, session, prompts[0], n, depth)
+        n = min(self._plan.amount.tokens, SAMPLE_TOKENS)
+        with model.session(Setting(int(best.depth))) as session:
+            for kind, prompts in self._chosen().items():
+                tokens = trace(model, session, prompts[0], n, int(best.depth), before)
                 shown = tuple(
                     TextToken(
                         _text(model, t.token),
@@ -276,132 +249,185 @@ class _Bench:
                     for t in tokens
                 )
                 text = b"".join(map(model.piece, prompts[0])).decode(errors="replace")
-                out.append(Sample(kind, depth, text, shown))
-        return tuple(out)
+                out.append(Sample(kind, best.depth, text, shown))
+        self._samples = tuple(out)
 
-    def _servers(self) -> list[ServerResult]:
-        o = self.options
-        out = []
-        for server in o.servers:
-            name = "llama-server, ours" if server.fastmtp else "llama-server"
-            for depth in o.server_depths:
-                if depth and not server.drafts:
-                    continue
-                self._begin(f"{name}, depth {depth}")
-                try:
-                    result = self._serve(server, name, depth)
-                except MtpGgufError as error:
-                    result = ServerResult(name, server.version, depth, None, None, str(error))
-                out.append(result)
+    def _prompt(self, model: BenchModel, filler: Sequence[int]) -> None:
+        assert self._plan is not None
+        rounds = self._plan.amount.rounds
+        setting = Setting(AUTO_MAX_DEPTH)
+        self._prefill = prefill_costs(
+            model,
+            setting,
+            filler[:PREFILL_TOKENS],
+            rounds,
+            lambda: self._step(PREFILL, rounds + 1),
+        )
+
+    def _compare_sizes(self, model: BenchModel) -> None:
+        """Sizes of the draft vocabulary at the best depth; the file's own takes its turns, too."""
+        assert self._plan is not None
+        best = best_drafting(self._turns[0].results())
+        if best is None:
+            return
+        depth = int(best.depth)
+        sizes = [0, *(size for size in self._options.sizes if self._plan.has(("size", size)))]
+        contenders: dict[Hashable, Contender] = {
+            size: Contender(Setting(depth, fastmtp_size=size), depth, size)
+            for size in dict.fromkeys(sizes)
+        }
+        self._sizes = Turns(model, self._chosen(), self._plan.amount.tokens, contenders)
+        rounds = self._plan.amount.rounds
+        self._rounds(
+            self._sizes,
+            "draft vocabularies",
+            lambda key: self._step(("size", key), rounds) if key else None,
+        )
+
+    def _context(self, model: BenchModel, filler: Sequence[int]) -> None:
+        with _standing(model, filler) as before:
+            self._costs(model, filler, before)
+            self._texts(model, self._options.depths, before)
+
+    def _serve(self, index: int, depth: int) -> None:
+        o, server, plan = self._options, self._options.servers[index], self._plan
+        assert plan is not None
+        name = server_name(o, index)
+        self._say(f"{name}, depth {depth}")
+        prompts = [p for texts in self._chosen().values() for p in texts]
+        amount = plan.amount
+        try:
+            with running(
+                server.path,
+                self._path,
+                depth=depth,
+                threads=o.threads,
+                n_ctx=max(map(len, prompts)) + amount.tokens + 64,
+                gpu_layers=o.gpu_layers,
+                head=o.head,
+            ) as up:
+                tokens, rounds = amount.tokens, amount.rounds
+                speed, accepted = bench_server(up, prompts, tokens=tokens, rounds=rounds)
+        except MtpGgufError as error:
+            found = ServerResult(name, server.version, depth, None, None, str(error))
+        else:
+            found = ServerResult(name, server.version, depth, speed, accepted)
+        self._servers.append(found)
+
+    def _digest(self) -> None:
+        self._model = {**self._model, "sha256": sha256(self._path)}
+
+    # --- what they are made of, and what comes of them ---
+
+    def _tokenize(self, model: BenchModel, n_ctx: int) -> dict[str, list[list[int]]]:
+        """Prompts by kind, as token ids."""
+        out: dict[str, list[list[int]]] = {}
+        for kind in self._options.kinds:
+            texts = SETS[kind]
+            if kind == CHAT and model.write_chat:
+                texts = tuple(map(model.write_chat, texts))
+            out[kind] = [model.tokenize(text) for text in texts]
+        for name, text in self._options.own.items():
+            out[name] = [model.tokenize(text)]
+        answer = self._options.tokens or FULL.tokens
+        most = n_ctx - answer - max(self._options.contexts) - 1
+        for kind, prompts in out.items():
+            for prompt in prompts:
+                if not 0 < len(prompt) <= most:
+                    raise RequestError(
+                        f"a prompt of {kind} has {len(prompt)} tokens, expected 1 to {most}: "
+                        "shorten it"
+                    )
         return out
 
-    def _serve(self, server: LlamaServer, name: str, depth: int) -> ServerResult:
-        o = self.options
-        longest = max(len(p) for prompts in self.prompts.values() for p in prompts)
-        with running(
-            server.path,
-            self.path,
-            depth=depth,
-            threads=o.threads,
-            n_ctx=longest + o.tokens + 64,
-            gpu_layers=o.gpu_layers,
-        ) as up:
-            speeds: list[float] = []
-            drafted = accepted = 0
-            for _ in range(o.rounds):
-                tokens, seconds = 0, 0.0
-                for prompts in self.prompts.values():
-                    for prompt in prompts:
-                        did = up.complete(prompt, o.tokens)
-                        tokens += did.tokens
-                        seconds += did.tokens / did.tok_s if did.tok_s > 0 else 0.0
-                        drafted += did.drafted
-                        accepted += did.accepted
-                        self._step()
-                speeds.append(tokens / seconds if seconds else 0.0)
-        share = accepted / drafted if drafted else None
-        return ServerResult(name, server.version, depth, spread(speeds), share)
+    def _chosen(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """As many prompts of each kind as are planned."""
+        assert self._plan is not None
+        n = self._plan.amount.prompts
+        return {kind: prompts[:n] for kind, prompts in self._prompts.items()}
 
-    def _environment(self, model: BenchModel) -> dict[str, Any]:
-        machine = this_machine(model.device)
-        packages = ("mtp-gguf", "llama-cpp-python", "numpy")
-        return {
-            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "cpu": machine.cpu,
-            "cores": machine.cores,
-            "device": machine.device,
-            "threads": self.options.threads,
-            "gpu_layers": self.options.gpu_layers,
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-            "versions": {name: version(name) for name in packages},
-            "tokens": self.options.tokens,
-            "rounds": self.options.rounds,
-        }
+    def _cover(self, model: BenchModel, written: Counter[int]) -> dict[int, float]:
+        """Share of the written tokens that the first rows of the draft vocabulary have."""
+        with model.session(Setting(1)) as session:
+            assert session.head is not None
+            if session.head.layout == "none":
+                return {}
+            ids = session.head.draft_ids().tolist()
+        total = written.total()
+        out: dict[int, float] = {}
+        covered, at = 0, 0
+        for size in sorted({max(1, len(ids) >> shift) for shift in range(8)}):
+            covered += sum(written[token] for token in ids[at:size])
+            at = size
+            out[size] = covered / total if total else 0.0
+        return out
 
-    def _about_model(self) -> dict[str, Any]:
-        identity = identify(self.path)
-        digest = hashlib.sha256()
-        for shard in shard_paths(self.path):
-            with shard.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-        return {
-            "file": self.path.name,
-            "size": identity.size,
-            "fingerprint": identity.fingerprint,
-            "sha256": digest.hexdigest(),
-        }
+    def _result(self) -> BenchResult:
+        o, plan = self._options, self._plan
+        texts = [t for turns in self._turns for t in turns.results()]
+        whole = [t for t in texts if (t.kind, t.context) == (ALL, o.contexts[0])]
+        environment = dict(self._environment)
+        if plan:
+            environment |= {
+                "prompts": plan.amount.prompts,
+                "tokens": plan.amount.tokens,
+                "rounds": plan.amount.rounds,
+            }
+        on_cpu = environment.get("device") == "CPU" and environment.get("kernels") == STOCK
+        return BenchResult(
+            self._state,
+            environment,
+            self._model,
+            o.budget,
+            plan.whole if plan else 0.0,
+            self._watcher.clock() - self._began,
+            tuple(self._planned_parts(plan)) if plan else (),
+            tuple(self._cycles),
+            self._prefill,
+            tuple(texts),
+            tuple(self._sizes.results()) if self._sizes else (),
+            tuple(self._servers),
+            self._coverage,
+            self._samples,
+            judge(whole, slow_kernels=on_cpu),
+        )
 
+    def _planned_parts(self, plan: Plan) -> Iterator[PlannedPart]:
+        """Lines of the plan: what belongs together and fared alike is one."""
 
-def _text_result(
-    kind: str,
-    context: int,
-    size: int,
-    rows: int,
-    depth: int | str,
-    rounds: Sequence[Sequence[Written]],
-) -> TextResult:
-    every = [w for runs in rounds for w in runs]
-    cycles = max(1, sum(w.stats.cycles for w in every))
-    given = sum(w.stats.tokens for w in every)
-    deepest = max((len(w.stats.drafted) for w in every), default=0)
-    drafted = [sum(_at(w.stats.drafted, i) for w in every) for i in range(deepest)]
-    accepted = [sum(_at(w.stats.accepted, i) for w in every) for i in range(deepest)]
-    verify = sum(w.stats.verify_ms for w in every)
-    draft = sum(w.stats.draft_ms for w in every)
-    rollback = sum(w.stats.rollback_ms for w in every)
-    seconds = sum(w.seconds for w in every)
-    # The first token of a text is the prompt's; the others took the time.
-    speeds = [
-        sum(len(w.tokens) - 1 for w in runs) / max(1e-9, sum(w.seconds for w in runs))
-        for runs in rounds
-    ]
-    return TextResult(
-        kind,
-        context,
-        size,
-        rows,
-        depth,
-        sum(len(w.tokens) for w in rounds[0]),
-        spread(speeds),
-        given / cycles,
-        tuple(a / d for a, d in zip(accepted, drafted, strict=True) if d),
-        draft / cycles,
-        verify / cycles,
-        rollback / cycles,
-        max(0.0, seconds * 1e3 - verify - draft - rollback) / cycles,
-        given * 1e3 / verify if verify else 0.0,
-    )
+        def state(wish: Wish) -> str:
+            if wish in plan.left_out:
+                return LEFT_OUT
+            key = wish.key
+            if isinstance(key, tuple) and key[0] == "depth" and self._turns:
+                rounds = len(self._turns[0].written.get(key[1], ()))
+                if 0 < rounds < plan.amount.rounds:
+                    return SHORT
+            return DONE if key in self._done else PLANNED
+
+        wishes = (*plan.kept, *plan.left_out)
+        for how in dict.fromkeys(map(state, wishes)):
+            for what, seconds in plan.lines([wish for wish in wishes if state(wish) == how]):
+                yield PlannedPart(what, seconds, how)
 
 
-def _at(values: Sequence[int], i: int) -> int:
-    return values[i] if i < len(values) else 0
+@contextmanager
+def _standing(model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | None]:
+    """A checkpoint after some tokens, for every kind of session; None after none."""
+    if not tokens:
+        yield None
+        return
+    with ExitStack() as stack:
+        with model.session(Setting(1)) as session:
+            session.decode(tokens)
+            saved = stack.enter_context(session.save(CheckpointKind.WHOLE))
+        yield saved
 
 
-def _rotated(values: Sequence[int | str], by: int) -> list[int | str]:
-    by %= len(values)
-    return [*values[by:], *values[:by]]
+def _contender(depth: int | str) -> Contender:
+    if depth == AUTO:
+        return Contender(Setting(AUTO_MAX_DEPTH), AUTO)
+    return Contender(Setting(int(depth)), int(depth))
 
 
 def _repeat(tokens: Sequence[int], n: int) -> list[int]:
@@ -412,6 +438,3 @@ def _repeat(tokens: Sequence[int], n: int) -> list[int]:
 
 def _text(model: BenchModel, token: int) -> str:
     return model.piece(token).decode(errors="replace") or f"<{token}>"
-
-
-__all__ = ["ALL", "BenchOptions", "CycleCosts", "Spread", "run_bench"]

@@ -12,15 +12,18 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.server.launch import RunningServer
 
+from .spread import Spread, spread
+
 _ANSWER_SECONDS = 600.0
+_WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What a server says of one completion, its prompt not counted."""
+    """What a server says of one completion; its first token, which the prompt gave, not counted."""
 
-    tok_s: float
     tokens: int
+    seconds: float
     drafted: int
     accepted: int
 
@@ -44,12 +47,12 @@ class BenchServer:
                 raise ServerError(f"llama-server answered {answer.status}: {raw[:200]!r}")
             timings = json.loads(raw)["timings"]
             return ServerRun(
-                float(timings["predicted_per_second"]),
-                int(timings["predicted_n"]),
+                max(0, int(timings["predicted_n"]) - 1),
+                float(timings["predicted_ms"]) / 1e3,
                 int(timings.get("draft_n", 0)),
                 int(timings.get("draft_n_accepted", 0)),
             )
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise ServerError(f"llama-server gave no completion: {error!r}") from None
         finally:
             connection.close()
@@ -57,9 +60,19 @@ class BenchServer:
 
 @contextmanager
 def running(
-    binary: Path, model: Path, *, depth: int, threads: int, n_ctx: int, gpu_layers: int
+    binary: Path,
+    model: Path,
+    *,
+    depth: int,
+    threads: int,
+    n_ctx: int,
+    gpu_layers: int,
+    head: Path | None = None,
 ) -> Iterator[BenchServer]:
-    """Run a server on a free port of the loopback; ServerError when it ends while loading."""
+    """Run a server on a free port of the loopback; ServerError when it ends while loading.
+
+    KeyboardInterrupt, once the server has ended, where a signal came that was meant for us.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -68,9 +81,38 @@ def running(
     words += ["-ngl", str(gpu_layers)] if gpu_layers else []
     if depth:
         words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+        words += ["-md", str(head)] if head else []
     health = f"http://127.0.0.1:{port}/health"
     with RunningServer(words, health, io.BytesIO()) as server:
-        if not server.wait_until_ready(lambda _: None):
-            last = server.last_lines() or ["no message"]
-            raise ServerError(f"{binary}: ended while loading: {last[-1]}")
-        yield BenchServer(port)
+        try:
+            if not server.wait_until_ready(lambda _: None):
+                last = server.last_lines() or ["no message"]
+                raise ServerError(f"{binary}: ended while loading: {last[-1]}")
+            yield BenchServer(port)
+        except ServerError:
+            if not server.signalled:
+                raise
+        if server.signalled:  # handed on to the server, which ended: it was meant for us
+            raise KeyboardInterrupt
+
+
+def bench_server(
+    up: BenchServer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    rounds: int,
+) -> tuple[Spread, float | None]:
+    """Tokens per second over the rounds, and the share of drafts accepted, None without drafts.
+
+    A short completion comes first, which is not counted.
+    """
+    up.complete(prompts[0], _WARM_UP_TOKENS)
+    speeds: list[float] = []
+    runs: list[ServerRun] = []
+    for _ in range(rounds):
+        turn = [up.complete(prompt, tokens) for prompt in prompts]
+        speeds.append(sum(r.tokens for r in turn) / max(1e-9, sum(r.seconds for r in turn)))
+        runs += turn
+    drafted = sum(r.drafted for r in runs)
+    return spread(speeds), sum(r.accepted for r in runs) / drafted if drafted else None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from ..checkpoint import Checkpoint
 from ..session import Depth, MtpStats, Session
 from .model import BenchModel
 
@@ -31,18 +32,22 @@ class TracedToken:
 
 
 def write(
-    model: BenchModel, session: Session, prompt: Sequence[int], n: int, depth: Depth
+    model: BenchModel,
+    session: Session,
+    prompt: Sequence[int],
+    n: int,
+    depth: Depth,
+    before: Checkpoint | None = None,
 ) -> Written:
     """Up to n tokens after the prompt, the first of them not counted in the time.
 
-    Ends where the model ends its turn or the context ends.
+    before: what the prompt stands behind. Ends where the model ends its turn or the context ends.
     """
-    session.remove(0)
-    session.decode(prompt)
+    _begin(session, prompt, before)
     token = session.argmax()
     session.reset_stats()
     tokens = [token]
-    n = min(n, model.n_ctx - len(prompt))
+    n = min(n, model.n_ctx - session.length())
     began = perf_counter()
     while len(tokens) < n and not model.is_end(tokens[-1]):
         new = session.step(tokens[-1], depth)
@@ -51,14 +56,25 @@ def write(
     return Written(tuple(tokens), perf_counter() - began, session.stats())
 
 
+def _begin(session: Session, prompt: Sequence[int], before: Checkpoint | None) -> None:
+    session.remove(0)
+    if before:
+        session.restore(before)
+    session.decode(prompt)
+
+
 def trace(
-    model: BenchModel, session: Session, prompt: Sequence[int], n: int, depth: Depth
+    model: BenchModel,
+    session: Session,
+    prompt: Sequence[int],
+    n: int,
+    depth: Depth,
+    before: Checkpoint | None = None,
 ) -> list[TracedToken]:
     """The same with the drafts kept: who wrote each token, and what was rejected for it."""
-    session.remove(0)
-    session.decode(prompt)
+    _begin(session, prompt, before)
     out = [TracedToken(session.argmax(), 0)]
-    n = min(n, model.n_ctx - len(prompt))
+    n = min(n, model.n_ctx - session.length())
     while len(out) < n and not model.is_end(out[-1].token):
         drafts = session.begin(out[-1].token, depth)
         accepted = 0

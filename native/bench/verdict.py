@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .result import TextResult
+from mtp_gguf.gguf_tools.profile import AUTO
+
+from .result import ALL, TextResult
 
 # Below this drafting counts as no gain: as much as runs on a quiet machine differ by.
 LEAST_GAIN = 0.03
@@ -27,19 +29,24 @@ class Verdict:
     sentence: str
 
 
-def judge(texts: Sequence[TextResult], verify_ms: Sequence[float]) -> Verdict | None:
-    """The verdict on one set of texts of one draft vocabulary, or on their sum.
+def best_drafting(texts: Sequence[TextResult]) -> TextResult | None:
+    """The fastest drafting depth that is a number, over all texts; None where there is none."""
+    drafting = [t for t in texts if t.kind == ALL and t.depth not in (0, AUTO)]
+    return max(drafting, key=lambda t: t.tok_s.median, default=None)
 
-    verify_ms[i]: of a trunk batch of i + 1 tokens. None where no drafting depth, or no plain run,
-    is among the texts.
+
+def judge(texts: Sequence[TextResult], *, slow_kernels: bool = False) -> Verdict | None:
+    """The verdict on texts of one context and draft vocabulary.
+
+    slow_kernels: there are faster ones for small batches to be had. None where no drafting depth,
+    or no plain run, is among the texts.
     """
-    plain = next((t for t in texts if t.depth == 0), None)
-    drafting = [t for t in texts if t.depth not in (0, "auto")]
-    if plain is None or not drafting:
+    plain = next((t for t in texts if t.kind == ALL and t.depth == 0), None)
+    best = best_drafting(texts)
+    if plain is None or best is None:
         return None
-    best = max(drafting, key=lambda t: t.tok_s.median)
     gain = best.tok_s.median / plain.tok_s.median
-    sentence = _sentence(best, plain, gain, verify_ms)
+    sentence = _sentence(best, plain, gain, slow_kernels)
     return Verdict(
         best.depth if gain >= 1 + LEAST_GAIN else 0,
         best.depth,
@@ -52,11 +59,11 @@ def judge(texts: Sequence[TextResult], verify_ms: Sequence[float]) -> Verdict | 
     )
 
 
-def _sentence(best: TextResult, plain: TextResult, gain: float, verify_ms: Sequence[float]) -> str:
+def _sentence(best: TextResult, plain: TextResult, gain: float, slow_kernels: bool) -> str:
     """Which of the three prices of drafting, taken away, would speed this depth up most."""
     depth = int(best.depth)
-    cycle = best.draft_ms + best.verify_ms + best.rest_ms
-    one = verify_ms[0] if verify_ms else plain.verify_ms
+    cycle = best.draft_ms + best.verify_ms + best.rollback_ms + best.rest_ms
+    one = plain.verify_ms
     without = {
         "verification": cycle / max(cycle - best.verify_ms + one, 1e-9),
         "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
@@ -67,7 +74,8 @@ def _sentence(best: TextResult, plain: TextResult, gain: float, verify_ms: Seque
     reasons = {
         "verification": (
             f"verification holds it back: a batch of {depth + 1} tokens costs "
-            f"{best.verify_ms / one:.1f} times one"
+            f"{best.verify_ms / max(one, 1e-9):.1f} times one"
+            + ("; the kernels of `mtp-gguf build-server` make it cheaper" if slow_kernels else "")
         ),
         "drafting": (
             f"drafting holds it back: it takes {best.draft_ms / cycle:.0%} of each cycle; "

@@ -39,7 +39,6 @@ def record() -> dict[str, Any]:
     speeds = dict(zip(DEPTHS, (48.0, 50.0, 61.0, 57.0), strict=True))
     texts = [text(k, d, s) for d, s in speeds.items() for k in (*KINDS, HOSTILE, "all")]
     texts += [text("all", "auto", 60.0)]
-    texts += [text("all", 2, 58.0, fastmtp_size=8192, rows=8192)]
     texts += [text("all", d, s / 2, context=4096) for d, s in speeds.items()]
     tokens = [
         {"text": "def", "origin": 0, "rejected": None},
@@ -51,12 +50,24 @@ def record() -> dict[str, Any]:
         {"text": HOSTILE, "origin": 1, "rejected": None},
     ]
     return {
-        "format": 1,
+        "format": 2,
+        "state": "done",
+        "budget_s": 300.0,
+        "whole_s": 1400.0,
+        "seconds": 290.0,
+        "plan": [
+            {"what": f"texts: depth 0, {HOSTILE}", "seconds": 120.0, "state": "done"},
+            {"what": f"llama-server: depth 3, {HOSTILE}", "seconds": 40.0, "state": "left out"},
+        ],
         "environment": {
             "when": "2026-11-21T12:00:00+00:00",
             "cpu": HOSTILE,
             "device": "CPU",
             "threads": 2,
+            "kernels": "stock",
+            "prompts": 1,
+            "tokens": 64,
+            "rounds": 3,
             "versions": {"llama-cpp-python": "0.3.36"},
         },
         "model": {
@@ -73,7 +84,6 @@ def record() -> dict[str, Any]:
             }
             for context in (16, 4096)
         ],
-        "draft_ms": {"32768": [spread(2.0)]},
         "prefill": {
             "tokens": 512,
             "plain": spread(1800),
@@ -81,6 +91,10 @@ def record() -> dict[str, Any]:
             "head": spread(14),
         },
         "texts": texts,
+        "sizes": [
+            text("all", 2, 61.0),
+            text("all", 2, 58.0, fastmtp_size=8192, rows=8192),
+        ],
         "servers": [
             {
                 "name": "llama-server",
@@ -113,5 +127,4 @@ def record() -> dict[str, Any]:
             "share_reached": 0.83,
             "sentence": f"verification holds it back {HOSTILE}.",
         },
-        "notes": [],
     }

@@ -14,7 +14,8 @@ from mtp_gguf.gguf_tools import machine as machine_module
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
 from mtp_gguf.gguf_tools.report.page import render_report
-from mtp_gguf.native.bench.run import BenchOptions, run_bench
+from mtp_gguf.native.bench.options import BenchOptions
+from mtp_gguf.native.bench.run import Watcher, run_bench
 from mtp_gguf.native.bench.search import Space
 from mtp_gguf.native.bench.tune import TuneOptions, tune
 
@@ -23,7 +24,7 @@ TOKENS = 40
 
 def options(**changes: Any) -> BenchOptions:
     small = {"kinds": ["code"], "depths": (0, 2, "auto"), "tokens": TOKENS, "rounds": 1}
-    return BenchOptions(**{**small, "threads": 1, "prompts_per_kind": 1, **changes})
+    return BenchOptions(**{**small, "threads": 1, "prompts": 1, **changes})
 
 
 def known_acceptance(dial: Any, tokens: list[int], hit: float, depth: int) -> tuple[float, ...]:
@@ -45,7 +46,7 @@ def known_acceptance(dial: Any, tokens: list[int], hit: float, depth: int) -> tu
 @pytest.mark.parametrize("hit", [0.0, 0.7, 1.0])
 def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
     path, seen = dial("tiny", hit=hit), []
-    result = run_bench(path, options(), lambda share, _: seen.append(share))
+    result = run_bench(path, options(), Watcher(lambda share, _: seen.append(share)))
     record = json.loads(json.dumps(result.to_json()))
     by_depth = {t["depth"]: t for t in record["texts"] if t["kind"] == "all"}
     assert set(by_depth) == {0, 2, "auto"}
@@ -74,6 +75,8 @@ def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
     assert seen == sorted(seen)
     assert seen[-1] <= 1
     assert "Where a cycle" in render_report(record)
+    assert record["state"] == "done"
+    assert {part["state"] for part in record["plan"]} == {"done"}
 
 
 def _first_token(dial: Any, path: Path) -> int:
@@ -91,29 +94,34 @@ def test_contexts_sizes_and_coverage(dial: Any) -> None:
     """On a file with a draft vocabulary of 300 and more tokens."""
     path = dial.models.gguf("dense-tied", layout="ids")
     wanted = options(depths=(0, 1), sizes=(64, -1), contexts=(0, 48), tokens=12)
-    record = run_bench(path, wanted, lambda *_: None).to_json()
+    record = run_bench(path, wanted).to_json()
     assert {t["context"] for t in record["texts"]} == {0, 48}
-    rows = {t["fastmtp_size"]: t["rows"] for t in record["texts"]}
+    assert {t["fastmtp_size"] for t in record["texts"]} == {0}
+    rows = {t["fastmtp_size"]: t["rows"] for t in record["sizes"]}
+    assert set(rows) == {0, 64, -1}
     assert rows[64] == 64
     assert rows[-1] == 1024
     assert 300 <= rows[0] < 1024
-    assert set(record["draft_ms"]) == set(rows.values())
+    assert {t["depth"] for t in record["sizes"]} == {1}
     coverage = record["coverage"]
     assert max(coverage) == rows[0]
     assert list(coverage.values()) == sorted(coverage.values())
     assert 0 <= min(coverage.values()) <= max(coverage.values()) <= 1
     with pytest.raises(RequestError, match=r"a prompt of mine has .* tokens, expected 1 to"):
-        run_bench(path, options(own={"mine": "word " * 4000}), lambda *_: None)
+        run_bench(path, options(own={"mine": "word " * 4000}))
 
 
 def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = dial("tiny", hit=0.9)
     space = Space((1, 2), rollbacks=("snapshot", "checkpoint"), draft_threads=(0,))
-    profile, found = tune(path, TuneOptions(space, ["code"], tokens=12, rounds=1, threads=1), _hush)
+    tuned = tune(path, TuneOptions(space, None, ["code"], tokens=12, rounds=1, threads=1), _hush)
+    profile, found = tuned.profile, tuned.found
+    assert profile is not None
+    assert tuned.left_out == ()
     assert {c.settings.rollback for c in found.tried} == {"snapshot", "checkpoint"}
     assert {c.settings.depth for c in found.tried} == {0, 1, 2, "auto"}
-    assert len(profile.costs.verify_ms) == 9
-    assert len(profile.costs.draft_ms) == 8
+    assert len(profile.costs.verify_ms) == 5
+    assert len(profile.costs.draft_ms) == 4
 
     done = invoke("tune", path, "--max-depth", "2", "-n", "8", "--rounds", "1", "-t", "1")
     assert done.exit_code == 0, done.output
@@ -153,7 +161,7 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
     prompt = tmp_path / "mine.txt"
     prompt.write_text("aha", encoding="utf-8")
     out = tmp_path / "results"
-    command = ["bench", path, "--quick", "--prompts", "json", "--depths", "0,1", "-n", "6"]
+    command = ["bench", path, "--no-server", "--prompts", "json", "--depths", "0,1", "-n", "6"]
     command += ["--rounds", "1", "-t", "1", "--prompt-file", prompt, "-o", out]
     done = invoke(*command)
     assert done.exit_code == 0, done.output
@@ -176,6 +184,11 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
         (["--ctx", "4kk"], "--ctx: expected numbers of tokens such as 0,4k; found '4kk'"),
         (["--ctx", "9999999k"], "--ctx: expected numbers"),
         (["--fastmtp-sizes", "0"], "--fastmtp-sizes: expected numbers or -1, found '0'"),
+        (["--budget", "soon"], "--budget: expected a time such as 90s, 5m or 1h; found 'soon'"),
+        (["--budget", "0"], "--budget: expected a time"),
+        (["--budget", "-5m"], "--budget: expected a time"),
+        (["--budget", "9999h"], "--budget: expected a time"),
+        (["-o", "/dev/null"], "expected a folder, found a file"),
         (["--prompt-file", "/nowhere"], "/nowhere: cannot be read"),
         (["-o", "/nowhere/at/all"], "expected its folder to exist"),
         (["--llama-server", "/nowhere/server"], "expected a program, found none"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mtp_gguf.gguf_tools.profile import DraftSettings
-from mtp_gguf.native.bench.search import PLAIN, Found, Space, search
+from mtp_gguf.native.bench.search import PLAIN, Found, Search, Space
 
 SPACE = Space(
     depths=(1, 2, 3, 4, 5),
@@ -28,7 +28,7 @@ def run(speed: Callable[[DraftSettings], float], space: Space = SPACE) -> tuple[
         assert settings[0] == PLAIN, "no drafting is part of every comparison"
         return [PLAIN_TOK_S if s == PLAIN else speed(s) for s in settings]
 
-    return search(space, measure), measured
+    return Search(space, measure).run(), measured
 
 
 def truth(best: DraftSettings, top: float) -> Callable[[DraftSettings], float]:
@@ -92,3 +92,76 @@ def test_a_size_can_move_the_depth() -> None:
 def test_what_has_one_choice_is_not_searched() -> None:
     _, measured = run(lambda s: 60.0, Space((1, 2)))
     assert measured == 1 + 2 + 1 + 2 + 1
+
+
+def test_a_machine_that_slows_down_changes_nothing() -> None:
+    """Each speed counts beside no drafting in the same comparison, whatever the minute was like."""
+    truth_of, pace = truth(DraftSettings(3, 8192), 70.0), 2.0
+
+    def measure(settings: Sequence[DraftSettings]) -> list[float]:
+        nonlocal pace
+        pace *= 0.7
+        return [pace * (PLAIN_TOK_S if s == PLAIN else truth_of(s)) for s in settings]
+
+    found = Search(SPACE, measure).run()
+    assert found.settings == DraftSettings(3, 8192)
+    assert found.gain == pytest.approx(1.4)
+    # All speeds are said as of the last comparison.
+    assert found.tok_s == pytest.approx(70.0 * pace)
+    assert found.plain_tok_s == pytest.approx(PLAIN_TOK_S * pace)
+
+
+@pytest.mark.parametrize(("gain", "changed"), [(1.005, False), (1.02, True)])
+def test_a_setting_changes_for_one_percent(gain: float, changed: bool) -> None:
+    def speed(s: DraftSettings) -> float:
+        away = 2 if s.depth == "auto" else abs(int(s.depth) - 2)
+        return 70.0 * 0.95**away * (gain if s.rollback == "host" else 1)
+
+    space = Space((1, 2, 3), rollbacks=("snapshot", "host"))
+    again: list[DraftSettings] = []
+
+    def measure(settings: Sequence[DraftSettings]) -> list[float]:
+        again[:] = settings
+        return [PLAIN_TOK_S if s == PLAIN else speed(s) for s in settings]
+
+    Search(space, measure).run()
+    assert {s.rollback for s in again if s != PLAIN} == {"host" if changed else "snapshot"}
+
+
+def test_what_there_is_no_time_for() -> None:
+    asked: list[str] = []
+
+    def go_on(name: str) -> bool:
+        asked.append(name)
+        return name == "rollbacks"
+
+    tried: list[DraftSettings] = []
+
+    def measure(settings: Sequence[DraftSettings]) -> list[float]:
+        tried.extend(settings)
+        return [PLAIN_TOK_S if s == PLAIN else 60.0 for s in settings]
+
+    Search(SPACE, measure, go_on).run()
+    assert asked == ["sizes", "draft_threads", "rollbacks"]
+    assert {s.fastmtp_size for s in tried} == {s.draft_threads for s in tried} == {0}
+    assert {s.rollback for s in tried} == {"snapshot", "checkpoint", "host"}
+
+
+def test_found_before_the_end() -> None:
+    """What an interrupted search has: nothing, then the depths."""
+    search = Search(SPACE, lambda settings: [50.0, *(60.0 for _ in settings[1:])])
+    assert search.found() is None
+    answers = iter([lambda s: 60.0 + (s.depth == 3)])
+
+    def measure(settings: Sequence[DraftSettings]) -> list[float]:
+        speed = next(answers, None)
+        if speed is None:
+            raise KeyboardInterrupt
+        return [PLAIN_TOK_S if s == PLAIN else speed(s) for s in settings]
+
+    search = Search(SPACE, measure)
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    found = search.found()
+    assert found is not None
+    assert found.settings == DraftSettings(3)

@@ -40,7 +40,7 @@ PLAIN = text(0, 50.0, 0, 20, 1)
     ],
 )
 def test_names_what_holds_it_back(drafting: TextResult, words: str) -> None:
-    verdict = judge([PLAIN, drafting], [20.0])
+    verdict = judge([PLAIN, drafting])
     assert verdict is not None
     assert verdict.best == 0
     assert verdict.best_drafting == 2
@@ -50,7 +50,7 @@ def test_names_what_holds_it_back(drafting: TextResult, words: str) -> None:
 
 def test_limit_and_share() -> None:
     slow, fast = text(1, 60.0, 2, 27, 1.8), text(2, 80.0, 4, 24, 2.4)
-    verdict = judge([PLAIN, slow, fast, text("auto", 99.0, 1, 1, 1)], [20.0])
+    verdict = judge([PLAIN, slow, fast, text("auto", 99.0, 1, 1, 1)])
     assert verdict is not None
     assert verdict.best == verdict.best_drafting == 2
     assert verdict.gain == pytest.approx(1.6)
@@ -60,15 +60,15 @@ def test_limit_and_share() -> None:
 
 
 def test_a_gain_within_the_noise_is_none() -> None:
-    verdict = judge([PLAIN, text(1, 51.0, 2, 30, 1.8)], [20.0])
+    verdict = judge([PLAIN, text(1, 51.0, 2, 30, 1.8)])
     assert verdict is not None
     assert verdict.best == 0
     assert verdict.sentence.startswith("drafting gains less than 3% here; ")
 
 
 def test_without_a_comparison_there_is_no_verdict() -> None:
-    assert judge([PLAIN], [20.0]) is None
-    assert judge([text(2, 45.0, 4, 50, 2.4)], [20.0]) is None
+    assert judge([PLAIN]) is None
+    assert judge([text(2, 45.0, 4, 50, 2.4)]) is None
 
 
 def test_spread() -> None:

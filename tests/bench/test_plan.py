@@ -1,0 +1,103 @@
+"""What is measured in the time that there is: on made-up parts and a made-up clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mtp_gguf.native.bench.options import BenchOptions
+from mtp_gguf.native.bench.pace import Pace
+from mtp_gguf.native.bench.plan import FULL, Amount, Wish, fit
+from mtp_gguf.native.bench.wishes import make_wishes
+
+
+def wish(key: str, seconds: float, *, needed: bool = False) -> Wish:
+    """Takes so many seconds for 64 tokens, one prompt and three rounds."""
+    return Wish(
+        key, key, "", lambda a: seconds * a.prompts * a.tokens * a.rounds / (64 * 3), needed
+    )
+
+
+WISHES = [wish("a", 10, needed=True), wish("b", 20), wish("c", 40), wish("d", 5, needed=True)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "amount", "kept"),
+    [
+        (None, FULL, "abcd"),
+        (450, FULL, "abcd"),
+        (449, Amount(2, 128, 3), "abcd"),
+        (150, Amount(1, 128, 3), "abcd"),
+        (113, Amount(1, 96, 3), "abcd"),
+        (75, Amount(1, 64, 3), "abcd"),
+        (74, Amount(1, 64, 3), "abd"),  # all with less text would be 50 s: parts go first
+        (34, Amount(1, 64, 3), "ad"),
+        (55, Amount(1, 64, 3), "acd"[0] + "b" + "d"),  # b comes before c
+        (14, Amount(1, 48, 2), "ad"),
+        (1, Amount(1, 24, 1), "ad"),  # what is needed is measured whatever it takes
+    ],
+)
+def test_fits(budget: float | None, amount: Amount, kept: str) -> None:
+    plan = fit(WISHES, budget)
+    assert plan.amount == amount
+    assert "".join(str(w.key) for w in plan.kept) == kept
+    assert {str(w.key) for w in plan.left_out} == set("abcd") - set(kept)
+    assert plan.whole == 450
+    if budget not in (None, 1):
+        assert plan.seconds <= budget  # type: ignore[operator]
+
+
+def test_what_is_asked_for_is_not_chosen() -> None:
+    plan = fit(WISHES, 75, tokens=128, rounds=2)
+    assert plan.amount == Amount(1, 128, 2)
+    assert plan.whole == 600 * 128 / 128 * 2 / 3 / 4 * 3
+    assert fit(WISHES, 1000, prompts=1).amount == Amount(1, 128, 3)
+
+
+def test_a_plan_is_trimmed_to_the_time_left() -> None:
+    plan = fit(WISHES, 75)
+    assert plan.trim({"a"}, 65).kept == plan.kept
+    trimmed = plan.trim({"a"}, 50)
+    assert "".join(str(w.key) for w in trimmed.kept) == "abd"
+    assert "".join(str(w.key) for w in trimmed.left_out) == "c"
+    late = plan.trim({"a", "b"}, -10)
+    assert "".join(str(w.key) for w in late.kept) == "abd", "what is done stays, and what is needed"
+
+
+def test_lines_name_what_belongs_together() -> None:
+    wishes = [Wish(i, "texts", f"depth {i}", lambda _: 2.0) for i in (0, 1)]
+    plan = fit([*wishes, wish("a", 10)], 5)
+    assert plan.lines(plan.kept) == [("texts: depth 0, depth 1", 4.0)]
+    assert plan.lines(plan.left_out) == [("a", 10.0)]
+
+
+PACE = Pace((20.0, 30.0, 40.0), (2.0, 4.0), prompt_ms=4.0, open_ms=100.0, acceptance=0.5)
+
+
+def test_pace() -> None:
+    assert PACE.text_ms(0, 100) == 2000
+    assert PACE.text_ms(1, 100) == pytest.approx(100 / 1.5 * 32)
+    assert PACE.text_ms(2, 100) == pytest.approx(100 / 1.75 * 44)
+    assert PACE.text_ms(6, 64) > PACE.text_ms(2, 64) * 0.8  # deeper than measured: as the deepest
+
+
+def options(**changes: Any) -> BenchOptions:
+    return BenchOptions(**{"kinds": ["code", "json"], "sizes": (1000, -1), **changes})
+
+
+def test_wishes_by_what_matters() -> None:
+    prompts = {"code": [[1] * 30] * 3, "json": [[1] * 50] * 3}
+    wishes = make_wishes(options(contexts=(0, 4096)), PACE, prompts, 10**9)
+    seconds = {w.key: w.seconds(Amount(1, 64, 3)) for w in wishes}
+    # Three rounds of two prompts of 30 and 50 tokens at 4 ms, answers at 20 ms a token, a context.
+    assert seconds["depth", 0] == pytest.approx(3 * (80 * 4 + 2 * 64 * 20 + 100) / 1e3)
+    assert seconds["context", 4096] > 4096 * 4 / 1e3 + sum(
+        s for k, s in seconds.items() if k[0] == "depth"
+    )
+    needed = {w.key for w in wishes if w.needed}
+    assert {("depth", d) for d in (0, 1, 2, 3)} < needed
+    assert ("context", 4096) in needed, "asked for by name"
+    assert not {("depth", 4), ("depth", "auto"), ("size", 1000), ("prefill",)} & needed
+    asked = make_wishes(options(depths_asked=True, sizes_asked=True), PACE, prompts, 10**9)
+    assert {("depth", 6), ("size", -1)} < {w.key for w in asked if w.needed}

@@ -1,0 +1,201 @@
+"""A bench that is stopped, killed or short of time leaves what it measured."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversions import invoke
+
+from mtp_gguf.gguf_tools.profile import profile_path
+from mtp_gguf.gguf_tools.report.page import render_report
+from mtp_gguf.native.bench.options import BenchOptions
+from mtp_gguf.native.bench.plan import Plan
+from mtp_gguf.native.bench.result import BenchResult
+from mtp_gguf.native.bench.run import Watcher, run_bench
+from mtp_gguf.native.bench.search import Space
+from mtp_gguf.native.bench.tune import TuneOptions, tune
+
+_HANGS = 120.0  # seconds after which a child is taken to hang
+
+
+def options(**changes: Any) -> BenchOptions:
+    small = {"kinds": ["code", "json"], "depths": (0, 1), "tokens": 8, "rounds": 2, "prompts": 1}
+    return BenchOptions(**{**small, "threads": 1, **changes})
+
+
+def states(result: BenchResult) -> dict[str, str]:
+    return {part.what.partition(":")[0]: part.state for part in result.plan}
+
+
+def test_every_part_is_saved_and_makes_a_page(dial: Any) -> None:
+    """Whenever it is killed, what lies there is a whole JSON and a whole page."""
+    saved: list[BenchResult] = []
+    plans: list[Plan] = []
+    watcher = Watcher(planned=plans.append, saved=saved.append)
+    run_bench(dial("tiny", hit=0.9), options(), watcher)
+    assert len(plans) == 1
+    done = [sum(part.state == "done" for part in r.plan) for r in saved]
+    assert done == sorted(done)
+    assert done[0] == 1
+    assert [r.state for r in saved] == ["running"] * (len(saved) - 1) + ["done"]
+    assert not saved[0].texts
+    assert saved[0].cycles
+    pages = [render_report(json.loads(json.dumps(r.to_json()))) for r in saved]
+    assert all("This bench still runs; not measured: " in page for page in pages[:-2])
+    assert "This bench" not in pages[-1]
+
+
+@pytest.mark.parametrize("at", ["texts", "a prompt of 512"])
+def test_interrupted(dial: Any, at: str) -> None:
+    """Ctrl-C in a part: its finished rounds and the parts before it are the result."""
+
+    def progress(_share: float, text: str) -> None:
+        if text == at or (at == "texts" and text == "texts, round 2 of 2"):
+            raise KeyboardInterrupt
+
+    result = run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+    assert result.state == "stopped"
+    found = states(result)
+    assert found["costs of a cycle"] == "done"
+    assert found["a prompt of 512"] == "planned"
+    speeds = {t.depth: t.tok_s.n for t in result.texts}
+    if at == "texts":
+        assert found["texts"] == "planned"
+        assert speeds == {}
+        assert result.verdict is None
+    else:
+        assert found["texts"] == "done"
+        assert speeds == {0: 2, 1: 2}
+        assert result.verdict is not None
+    page = render_report(json.loads(json.dumps(result.to_json())))
+    assert "This bench was stopped; not measured: " in page
+
+
+def test_interrupted_between_rounds(dial: Any) -> None:
+    def progress(_share: float, text: str) -> None:
+        if text == "texts, round 2 of 2":
+            raise KeyboardInterrupt
+
+    result = run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+    assert states(result)["texts"] == "fewer rounds"
+    assert {t.depth: t.tok_s.n for t in result.texts} == {0: 1, 1: 1}
+
+
+def test_before_anything_is_measured_there_is_no_result(dial: Any) -> None:
+    def progress(_share: float, text: str) -> None:
+        if text == "a first look":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+
+
+def test_out_of_time(dial: Any) -> None:
+    """The clock jumps once the first round of texts is written: what can wait is left out."""
+    now = [0.0]
+
+    def progress(_share: float, text: str) -> None:
+        now[0] += 2000.0 if text == "texts, round 1 of 2" and not now[0] else 0.0
+
+    watcher = Watcher(progress, clock=lambda: now[0])
+    result = run_bench(dial("tiny", hit=0.9), options(budget=1000.0), watcher)
+    assert result.state == "done"
+    found = states(result)
+    assert found["texts"] == "fewer rounds"
+    assert found["a prompt of 512"] == "left out"
+    assert result.prefill is None
+    assert found["texts token by token"] == found["the file's sha256"] == "done"
+    assert result.samples
+    assert result.model["sha256"]
+
+
+def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
+    """A real signal to a real process, once it has written something."""
+    out = tmp_path / "results"
+    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command += ["bench", str(dial("tiny", hit=0.9)), "--full", "-n", "192", "--rounds", "20"]
+    command += ["--prompts", "code", "--depths", "0,1", "--no-server", "-t", "1", "-o", str(out)]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        until = time.monotonic() + _HANGS
+        data = out / "bench.json"
+        while not (data.exists() and json.loads(data.read_text("utf-8"))["texts"]):
+            assert child.poll() is None, child.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=_HANGS)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 1
+    assert "plan: about" in stderr
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("mtp-gguf: interrupted; not measured: texts token by token; ")
+    assert f"written: {out / 'report.html'}" in stdout
+    assert "depth   tok/s" in stdout
+    record = json.loads((out / "bench.json").read_text("utf-8"))
+    assert record["state"] == "stopped"
+    assert {p.name for p in out.iterdir()} == {"bench.json", "report.html"}
+    assert "This bench was stopped" in (out / "report.html").read_text("utf-8")
+
+
+def test_a_folder_of_its_own(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = dial("tiny", hit=0.9)
+    command = ["bench", path, "--no-server", "--prompts", "code", "--depths", "0,1", "-n", "4"]
+    command += ["--rounds", "1", "-t", "1"]
+    for expected in (f"{path.stem}.bench", f"{path.stem}.bench-2"):
+        done = invoke(*command)
+        assert done.exit_code == 0, done.output
+        assert f"written: {Path(expected) / 'report.html'}" in done.stdout
+        assert (tmp_path / expected / "bench.json").exists()
+    quiet = invoke(*command, "--json")
+    assert json.loads(quiet.stdout)["format"] == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_tune_interrupted(dial: Any) -> None:
+    """After the depths: what was found, and no profile."""
+    path = dial("tiny", hit=0.9)
+    space = Space((1, 2), rollbacks=("snapshot", "host"))
+
+    def progress(_share: float, text: str) -> None:
+        if "host" in text:
+            raise KeyboardInterrupt
+
+    small = TuneOptions(space, None, ["code"], tokens=8, rounds=1, threads=1)
+    tuned = tune(path, small, progress)
+    assert tuned.profile is None
+    assert {c.settings.depth for c in tuned.found.tried} == {0, 1, 2}
+    assert not profile_path(path).exists()
+
+    def at_once(_share: float, text: str) -> None:
+        if text == "depth 1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(path, small, at_once)
+
+
+def test_tune_out_of_time(dial: Any) -> None:
+    now = [0.0]
+
+    def progress(_share: float, text: str) -> None:
+        now[0] += 500.0 if text == "depth 2" else 0.0
+
+    space = Space((1, 2), rollbacks=("snapshot", "host"), draft_threads=(0, 1))
+    small = TuneOptions(space, 600.0, ["code"], tokens=8, rounds=3, threads=1)
+    tuned = tune(dial("tiny", hit=0.9), small, progress, clock=lambda: now[0])
+    assert set(tuned.left_out) == {"rollbacks", "draft_threads"}
+    assert tuned.profile is not None
+    assert {c.settings.depth for c in tuned.found.tried} == {0, 1, 2, "auto"}
