@@ -7,19 +7,18 @@ Each case changes one line of a copy of the sources, builds it and runs a proof 
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from native_build import ROOT, Build, configure, run_tests
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SAMPLING = "test_sampling_demo.py::test_three_tokens_come_as_the_trunk_says"
 EXACT = "test_exact.py::test_bases_whose_products_change_at_two_rows"
 DRAFTS = "test_head.py::test_drafts_equal_the_reference"
@@ -87,41 +86,18 @@ BREAKS = {
 }
 
 
-@dataclass(frozen=True)
-class Build:
-    """A copy of the sources and its build folder."""
-
-    source: Path
-    folder: Path
-
-    def library(self) -> Path:
-        """Build what the copy now holds."""
-        subprocess.run(
-            ["cmake", "--build", self.folder, "--target", "mtp"], check=True, capture_output=True
-        )
-        return next(self.folder.glob("native/libmtp.*"))
-
-
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Of a copy of the sources."""
     source = tmp_path_factory.mktemp("source")
     shutil.copy(ROOT / "CMakeLists.txt", source)
     shutil.copytree(ROOT / "native", source / "native")
-    made = Build(source, source / "build")
-    prefix = f"-DCMAKE_PREFIX_PATH={sysconfig.get_path('purelib')}"
-    configure = ["cmake", "-S", source, "-B", made.folder, "-DCMAKE_BUILD_TYPE=Release", prefix]
-    subprocess.run(configure, check=True, capture_output=True)
-    return made
+    return configure(source, source / "build")
 
 
 def passes(proof: str, library: Path) -> bool:
     """Whether a proof passes over a library; it must run to its end."""
-    test = ROOT / "tests" / "native" / proof
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(test)]
-    environment = {**os.environ, "MTP_GGUF_NATIVE_LIB": str(library)}
-    done = subprocess.run(
-        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = run_tests(library, "-x", proof)
     assert done.returncode in (0, 1), done.stdout  # 1: some test failed
     return done.returncode == 0
 

@@ -1,0 +1,66 @@
+"""The native library under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    pytest -m slow tests/native/test_sanitized.py
+
+runs all everyday tests of this folder; in everyday runs those of refused input alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from native_build import ROOT, configure, run_tests
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not shutil.which("cmake") or not shutil.which("g++"),
+    reason="needs Linux, CMake and g++, whose sanitizers can be preloaded",
+)
+REFUSALS = [
+    "test_refusals.py",
+    "test_checkpoint.py::test_hostile_bytes",
+    "test_checkpoint.py::test_random_damage_never_crashes",
+    "test_head.py::test_arguments_are_checked",
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # -O1: half the time to build
+    options = ["-DMTP_SANITIZE=ON", "-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    return configure(ROOT, tmp_path_factory.mktemp("sanitized"), *options).library()
+
+
+def check(library: Path, *arguments: str) -> None:
+    """Both runtimes come first in the process; what Python never frees is no leak of ours."""
+    runtimes = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    done = run_tests(
+        library,
+        "-s",  # a report is written as the process dies
+        *arguments,
+        LD_PRELOAD=" ".join(runtimes),
+        ASAN_OPTIONS="detect_leaks=0",
+        UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def test_input_that_is_refused(library: Path) -> None:
+    check(library, *REFUSALS)
+
+
+@pytest.mark.slow
+def test_everything(library: Path) -> None:
+    check(library, "--ignore=test_sanitized.py", ".")
