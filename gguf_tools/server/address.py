@@ -36,10 +36,9 @@ def resolve(host: str, port: int) -> Address:
         raise RequestError(f"--host: expected one IP address or name, found {host!r}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise RequestError(
-            f"--host: {host!r} is no address of this machine: {error.strerror}"
-        ) from None
+    except (OSError, UnicodeError) as error:  # the second for what no name can be, as `a..b`
+        why = getattr(error, "strerror", None) or "not a host's name"
+        raise RequestError(f"--host: {host!r} is no address of this machine: {why}") from None
     bound = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
     return Address(host, port, tuple(bound))
 
@@ -68,12 +67,13 @@ def check_helpers(endpoints: str) -> None:
     """
     for endpoint in endpoints.split(","):
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
+        digits = port.isascii() and port.isdecimal() and len(port) <= len("65535")
+        if not host or not digits or not 0 < int(port) < 2**16:
             raise RequestError(f"--rpc: expected HOST:PORT,…, found {endpoint!r}")
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
             raise RequestError(
-                f"--rpc: no RPC server answers at {endpoint}: {error.strerror or error}; "
-                "start `ggml-rpc-server` there"
+                f"--rpc: no RPC server answers at {endpoint}: {why}; start `ggml-rpc-server` there"
             ) from None

@@ -246,7 +246,9 @@ def test_a_public_address_needs_a_key_or_a_word(
     assert printed(patched, model, "--host", host)[3] == host
 
 
-@pytest.mark.parametrize("host", ["", "127.0.0.1,0.0.0.0", "/tmp/a.sock", "no.such.host.invalid"])
+@pytest.mark.parametrize(
+    "host", ["", "127.0.0.1,0.0.0.0", "/tmp/a.sock", "no.such.host.invalid", "bad..host", "a" * 70]
+)
 def test_hosts_that_cannot_be_waited_for(host: str, patched: Path, files: Files) -> None:
     message = refusal(patched, files("plain"), "--host", host)
     assert "--host" in message
@@ -254,7 +256,8 @@ def test_hosts_that_cannot_be_waited_for(host: str, patched: Path, files: Files)
 
 
 @pytest.mark.parametrize(
-    "endpoints", ["", "127.0.0.1", ":1", "127.0.0.1:x", "127.0.0.1:1,", "127.0.0.1:99999"]
+    "endpoints",
+    ["", "127.0.0.1", ":1", "127.0.0.1:x", "127.0.0.1:1,", "127.0.0.1:99999", "bad..host:1"],
 )
 def test_a_helper_that_does_not_answer_is_named(
     endpoints: str, patched: Path, files: Files, free_port: int
