@@ -45,7 +45,8 @@ def build_server(
     if where and clean_all:
         raise typer.BadParameter("--where and --clean are two different wishes")
     if clean_all:
-        typer.echo(f"removed: {clean()} builds")
+        n = clean()
+        typer.echo(f"removed {n} {'build' if n == 1 else 'builds'}" if n else "nothing to remove")
         return
     if where:
         found = find_build()

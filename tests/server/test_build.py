@@ -242,8 +242,11 @@ def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setenv("CMAKE_FAIL", "1")
     machine.build("--cmake-args", "-DX=1")
     assert len(machine.folders()) == 2
-    assert "2 builds" in invoke("build-server", "--clean").stdout
+    assert invoke("build-server", "--clean").stdout == "removed 2 builds\n"
     assert machine.folders() == []
+    assert invoke("build-server", "--clean").stdout == "nothing to remove\n"
+    machine.build("--cmake-args", "-DX=1")
+    assert invoke("build-server", "--clean").stdout == "removed 1 build\n"
 
 
 def test_a_missing_tool_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
