@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import re
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ IN_ONE_GRAPH = "in one graph on CPU"
 LEAST_ALIKE = 0.85
 OPTIONS = ("--spec-draft-n-max", DEPTH)
 LONG = "".join(TEXTS) * 4  # longer than a checkpoint's distance
+
+
+def weights_mib(log: Path) -> float:
+    """Of the model in all buffers, as llama.cpp counts them when it loads."""
+    found = re.findall(r"model buffer size = +([\d.]+) MiB", log.read_text(errors="replace"))
+    return sum(map(float, found))
 
 
 def post(client: Client, path: str, body: dict[str, Any]) -> Any:
@@ -69,6 +76,30 @@ def test_both_drivers_draft_alike(
     assert len(one_graph) > len(TEXTS) * TOKENS / 2
     alike = difflib.SequenceMatcher(None, one_graph, steps, autojunk=False).ratio()
     assert alike >= LEAST_ALIKE
+
+
+def test_the_head_is_in_memory_once(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """The model beside it takes what it takes where nothing drafts, and less than for the steps.
+
+    A head that cannot be run by itself (of a cache in other types) leaves the model its layer.
+    """
+    other = ("--spec-draft-type-k", "q8_0")
+    sizes = []
+    for options, passed in (
+        (["--no-draft"], ()),
+        (OPTIONS, ()),
+        (OPTIONS, (STEPS,)),
+        (OPTIONS, other),
+    ):
+        log = tmp_path / f"log{len(sizes)}"
+        more = (*passed, "--load-mode", "none", "--log-file", log, "--verbosity", 10)
+        with running(patched_server, files("plain"), free_port, *more, options=options) as client:
+            assert ("draft_n" in client.complete(TEXTS[0])["timings"]) == bool(sizes)
+        sizes.append(weights_mib(log))
+    without, in_one_graph, in_steps, refused = sizes
+    assert 0 < without == in_one_graph < in_steps == refused
 
 
 def test_an_unlikely_draft_is_not_offered(

@@ -1,0 +1,79 @@
+"""What sampling a row of a large vocabulary does without (patches/), with the same results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.conftest import Files
+from server.test_real_server import TEXTS, running
+
+pytestmark = pytest.mark.server
+
+# The same candidates in order of their ids, where the last tokens are found at once, and in others,
+# where all candidates are looked at; the whole vocabulary, and a part of it.
+CODE = """
+import ctypes, json
+import llama_cpp as llama
+import numpy as np
+
+N, LAST = 1000, [0, 999, 5, 5, 7, 5, 400, 999]
+logits = np.random.default_rng(1).normal(size=N).astype(np.float32)
+
+def penalized(ids):
+    candidates = (llama.llama_token_data * len(ids))(*((i, logits[i], 0) for i in ids))
+    array = llama.llama_token_data_array(candidates, len(ids), -1, False)
+    sampler = llama.llama_sampler_init_penalties(N, 64, 1.25, 0.5, 0.25)
+    for token in LAST:
+        llama.llama_sampler_accept(sampler, token)
+    llama.llama_sampler_apply(sampler, ctypes.byref(array))
+    llama.llama_sampler_free(sampler)
+    found = {c.id: c.logit for c in candidates}
+    return [found.get(i) for i in range(N)]
+
+ordered, moved = np.arange(N), np.roll(np.arange(N), 400)  # all are there, none in its place
+halves = penalized(ordered[:500]), penalized(ordered[500:])
+print(json.dumps([
+    penalized(ordered), penalized(ordered[::-1]), penalized(moved),
+    halves[0][:500] + halves[1][500:], logits.tolist(),
+]))
+"""
+
+
+def test_penalties_find_their_tokens_wherever_they_stand(patched_server: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ordered, *others, before = json.loads(done.stdout)
+    assert others == [ordered] * len(others)
+    changed = [i for i, (new, old) in enumerate(zip(ordered, before, strict=True)) if new != old]
+    assert changed == [0, 5, 7, 400, 999]
+
+
+def test_a_draft_that_is_undone_takes_its_penalties_back(
+    patched_server: Path, files: Files, free_port: int
+) -> None:
+    """Where the context has no snapshots, a checkpoint brings the sampler's state back, too."""
+    ngrams = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", 2)
+    greedy = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "n_predict": 64}
+    texts, offered, accepted = [], 0, 0
+    for passed in ((), ngrams):
+        with running(
+            patched_server, files("base", "demo"), free_port, *passed, options=["--no-draft"]
+        ) as client:
+            results = [client.complete(text * 4, **greedy) for text in TEXTS]
+        texts.append([result["tokens"] for result in results])
+        offered += sum(result["timings"].get("draft_n", 0) for result in results)
+        accepted += sum(result["timings"].get("draft_n_accepted", 0) for result in results)
+    assert texts[0] == texts[1]
+    assert 0 < accepted < offered
