@@ -39,12 +39,17 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """kept and left_out: in the order of the wishes. whole: seconds of everything, in full."""
+    """wishes: all of them, what matters most first. whole: seconds of them in full."""
 
     amount: Amount
+    wishes: tuple[Wish, ...]
     kept: tuple[Wish, ...]
-    left_out: tuple[Wish, ...]
     whole: float
+
+    @property
+    def left_out(self) -> tuple[Wish, ...]:
+        """What there is no time for."""
+        return tuple(wish for wish in self.wishes if wish not in self.kept)
 
     @property
     def seconds(self) -> float:
@@ -70,13 +75,15 @@ class Plan:
             for group, same in groups.items()
         ]
 
-    def trim(self, done: Collection[Hashable], seconds: float) -> Plan:
-        """The plan where only so many seconds are left for the parts that are not done."""
-        ahead = [wish for wish in self.kept if wish.key not in done]
+    def adjust(self, done: Collection[Hashable], seconds: float) -> Plan:
+        """The plan where so many seconds are left for the parts that are not done.
+
+        Parts go where the time got short, and come back where it did not.
+        """
+        ahead = [wish for wish in self.wishes if wish.key not in done]
         fitting = _greedy(ahead, self.amount, seconds)
-        kept = tuple(wish for wish in self.kept if wish.key in done or wish in fitting)
-        dropped = tuple(wish for wish in self.kept if wish not in kept)
-        return replace(self, kept=kept, left_out=(*self.left_out, *dropped))
+        kept = [wish for wish in self.wishes if wish.key in done or wish in fitting]
+        return replace(self, kept=tuple(kept))
 
 
 def fit(
@@ -99,16 +106,15 @@ def fit(
 
     whole = _sum(wishes, asked(FULL))
     if budget is None or whole <= budget:
-        return Plan(asked(FULL), tuple(wishes), (), whole)
+        return Plan(asked(FULL), tuple(wishes), tuple(wishes), whole)
     for amount in map(asked, _ENOUGH):
         if _sum(wishes, amount) <= budget:
-            return Plan(amount, tuple(wishes), (), whole)
+            return Plan(amount, tuple(wishes), tuple(wishes), whole)
     needed = [wish for wish in wishes if wish.needed]
     amounts = [asked(a) for a in (_ENOUGH[-1], *_LITTLE)]
     amount = next((a for a in amounts if _sum(needed, a) <= budget), amounts[-1])
     kept = _greedy(wishes, amount, budget)
-    dropped = tuple(wish for wish in wishes if wish not in kept)
-    return Plan(amount, tuple(kept), dropped, whole)
+    return Plan(amount, tuple(wishes), tuple(kept), whole)
 
 
 def _greedy(wishes: Sequence[Wish], amount: Amount, seconds: float) -> list[Wish]:

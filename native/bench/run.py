@@ -150,7 +150,7 @@ class _Bench:
     def _part(self, keys: Sequence[Hashable], measure: Callable[[], None]) -> None:
         """Measure what the plan has of these keys, in the time that is left."""
         assert self._plan is not None
-        self._plan = self._plan.trim(self._done, self._left() / self._pace)
+        self._plan = self._plan.adjust(self._done, self._left() / self._pace)
         wishes = [wish for wish in self._plan.kept if wish.key in keys]
         if not wishes:
             return
@@ -405,9 +405,8 @@ class _Bench:
                     return SHORT
             return DONE if key in self._done else PLANNED
 
-        wishes = (*plan.kept, *plan.left_out)
-        for how in dict.fromkeys(map(state, wishes)):
-            for what, seconds in plan.lines([wish for wish in wishes if state(wish) == how]):
+        for how in dict.fromkeys(map(state, plan.wishes)):
+            for what, seconds in plan.lines([wish for wish in plan.wishes if state(wish) == how]):
                 yield PlannedPart(what, seconds, how)
 
 

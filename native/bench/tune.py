@@ -192,7 +192,7 @@ class _Race:
         planned = sum(w.seconds(self._plan.amount) for w in self._plan.kept if w.key in self._done)
         pace = (self._clock() - self._began) / max(planned, 1e-9)
         left = (self._ends - self._clock()) / max(pace, 1e-9)
-        self._plan = self._plan.trim(self._done, left)
+        self._plan = self._plan.adjust(self._done, left)
         self._asked = name if self._plan.has(name) else None
         return self._asked is not None
 

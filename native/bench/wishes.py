@@ -16,7 +16,7 @@ COSTS, SAMPLE, PREFILL, DIGEST = ("costs",), ("sample",), ("prefill",), ("digest
 SAMPLE_TOKENS = 160
 
 _FIRST = (0, 1, 2, 3)  # depths without which a bench says little
-_SERVER_ORDER = (2, 0, 1, 3)  # what tells most first
+_FIRST_OF_SERVER = (2, 0)  # depths that tell most of a llama-server
 _SERVER_START = 4.0  # seconds: loading, a warm-up of its own
 _SERVER_SLOWER = 1.3  # than our own session, seen with a stock one
 _LATER_TOKEN = 1.2  # price of a token in a long prompt over that of one in a short one
@@ -59,53 +59,53 @@ def make_wishes(
         once = tokens * pace.prompt_ms * _LATER_TOKEN / 1e3
         return once + costs(amount) + sum(turns(d, amount) for d in o.depths)
 
+    def depth_wish(depth: int | str) -> Wish:
+        said = depth if isinstance(depth, str) else f"depth {depth}"
+        needed = o.depths_asked or depth in _FIRST
+        return Wish(("depth", depth), "texts", said, partial(turns, depth), needed)
+
+    def server_wishes(depths: Sequence[int]) -> list[Wish]:
+        return [
+            Wish(
+                ("server", i, depth),
+                server_name(o, i),
+                f"depth {depth}",
+                partial(server, depth),
+                needed=o.servers_asked,
+            )
+            for depth in depths
+            for i, found in enumerate(o.servers)
+            if depth in o.server_depths and (found.drafts or not depth)
+        ]
+
+    first = [d for d in o.depths if d in (*_FIRST, AUTO)]
+    others = sorted(int(d) for d in o.depths if d not in first)
+    rest = [d for d in o.server_depths if d not in _FIRST_OF_SERVER]
     wishes = [
         Wish(COSTS, "costs of a cycle", f"chains of 0 to {COST_DEPTH} drafts", costs, needed=True),
-        *(
-            Wish(
-                ("depth", depth),
-                "texts",
-                f"depth {depth}" if depth != AUTO else AUTO,
-                partial(turns, depth),
-                needed=o.depths_asked or depth in _FIRST,
-            )
-            for depth in sorted(o.depths, key=lambda d: (d not in (*_FIRST, AUTO), str(d)))
-        ),
+        *map(depth_wish, first),
         Wish(SAMPLE, "texts token by token", "", sample, needed=True),
         Wish(PREFILL, f"a prompt of {PREFILL_TOKENS}", "with and without the head", prefill),
-    ]
-    wishes += [
-        Wish(
-            ("context", tokens),
-            "longer contexts",
-            f"{tokens} tokens",
-            partial(context, tokens),
-            needed=True,  # nobody gets these without asking
-        )
-        for tokens in o.contexts[1:]
-    ]
-    wishes += [
-        Wish(
-            ("server", i, depth),
-            server_name(o, i),
-            f"depth {depth}",
-            partial(server, depth),
-            needed=o.servers_asked,
-        )
-        for depth in sorted(o.server_depths, key=_server_rank)
-        for i, found in enumerate(o.servers)
-        if found.drafts or not depth
-    ]
-    wishes += [
-        Wish(
-            ("size", rows),
-            "draft vocabularies",
-            f"{rows} rows" if rows > 0 else "all rows" if rows else "the file's",
-            # The file's own list takes part, so that all are measured in the same minutes.
-            lambda amount: turns(2, amount) * (1 + 1 / len(o.sizes)),
-            needed=o.sizes_asked,
-        )
-        for rows in o.sizes
+        *(
+            # Nobody gets these without asking.
+            Wish(("context", n), "longer contexts", f"{n} tokens", partial(context, n), needed=True)
+            for n in o.contexts[1:]
+        ),
+        *map(depth_wish, others[:1]),
+        *server_wishes(_FIRST_OF_SERVER),
+        *map(depth_wish, others[1:]),
+        *(
+            Wish(
+                ("size", rows),
+                "draft vocabularies",
+                f"{rows:,} rows" if rows > 0 else "no list" if rows else "all of the list",
+                # The file's own list takes part, so that all are measured in the same minutes.
+                lambda amount: turns(2, amount) * (1 + 1 / len(o.sizes)),
+                needed=o.sizes_asked,
+            )
+            for rows in o.sizes
+        ),
+        *server_wishes(rest),
     ]
     return [
         *wishes,
@@ -123,7 +123,3 @@ def server_name(options: BenchOptions, index: int) -> str:
 def _guess(depth: int | str) -> int:
     """A depth that costs about as much; "auto" is somewhere in the middle."""
     return 2 if isinstance(depth, str) else depth
-
-
-def _server_rank(depth: int) -> int:
-    return _SERVER_ORDER.index(depth) if depth in _SERVER_ORDER else len(_SERVER_ORDER) + depth

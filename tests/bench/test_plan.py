@@ -55,13 +55,14 @@ def test_what_is_asked_for_is_not_chosen() -> None:
     assert fit(WISHES, 1000, prompts=1).amount == Amount(1, 128, 3)
 
 
-def test_a_plan_is_trimmed_to_the_time_left() -> None:
+def test_a_plan_follows_the_time_left() -> None:
     plan = fit(WISHES, 75)
-    assert plan.trim({"a"}, 65).kept == plan.kept
-    trimmed = plan.trim({"a"}, 50)
+    assert plan.adjust({"a"}, 65).kept == plan.kept
+    trimmed = plan.adjust({"a"}, 50)
     assert "".join(str(w.key) for w in trimmed.kept) == "abd"
     assert "".join(str(w.key) for w in trimmed.left_out) == "c"
-    late = plan.trim({"a", "b"}, -10)
+    assert trimmed.adjust({"a"}, 65).kept == plan.kept, "time was won back"
+    late = plan.adjust({"a", "b"}, -10)
     assert "".join(str(w.key) for w in late.kept) == "abd", "what is done stays, and what is needed"
 
 
