@@ -67,6 +67,12 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"free drafts would give {verdict.limit_tok_s:.1f} tok/s at depth "
             f"{verdict.best_drafting}; {verdict.share_reached:.0%} of that is reached"
         )
+        times = verdict.without
+        yield (
+            f"times as fast if a batch cost as much as a token {times['verification']:.2f}, "
+            f"if drafts cost nothing {times['drafting']:.2f}, "
+            f"if all were right {times['acceptance']:.2f}"
+        )
         yield verdict.sentence
 
 

@@ -71,10 +71,9 @@ def bars(name: str, title: str, rows: Sequence[Row], line: tuple[float, str] | N
         if row.whisker:
             low, high = (value * scale for value in row.whisker)
             middle = top + _BAR_HEIGHT / 2
-            out.append(
-                f'<line class="whisker" x1="{low:.2f}%" x2="{high:.2f}%" y1="{middle}" '
-                f'y2="{middle}"/>'
-            )
+            ends = f'x1="{low:.2f}%" x2="{high:.2f}%" y1="{middle}" y2="{middle}"'
+            # A halo, so that it is seen on every fill, light and dark.
+            out.append(f'<line class="halo" {ends}/><line class="whisker" {ends}/>')
         if row.mark:
             out.append(_upright("mark", row.mark[0] * scale, top - 2, _BAR_HEIGHT + 4, row.mark[1]))
         if line:

@@ -44,9 +44,11 @@ def render_report(record: Mapping[str, Any]) -> str:
         _state(record),
         _verdict(record.get("verdict")),
         _speeds(main, record),
+        _prices(record.get("verdict")),
         _samples(record["samples"]),
         _acceptance(main),
         _time(main),
+        _break_even(record, main),
         _contexts(texts, contexts),
         _sizes(record),
         _numbers(record),
@@ -58,17 +60,30 @@ def render_report(record: Mapping[str, Any]) -> str:
 def _where(record: Mapping[str, Any]) -> str:
     e = record["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items())
-    words = f"{e['cpu']}, {e['device']}, {e['threads']} threads; {versions}; {e['when']}"
-    return f'<p class="soft">{escape(words)}</p>'
+    words = [
+        f"{e['cpu']}, {e['device']}, {e['threads']} threads, {e['kernels']} kernels",
+        versions,
+        f"{e['prompts']} prompt{'s' if e['prompts'] > 1 else ''} of each kind, answers of "
+        f"{e['tokens']} tokens, {e['rounds']} round{'s' if e['rounds'] > 1 else ''}",
+        str(e["when"]),
+    ]
+    return f'<p class="soft">{escape("; ".join(words))}</p>'
 
 
 def _state(record: Mapping[str, Any]) -> str:
-    """Nothing of a bench that is whole; else what it lacks."""
-    missing = [part["what"] for part in record["plan"] if part["state"] == "planned"]
-    if record["state"] == "done" or not missing:
-        return ""
-    why = "This bench was stopped" if record["state"] == "stopped" else "This bench still runs"
-    return f'<p class="note">{why}; not measured: {escape("; ".join(missing))}.</p>'
+    """What a bench lacks; nothing where it was measured in full."""
+    of: dict[str, list[str]] = {}
+    for part in record["plan"]:
+        of.setdefault(part["state"], []).append(part["what"])
+    said = []
+    if record["state"] != "done" and "planned" in of:
+        why = "This bench was stopped" if record["state"] == "stopped" else "This bench still runs"
+        said.append(f"{why}; not measured: {'; '.join(of['planned'])}.")
+    if short := of.get("fewer rounds"):
+        said.append(f"Fewer rounds than planned: {'; '.join(short)}.")
+    if left_out := of.get("left out"):
+        said.append(f"There was no time for: {'; '.join(left_out)} (--budget, --full).")
+    return "".join(f'<p class="note">{escape(text)}</p>' for text in said)
 
 
 def _verdict(verdict: Mapping[str, Any] | None) -> str:
@@ -134,7 +149,8 @@ def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
         rows.append(
             Row(
                 f"{server['name']}, {depth}",
-                f"{speed['median']:.1f} tok/s",
+                f"{speed['median']:.1f} tok/s"
+                + (f", {server['acceptance']:.0%} accepted" if server["acceptance"] else ""),
                 [Part(speed["median"], "f2", server["version"])],
                 (speed["low"], speed["high"]),
             )
@@ -147,6 +163,60 @@ def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
         "if drafts cost nothing. The dashed line is no drafting.",
         _figure(bars("speed", "Tokens per second by depth, with the limit", rows, line)),
         _key(["mtp-gguf", "llama-server"]) if record["servers"] else "",
+    )
+
+
+def _prices(verdict: Mapping[str, Any] | None) -> str:
+    if not verdict:
+        return ""
+    said = {
+        "verification": "a batch at the price of a token",
+        "drafting": "drafts for nothing",
+        "acceptance": "all drafts right",
+    }
+    rows = [
+        Row(said[name], f"{times - 1:.0%} faster", [Part(times - 1, f"f{i}", name)])
+        for i, (name, times) in enumerate(verdict["without"].items(), 1)
+    ]
+    return _section(
+        "What holds it back",
+        f"How much faster depth {verdict['best_drafting']} would be without the price of "
+        "verification, of drafting, of wrong drafts. The longest bar is where most can be won.",
+        _figure(bars("prices", "How much faster without one of the prices", rows)),
+        _key(verdict["without"]),
+    )
+
+
+def _break_even(record: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> str:
+    if not record["cycles"]:
+        return ""
+    costs = record["cycles"][0]
+    one = costs["verify"][0]["median"]
+    given = {t["depth"]: t["tokens_per_cycle"] for t in main if t["kind"] == _ALL}
+    rows = []
+    for depth, verify in enumerate(costs["verify"]):
+        draft = costs["draft"][depth - 1]["median"] if depth else 0.0
+        needs = (verify["median"] + draft) / one
+        text = f"pays from {needs:.2f} tokens" if depth else f"{one:.1f} ms"
+        text += f", gives {given[depth]:.2f}" if depth and depth in given else ""
+        rows.append(
+            Row(
+                f"depth {depth}" if depth else "one token",
+                text,
+                [
+                    Part(verify["median"], "f1", f"verify {depth + 1}: {verify['median']:.2f} ms"),
+                    Part(draft, "f2", f"draft {depth}: {draft:.2f} ms"),
+                ],
+            )
+        )
+    return _section(
+        "What depth costs",
+        "A batch of one token more than the depth, and its chain of drafts. A depth pays where its "
+        "cycle gives more tokens than it costs times one token.",
+        _figure(
+            bars("costs", "Milliseconds of a batch and a chain by depth", rows, (one, "1 token"))
+        ),
+        _key(["verify", "draft"]),
     )
 
 

@@ -107,9 +107,8 @@ class _Bench:
                 self._path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
             ) as model:
                 self._in_process(model, n_ctx)
-            for i in range(len(o.servers)):
-                for depth in o.server_depths:
-                    self._part([("server", i, depth)], partial(self._serve, i, depth))
+            for _, i, depth in self._server_keys():
+                self._part([("server", i, depth)], partial(self._serve, i, depth))
             self._part([DIGEST], self._digest)
             self._state = DONE
         except KeyboardInterrupt:
@@ -146,6 +145,12 @@ class _Bench:
             self._part([("context", context)], partial(self._context, model, filler[:context]))
 
     # --- the plan ---
+
+    def _server_keys(self) -> list[tuple[str, int, int]]:
+        """What could be measured of servers, what matters most first."""
+        assert self._plan is not None
+        keys = [wish.key for wish in self._plan.wishes]
+        return [key for key in keys if isinstance(key, tuple) and key[0] == "server"]
 
     def _part(self, keys: Sequence[Hashable], measure: Callable[[], None]) -> None:
         """Measure what the plan has of these keys, in the time that is left."""
@@ -386,7 +391,7 @@ class _Bench:
             self._prefill,
             tuple(texts),
             tuple(self._sizes.results()) if self._sizes else (),
-            tuple(self._servers),
+            tuple(sorted(self._servers, key=lambda s: (s.name, s.depth))),
             self._coverage,
             self._samples,
             judge(whole, slow_kernels=on_cpu),

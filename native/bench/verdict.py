@@ -16,7 +16,9 @@ class Verdict:
     """The limit, and how near drafting comes to it.
 
     best: the depth that was fastest, 0 for no drafting. gain: of the best drafting depth over no
-    drafting, 1.0 for none. limit_tok_s: what that depth would give if drafts were free.
+    drafting, 1.0 for none. limit_tok_s: what that depth would give if drafts were free. without:
+    how many times as fast it would be without the price of verification (several tokens for that
+    of one), of drafting (drafts for nothing), of acceptance (all drafts right).
     """
 
     best: int | str
@@ -26,6 +28,7 @@ class Verdict:
     gain: float
     limit_tok_s: float
     share_reached: float
+    without: dict[str, float]
     sentence: str
 
 
@@ -46,7 +49,8 @@ def judge(texts: Sequence[TextResult], *, slow_kernels: bool = False) -> Verdict
     if plain is None or best is None:
         return None
     gain = best.tok_s.median / plain.tok_s.median
-    sentence = _sentence(best, plain, gain, slow_kernels)
+    without = _without(best, plain)
+    sentence = _sentence(best, plain, gain, without, slow_kernels)
     return Verdict(
         best.depth if gain >= 1 + LEAST_GAIN else 0,
         best.depth,
@@ -54,21 +58,32 @@ def judge(texts: Sequence[TextResult], *, slow_kernels: bool = False) -> Verdict
         best.tok_s.median,
         gain,
         best.limit_tok_s,
-        best.tok_s.median / best.limit_tok_s,
+        best.tok_s.median / max(best.limit_tok_s, 1e-9),
+        without,
         sentence,
     )
 
 
-def _sentence(best: TextResult, plain: TextResult, gain: float, slow_kernels: bool) -> str:
-    """Which of the three prices of drafting, taken away, would speed this depth up most."""
+def _without(best: TextResult, plain: TextResult) -> dict[str, float]:
+    cycle = best.draft_ms + best.verify_ms + best.rollback_ms + best.rest_ms
+    return {
+        "verification": cycle / max(cycle - best.verify_ms + plain.verify_ms, 1e-9),
+        "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
+        "acceptance": (int(best.depth) + 1) / best.tokens_per_cycle,
+    }
+
+
+def _sentence(
+    best: TextResult,
+    plain: TextResult,
+    gain: float,
+    without: dict[str, float],
+    slow_kernels: bool,
+) -> str:
+    """Which of the prices of drafting, taken away, would speed this depth up most."""
     depth = int(best.depth)
     cycle = best.draft_ms + best.verify_ms + best.rollback_ms + best.rest_ms
     one = plain.verify_ms
-    without = {
-        "verification": cycle / max(cycle - best.verify_ms + one, 1e-9),
-        "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
-        "acceptance": (depth + 1) / best.tokens_per_cycle,
-    }
     worst = max(without, key=lambda name: without[name])
     first = f"{best.acceptance[0]:.0%} of the first drafts" if best.acceptance else "no draft"
     reasons = {

@@ -125,6 +125,7 @@ def record() -> dict[str, Any]:
             "gain": 1.27,
             "limit_tok_s": 73.2,
             "share_reached": 0.83,
+            "without": {"verification": 1.31, "drafting": 1.12, "acceptance": 1.25},
             "sentence": f"verification holds it back {HOSTILE}.",
         },
     }

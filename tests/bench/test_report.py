@@ -89,7 +89,16 @@ def test_parts_without_data_are_left_out() -> None:
         "samples": [],
     }
     page = render_report(bare)
-    for heading in ("Speed by depth", "Who wrote", "Acceptance", "FastMTP", "Context length"):
+    for heading in (
+        "What depth costs",
+        "What holds it back",
+        "A prompt of",
+        "Speed by depth",
+        "Who wrote",
+        "Acceptance",
+        "FastMTP",
+        "Context length",
+    ):
         assert heading in PAGE
         assert heading not in page
 
@@ -120,6 +129,8 @@ addEventListener("load", () => {
     charts: Object.fromEntries(all(".chart").map((c) => [c.id, {...box(c),
       bars: [...c.querySelectorAll(".bar")].map(box),
       tracks: [...c.querySelectorAll(".track")].map(box),
+      whiskers: [...c.querySelectorAll(".whisker")].map(box),
+      lines: [...c.querySelectorAll(".line")].map(box),
       marks: [...c.querySelectorAll(".mark")].map(box),
       labels: [...c.querySelectorAll(".label")].map((e) => ({...box(e), text: e.textContent})),
       values: [...c.querySelectorAll(".value")].map((e) => ({...box(e), text: e.textContent})),
@@ -127,6 +138,10 @@ addEventListener("load", () => {
     }])),
     origins: all(".texts [class^=o]").map((e) => [e.className, e.textContent,
       style(e, "color"), style(e, "textDecorationStyle")]),
+    keys: all(".key").map((k) => [...k.querySelectorAll("li")].map((e) => e.textContent)),
+    keyFills: all(".key").map((k) => [...k.querySelectorAll("rect")].map((e) => style(e, "fill"))),
+    barFills: Object.fromEntries(all(".chart").map((c) => [c.id,
+      [...c.querySelectorAll(".bar")].map((e) => style(e, "fill"))])),
     wrong: wrong.length, before, focused, toggled,
     ground: style(document.body, "backgroundColor"), ink: style(document.body, "color"),
     small: Math.min(...all("main *").map((e) => parseFloat(style(e, "fontSize")))),
@@ -189,7 +204,8 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     assert seen["page"] <= width, "the page scrolls sideways"
     assert seen["small"] >= 11
     charts = seen["charts"]
-    assert {"speed", "acceptance", "time", "contexts", "coverage", "sizes"} == set(charts)
+    names = {"speed", "prices", "acceptance", "time", "costs", "contexts", "coverage", "sizes"}
+    assert names == set(charts)
     for chart in charts.values():
         # All is drawn, inside the page, and no label runs into its value.
         assert chart["height"] > 0
@@ -221,6 +237,25 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     assert time["values"][2]["text"] == "42.5 ms for 2.40 tokens, 17.7 each"
     verify, draft = time["bars"][2 + 4 : 2 + 6]
     assert verify["width"] / draft["width"] == pytest.approx(38 / 4, 0.02)
+    # Depth 2 costs 38 + 4 ms where a token costs 20: it must give 2.1 tokens, and gives 2.4.
+    costs = charts["costs"]
+    assert costs["values"][0]["text"] == "20.0 ms"
+    assert costs["values"][2]["text"] == "pays from 2.10 tokens, gives 2.40"
+    assert costs["values"][8]["text"] == "pays from 5.40 tokens"
+    verify, draft = costs["bars"][1 + 2 : 1 + 4]
+    assert verify["width"] / draft["width"] == pytest.approx(38 / 4, 0.02)
+    prices = charts["prices"]
+    assert [v["text"] for v in prices["values"]] == ["31% faster", "12% faster", "25% faster"]
+    widths = [bar["width"] for bar in prices["bars"]]
+    assert [w / widths[0] for w in widths] == pytest.approx([1, 12 / 31, 25 / 31], 0.02)
+    # The longest bar wears the first pattern, and the key names it so.
+    assert seen["keys"][1] == ["verification", "drafting", "acceptance"]
+    for chart_name in ("speed", "sizes", "contexts"):
+        for bar, whisker in zip(
+            charts[chart_name]["bars"], charts[chart_name]["whiskers"], strict=True
+        ):
+            assert whisker["left"] == pytest.approx(bar["left"] + 0.97 * bar["width"], abs=2)
+            assert whisker["right"] == pytest.approx(bar["left"] + 1.02 * bar["width"], abs=2)
     coverage = charts["coverage"]
     widths = [bar["width"] for bar in coverage["bars"]]
     assert widths[0] / widths[1] == pytest.approx(0.81 / 0.993, 0.02)
@@ -250,3 +285,31 @@ def test_light_and_dark(look: Look) -> None:
     assert brightness(light["ink"]) < 100
     assert brightness(dark["ground"]) < 60
     assert brightness(dark["ink"]) > 200
+
+
+def test_what_is_missing_is_said() -> None:
+    assert "There was no time for: llama-server: depth 3" in PAGE
+    assert "This bench" not in PAGE
+    parts = [
+        {"what": "texts", "seconds": 1.0, "state": "planned"},
+        {"what": "costs", "seconds": 1.0, "state": "fewer rounds"},
+    ]
+    for state, said in (("running", "still runs"), ("stopped", "was stopped")):
+        page = render_report({**records.record(), "state": state, "plan": parts})
+        assert f"This bench {said}; not measured: texts." in page
+        assert "Fewer rounds than planned: costs." in page
+        assert "There was no time" not in page
+
+
+def test_keys_name_the_patterns_that_bars_wear(look: Look) -> None:
+    """Swapped patterns would make every chart lie."""
+    seen = look(800)
+    patterns = [f'url("#p{i}")' for i in range(1, 6)]
+    for fills in seen["keyFills"]:
+        assert fills == patterns[: len(fills)]
+    # verify, draft, undo, rest of each depth, in the order of the key; depth 0 has no draft or undo
+    assert seen["barFills"]["time"][2:6] == patterns[:4]
+    assert seen["barFills"]["costs"][1:3] == patterns[:2]
+    assert seen["barFills"]["speed"] == [patterns[0]] * 5 + [patterns[1]]
+    assert seen["barFills"]["acceptance"][:3] == patterns[:3]
+    assert seen["barFills"]["contexts"][:2] == [patterns[3], patterns[0]]

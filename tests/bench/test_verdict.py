@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtp_gguf.native.bench.result import TextResult
@@ -46,6 +48,28 @@ def test_names_what_holds_it_back(drafting: TextResult, words: str) -> None:
     assert verdict.best_drafting == 2
     assert verdict.sentence.startswith("drafting loses here: depth 2 runs at 0.9")
     assert words in verdict.sentence
+    worst = max(verdict.without, key=lambda name: verdict.without[name])
+    assert worst == words.partition(" ")[0]
+
+
+def test_what_each_price_costs() -> None:
+    """A cycle of 30 ms: 4 of drafts, 25 of verification, 1 of the rest; 2.4 tokens of 3."""
+    best = replace(text(2, 80.0, 4, 25, 2.4), rest_ms=0.6, rollback_ms=0.4)
+    verdict = judge([PLAIN, best])
+    assert verdict is not None
+    assert verdict.without == {
+        "verification": pytest.approx(30 / (30 - 25 + 20)),
+        "drafting": pytest.approx(30 / 26),
+        "acceptance": pytest.approx(3 / 2.4),
+    }
+
+
+def test_faster_kernels_are_named_where_there_are_some() -> None:
+    slow = text(2, 45.0, 4, 50, 2.4)
+    for slow_kernels in (False, True):
+        verdict = judge([PLAIN, slow], slow_kernels=slow_kernels)
+        assert verdict is not None
+        assert ("`mtp-gguf build-server`" in verdict.sentence) is slow_kernels
 
 
 def test_limit_and_share() -> None:
