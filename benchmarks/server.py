@@ -2,7 +2,7 @@
 
     export LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1)
     python benchmarks/server.py MODEL.gguf --stock LLAMA_SERVER [--plain MODEL.gguf]
-        [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl]
+        [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl] [--side-by-side]
 
 The patched server is the one beside those libraries, which the session then runs on.
 
@@ -10,6 +10,8 @@ A row is one depth, of one client (`alone`) or of as many clients as slots (`tog
 is that of all of them). Within a row everything takes turns, so that a slow minute hits all of it;
 medians of the rounds. Each row is printed when it is there, and kept in the file of --into, whose
 rows are not measured again: a table can be made in several sittings. The ratios come at the end.
+With --side-by-side all rows of a part take turns with each other, too, because a machine's speed
+moves from row to row by more than what two depths differ by; it takes the memory of all of them.
 
 MODEL has a FastMTP list in the layout `ids`, which the stock server ignores; --plain names the same
 model without one, for our server. Meant for files of benchmarks/dial_model.py, whose acceptance is
@@ -54,17 +56,19 @@ def main() -> None:
             row = json.loads(line)
             rows[row["part"], row["depth"]] = row["tok_s"]
     for part in PARTS if arguments.part is None else (arguments.part,):
-        for depth in arguments.depths:
-            if (part, depth) in rows:
-                continue
+        missing = [depth for depth in arguments.depths if (part, depth) not in rows]
+        groups = [missing] if arguments.side_by_side else [[depth] for depth in missing]
+        for depths in groups:
             with ExitStack() as stack:
-                runs = start(stack, arguments, patched, part, depth)
-                rows[part, depth] = measured(runs, arguments.rounds)
-            print(said(part, depth, rows[part, depth]), flush=True)
-            if arguments.into:
-                row = {"part": part, "depth": depth, "tok_s": rows[part, depth]}
-                with arguments.into.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                runs = {d: start(stack, arguments, patched, part, d) for d in depths}
+                measured = take_turns(runs, arguments.rounds)
+            for depth, row in measured.items():
+                rows[part, depth] = row
+                print(said(part, depth, row), flush=True)
+                if arguments.into:
+                    line = json.dumps({"part": part, "depth": depth, "tok_s": row})
+                    with arguments.into.open("a") as file:
+                        file.write(line + "\n")
     print_ratios(rows)
 
 
@@ -76,6 +80,7 @@ def read_arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--plain", type=Path, help="the model without a list, for our server")
     parser.add_argument("--depths", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 3])
     parser.add_argument("--part", choices=PARTS, help="only this one of the two")
+    parser.add_argument("--side-by-side", action="store_true", help="rows take turns, too")
     parser.add_argument("--into", type=Path, help="rows measured so far, and those of this run")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
@@ -128,10 +133,16 @@ def together(url: str, prompts: list[list[int]], tokens: int) -> float:
     return len(prompts) * tokens / (time.perf_counter() - began)
 
 
-def measured(runs: dict[str, Callable[[], float]], rounds: int) -> Speeds:
-    """Median speeds; the first round warms up."""
-    speeds = [{name: run() for name, run in runs.items()} for _ in range(rounds + 1)]
-    return {name: statistics.median(r[name] for r in speeds[1:]) for name in runs}
+def take_turns(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:
+    """Median speeds by depth; the first round warms up."""
+    speeds = [
+        {depth: {name: run() for name, run in row.items()} for depth, row in runs.items()}
+        for _ in range(rounds + 1)
+    ]
+    return {
+        depth: {name: statistics.median(r[depth][name] for r in speeds[1:]) for name in row}
+        for depth, row in runs.items()
+    }
 
 
 def said(part: str, depth: int, row: Speeds) -> str:
