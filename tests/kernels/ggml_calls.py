@@ -152,6 +152,21 @@ class Ggml:
         out = self.run(threads, lambda c, t: self.base.ggml_mul_mat(c, *t), inputs)
         return out.reshape(columns, rows)
 
+    def apart_product(
+        self, type_: int, weights: npt.NDArray[np.uint8], rows: int, x: Floats, threads: int
+    ) -> Floats:
+        """As `product` with every other of the first 2 * rows rows of weights."""
+        columns, n = x.shape
+        row = self.base.ggml_row_size(type_, n)
+        inputs = [(type_, (n, 2 * rows), weights[: 2 * rows * row]), (F32, (n, columns), x)]
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            w, y = tensors
+            apart = self.base.ggml_view_3d(context, w, n, rows, 1, 2 * row, 2 * row * rows, 0)
+            return self.base.ggml_mul_mat(context, apart, y)
+
+        return self.run(threads, build, inputs).reshape(columns, rows)
+
     def expert_product(
         self,
         type_: int,

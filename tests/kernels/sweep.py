@@ -28,7 +28,7 @@ LENGTHS = (64, 300, 512, 513, 1400)  # of a KV cache
 def shapes(name: str) -> list[tuple[int, int]]:
     """Row lengths and numbers of rows: whole groups of four rows or blocks, parts of one, one."""
     if name in SUPER_BLOCKS:
-        return [(256, 1), (512, 16), (1024, 50), (2816, 7)]
+        return [(256, 1), (512, 16), (1024, 50), (2560, 21), (2816, 7)]
     if name == "Q8_0":
         return [(32, 1), (96, 16), (1024, 50), (2880, 7)]
     return [(1, 1), (7, 3), (100, 16), (1024, 50)]
@@ -62,6 +62,11 @@ def products(ggml: Ggml) -> dict[str, Any]:
                     y = ggml.product(type_, encoded, rows, x[:batch], threads)
                     found[f"product/{name} {n}x{rows}/{threads}/{batch}"] = y
             found[f"product/{name} {n}x{rows}/1/1"] = np.concatenate(each)
+            half = rows // 2
+            if half:
+                for batch in (1, 4):
+                    y = ggml.apart_product(type_, encoded, half, x[:batch], 2)
+                    found[f"apart/{name} {n}x{rows}/2/{batch}"] = y
     return found
 
 

@@ -59,6 +59,15 @@ def test_a_column_is_the_same_in_every_batch_and_for_any_threads(found: Arrays, 
     assert differing(found, kind) == []
 
 
+def test_rows_that_lie_apart_are_those_of_the_whole_matrix(found: Arrays) -> None:
+    keys = [key for _, _, key in cases(found, "apart")]
+    assert len(keys) > 40
+    for key in keys:
+        whole = found[key.replace("apart/", "product/").rsplit("/", 2)[0] + "/1/1"]
+        n, half = found[key].shape
+        assert found[key].tobytes() == whole[:n, : 2 * half : 2].tobytes(), key
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F32", "F16", "BF16"])
 def test_errors_are_within_the_budget_of_ggml(found: Arrays, name: str) -> None:
     for key in [key for key in found if key.startswith(f"weights/{name} ")]:
