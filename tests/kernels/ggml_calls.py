@@ -56,6 +56,9 @@ class Ggml:
             ("ggml_mul_mat_id", tensor, context, tensor, tensor, tensor),
             ("ggml_flash_attn_ext", tensor, context, *[tensor] * 4, *[c_float] * 3),
             ("ggml_gated_delta_net", tensor, context, *[tensor] * 6, c_int64),
+            ("ggml_concat", tensor, context, tensor, tensor, c_int),
+            ("ggml_transpose", tensor, context, tensor),
+            ("ggml_ssm_conv", tensor, context, tensor, tensor),
             ("ggml_view_3d", tensor, context, tensor, *[c_int64] * 3, *[c_size_t] * 3),
             ("ggml_cpy", tensor, context, tensor, tensor),
             ("quantize_row_q8_K_ref", None, c_void_p, c_void_p, c_int64),
@@ -225,6 +228,26 @@ class Ggml:
         out = self.run(threads, build, inputs)
         cut = tokens * heads * d
         return out[:cut].reshape(tokens, heads, d), out[cut:].reshape(snapshots, heads, d, d)
+
+    def joined(self, a: Floats, b: Floats, axis: int, threads: int, *, across: bool) -> Floats:
+        """np.concatenate of arrays of four axes; across: `b` comes with its last two swapped."""
+        inputs: list[Input] = [(F32, tuple(reversed(x.shape)), x) for x in (a, b)]
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            first, second = tensors
+            if across:
+                second = self.base.ggml_transpose(context, second)
+            return self.base.ggml_concat(context, first, second, 3 - axis)
+
+        return self.run(threads, build, inputs)
+
+    def convolution(self, x: Floats, weights: Floats, threads: int) -> Floats:
+        """Windows over each channel's inputs, x [sequences, channels, tokens + taps - 1]; weights
+        [channels, taps]: [sequences, tokens, channels]."""
+        (sequences, channels, n), (_, taps) = x.shape, weights.shape
+        inputs: list[Input] = [(F32, (n, channels, sequences), x), (F32, (taps, channels), weights)]
+        out = self.run(threads, lambda c, t: self.base.ggml_ssm_conv(c, *t), inputs)
+        return out.reshape(sequences, n - taps + 1, channels)
 
     def copy_apart(self, rows: Floats, threads: int) -> Floats:
         """Copy rows [n, length] to every other row of a tensor of 2 n rows of ones: that tensor."""

@@ -151,6 +151,50 @@ def recurrence(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
+def joins(ggml: Ggml) -> dict[str, Floats]:
+    """Rows joined along each axis, as they lie and with the second array across; long and short."""
+    found = {}
+    rng = np.random.default_rng(6)
+    for axis in range(4):
+        for n in (3, 40, 150):
+            a = rng.standard_normal((2, 3, 5, n), np.float32)
+            shape = list(a.shape)
+            shape[axis] = 4
+            b = rng.standard_normal(tuple(shape), np.float32)
+            swapped = np.ascontiguousarray(b.swapaxes(2, 3))
+            expected = np.concatenate([a, b], axis)
+            for threads in (1, 2, 3, 7):
+                found[f"join/{axis} {n}/{threads}"] = np.stack(
+                    [
+                        ggml.joined(a, b, axis, threads, across=False),
+                        ggml.joined(a, swapped, axis, threads, across=True),
+                    ]
+                )
+                found[f"joined/{axis} {n}/{threads}"] = expected.reshape(-1)
+    return found
+
+
+def convolutions(ggml: Ggml) -> dict[str, Floats]:
+    """Windows of four taps, which have a loop of their own, and of three; each token alone, too."""
+    found = {}
+    rng = np.random.default_rng(7)
+    for taps in (3, 4):
+        for channels in (1, 50, 1003):
+            x = rng.standard_normal((2, channels, 40 + taps - 1), np.float32)
+            weights = rng.standard_normal((channels, taps), np.float32)
+            name = f"{taps} {channels}"
+            found[f"convolved/{name}"] = sum(
+                x[:, :, i : i + 40].astype(np.float64) * weights[:, i, None] for i in range(taps)
+            ).swapaxes(1, 2)
+            each = [ggml.convolution(x[:, :, t : t + taps], weights, 1) for t in range(40)]
+            found[f"convolution/{name}/1/1"] = np.concatenate(each, axis=1)
+            for batch in (2, 3, 4, 7, 8, 9, 16, 40):
+                for threads in THREADS:
+                    y = ggml.convolution(x[:, :, : batch + taps - 1], weights, threads)
+                    found[f"convolution/{name}/{threads}/{batch}"] = y
+    return found
+
+
 def copies(ggml: Ggml) -> dict[str, Floats]:
     """Rows fewer and more than threads, of a size that no slice divides."""
     found = {}
@@ -182,6 +226,7 @@ def main() -> None:
     ggml = Ggml(Path(sys.argv[1]))
     found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **attention(ggml)}
     found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
+    found |= {**joins(ggml), **convolutions(ggml)}
     found["lanes"] = np.array(ggml.features().get("LANES", ""))
     np.savez(sys.argv[2], **found)  # type: ignore[arg-type]
 

@@ -1,0 +1,110 @@
+"""Logits are read where the CPU computed them, and copied if they would be lost (patches/)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.conftest import Files
+
+pytestmark = pytest.mark.server
+
+# Batches of two sequences in pieces of four tokens (n_ubatch); each token's logits against those
+# that it has alone. A token is [sequence, position, whether its logits are wanted].
+CODE = """
+import ctypes, json, sys
+import llama_cpp as llama
+import numpy as np
+
+params = llama.llama_model_default_params()
+params.use_extra_bufts = False  # kernels that do not depend on the size of the batch
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+
+def context():
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 512, 32, 4, 2
+    params.n_threads = params.n_threads_batch = 1
+    return llama.llama_init_from_model(model, params)
+
+def decode(context, rows):
+    batch = llama.llama_batch_init(len(rows), 0, 1)
+    batch.n_tokens = len(rows)
+    for i, (seq, position, wanted) in enumerate(rows):
+        batch.token[i] = 100 * seq + 7 * position + 5
+        batch.pos[i], batch.logits[i] = position, wanted
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+    assert llama.llama_decode(context, batch) == 0
+    llama.llama_batch_free(batch)
+
+def logits(context, row):
+    return np.ctypeslib.as_array(llama.llama_get_logits_ith(context, row), (n_vocab,)).copy()
+
+alone, made = {}, context()
+for seq in range(2):
+    for position in range(12):
+        decode(made, [(seq, position, 1)])
+        alone[seq, position] = logits(made, 0)
+
+found = []
+for rows in json.loads(sys.argv[2]):
+    made = context()
+    decode(made, rows)
+    place = ctypes.cast(llama.llama_get_logits(made), ctypes.c_void_p).value
+    error = max(
+        float(np.abs(logits(made, i) - alone[seq, position]).max())
+        for i, (seq, position, wanted) in enumerate(rows) if wanted
+    )
+    decode(made, [(0, 12, 0)])  # wants no logits: shows where copies go
+    copies = ctypes.cast(llama.llama_get_logits(made), ctypes.c_void_p).value
+    found.append([error, place != copies])
+    llama.llama_free(made)
+print(json.dumps(found))
+"""
+
+ROUNDING = 1e-4  # of batches; other rows' logits are units away
+
+
+def rows(n: int, wanted: set[int], seq: int = 0) -> list[tuple[int, int, int]]:
+    """The first n tokens of a sequence."""
+    return [(seq, i, int(i in wanted)) for i in range(n)]
+
+
+BATCHES = {
+    "one piece": (rows(4, {0, 1, 2, 3}), True),
+    "one piece, some": (rows(4, {1, 3}), True),
+    "three pieces": (rows(12, set(range(12))), False),
+    "of the last piece": (rows(12, {9, 11}), True),
+    "of the first piece": (rows(12, {1, 2}), False),
+    "of the first and the last": (rows(12, {1, 11}), False),
+    "two sequences in turn": (
+        [row for i in range(12) for seq in range(2) for row in rows(12, {0, i}, seq)[i : i + 1]],
+        False,
+    ),
+    "two sequences, one piece": (
+        [row for i in range(2) for seq in range(2) for row in rows(2, {0, 1}, seq)[i : i + 1]],
+        True,
+    ),
+}
+
+
+def test_logits_are_each_token_s_own(patched_server: Path, files: Files) -> None:
+    batches = json.dumps([batch for batch, _ in BATCHES.values()])
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, files("plain"), batches],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(zip(BATCHES, json.loads(done.stdout), strict=True))
+    assert {name: error for name, (error, _) in found.items() if not error <= ROUNDING} == {}
+    in_place = {name: place for name, (_, place) in found.items()}
+    assert in_place == {name: place for name, (_, place) in BATCHES.items()}
