@@ -3,11 +3,11 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from ..profile import find_profile
+from ..profile import AUTO, find_profile
 from ..server.address import check_free, check_helpers, resolve
 from ..server.command import ServerCommand, server_command
 from ..server.find import VARIABLE, ask, find_server
@@ -42,11 +42,12 @@ def serve(
         typer.Option(help="GGUF with the head. Without: the model's, or one beside it."),
     ] = None,
     depth: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--spec-draft-n-max",
-            min=1,
-            help="Tokens to draft. Without: as tuned, or by model size.",
+            metavar="N|auto",
+            help="Tokens to draft; auto: as many as pay at the moment. "
+            "Without: as tuned, or auto where the server can, or by model size.",
         ),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
@@ -80,7 +81,8 @@ def serve(
     server = ask(find_server(llama_server))
     tuned, ignored = (None, None) if no_draft else find_profile(file.path, device=None)
     settings = tuned.settings if tuned else None
-    command = server_command(server, served, address, depth, settings, rpc, allow_public, passed)
+    wanted = None if depth is None else _depth(depth)
+    command = server_command(server, served, address, wanted, settings, rpc, allow_public, passed)
     for note in (ignored, *command.notes) if ignored else command.notes:
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
@@ -91,6 +93,17 @@ def serve(
         check_helpers(rpc)
     typer.echo(shlex.join(command.words), err=True)
     raise typer.Exit(_run(command, model.name))
+
+
+def _depth(text: str) -> int | Literal["auto"]:
+    """The value of --spec-draft-n-max."""
+    if text == AUTO:
+        return AUTO
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise typer.BadParameter(
+            f"expected a number from 1, or auto, found {text!r}", param_hint="--spec-draft-n-max"
+        )
+    return int(text)
 
 
 def _run(command: ServerCommand, name: str) -> int:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from ..errors import RequestError, ServerError
 from ..fastmtp import DraftLayout
@@ -19,6 +20,13 @@ _OURS = {
     "--host": "--host",
     "--port": "--port",
 }
+# What makes a server draft step by step, or without the head: it cannot choose how deep then.
+_STEPWISE = (
+    "--no-spec-draft-fused",
+    "--spec-type",
+    *("--spec-draft-type-k", "-ctkd", "--cache-type-k-draft"),
+    *("--spec-draft-type-v", "-ctvd", "--cache-type-v-draft"),
+)
 _KEYS = ("--api-key", "--api-key-file")
 _KEY_VARIABLES = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 
@@ -40,7 +48,7 @@ def server_command(
     server: LlamaServer,
     model: ServedModel,
     address: Address,
-    depth: int | None,
+    depth: int | Literal["auto"] | None,
     tuned: DraftSettings | None,
     rpc: str | None,
     allow_public: bool,
@@ -49,8 +57,9 @@ def server_command(
     """Put the command together.
 
     model: has a head where it shall draft. depth: what the user wants; None for what `tuned`, the
-    model's profile, says, and without one for a default by the model's size. rpc: `HOST:PORT,…` of
-    ggml's RPC servers. passed: the user's own options, handed on as they are, after ours.
+    model's profile, says, and without one for "auto", where the server can choose for itself, or a
+    default by the model's size. rpc: `HOST:PORT,…` of ggml's RPC servers. passed: the user's own
+    options, handed on as they are, after ours.
 
     ServerError when the server cannot load the file, or cannot draft though it should.
     RequestError when `passed` or `address` needs another word of the user.
@@ -74,8 +83,13 @@ def server_command(
                 f"{server.path} ({server.version}): knows no draft-mtp: make one that does with "
                 "`mtp-gguf build-server`, or serve with --no-draft"
             )
+        if depth == AUTO and not server.auto:
+            raise ServerError(
+                f"{server.path} ({server.version}): cannot choose how deep to draft: give "
+                "--spec-draft-n-max a number, or make one that can with `mtp-gguf build-server`"
+            )
         if depth is None:
-            depth = _depth(model, tuned)
+            depth = _depth(server, model, tuned, passed)
         if depth == 0:
             notes.append("serves without drafting, which was slower when it was tuned")
         else:
@@ -89,9 +103,15 @@ def server_command(
     return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", tuple(notes))
 
 
-def _depth(model: ServedModel, tuned: DraftSettings | None) -> int:
-    """How deep to draft without the user's word; llama-server cannot change it as it goes."""
-    return model.draft_depth if tuned is None or tuned.depth == AUTO else tuned.depth
+def _depth(
+    server: LlamaServer, model: ServedModel, tuned: DraftSettings | None, passed: Sequence[str]
+) -> int | Literal["auto"]:
+    """How deep to draft without the user's word."""
+    if tuned and tuned.depth != AUTO:
+        return tuned.depth
+    if server.auto and not any(option in passed for option in _STEPWISE):
+        return AUTO
+    return model.draft_depth
 
 
 def _tuned_words(tuned: DraftSettings) -> Sequence[str]:

@@ -11,7 +11,7 @@ from .build import find_build
 
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 
-_ABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused")  # as --help has them
+_ABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N")  # as --help has them
 
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
@@ -22,7 +22,7 @@ class LlamaServer:
 
     version: the first line of its --version. drafts: it knows `--spec-type draft-mtp`. fastmtp: it
     drafts with the FastMTP vocabularies of Qwen3.5 files, which takes `patches/`. fused: it can
-    draft in one graph, which takes them, too.
+    draft in one graph, which takes them, too. auto: it then can choose how deep, by itself.
     """
 
     path: Path
@@ -30,6 +30,7 @@ class LlamaServer:
     drafts: bool
     fastmtp: bool
     fused: bool
+    auto: bool
 
 
 def find_server(named: Path | None) -> Path:

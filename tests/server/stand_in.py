@@ -12,7 +12,8 @@ import textwrap
 from pathlib import Path
 
 STOCK_HELP = "--model FNAME --spec-type none,draft-mtp,draft-eagle3"
-PATCHED_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file --spec-draft-fused"
+OLDER_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file --spec-draft-fused"
+PATCHED_HELP = f"{OLDER_HELP} --spec-draft-n-max N auto:N"
 
 _CODE = """
 import sys

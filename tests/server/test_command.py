@@ -22,7 +22,7 @@ from mtp_gguf.gguf_tools.profile import (
 )
 from mtp_gguf.gguf_tools.server.model import ModelFile, ServedModel
 from server.conftest import Files
-from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
+from server.stand_in import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
 @pytest.fixture
@@ -60,8 +60,37 @@ def test_a_patched_server_drafts_with_every_whole_model(
 ) -> None:
     model = files(name)
     assert printed(patched, model) == (
-        f"-m {model} --host 127.0.0.1 --port 8080 --spec-type draft-mtp --spec-draft-n-max 1"
+        f"-m {model} --host 127.0.0.1 --port 8080 --spec-type draft-mtp --spec-draft-n-max auto"
     ).split(" ")
+
+
+def test_a_server_chooses_how_deep_where_it_can(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
+    model = files("plain")
+    older = write_stand_in(tmp_path / "older", OLDER_HELP)
+    for server in (older, stock):
+        assert printed(server, model)[-2:] == ["--spec-draft-n-max", "1"]
+        message = refusal(server, model, "--spec-draft-n-max", "auto")
+        assert "number" in message
+        assert "build-server" in message
+    assert printed(patched, model, "--spec-draft-n-max", "auto")[-1] == "auto"
+
+
+@pytest.mark.parametrize(
+    "passed", [["--no-spec-draft-fused"], ["-ctkd", "q8_0"], ["--spec-type", "ngram-simple"]]
+)
+def test_a_server_that_must_draft_step_by_step_gets_a_number(
+    passed: list[str], patched: Path, files: Files
+) -> None:
+    words = printed(patched, files("plain"), "--", *passed)
+    assert words[words.index("--spec-draft-n-max") + 1] == "1"
+
+
+@pytest.mark.parametrize("depth", ["0", "-1", "x", "", "auto:3", "1.5"])
+def test_a_depth_is_a_number_or_auto(depth: str, patched: Path, files: Files) -> None:
+    message = refusal(patched, files("plain"), f"--spec-draft-n-max={depth}", code=2)
+    assert "--spec-draft-n-max" in message
 
 
 def test_the_user_says_how_deep_and_whether(patched: Path, files: Files) -> None:
@@ -104,7 +133,8 @@ def test_a_profile_is_followed_where_the_user_says_nothing(
     assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "3"]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
     tune(model, DraftSettings(AUTO))
-    assert printed(patched, model)[-2:] == ["--spec-draft-n-max", "1"]
+    assert printed(patched, model)[-2:] == ["--spec-draft-n-max", "auto"]
+    assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "1"]
 
 
 def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: Path) -> None:
@@ -123,7 +153,7 @@ def test_a_profile_of_another_file_is_ignored_aloud(
     tune(model, DraftSettings(3))
     shutil.copy(files("plain"), model)
     result = invoke("serve", model, "--llama-server", patched, "--print-command")
-    assert result.stdout.split()[-1] == "1"
+    assert result.stdout.split()[-1] == "auto"
     assert "ignored" in result.stderr
 
 

@@ -1,0 +1,142 @@
+"""`--spec-draft-n-max auto` (patches/): the text stays, the depth follows what drafts are worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import bench.conftest
+import pytest
+
+from server.conftest import Files
+from server.test_fused_draft import STEPS, counts
+from server.test_real_server import PROMPTS, TEXTS, certain, refusal, running
+
+pytestmark = pytest.mark.server
+
+AUTO = ("--spec-draft-n-max", "auto")
+MOST = 4  # that auto drafts
+LONG = 400  # tokens, enough to find out
+WARM = 100  # of its cycles, in which it finds out
+
+
+dial = bench.conftest.dial
+
+
+def chosen(log: Path) -> dict[int, list[int]]:
+    """Of each slot the drafts that were offered in its cycles, from a log at high verbosity."""
+    out: dict[int, list[int]] = {}
+    said = log.read_text("utf-8", "replace")  # it quotes tokens, and those are bytes
+    found = re.findall(r"seq_id (\d+), chosen depth \d+, offered (\d+)", said)
+    for seq, offered in found:
+        out.setdefault(int(seq), []).append(int(offered))
+    return out
+
+
+def verbose(log: Path) -> Sequence[object]:
+    return ("--log-file", log, "--verbosity", 10)
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [("plain", ("--spec-draft-p-min", 0.5)), ("table", ()), ("ids", ("--spec-draft-n-min", 2))],
+)
+def test_the_text_is_that_of_no_drafting(
+    layout: str, more: Sequence[object], patched_server: Path, files: Files, free_port: int
+) -> None:
+    model = files(layout, "demo")
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [client.complete(text, n_predict=80)["tokens"] for text in TEXTS]
+    with running(patched_server, model, free_port, *more, options=AUTO) as client:
+        results = [client.complete(text, n_predict=80) for text in TEXTS]
+    assert [result["tokens"] for result in results] == want
+    drafting = [counts(result) for result in results if "draft_n" in result["timings"]]
+    offered, accepted = (sum(column) for column in zip(*drafting, strict=True))
+    assert 0 < accepted <= offered
+
+
+def test_four_slots_choose_for_themselves(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    model, log = files("ids", "demo"), tmp_path / "log"
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
+    passed = ("--parallel", 4, *verbose(log))
+    with (
+        running(patched_server, model, free_port, *passed, options=AUTO) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        for _ in range(3):
+            results = pool.map(client.complete, TEXTS)
+            for tokens, result in zip(want, results, strict=True):
+                assert result["tokens"][: len(tokens)] == tokens
+    slots = chosen(log)
+    assert set(slots) == {0, 1, 2, 3}
+    assert all(max(offered) > 0 for offered in slots.values())
+
+
+def test_a_head_that_is_never_right_is_left_alone(
+    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
+) -> None:
+    model, log = dial(hit=0.0), tmp_path / "log"
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
+    with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
+        result = client.complete(PROMPTS[2], n_predict=LONG)
+    assert result["tokens"] == want
+    (offered,) = chosen(log).values()
+    assert len(offered) > LONG - 10  # no token came of a draft
+    later = offered[WARM:]
+    assert later.count(0) > 0.9 * len(later)
+
+
+def test_a_head_that_is_always_right_drafts_deep(
+    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
+) -> None:
+    model, log = dial(hit=1.0), tmp_path / "log"
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
+    with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
+        result = client.complete(PROMPTS[2], n_predict=LONG)
+    assert result["tokens"] == want
+    (offered,) = chosen(log).values()
+    later = offered[len(offered) // 2 : -1]  # at its end a text has no room
+    assert sum(later) / len(later) > 2
+    assert max(offered) <= MOST
+    assert counts(result) == (sum(offered), sum(offered))
+
+
+def test_the_most_can_be_said(
+    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
+) -> None:
+    log = tmp_path / "log"
+    passed = (*verbose(log), "--spec-draft-n-max", "auto:2")
+    with running(patched_server, dial(hit=1.0), free_port, *passed, options=AUTO) as client:
+        client.complete(PROMPTS[2], n_predict=100)
+    (offered,) = chosen(log).values()
+    assert max(offered) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--spec-type", "draft-mtp", STEPS),
+        ("--spec-type", "draft-mtp", "-ctkd", "q8_0"),
+        ("--spec-type", "ngram-simple"),
+    ],
+)
+def test_without_drafts_in_one_graph_there_is_a_sentence(
+    options: Sequence[str], patched_server: Path, files: Files
+) -> None:
+    said = refusal(patched_server, "-m", files("plain"), *options, *AUTO)
+    assert "--spec-draft-n-max auto: takes --spec-type draft-mtp with drafts in one graph" in said
+    assert "give a number" in said
+
+
+@pytest.mark.parametrize("value", ["auto:0", "auto:", "auto:x", "automatic", "-1"])
+def test_other_words_are_refused(value: str, patched_server: Path, files: Files) -> None:
+    said = refusal(patched_server, "-m", files("plain"), "--spec-draft-n-max", value)
+    assert "--spec-draft-n-max" in said
