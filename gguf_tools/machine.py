@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+# What multiplies a few rows on the CPU: llama.cpp's own kernels, or those of patches/.
+STOCK, PATCHED = KERNELS = ("stock", "patches/")
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -14,26 +17,27 @@ _CPUINFO = Path("/proc/cpuinfo")
 class Machine:
     """Where something was measured.
 
-    cpu: the processor's own name. cores: logical ones that this process may use. device: ggml's
-    name of where the model runs, "CPU" without a GPU.
+    cpu: the processor's own name. cores: logical ones that this process may use. kernels: one of
+    KERNELS. device: ggml's name of where the model runs, "CPU" without a GPU.
     """
 
     cpu: str
     cores: int
+    kernels: str
     device: str = "CPU"
 
     def differs_in(self, other: "Machine") -> str | None:
         """What sets two machines apart, for a note; None when nothing does."""
-        for name in ("cpu", "cores", "device"):
+        for name in ("cpu", "cores", "kernels", "device"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 return f"{name} {theirs!r} instead of {mine!r}"
         return None
 
 
-def this_machine(device: str = "CPU") -> Machine:
+def this_machine(kernels: str, device: str = "CPU") -> Machine:
     """The machine that this process runs on."""
-    return Machine(_cpu_name(), usable_cores(), device)
+    return Machine(_cpu_name(), usable_cores(), kernels, device)
 
 
 def usable_cores() -> int:

@@ -2,7 +2,7 @@
 
     format = 1
     [model]        size, fingerprint                      of the file that was measured
-    [machine]      cpu, cores, device                     where
+    [machine]      cpu, cores, kernels, device            where
     [settings]     depth, fastmtp_size, rollback, draft_threads
     [measured]     on, versions, plain_tok_s, tok_s       what the settings gave
     [costs]        verify_ms, draft_ms                    where `depth = "auto"` starts from
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FormatError
-from .machine import Machine, this_machine
+from .machine import KERNELS, Machine, this_machine
 from .output import OutputFile
 from .shards import shard_paths, whole_name
 from .sources import FileSource
@@ -119,17 +119,19 @@ def identify(model: Path) -> ModelIdentity:
     return ModelIdentity(total, digest.hexdigest())
 
 
-def find_profile(model: Path, device: str | None = "CPU") -> tuple[Profile | None, str | None]:
+def find_profile(
+    model: Path, kernels: str, device: str | None = "CPU"
+) -> tuple[Profile | None, str | None]:
     """The profile that counts for a model on this machine, and a note where one was ignored.
 
-    device: where the model will run; None: not compared. (None, None) where there is no profile.
-    FormatError when there is one that cannot be read.
+    kernels, device: with which and where the model will run (Machine); no device: not compared.
+    (None, None) where there is no profile. FormatError when there is one that cannot be read.
     """
     path = profile_path(model)
     if not path.exists():
         return None, None
     profile = read_profile(path)
-    machine = this_machine(profile.machine.device if device is None else device)
+    machine = this_machine(kernels, profile.machine.device if device is None else device)
     if difference := profile.machine.differs_in(machine):
         why = f"it was measured on another machine: {difference}"
     elif profile.model != identify(model):
@@ -171,7 +173,12 @@ def read_profile(path: Path) -> Profile:
     measured, costs = root.table("measured"), root.table("costs")
     profile = Profile(
         ModelIdentity(model.integer("size", 0, 2**63), model.text("fingerprint")),
-        Machine(machine.text("cpu"), machine.integer("cores", 1, 2**20), machine.text("device")),
+        Machine(
+            machine.text("cpu"),
+            machine.integer("cores", 1, 2**20),
+            machine.choice("kernels", KERNELS),
+            machine.text("device"),
+        ),
         _settings(root.table("settings")),
         measured.text("on"),
         measured.text("versions"),

@@ -26,6 +26,7 @@ from typing import Any
 import llama_cpp
 
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.machine import PATCHED, STOCK
 from mtp_gguf.gguf_tools.shards import shard_paths
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
@@ -52,6 +53,11 @@ class Batches:
 def has_lanes() -> bool:
     """Whether the kernels of patch 0004 run in the loaded ggml-cpu, on this CPU."""
     return b"LANES = " in llama_cpp.llama_print_system_info()
+
+
+def kernels() -> str:
+    """What multiplies a few rows on this CPU with the loaded libraries, as in Machine.kernels."""
+    return PATCHED if has_lanes() else STOCK
 
 
 def trunk_matrices(path: Path) -> list[TensorInfo]:

@@ -27,7 +27,7 @@ from ._bindings import MAX_DEPTH, library
 from ._interrupts import HeldInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
-from .exact import Batches, exact_batches
+from .exact import Batches, exact_batches, kernels
 from .head import Head
 from .session import MtpStats, Rollback, Session
 
@@ -528,7 +528,7 @@ def _settings(
     draft_threads: int | None,
 ) -> tuple[DraftSettings, Costs]:
     """What was asked for, where that is nothing what the profile says, else our defaults."""
-    found, note = find_profile(model, device) if use_profile else (None, None)
+    found, note = find_profile(model, kernels(), device) if use_profile else (None, None)
     if note:
         warnings.warn(note, stacklevel=3)
     base = found.settings if found else DraftSettings()

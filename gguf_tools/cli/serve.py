@@ -79,7 +79,7 @@ def serve(
     served = ServedModel(file, None) if no_draft else choose_head(file, head)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
-    tuned, ignored = (None, None) if no_draft else find_profile(file.path, device=None)
+    tuned, ignored = (None, None) if no_draft else find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
     command = server_command(server, served, address, wanted, settings, rpc, allow_public, passed)

@@ -8,7 +8,7 @@ import typer
 from mtp_gguf.native.bench.prompts import SETS, parse_sets, read_prompt
 
 from ..fastmtp import DraftLayout
-from ..machine import this_machine, usable_cores
+from ..machine import usable_cores
 from ..output import check_output
 from ..profile import profile_path, write_profile
 from ..server.model import open_model
@@ -109,8 +109,9 @@ def tune(
     with share_progress("tune") as progress:
         tuned = search(model, options, progress, planned)
     found = tuned.found
-    on = this_machine() if tuned.profile is None else tuned.profile.machine
-    typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}")
+    if tuned.profile is not None:
+        on = tuned.profile.machine
+        typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}, kernels: {on.kernels}")
     for candidate in found.tried[:_SHOWN]:
         times = candidate.tok_s / found.plain_tok_s
         typer.echo(f"{candidate.tok_s:8.1f} tok/s  {times:5.2f} x  {describe(candidate.settings)}")

@@ -1,12 +1,14 @@
 """Finding a llama-server, and asking it what it can do."""
 
 import os
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ServerError
+from ..machine import PATCHED, STOCK
 from .build import find_build
 
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
@@ -31,6 +33,12 @@ class LlamaServer:
     fastmtp: bool
     fused: bool
     auto: bool
+
+    @property
+    def kernels(self) -> str:
+        """What it multiplies a few rows with on this CPU, as in Machine: patches/ has x86-64's."""
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        return PATCHED if self.fastmtp and x86 else STOCK
 
 
 def find_server(named: Path | None) -> Path:

@@ -13,14 +13,12 @@ from mtp_gguf.gguf_tools.machine import this_machine
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.shards import shard_paths
 
-from ..exact import has_lanes
-
-STOCK, PATCHED = "stock", "patches/"
+from ..exact import kernels
 
 
 def about_environment(device: str, threads: int, gpu_layers: int) -> dict[str, Any]:
-    """Machine and versions. kernels: which ones multiply few rows on the CPU."""
-    machine = this_machine(device)
+    """Machine and versions."""
+    machine = this_machine(kernels(), device)
     packages = ("mtp-gguf", "llama-cpp-python", "numpy")
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -29,7 +27,7 @@ def about_environment(device: str, threads: int, gpu_layers: int) -> dict[str, A
         "device": machine.device,
         "threads": threads,
         "gpu_layers": gpu_layers,
-        "kernels": PATCHED if has_lanes() else STOCK,
+        "kernels": machine.kernels,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},

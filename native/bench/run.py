@@ -13,10 +13,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.machine import STOCK
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
 
 from ..checkpoint import Checkpoint, CheckpointKind
-from .about import STOCK, about_environment, about_model, sha256
+from .about import about_environment, about_model, sha256
 from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
 from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions

@@ -16,6 +16,7 @@ from typing import Any
 from mtp_gguf.gguf_tools.machine import this_machine
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, Costs, DraftSettings, Profile, identify
 
+from ..exact import kernels
 from ..session import Rollback
 from .costs import cycle_costs
 from .model import BenchModel, Setting
@@ -105,7 +106,7 @@ def tune(
     packages = ("mtp-gguf", "llama-cpp-python")
     profile = Profile(
         identify(path),
-        this_machine(device),
+        this_machine(kernels(), device),
         found.settings,
         datetime.now(timezone.utc).date().isoformat(),
         ", ".join(f"{name} {version(name)}" for name in packages),

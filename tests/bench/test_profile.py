@@ -9,7 +9,7 @@ import pytest
 
 from mtp_gguf.gguf_tools import machine as machine_module
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
-from mtp_gguf.gguf_tools.machine import Machine, this_machine
+from mtp_gguf.gguf_tools.machine import PATCHED, STOCK, Machine, this_machine
 from mtp_gguf.gguf_tools.profile import (
     Candidate,
     Costs,
@@ -25,7 +25,7 @@ from mtp_gguf.gguf_tools.profile import (
 
 PROFILE = Profile(
     ModelIdentity(4711, "ab" * 32),
-    Machine('An "Odd" \\ CPU 😀', 2),
+    Machine('An "Odd" \\ CPU 😀', 2, PATCHED),
     DraftSettings(3, -1, "checkpoint", 2),
     "2026-01-31",
     "mtp-gguf 0.1.0",
@@ -99,28 +99,32 @@ def test_a_profile_counts_for_its_file_and_machine(
 ) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(bytes(range(256)) * 4096)
-    assert find_profile(model) == (None, None)
-    mine = replace(PROFILE, model=identify(model), machine=this_machine())
+    assert find_profile(model, STOCK) == (None, None)
+    mine = replace(PROFILE, model=identify(model), machine=this_machine(STOCK))
     write_profile(profile_path(model), mine)
-    assert find_profile(model) == (mine, None)
-    assert find_profile(model, None) == (mine, None)
+    assert find_profile(model, STOCK) == (mine, None)
+    assert find_profile(model, STOCK, None) == (mine, None)
 
-    found, note = find_profile(model, "CUDA0")
+    found, note = find_profile(model, STOCK, "CUDA0")
     assert found is None
     assert note == (
         "m.mtp.toml is ignored, it was measured on another machine: device 'CUDA0' instead of "
         "'CPU'; `mtp-gguf tune m.gguf` makes a new one"
     )
+    found, note = find_profile(model, PATCHED)
+    assert found is None
+    assert note is not None
+    assert "another machine: kernels 'patches/' instead of 'stock'" in note
     with monkeypatch.context() as patch:
         patch.setattr(machine_module, "_cpu_name", lambda: "Another")
-        _, note = find_profile(model)
+        _, note = find_profile(model, STOCK)
         assert note is not None
         assert "another machine: cpu 'Another' instead of" in note
 
     changed = bytearray(model.read_bytes())
     changed[512 * 1024 + 100] ^= 1  # in a sample, the size unchanged
     model.write_bytes(changed)
-    found, note = find_profile(model)
+    found, note = find_profile(model, STOCK)
     assert found is None
     assert note is not None
     assert "measured with another file" in note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import shutil
 import socket
@@ -20,6 +21,7 @@ from mtp_gguf.gguf_tools.profile import (
     profile_path,
     write_profile,
 )
+from mtp_gguf.gguf_tools.server.find import ask
 from mtp_gguf.gguf_tools.server.model import ModelFile, ServedModel
 from server.conftest import Files
 from server.stand_in import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
@@ -112,9 +114,10 @@ def test_without_a_word_the_depth_goes_by_size(
     assert ServedModel(file, file).draft_depth == depth
 
 
-def tune(model: Path, settings: DraftSettings) -> None:
-    """Leave a profile beside `model`, as if `tune` had measured it here."""
-    profile = Profile(identify(model), this_machine("CPU"), settings, "2026-01-01", "0", 1.0, 2.0)
+def tune(model: Path, settings: DraftSettings, server: Path) -> None:
+    """Leave a profile beside `model`, as if `tune` had measured it with `server`'s libraries."""
+    machine = this_machine(ask(server).kernels)
+    profile = Profile(identify(model), machine, settings, "2026-01-01", "0", 1.0, 2.0)
     write_profile(profile_path(model), profile)
 
 
@@ -122,7 +125,7 @@ def test_a_profile_is_followed_where_the_user_says_nothing(
     patched: Path, stock: Path, files: Files, tmp_path: Path
 ) -> None:
     model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
-    tune(model, DraftSettings(3, 128, "snapshot", 1))
+    tune(model, DraftSettings(3, 128, "snapshot", 1), patched)
     more = ["--spec-draft-n-vocab", "128", "--spec-draft-threads", "1"]
     assert printed(patched, model)[-6:] == ["--spec-draft-n-max", "3", *more]
     assert printed(patched, model, "--spec-draft-n-max", 5)[-6:] == [
@@ -130,16 +133,18 @@ def test_a_profile_is_followed_where_the_user_says_nothing(
         "5",
         *more,
     ]
-    assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "3"]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
-    tune(model, DraftSettings(AUTO))
+    tune(model, DraftSettings(3, 128, "snapshot", 1), stock)
+    assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "3"]
+    tune(model, DraftSettings(AUTO), patched)
     assert printed(patched, model)[-2:] == ["--spec-draft-n-max", "auto"]
+    tune(model, DraftSettings(AUTO), stock)
     assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "1"]
 
 
 def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: Path) -> None:
     model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
-    tune(model, DraftSettings(0))
+    tune(model, DraftSettings(0), patched)
     result = invoke("serve", model, "--llama-server", patched, "--print-command")
     assert "--spec-type" not in result.stdout
     assert "without drafting" in result.stderr
@@ -150,11 +155,23 @@ def test_a_profile_of_another_file_is_ignored_aloud(
     patched: Path, files: Files, tmp_path: Path
 ) -> None:
     model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
-    tune(model, DraftSettings(3))
+    tune(model, DraftSettings(3), patched)
     shutil.copy(files("plain"), model)
     result = invoke("serve", model, "--llama-server", patched, "--print-command")
     assert result.stdout.split()[-1] == "auto"
     assert "ignored" in result.stderr
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="patches/ has no more")
+def test_a_profile_of_other_kernels_is_ignored_aloud(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
+    """On stock kernels drafting may not pay where it does on those of patches/."""
+    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    tune(model, DraftSettings(0), stock)
+    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    assert result.stdout.split()[-1] == "auto"
+    assert "kernels 'patches/' instead of 'stock'" in result.stderr
 
 
 def test_a_stock_server_takes_what_it_can_load_and_the_user_is_told(
