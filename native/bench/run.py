@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
 from ..checkpoint import Checkpoint, CheckpointKind
 from .about import about_environment, about_model, sha256
 from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
+from .coverage import coverage
 from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions
 from .pace import probe
@@ -353,20 +354,11 @@ class _Bench:
         return {kind: prompts[:n] for kind, prompts in self._prompts.items()}
 
     def _cover(self, model: BenchModel, written: Counter[int]) -> dict[int, float]:
-        """Share of the written tokens that the first rows of the draft vocabulary have."""
         with model.session(Setting(1)) as session:
             assert session.head is not None
             if session.head.layout == "none":
                 return {}
-            ids = session.head.draft_ids().tolist()
-        total = written.total()
-        out: dict[int, float] = {}
-        covered, at = 0, 0
-        for size in sorted({max(1, len(ids) >> shift) for shift in range(8)}):
-            covered += sum(written[token] for token in ids[at:size])
-            at = size
-            out[size] = covered / total if total else 0.0
-        return out
+            return coverage(session.head.draft_ids().tolist(), written)
 
     def _result(self) -> BenchResult:
         o, plan = self._options, self._plan

@@ -1,0 +1,16 @@
+"""How much of a text a draft vocabulary can write."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mtp_gguf.native.bench.coverage import coverage
+
+
+def test_each_written_token_counts_once() -> None:
+    written = Counter({5: 4, 7: 3, 9: 2, 1: 1})
+    assert coverage([7, 8, 5, 2, 9], written) == {1: 0.3, 2: 0.3, 5: 0.9}
+
+
+def test_nothing_was_written() -> None:
+    assert coverage([7], Counter()) == {1: 0.0}
