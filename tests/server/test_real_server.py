@@ -178,11 +178,11 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
     patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     """To the last bit, with the head at work: its drafts are made and then thrown away."""
-    answers = []
+    answers, depth = [], ("--spec-draft-n-max", DEPTH)
     for layout in ("plain", "ids", "table"):
         log = tmp_path / layout
         passed = ("--spec-draft-n-min", 99, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, files(layout), free_port, *passed) as client:
+        with running(patched_server, files(layout), free_port, *passed, options=depth) as client:
             results = [client.complete(prompt, n_probs=8) for prompt in PROMPTS]
         answers.append([result["completion_probabilities"] for result in results])
         assert len(drafted(log)) > len(PROMPTS) * TOKENS / 2
