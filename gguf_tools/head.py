@@ -20,6 +20,7 @@ from .format import GgufFile, TensorInfo
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 ARCHITECTURES = ("qwen35", "qwen35moe")
 OUTPUT_NORM_TENSOR = "output_norm.weight"
+TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp takes a file without it for a head alone
 
 _ATTENTION = (
     "nextn.eh_proj.weight",
@@ -135,7 +136,7 @@ def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
         if t.name.startswith(prefix) and len(t.shape) > 1 and t.name != prefix + SHORT_HEAD_SUFFIX
     )
     stock = draft is None or draft.layout is DraftLayout.IDS
-    alone = "blk.0.attn_norm.weight" not in names
+    alone = TRUNK_TENSOR not in names
     reason = f"{'a head alone, ' if alone else ''}MTP head in block {block}"
     return HeadReport(True, reason, block, dict(types), draft, stock)
 

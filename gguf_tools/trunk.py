@@ -8,7 +8,7 @@ import re
 
 from .errors import RequestError
 from .fastmtp import ID_MAP_TENSOR
-from .head import ARCHITECTURES
+from .head import ARCHITECTURES, TRUNK_TENSOR
 from .surgery import Model
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
@@ -96,5 +96,5 @@ def head_suffixes(model: Model) -> list[tuple[str, str]]:
 
 
 def is_head_alone(model: Model) -> bool:
-    """Whether the model has no trunk: llama.cpp's own test for an `mtp-` file."""
-    return "blk.0.attn_norm.weight" not in model.tensors
+    """Whether the model has no trunk."""
+    return TRUNK_TENSOR not in model.tensors

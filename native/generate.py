@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 
+from .model_file import check_trunk
+
 Tokens = NDArray[np.int64]
 
 
@@ -40,6 +42,7 @@ def generate(
     """
     import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
+    check_trunk(path)
     try:
         llm: Any = llama_cpp.Llama(
             str(path),

@@ -29,6 +29,7 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, kernels
 from .head import Head
+from .model_file import check_trunk
 from .session import MtpStats, Rollback, Session
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
@@ -139,6 +140,7 @@ class MTPLlama(llama_cpp.Llama):
         options: dict[str, Any],
     ) -> None:
         """Load trunk and head; the two properties below add to the trunk's options."""
+        check_trunk(Path(model_path))
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:

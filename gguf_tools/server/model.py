@@ -8,10 +8,9 @@ from pathlib import Path
 from ..errors import FormatError, RequestError
 from ..fastmtp import EMBEDDING_TENSOR, DraftLayout
 from ..format import open_gguf
-from ..head import HeadReport, head_report
+from ..head import TRUNK_TENSOR, HeadReport, head_report
 from ..shards import shard_paths
 
-_TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp takes a file without it for a head alone
 _SMALL = 1.5e9  # weights
 
 
@@ -85,7 +84,7 @@ def open_model(path: Path) -> ModelFile:
     return ModelFile(
         path=paths[0],
         head=report,
-        alone=report.ready and _TRUNK_TENSOR not in names,
+        alone=report.ready and TRUNK_TENSOR not in names,
         architecture=str(first.scalar("general.architecture")),
         embedding=embedding.shape if embedding else (),
         weights=sum(math.prod(tensor.shape) for tensor in tensors),

@@ -16,6 +16,7 @@ from .._bindings import library
 from ..errors import ModelRefusedError
 from ..generate import chat_writer
 from ..head import Head
+from ..model_file import check_trunk
 from ..session import Rollback, Session
 
 N_BATCH = 512
@@ -40,6 +41,7 @@ class BenchModel:
     def __init__(
         self, path: Path, *, n_ctx: int, threads: int, gpu_layers: int = 0, head: Path | None = None
     ) -> None:
+        check_trunk(path)
         self.path = path
         self.n_ctx = n_ctx
         self.threads = threads

@@ -346,8 +346,17 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
         assert (llm.head.layout, llm.head.n_draft_vocab) == (layout, 324)
         assert take(llm, 12) == take(plain_llm, 12)
         assert llm.mtp_stats.drafted[0] > 0
-    with pytest.raises(ModelRefusedError, match=f"stored as a {layout}, .* LLAMA_CPP_LIB_PATH"):
+    said = "a head alone" if layout == "sidecar" else "stored as a table, .* LLAMA_CPP_LIB_PATH"
+    with pytest.raises(ModelRefusedError, match=said):
         load(head)
+
+
+def test_a_head_alone_is_no_model(models) -> None:
+    """llama.cpp would load it and crash."""
+    head = models.gguf("dense-tied", "Q4_K_M", "F16", choice=HeadChoice.ALONE)
+    for depth in (0, 2):
+        with pytest.raises(ModelRefusedError, match="expected a model, found a head alone"):
+            load(head, depth=depth)
 
 
 def test_a_decode_that_fails_carries_it_too(dial) -> None:
