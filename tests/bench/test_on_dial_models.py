@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conversions import invoke
 
+from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools import machine as machine_module
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
@@ -19,6 +20,7 @@ from mtp_gguf.native.bench.options import BenchOptions
 from mtp_gguf.native.bench.run import Watcher, run_bench
 from mtp_gguf.native.bench.search import Space
 from mtp_gguf.native.bench.tune import TuneOptions, tune
+from mtp_gguf.native.errors import ModelRefusedError
 
 TOKENS = 40
 
@@ -234,3 +236,9 @@ def test_files_that_are_none(command: str, tmp_path: Path) -> None:
         assert done.exit_code == 1
         assert len(done.stderr.strip().splitlines()) == 1
         assert done.stderr.startswith("mtp-gguf: ")
+
+
+def test_a_head_alone_is_refused(dial: Any) -> None:
+    """llama.cpp would load it as a model and crash."""
+    with pytest.raises(ModelRefusedError, match="found a head alone"):
+        run_bench(dial.models.gguf("dense-tied", choice=HeadChoice.ALONE), options())
