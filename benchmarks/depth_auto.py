@@ -177,6 +177,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if "0" not in arguments.depths.split(","):
+        parser.error(f"--depths: expected 0 among them, found {arguments.depths!r}")
     kept = arguments.work / f"depth_auto-{arguments.shape}.json"
     results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     for part in arguments.parts.split(","):
