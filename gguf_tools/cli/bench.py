@@ -22,7 +22,7 @@ from ..server.find import LlamaServer, ask, find_server
 from ..server.model import open_model
 from ..shards import whole_name
 from .bench_table import bench_table, stopped_line
-from .budget import parse_budget
+from .budget import AnswerTokens, Budget, parse_budget
 from .console import printable, reports_errors
 from .plan_lines import plan_lines
 from .share_progress import share_progress
@@ -53,16 +53,11 @@ def bench(
         typer.Option(help="Rows of the draft vocabulary to compare; -1: no list. none: do not."),
     ] = None,
     ctx: Annotated[str, typer.Option("--ctx", help="Tokens before the prompts: 0,4k,16k.")] = "0",
-    budget: Annotated[
-        str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
-    ] = "5m",
+    budget: Budget = "5m",
     full: Annotated[
         bool, typer.Option("--full", help="Measure everything, however long that takes.")
     ] = False,
-    tokens: Annotated[
-        int | None,
-        typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
-    ] = None,
+    tokens: AnswerTokens = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Of everything. Without: what fits.")
     ] = None,

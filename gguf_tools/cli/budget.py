@@ -1,8 +1,19 @@
 """How long a measurement may take: `90s`, `5m`, `1h`."""
 
 import re
+from typing import Annotated
+
+import typer
 
 from ..errors import RequestError
+
+Budget = Annotated[
+    str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
+]
+AnswerTokens = Annotated[
+    int | None,
+    typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
+]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LARGEST = 7 * 24 * 3600

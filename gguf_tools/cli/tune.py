@@ -12,7 +12,7 @@ from ..machine import usable_cores
 from ..output import check_output
 from ..profile import profile_path, write_profile
 from ..server.model import open_model
-from .budget import parse_budget
+from .budget import AnswerTokens, Budget, parse_budget
 from .console import printable, reports_errors
 from .plan_lines import plan_lines
 from .share_progress import share_progress
@@ -35,16 +35,11 @@ def tune(
         typer.Option(help="A prompt of yours to measure with; may be given several times."),
     ] = None,
     max_depth: Annotated[int, typer.Option(min=1, max=8, help="Deepest draft to try.")] = 5,
-    budget: Annotated[
-        str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
-    ] = "5m",
+    budget: Budget = "5m",
     full: Annotated[
         bool, typer.Option("--full", help="Try everything, however long that takes.")
     ] = False,
-    tokens: Annotated[
-        int | None,
-        typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
-    ] = None,
+    tokens: AnswerTokens = None,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Of each comparison. Without: what fits."),

@@ -50,9 +50,9 @@ def cycle_costs(
 
     Real cycles of real sessions, each with the snapshots that its depth needs, so that what is
     measured is what generating at that depth pays; one_context: with those of the deepest, as depth
-    auto has them. In every block each depth has its turn of a
-    cycle that warms up and `cycles` that count. before: what the prompt stands behind; the context
-    named in the result is both. step: called after each block.
+    auto has them. In every block each depth has its turn of a cycle that warms up and `cycles` that
+    count. before: what the prompt stands behind; the context named in the result is both. step:
+    called after each block.
     """
     depths = range(setting.max_depth + 1)
     verify: list[list[float]] = [[] for _ in depths]
