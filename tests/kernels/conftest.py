@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pytest
-
-from mtp_gguf.gguf_tools.server.build import find_build
-from mtp_gguf.gguf_tools.server.find import VARIABLE
+from patched_build import patched_libraries, run_on
 
 Arrays = dict[str, Any]
 
@@ -28,13 +23,7 @@ class Sweep(Protocol):
 @pytest.fixture(scope="session")
 def libraries() -> Path:
     """The folder of ggml's libraries with our patches."""
-    stated = os.environ.get(VARIABLE)
-    built = find_build()
-    if stated:
-        return Path(stated).resolve().parent
-    if not built:
-        pytest.skip(f"no patched llama.cpp: run `mtp-gguf build-server`, or set {VARIABLE}")
-    return built.libraries
+    return patched_libraries()
 
 
 @pytest.fixture(scope="session")
@@ -51,21 +40,9 @@ def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
     @cache
     def run(lanes: str) -> Arrays:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
-        if lanes:
-            environment["GGML_CPU_LANES"] = lanes
+        environment = {"GGML_CPU_LANES": lanes} if lanes else {}
         file = out / f"{lanes or 'best'}.npz"
-        command = [sys.executable, "-m", "kernels.sweep", str(libraries), str(file)]
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        run_on(libraries, "kernels.sweep", libraries, file, timeout=300, **environment)
         with np.load(file) as arrays:
             return dict(arrays)
 
