@@ -1,0 +1,39 @@
+"""A patched llama-server writes the same greedy text however deep it drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.conftest import Files
+from server.test_fused_draft import counts
+from server.test_real_server import TEXTS, running
+
+pytestmark = pytest.mark.server
+
+AS_SHIPPED = ("--repack", "--ctx-size", 4096)  # takes back what the other tests ask for
+# Two short texts; the others share no beginning, and cross the steps of 256 and 512 in which a
+# cache is read.
+PROMPTS = [*TEXTS[:2], "".join(TEXTS) * 5, "".join(TEXTS[::-1]) * 10]
+TOKENS = 80
+DEPTHS = (1, 2, 3, 4, "auto")
+
+
+def test_the_text_is_the_same_at_every_depth(
+    patched_server: Path, files: Files, free_port: int
+) -> None:
+    model = files("ids", "demo")
+    with running(patched_server, model, free_port, *AS_SHIPPED, options=["--no-draft"]) as client:
+        results = [client.complete(text, n_predict=TOKENS) for text in PROMPTS]
+    want = [result["tokens"] for result in results]
+    lengths = [result["timings"]["prompt_n"] for result in results]
+    assert any(length < 256 < length + TOKENS for length in lengths), lengths
+    assert any(length < 512 < length + TOKENS for length in lengths), lengths
+    for depth in DEPTHS:
+        options = ("--spec-draft-n-max", depth)
+        with running(patched_server, model, free_port, *AS_SHIPPED, options=options) as client:
+            results = [client.complete(text, n_predict=TOKENS) for text in PROMPTS]
+        assert [result["tokens"] for result in results] == want, depth
+        if depth != "auto":
+            assert sum(counts(result)[1] for result in results) > TOKENS / 2
