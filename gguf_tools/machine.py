@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 STOCK, PATCHED = KERNELS = ("stock", "patches/")
 
 _CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")  # of a container, as cgroup v2 shows it inside
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,18 @@ class Machine:
 def this_machine(kernels: str, device: str = "CPU") -> Machine:
     """The machine that this process runs on."""
     return Machine(_cpu_name(), usable_cores(), kernels, device)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process could still take, page cache given up; None where nobody says."""
+    known = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        known += [int(x.split()[1]) << 10 for x in lines if x.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # a container's limit, "max" where there is none
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        known.append(limit - int((_CGROUP / "memory.current").read_text(encoding="ascii")))
+    return max(0, min(known)) if known else None
 
 
 def usable_cores() -> int:

@@ -1,12 +1,13 @@
 """What a bench found, as a table for a terminal of 80 columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .share_progress import duration
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.bench.result import BenchResult, TextResult
+    from mtp_gguf.native.bench.result import BenchResult, ServerResult, TextResult
+    from mtp_gguf.native.bench.spread import Spread
 
 
 def left_out_lines(result: "BenchResult") -> Iterator[str]:
@@ -34,14 +35,17 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
         yield f"ms after {costs.context} tokens"
         yield "trunk, batch of  " + _numbers(range(1, len(costs.verify) + 1), "7d")
         yield "                 " + _numbers((c.median for c in costs.verify), "7.2f")
+        yield "               ± " + _numbers(map(_apart, costs.verify), "7.2f")
         yield "drafts, chain of " + _numbers(range(1, len(costs.draft) + 1), "7d")
         yield "                 " + _numbers((c.median for c in costs.draft), "7.2f")
-        yield f"rollback {costs.rollback.median:.2f}"
+        yield "               ± " + _numbers(map(_apart, costs.draft), "7.2f")
+        yield f"rollback {costs.rollback.median:.3f} ± {_apart(costs.rollback):.3f}"
     if prefill := result.prefill:
         both = prefill.trunk.median + prefill.head.median
         yield (
-            f"prompt of {prefill.tokens}: {prefill.plain.median:.0f} without the head, "
-            f"{both:.0f} with ({prefill.head.median:.1f} for the head)"
+            f"prompt of {prefill.tokens}: {prefill.plain.median:.0f} ± {_apart(prefill.plain):.0f} "
+            f"without the head, {both:.0f} ± {_apart(prefill.trunk):.0f} with it "
+            f"({prefill.head.median:.1f} the head)"
         )
     for context in dict.fromkeys(text.context for text in result.texts):
         yield from _texts([t for t in result.texts if t.context == context], context)
@@ -52,10 +56,14 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
         yield from (_size(text) for text in result.sizes if text.kind == "all")
     if result.servers:
         yield ""
+        yield "llama-server, in turn with our session at the same depth"
+        yield "depth   tok/s    ±  ours    ±  times as fast  accepted"
+    name = ""
     for server in result.servers:
-        speed = f"{server.tok_s.median:.1f} tok/s" if server.tok_s else server.note
-        share = f", {server.acceptance:.0%} of drafts accepted" if server.acceptance else ""
-        yield f"{server.name}, depth {server.depth}: {speed}{share}"
+        if server.name != name:
+            name = server.name
+            yield name
+        yield _server(server)
     if left_out := list(left_out_lines(result)):
         yield ""
         yield f"in {duration(result.budget_s or 0)} (--budget, --full) there was no time for"
@@ -86,7 +94,7 @@ def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
     for depth, t in whole.items():
         times = f"{t.tok_s.median / plain.tok_s.median:9.2f}" if plain else " " * 9
         yield (
-            f"{depth!s:>5}{t.tok_s.median:8.1f}{_apart(t):5.1f}{times}"
+            f"{depth!s:>5}{t.tok_s.median:8.1f}{_apart(t.tok_s):5.1f}{times}"
             f"{t.tokens_per_cycle:16.2f}{t.limit_tok_s:7.1f}  {_accepted(t)}"
         ).rstrip()
     kinds = [kind for kind in dict.fromkeys(t.kind for t in texts) if kind != "all"]
@@ -100,18 +108,30 @@ def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
 
 def _size(text: "TextResult") -> str:
     return (
-        f"{text.rows:7}{text.tok_s.median:8.1f}{_apart(text):5.1f}{text.tokens_per_cycle:16.2f}"
+        f"{text.rows:7}{text.tok_s.median:8.1f}{_apart(text.tok_s):5.1f}{text.tokens_per_cycle:16.2f}"
         f"{text.draft_ms:12.2f}  {_accepted(text)}"
     ).rstrip()
 
 
-def _apart(text: "TextResult") -> float:
-    return (text.tok_s.high - text.tok_s.low) / 2
+def _server(server: "ServerResult") -> str:
+    if server.tok_s is None:
+        return f"{server.depth:5}  {server.note}"
+    line = f"{server.depth:5}{server.tok_s.median:8.1f}{_apart(server.tok_s):5.1f}"
+    if server.ours and server.times:
+        line += f"{server.ours.median:6.1f}{_apart(server.ours):5.1f}{server.times.median:15.2f}"
+    else:
+        line += "  measured alone: no room for both".ljust(26)
+    return line + (f"{server.acceptance:10.0%}" if server.acceptance is not None else "")
+
+
+def _apart(spread: "Spread") -> float:
+    """Half of what lies between the quarter points, or the extremes of less than four."""
+    return (spread.high - spread.low) / 2
 
 
 def _accepted(text: "TextResult") -> str:
     return " ".join(f"{share:.0%}" for share in text.acceptance)
 
 
-def _numbers(values: "Iterator[float] | range", form: str) -> str:
+def _numbers(values: "Iterable[float]", form: str) -> str:
     return "".join(format(value, form) for value in values)

@@ -8,9 +8,13 @@ from typing import Any
 from ..errors import RequestError
 from .bars import Part, Row, bars
 
-_FORMAT = 2  # native/bench/result.py
+_FORMAT = 3  # native/bench/result.py
 _ALL = "all"
 _DEEPEST_STYLE = 5
+_TIMES = (
+    " Each llama-server took turns with our session at its depth; how many times as fast ours was "
+    "stands beside it."
+)
 _FILLS = 5
 
 # Fills 1 to 5: plain, rising lines, dots, falling lines, a grid; told apart without any color.
@@ -150,7 +154,7 @@ def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
             Row(
                 f"{server['name']}, {depth}",
                 f"{speed['median']:.1f} tok/s"
-                + (f", {server['acceptance']:.0%} accepted" if server["acceptance"] else ""),
+                + (f", ours {times['median']:.2f} ×" if (times := server["times"]) else ""),
                 [Part(speed["median"], "f2", server["version"])],
                 (speed["low"], speed["high"]),
             )
@@ -160,7 +164,8 @@ def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str
     return _section(
         "Speed by depth",
         "Tokens per second over all texts. The solid mark is the limit: what the depth would give "
-        "if drafts cost nothing. The dashed line is no drafting.",
+        "if drafts cost nothing. The dashed line is no drafting."
+        + (_TIMES if any(s["times"] for s in record["servers"]) else ""),
         _figure(bars("speed", "Tokens per second by depth, with the limit", rows, line)),
         _key(["mtp-gguf", "llama-server"]) if record["servers"] else "",
     )
@@ -387,6 +392,11 @@ def _numbers(record: Mapping[str, Any]) -> str:
                     ["trunk batch", *(f"{c['median']:.2f}" for c in costs["verify"])],
                     ["± quarter points", *(f"{_apart(c):.2f}" for c in costs["verify"])],
                     ["drafts", *(f"{c['median']:.2f}" for c in costs["draft"])],
+                    ["± quarter points", *(f"{_apart(c):.2f}" for c in costs["draft"])],
+                    [
+                        "rollback",
+                        f"{costs['rollback']['median']:.3f} ± {_apart(costs['rollback']):.3f}",
+                    ],
                 ],
             )
         )
@@ -420,6 +430,8 @@ def _numbers(record: Mapping[str, Any]) -> str:
             ],
         )
     )
+    if compared := [s for s in record["servers"] if s["tok_s"]]:
+        tables.append(_servers(compared))
     notes = [s for s in record["servers"] if s["note"]]
     said = "".join(
         f"<p>{escape(s['name'])}, depth {s['depth']}: {escape(s['note'])}</p>" for s in notes
@@ -429,9 +441,10 @@ def _numbers(record: Mapping[str, Any]) -> str:
         ""
         if p is None
         else (
-            f"<p>A prompt of {p['tokens']} tokens: {p['plain']['median']:.0f} ms without the head, "
-            f"{p['trunk']['median'] + p['head']['median']:.0f} ms with it, of which "
-            f"{p['head']['median']:.1f} ms are the head's.</p>"
+            f"<p>A prompt of {p['tokens']} tokens: {p['plain']['median']:.0f} ± "
+            f"{_apart(p['plain']):.0f} ms without the head, "
+            f"{p['trunk']['median'] + p['head']['median']:.0f} ± {_apart(p['trunk']):.0f} ms with "
+            f"it, of which {p['head']['median']:.1f} ms are the head's.</p>"
         )
     )
     digest = escape(str(record["model"]["sha256"] or "not worked out"))
@@ -440,6 +453,31 @@ def _numbers(record: Mapping[str, Any]) -> str:
     return (
         "<section><h2>The numbers</h2><details><summary>Tables, and what was measured</summary>"
         f"{body}</details></section>"
+    )
+
+
+def _servers(servers: Sequence[Mapping[str, Any]]) -> str:
+    def both(spread: Mapping[str, float] | None, form: str) -> list[str]:
+        return (
+            ["", ""]
+            if spread is None
+            else [format(spread["median"], form), f"{_apart(spread):.2f}"]
+        )
+
+    return _table(
+        "llama-server, in turn with our session at the same depth",
+        ["server", "depth", "tok/s", "±", "ours", "±", "times as fast", "±", "accepted"],
+        [
+            [
+                s["name"],
+                str(s["depth"]),
+                *both(s["tok_s"], ".1f"),
+                *both(s["ours"], ".1f"),
+                *both(s["times"], ".2f"),
+                "" if s["acceptance"] is None else f"{s['acceptance']:.0%}",
+            ]
+            for s in servers
+        ],
     )
 
 

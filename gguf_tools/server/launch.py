@@ -28,11 +28,14 @@ class RunningServer:
     go of the rest. As a context manager: leaving ends the server.
     """
 
-    def __init__(self, command: Sequence[str], health: str, log: BinaryIO) -> None:
+    def __init__(
+        self, command: Sequence[str], health: str, log: BinaryIO, *, forward: bool = True
+    ) -> None:
         """Start it.
 
         command: its words, the program first. health: the address that answers 200 when it is
-        ready. log: where its output goes from `show_log` on.
+        ready. log: where its output goes from `show_log` on. forward: signals are the server's;
+        else they stay ours, and only wait until it is started.
         """
         self._health = health
         self._opener = _local_opener()
@@ -65,6 +68,12 @@ class RunningServer:
             self._process.send_signal(number)
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
+        if not forward:
+            self._restore_handlers()
+            if self._early:
+                self._process.kill()
+                self.wait()
+                raise KeyboardInterrupt
 
     def __enter__(self) -> "RunningServer":
         return self
@@ -112,8 +121,8 @@ class RunningServer:
             self._early.append(number)
 
     def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
     def _read_log(self) -> None:
         assert self._process.stdout is not None

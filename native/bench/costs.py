@@ -102,7 +102,7 @@ def prefill_costs(
     head: list[float] = []
     without = Setting(0, rollback=setting.rollback)
     for i in range(rounds + 1):
-        for now in (without, setting):
+        for now in rotated((without, setting), i):
             with model.session(now) as session:
                 session.decode(prompt)
                 did = session.stats()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from .costs import cycle_costs
@@ -41,19 +41,29 @@ class Pace:
         return sum(self.verify_ms) + sum(self.draft_ms)
 
 
-def probe(model: BenchModel, setting: Setting, prompt: Sequence[int]) -> Pace:
-    """A few seconds' look. setting: with the most drafts of which costs are to be known."""
-    began = perf_counter()
+def probe(
+    model: BenchModel,
+    setting: Setting,
+    prompt: Sequence[int],
+    clock: Callable[[], float] = perf_counter,
+) -> Pace:
+    """A few seconds' look. setting: with the most drafts of which costs are to be known.
+
+    A text comes before all that is timed: it brings the file into memory, which may take longer
+    than everything after it.
+    """
     with model.session(setting) as session:
-        opened = perf_counter()
-        session.decode(prompt)
-        decoded = perf_counter()
         depth = min(_PROBE_DEPTH, setting.max_depth)
         stats = write(model, session, prompt, _PROBE_TOKENS, depth).stats
     # A draft was tried where all before it were right.
     tried = sum(stats.drafted[:1]) + sum(stats.accepted[:-1])
     acceptance = (_PRIOR / 2 + sum(stats.accepted)) / (_PRIOR + tried)
     costs = cycle_costs(model, setting, prompt, blocks=1, cycles=1)
+    began = clock()
+    with model.session(replace(setting, max_depth=0)) as session:  # a context that is new
+        opened = clock()
+        session.decode(prompt)
+        decoded = clock()
     return Pace(
         tuple(s.median for s in costs.verify),
         tuple(s.median for s in costs.draft),

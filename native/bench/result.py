@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .spread import Spread
     from .verdict import Verdict
 
-FORMAT = 2
+FORMAT = 3
 ALL = "all"  # the kind that sums up the others
 
 # Where a bench is: a result is written after each part, and stays when no other follows.
@@ -46,13 +46,20 @@ class TextResult:
 
 @dataclass(frozen=True)
 class ServerResult:
-    """llama-server on the same file and prompts. note: why it did not run, "" when it did."""
+    """llama-server on the same file and prompts.
+
+    ours: our own session at that depth, in turn with it; times: its speed over the server's, round
+    by round. Both None where there was no room for two copies of the model. note: why the server
+    did not run, "" when it did.
+    """
 
     name: str
     version: str
     depth: int
     tok_s: Spread | None
     acceptance: float | None
+    ours: Spread | None = None
+    times: Spread | None = None
     note: str = ""
 
 

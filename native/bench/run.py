@@ -12,12 +12,13 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.machine import STOCK
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
 
 from ..checkpoint import Checkpoint, CheckpointKind
 from .about import about_environment, about_model, sha256
+from .beside import has_room, in_turn
 from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
 from .coverage import coverage
 from .model import BenchModel, Setting
@@ -39,7 +40,7 @@ from .result import (
     ServerResult,
     TextToken,
 )
-from .server import bench_server, running
+from .server import running
 from .texts import trace
 from .turns import Contender, Turns
 from .verdict import best_drafting, judge
@@ -97,6 +98,7 @@ class _Bench:
         self._turns: list[Turns] = []  # by context
         self._sizes: Turns | None = None
         self._servers: list[ServerResult] = []
+        self._alone: list[tuple[str, int, int]] = []  # servers without room for our copy beside
         self._coverage: dict[int, float] = {}
         self._samples: tuple[Sample, ...] = ()
 
@@ -109,8 +111,11 @@ class _Bench:
                 self._path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
             ) as model:
                 self._in_process(model, n_ctx)
-            for _, i, depth in self._server_keys():
-                self._part([("server", i, depth)], partial(self._serve, i, depth))
+                for key in self._server_keys():
+                    self._part([key], partial(self._serve, key, model))
+            while self._alone:
+                key = self._alone.pop(0)
+                self._part([key], partial(self._serve, key, None))
             self._part([DIGEST], self._digest)
             self._state = DONE
         except KeyboardInterrupt:
@@ -128,7 +133,8 @@ class _Bench:
         self._prompts = self._tokenize(model, n_ctx)
         filler = _repeat(model.tokenize(_FILLER), max(PREFILL_TOKENS, *o.contexts))
         self._say("a first look")
-        pace = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS])
+        clock = self._watcher.clock
+        pace = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS], clock)
         wishes = make_wishes(o, pace, self._prompts, self._model["size"])
         spent = self._watcher.clock() - self._began
         budget = None if o.budget is None else o.budget - spent
@@ -168,7 +174,7 @@ class _Bench:
         took = self._watcher.clock() - began
         if any(key[0] == "depth" for key in keys if isinstance(key, tuple)):
             self._pace = min(max(took / max(planned, 1e-9), 0.5), 5.0)
-        self._done.update(wish.key for wish in wishes)
+        self._done.update(wish.key for wish in wishes if wish.key not in self._alone)
         self._advance(before + planned / self._plan.seconds - self._share)
         self._watcher.saved(self._result())
 
@@ -296,13 +302,20 @@ class _Bench:
             self._costs(model, filler, before)
             self._texts(model, self._options.depths, before)
 
-    def _serve(self, index: int, depth: int) -> None:
-        o, server, plan = self._options, self._options.servers[index], self._plan
+    def _serve(self, key: tuple[str, int, int], model: BenchModel | None) -> None:
+        """A server in turn with the model; later and without it where both do not fit."""
+        o, plan = self._options, self._plan
         assert plan is not None
-        name = server_name(o, index)
+        _, index, depth = key
+        name, server = server_name(o, index), o.servers[index]
         self._say(f"{name}, depth {depth}")
-        prompts = [p for texts in self._chosen().values() for p in texts]
-        amount = plan.amount
+        if model and not has_room(self._model["size"]):
+            self._alone.append(key)
+            return
+        texts, amount = self._chosen(), plan.amount
+        prompts = [p for of_kind in texts.values() for p in of_kind]
+        ours = model and Turns(model, texts, amount.tokens, {depth: _contender(depth)})
+        ready = False
         try:
             with running(
                 server.path,
@@ -313,12 +326,22 @@ class _Bench:
                 gpu_layers=o.gpu_layers,
                 head=o.head,
             ) as up:
-                tokens, rounds = amount.tokens, amount.rounds
-                speed, accepted = bench_server(up, prompts, tokens=tokens, rounds=rounds)
-        except MtpGgufError as error:
-            found = ServerResult(name, server.version, depth, None, None, str(error))
-        else:
-            found = ServerResult(name, server.version, depth, speed, accepted)
+                ready = True
+                found = in_turn(
+                    name,
+                    server,
+                    up,
+                    ours,
+                    prompts,
+                    depth=depth,
+                    tokens=amount.tokens,
+                    rounds=amount.rounds,
+                )
+        except ServerError as error:
+            if model and not ready:  # memory of a GPU, for one: two copies may be too many
+                self._alone.append(key)
+                return
+            found = ServerResult(name, server.version, depth, None, None, note=str(error))
         self._servers.append(found)
 
     def _digest(self) -> None:

@@ -12,10 +12,7 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.server.launch import RunningServer
 
-from .spread import Spread, spread
-
 _ANSWER_SECONDS = 600.0
-_WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,12 @@ class BenchServer:
         self._port = port
 
     def complete(self, prompt: Sequence[int], n: int) -> ServerRun:
-        """A greedy completion; ServerError when the server does not give one."""
+        """A greedy completion; ServerError when the server does not give one.
+
+        Without the repetition penalty that a file can ask for: our sessions have none.
+        """
         body = {"prompt": [*prompt], "n_predict": n, "temperature": 0, "cache_prompt": False}
+        body["repeat_penalty"] = 1.0
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
         try:
             headers = {"Content-Type": "application/json"}
@@ -69,10 +70,7 @@ def running(
     gpu_layers: int,
     head: Path | None = None,
 ) -> Iterator[BenchServer]:
-    """Run a server on a free port of the loopback; ServerError when it ends while loading.
-
-    KeyboardInterrupt, once the server has ended, where a signal came that was meant for us.
-    """
+    """Run a server on a free port of the loopback; ServerError when it ends while loading."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -83,36 +81,9 @@ def running(
         words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
         words += ["-md", str(head)] if head else []
     health = f"http://127.0.0.1:{port}/health"
-    with RunningServer(words, health, io.BytesIO()) as server:
-        try:
-            if not server.wait_until_ready(lambda _: None):
-                last = server.last_lines() or ["no message"]
-                raise ServerError(f"{binary}: ended while loading: {last[-1]}")
-            yield BenchServer(port)
-        except ServerError:
-            if not server.signalled:
-                raise
-        if server.signalled:  # handed on to the server, which ended: it was meant for us
-            raise KeyboardInterrupt
-
-
-def bench_server(
-    up: BenchServer,
-    prompts: Sequence[Sequence[int]],
-    *,
-    tokens: int,
-    rounds: int,
-) -> tuple[Spread, float | None]:
-    """Tokens per second over the rounds, and the share of drafts accepted, None without drafts.
-
-    A short completion comes first, which is not counted.
-    """
-    up.complete(prompts[0], _WARM_UP_TOKENS)
-    speeds: list[float] = []
-    runs: list[ServerRun] = []
-    for _ in range(rounds):
-        turn = [up.complete(prompt, tokens) for prompt in prompts]
-        speeds.append(sum(r.tokens for r in turn) / max(1e-9, sum(r.seconds for r in turn)))
-        runs += turn
-    drafted = sum(r.drafted for r in runs)
-    return spread(speeds), sum(r.accepted for r in runs) / drafted if drafted else None
+    with RunningServer(words, health, io.BytesIO(), forward=False) as server:
+        if not server.wait_until_ready(lambda _: None):
+            server.wait()  # for its last words
+            last = server.last_lines() or ["no message"]
+            raise ServerError(f"{binary}: ended while loading: {last[-1]}")
+        yield BenchServer(port)

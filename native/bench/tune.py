@@ -85,7 +85,7 @@ def tune(
     ) as model:
         prompts = _prompts(model, o)
         progress(0.0, "a first look")
-        pace = probe(model, Setting(max(o.space.depths)), prompts[0][:16])
+        pace = probe(model, Setting(max(o.space.depths)), prompts[0][:16], clock)
         budget = None if o.budget is None else o.budget - (clock() - began)
         wishes = _wishes(o.space, pace, prompts)
         plan = fit(wishes, budget, prompts=1, tokens=o.tokens, rounds=o.rounds)

@@ -82,6 +82,13 @@ class Turns:
             t for turn in first for texts in turn.values() for w in texts for t in w.tokens
         )
 
+    def speeds(self, key: Hashable) -> list[float]:
+        """Tokens per second of one contender over all texts, round by round."""
+        return [
+            _Round([w for texts in turn.values() for w in texts]).tok_s
+            for turn in self.written[key]
+        ]
+
     def results(self) -> list[TextResult]:
         """For each contender that had a turn a result of each kind, then one of all texts."""
         out = []

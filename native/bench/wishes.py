@@ -53,7 +53,8 @@ def make_wishes(
         return writing(2, Amount(1, shown, 1))
 
     def server(depth: int, amount: Amount) -> float:
-        return _SERVER_START + _SERVER_SLOWER * amount.rounds * writing(depth, amount)
+        both = (_SERVER_SLOWER + 1) * writing(depth, amount)  # in turn with our own session
+        return _SERVER_START + pace.open_ms / 1e3 + amount.rounds * both
 
     def context(tokens: int, amount: Amount) -> float:
         once = tokens * pace.prompt_ms * _LATER_TOKEN / 1e3

@@ -50,7 +50,7 @@ def record() -> dict[str, Any]:
         {"text": HOSTILE, "origin": 1, "rejected": None},
     ]
     return {
-        "format": 2,
+        "format": 3,
         "state": "done",
         "budget_s": 300.0,
         "whole_s": 1400.0,
@@ -102,6 +102,8 @@ def record() -> dict[str, Any]:
                 "depth": 2,
                 "tok_s": spread(38.2),
                 "acceptance": 0.7,
+                "ours": spread(60.0),
+                "times": spread(1.57),
                 "note": "",
             },
             {
@@ -110,6 +112,8 @@ def record() -> dict[str, Any]:
                 "depth": 2,
                 "tok_s": None,
                 "acceptance": None,
+                "ours": None,
+                "times": None,
                 "note": f"ended while loading: {HOSTILE}",
             },
         ],

@@ -12,10 +12,9 @@ from conversions import invoke
 
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools import machine as machine_module
-from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
 from mtp_gguf.gguf_tools.report.page import render_report
-from mtp_gguf.gguf_tools.server.find import ask, find_server
 from mtp_gguf.native.bench.options import BenchOptions
 from mtp_gguf.native.bench.run import Watcher, run_bench
 from mtp_gguf.native.bench.search import Space
@@ -116,24 +115,6 @@ def test_contexts_sizes_and_coverage(dial: Any) -> None:
     assert 0 <= min(coverage.values()) <= max(coverage.values()) <= 1
     with pytest.raises(RequestError, match=r"a prompt of mine has .* tokens, expected 1 to"):
         run_bench(path, options(own={"mine": "word " * 4000}))
-
-
-def test_llama_server_beside(dial: Any) -> None:
-    """A real server, where there is one, on the same prompt: as many drafts right as ours."""
-    try:
-        server = ask(find_server(None))
-    except ServerError as error:
-        pytest.skip(str(error))
-    wanted = options(depths=(0, 1), servers=[server], server_depths=(0, 1))
-    record = run_bench(dial("tiny", hit=0.7), wanted).to_json()
-    plain, drafting = record["servers"]
-    assert (plain["depth"], drafting["depth"]) == (0, 1)
-    assert not plain["note"]
-    assert not drafting["note"]
-    assert plain["acceptance"] is None
-    ours = next(t for t in record["texts"] if t["kind"] == "all" and t["depth"] == 1)
-    assert drafting["acceptance"] == pytest.approx(ours["acceptance"][0], abs=0.05)
-    assert drafting["tok_s"]["n"] == 1
 
 
 def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:

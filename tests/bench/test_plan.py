@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtp_gguf.gguf_tools.server.find import LlamaServer
+from mtp_gguf.native.bench.model import BenchModel, Setting
 from mtp_gguf.native.bench.options import BenchOptions
-from mtp_gguf.native.bench.pace import Pace
+from mtp_gguf.native.bench.pace import Pace, probe
 from mtp_gguf.native.bench.plan import FULL, Amount, Wish, fit
 from mtp_gguf.native.bench.wishes import make_wishes
+from mtp_gguf.native.session import Session
 
 
 def wish(key: str, seconds: float, *, needed: bool = False) -> Wish:
@@ -83,6 +87,35 @@ def test_pace() -> None:
     assert PACE.text_ms(6, 64) > PACE.text_ms(2, 64) * 0.8  # deeper than measured: as the deepest
 
 
+def test_a_cold_file_does_not_make_the_plan_long(
+    dial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What first touches the weights takes long, by a clock of its own, and is not counted."""
+    now, cold = [0.0], {"decode", "open"}
+
+    def slow_at_first(owner: type, name: str, what: str) -> None:
+        real = getattr(owner, name)
+
+        def method(self: Any, *args: Any, **named: Any) -> Any:
+            now[0] += 1000.0 if what in cold else 0.25
+            cold.discard(what)
+            return real(self, *args, **named)
+
+        monkeypatch.setattr(owner, name, method)
+
+    slow_at_first(Session, "decode", "decode")
+    slow_at_first(BenchModel, "_new_context", "open")
+    with BenchModel(dial("tiny", hit=0.9), n_ctx=256, threads=1) as model:
+        pace = probe(model, Setting(4), model.tokenize("def f(x):")[:5], lambda: now[0])
+        tokens = len(model.tokenize("def f(x):")[:5])
+    assert not cold
+    assert pace.open_ms == 250.0
+    assert pace.prompt_ms == 250.0 / tokens
+    assert (len(pace.verify_ms), len(pace.draft_ms)) == (5, 4)
+    assert min(*pace.verify_ms, *pace.draft_ms) > 0
+    assert 0.5 < pace.acceptance < 1
+
+
 def options(**changes: Any) -> BenchOptions:
     return BenchOptions(**{"kinds": ["code", "json"], "sizes": (1000, -1), **changes})
 
@@ -93,6 +126,12 @@ def test_wishes_by_what_matters() -> None:
     seconds = {w.key: w.seconds(Amount(1, 64, 3)) for w in wishes}
     # Three rounds of two prompts of 30 and 50 tokens at 4 ms, answers at 20 ms a token, a context.
     assert seconds["depth", 0] == pytest.approx(3 * (80 * 4 + 2 * 64 * 20 + 100) / 1e3)
+    # A server takes turns with our session, and is slower: more than twice the texts alone.
+    wanted = options(servers=[LlamaServer(Path("s"), "v", True, False, False, False)])
+    server = make_wishes(wanted, PACE, prompts, 10**9)
+    taken = {w.key: w.seconds(Amount(1, 64, 3)) for w in server}["server", 0, 0]
+    texts = 3 * (80 * 4 + 2 * 64 * 20) / 1e3
+    assert 2 * texts < taken < 4 * texts + 5
     assert seconds["context", 4096] > 4096 * 4 / 1e3 + sum(
         s for k, s in seconds.items() if k[0] == "depth"
     )

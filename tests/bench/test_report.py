@@ -72,7 +72,7 @@ def test_text_from_outside_is_escaped() -> None:
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(RequestError, match="expected a bench of format 2, found 1"):
+    with pytest.raises(RequestError, match="expected a bench of format 3, found 1"):
         render_report({**records.record(), "format": 1})
 
 

@@ -160,7 +160,7 @@ def test_a_folder_of_its_own(dial: Any, tmp_path: Path, monkeypatch: pytest.Monk
         assert f"written: {Path(expected) / 'report.html'}" in done.stdout
         assert (tmp_path / expected / "bench.json").exists()
     quiet = invoke(*command, "--json")
-    assert json.loads(quiet.stdout)["format"] == 2
+    assert json.loads(quiet.stdout)["format"] == 3
     assert len(list(tmp_path.iterdir())) == 2
 
 

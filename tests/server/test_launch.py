@@ -89,6 +89,39 @@ def test_a_signal_in_the_moment_of_the_start_is_handed_on(
         signal.signal(signal.SIGTERM, before)
 
 
+def test_signals_that_stay_ours(
+    server: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """Once the server is started, and in the moment of its start: it ends, we are interrupted."""
+    command = [str(server), "--load", str(PATIENCE), "--port", str(free_port)]
+    health = f"http://127.0.0.1:{free_port}/health"
+    handler = signal.getsignal(signal.SIGINT)
+    children: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def started(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        children.append(start(*words, **named))
+        if len(children) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+    def interrupt() -> None:
+        with RunningServer(command, health, io.BytesIO(), forward=False):
+            assert signal.getsignal(signal.SIGINT) is handler
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        RunningServer(command, health, io.BytesIO(), forward=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(children) == 2
+    assert all(child.poll() is not None for child in children)
+
+
 def test_dying_at_load_shows_the_end_of_the_log(server: Path, files: Files, free_port: int) -> None:
     with serving(server, files("plain"), free_port, "--die", 7) as run:
         assert run.end() == 7
