@@ -16,6 +16,7 @@ _TIMES = (
     "stands beside it."
 )
 _FILLS = 5
+_PARTS = {"verify_ms": "verify", "draft_ms": "draft", "rollback_ms": "undo", "rest_ms": "rest"}
 
 # Fills 1 to 5: plain, rising lines, dots, falling lines, a grid; told apart without any color.
 _PATTERNS = """<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>
@@ -65,13 +66,17 @@ def _where(record: Mapping[str, Any]) -> str:
     e = record["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items())
     words = [
-        f"{e['cpu']}, {e['device']}, {e['threads']} threads, {e['kernels']} kernels",
+        f"{e['cpu']}, {e['device']}, {_count(e['threads'], 'thread')}, {e['kernels']} kernels",
         versions,
-        f"{e['prompts']} prompt{'s' if e['prompts'] > 1 else ''} of each kind, answers of "
-        f"{e['tokens']} tokens, {e['rounds']} round{'s' if e['rounds'] > 1 else ''}",
+        f"{_count(e['prompts'], 'prompt')} of each kind, answers of "
+        f"{e['tokens']} tokens, {_count(e['rounds'], 'round')}",
         str(e["when"]),
     ]
     return f'<p class="soft">{escape("; ".join(words))}</p>'
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _state(record: Mapping[str, Any]) -> str:
@@ -230,7 +235,8 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
         return ""
     deepest = max((t["origin"] for s in samples for t in s["tokens"]), default=0)
     names = "".join(
-        f'<li><span class="o{min(i, _DEEPEST_STYLE)}">draft {i}</span></li>'
+        f'<li><span class="o{i}">draft {i}'
+        f"{' and deeper' if i == _DEEPEST_STYLE < deepest else ''}</span></li>"
         for i in range(1, min(deepest, _DEEPEST_STYLE) + 1)
     )
     texts = "".join(
@@ -243,18 +249,22 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
         "Who wrote each token",
         f"Written at depth {samples[0]['depth']}. Plain tokens are the trunk's own; underlined "
         "ones were drafted and accepted. Where a draft was wrong, the trunk's token has a "
-        "dotted line below: point at it or go there with the Tab key to see the draft.",
+        "dotted line above: point at it or go there with the Tab key to see the draft.",
         f'<ul class="key"><li>trunk</li>{names}</ul>'
         '<input type="checkbox" id="rejected"> '
-        '<label for="rejected">show rejected drafts in the text</label>'
-        f'<div class="texts">{texts}</div>',
+        '<label for="rejected">show rejected drafts in the text</label><br>'
+        '<input type="checkbox" id="numbers"> '
+        '<label for="numbers">number the drafts</label>'
+        '<p><a class="skip" href="#after-texts">go on behind the texts</a></p>'
+        f'<div class="texts">{texts}</div><span id="after-texts" tabindex="-1"></span>',
     )
 
 
 def _token(token: Mapping[str, Any]) -> str:
     text = escape(token["text"])
-    if token["origin"]:
-        return f'<span class="o{min(token["origin"], _DEEPEST_STYLE)}">{text}</span>'
+    if origin := token["origin"]:
+        style = f"o{min(origin, _DEEPEST_STYLE)}"
+        return f'<span class="{style}" data-draft="{origin}">{text}</span>'
     if token["rejected"] is None:
         return text
     was = escape(token["rejected"]).replace("\n", "↵")
@@ -293,12 +303,11 @@ def _acceptance(main: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _time(main: Sequence[Mapping[str, Any]]) -> str:
-    names = {"verify_ms": "verify", "draft_ms": "draft", "rollback_ms": "undo", "rest_ms": "rest"}
     rows = []
     for t in main:
         if t["kind"] != _ALL:
             continue
-        total = sum(t[key] for key in names)
+        total = sum(t[key] for key in _PARTS)
         label = "no drafting" if t["depth"] == 0 else f"depth {t['depth']}"
         per_token = total / t["tokens_per_cycle"] if t["tokens_per_cycle"] else total
         rows.append(
@@ -307,7 +316,7 @@ def _time(main: Sequence[Mapping[str, Any]]) -> str:
                 f"{total:.1f} ms for {t['tokens_per_cycle']:.2f} tokens, {per_token:.1f} each",
                 [
                     Part(t[key], f"f{i}", f"{name}: {t[key]:.2f} ms")
-                    for i, (key, name) in enumerate(names.items(), 1)
+                    for i, (key, name) in enumerate(_PARTS.items(), 1)
                 ],
             )
         )
@@ -317,7 +326,7 @@ def _time(main: Sequence[Mapping[str, Any]]) -> str:
         "Where a cycle's time goes",
         "One cycle: drafting, verifying the drafts with the trunk, undoing what was wrong.",
         _figure(bars("time", "Milliseconds of one cycle by part", rows)),
-        _key(names.values()),
+        _key(_PARTS.values()),
     )
 
 
@@ -412,6 +421,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
                 "±",
                 "tokens a cycle",
                 "limit",
+                *(f"{name}, ms" for name in _PARTS.values()),
                 "accepted",
             ],
             [
@@ -424,6 +434,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
                     f"{_apart(t['tok_s']):.1f}",
                     f"{t['tokens_per_cycle']:.2f}",
                     f"{t['limit_tok_s']:.1f}",
+                    *(f"{t[key]:.2f}" for key in _PARTS),
                     " ".join(f"{a:.0%}" for a in t["acceptance"]),
                 ]
                 for t in (*record["texts"], *record["sizes"])

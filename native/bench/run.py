@@ -314,7 +314,8 @@ class _Bench:
             return
         texts, amount = self._chosen(), plan.amount
         prompts = [p for of_kind in texts.values() for p in of_kind]
-        ours = model and Turns(model, texts, amount.tokens, {depth: _contender(depth)})
+        contender: dict[Hashable, Contender] = {depth: _contender(depth)}
+        ours = Turns(model, texts, amount.tokens, contender) if model else None
         ready = False
         try:
             with running(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,8 +15,9 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.report.page import render_report
 
 
-def _records() -> Any:
-    spec = spec_from_file_location("bench_records", Path(__file__).with_name("records.py"))
+def _beside(name: str) -> Any:
+    """A module of this folder, which is no package."""
+    spec = spec_from_file_location(f"bench_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec
     assert spec.loader
     module = module_from_spec(spec)
@@ -27,12 +25,9 @@ def _records() -> Any:
     return module
 
 
-records = _records()
+records = _beside("records")
+Browser = _beside("browser").Browser
 PAGE = render_report(records.record())
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
-    None,
-)
 _VOID = {"meta", "input", "br"}
 
 
@@ -61,7 +56,7 @@ def test_one_file_that_asks_for_nothing() -> None:
     parser.feed(PAGE)
     assert not parser.open
     assert not {"script", "link", "img", "iframe", "object", "base"} & parser.seen
-    assert not re.search(r"(?i)https?:|//[a-z]|@import|\bsrc=|\bhref=", PAGE)
+    assert not re.search(r"(?i)https?:|//[a-z]|@import|\bsrc=|\bhref=(?!\"#)", PAGE)
     assert set(re.findall(r"url\(([^)]*)\)", PAGE)) == {f"#p{i}" for i in range(1, 6)}
     assert len(PAGE) < 60_000
 
@@ -104,26 +99,15 @@ def test_parts_without_data_are_left_out() -> None:
 
 
 # What a browser is asked: boxes, colors and text of what it has drawn.
-_MEASURE = """<script>
-addEventListener("load", () => {
+_MEASURE = """(() => {
   const box = (e) => { const b = e.getBoundingClientRect();
     return {left: b.left, right: b.right, width: b.width, height: b.height}; };
   const all = (s) => [...document.querySelectorAll(s)];
   const style = (e, k) => getComputedStyle(e)[k];
   const wrong = all(".wrong");
   const was = wrong[0].querySelector(".was");
-  const before = style(was, "display");
-  wrong[0].focus();
-  const focused = style(was, "display");
-  wrong[0].blur();
-  document.querySelector("#rejected").click();
-  const toggled = style(was, "display");
-  document.querySelector("#rejected").click();
   document.querySelectorAll("details").forEach((d) => d.open = true);
-  const out = document.createElement("script");
-  out.type = "application/json";
-  out.id = "measured";
-  out.textContent = JSON.stringify({
+  return {
     width: innerWidth,
     page: document.documentElement.scrollWidth,
     charts: Object.fromEntries(all(".chart").map((c) => [c.id, {...box(c),
@@ -142,57 +126,35 @@ addEventListener("load", () => {
     keyFills: all(".key").map((k) => [...k.querySelectorAll("rect")].map((e) => style(e, "fill"))),
     barFills: Object.fromEntries(all(".chart").map((c) => [c.id,
       [...c.querySelectorAll(".bar")].map((e) => style(e, "fill"))])),
-    wrong: wrong.length, before, focused, toggled,
+    wrong: wrong.length, before: style(was, "display"),
     ground: style(document.body, "backgroundColor"), ink: style(document.body, "color"),
     small: Math.min(...all("main *").map((e) => parseFloat(style(e, "fontSize")))),
-  }).replaceAll("<", "\\\\u003c");
-  document.body.append(out);
-});
-</script>"""
+  };
+})()"""
 
 Look = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def look(tmp_path: Path) -> Look:
-    """Opens the page in a headless browser of a width and gives what was measured there."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on the PATH")
-    # Below 500 px a headless window has another width than asked for: a frame has any.
-    (tmp_path / "inner.html").write_text(PAGE.replace("</head>", _MEASURE + "</head>"), "utf-8")
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
-    def measured(width: int, *options: str) -> dict[str, Any]:
-        frame = tmp_path / f"frame-{width}.html"
-        frame.write_text(
-            "<!doctype html><meta charset=utf-8><body style='margin:0'>"
-            f"<iframe src=inner.html style='width:{width}px;height:900px;border:0'></iframe>"
-            "<script>onload = () => document.body.append(document.querySelector('iframe')"
-            ".contentDocument.querySelector('#measured').cloneNode(true))</script>",
-            "utf-8",
-        )
-        done = subprocess.run(
-            [
-                str(CHROMIUM),
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--allow-file-access-from-files",
-                "--window-size=1400,1000",
-                "--virtual-time-budget=3000",
-                f"--user-data-dir={tmp_path / 'browser'}",
-                *options,
-                "--dump-dom",
-                frame.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=True,
-        )
-        found = re.search(r'id="measured">(.*?)</script>', done.stdout, re.DOTALL)
-        assert found, done.stdout[-500:] + done.stderr[-500:]
-        result: dict[str, Any] = json.loads(found[1])
-        return result
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    (tmp_path / "report.html").write_text(PAGE, "utf-8")
+    return tmp_path / "report.html"
+
+
+@pytest.fixture
+def look(browser: Any, page: Path) -> Look:
+    """Opens the page in a headless browser of a width and gives what was measured there."""
+
+    def measured(width: int, **media: str) -> dict[str, Any]:
+        browser.open(page, width, **media)
+        seen: dict[str, Any] = browser.js(_MEASURE)
+        return seen
 
     return measured
 
@@ -270,9 +232,7 @@ def test_tokens_show_who_wrote_them(look: Look) -> None:
     assert by_class["o2"][0] == "(left"
     assert len({color for _, color, _ in by_class.values()}) == 3
     assert len({line for _, _, line in by_class.values()}) == 3, "told apart without color"
-    # A rejected draft shows for the keyboard and by the switch, and not before.
     assert (seen["wrong"], seen["before"]) == (2, "none")
-    assert "none" not in (seen["focused"], seen["toggled"])
 
 
 def test_light_and_dark(look: Look) -> None:
@@ -280,7 +240,7 @@ def test_light_and_dark(look: Look) -> None:
         return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3
 
     light = look(800)
-    dark = look(800, "--blink-settings=preferredColorScheme=0")
+    dark = look(800, prefers_color_scheme="dark")
     assert brightness(light["ground"]) > 200
     assert brightness(light["ink"]) < 100
     assert brightness(dark["ground"]) < 60
@@ -313,3 +273,92 @@ def test_keys_name_the_patterns_that_bars_wear(look: Look) -> None:
     assert seen["barFills"]["speed"] == [patterns[0]] * 5 + [patterns[1]]
     assert seen["barFills"]["acceptance"][:3] == patterns[:3]
     assert seen["barFills"]["contexts"][:2] == [patterns[3], patterns[0]]
+
+
+def _focus(browser: Any) -> str:
+    """Where the keyboard is: an id, else a class, else the element's name."""
+    at: str = browser.js(
+        "(e => e.id || e.className || e.tagName.toLowerCase())(document.activeElement)"
+    )
+    return at
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_by_keyboard(browser: Any, page: Path, width: int) -> None:
+    browser.open(page, width)
+    shown = 'getComputedStyle(document.querySelector(".was")).display'
+    numbers = 'getComputedStyle(document.querySelector("[data-draft]"), "::before").content'
+    browser.press("Tab")
+    assert _focus(browser) == "rejected"
+    assert browser.js(shown) == "none"
+    browser.press(" ")
+    assert browser.js(shown) == "inline"
+    browser.press(" ")
+    browser.press("Tab")
+    assert _focus(browser) == "numbers"
+    assert browser.js(numbers) == "none"
+    browser.press(" ")
+    assert browser.js(numbers) == '"1"'
+    browser.press(" ")
+    browser.press("Tab")
+    assert _focus(browser) == "skip"
+    # Each token that a draft was wrong at, with the draft beside it, where it can be seen.
+    for i in range(2):
+        browser.press("Tab")
+        assert _focus(browser) == "wrong"
+        assert (
+            browser.js("[...document.querySelectorAll('.wrong')].indexOf(document.activeElement)")
+            == i
+        )
+        ring = browser.js(
+            "(s => [s.outlineStyle, s.outlineWidth])(getComputedStyle(document.activeElement))"
+        )
+        assert ring == ["solid", "3px"]
+        left, right, top = browser.js(
+            "(b => [b.left, b.right, b.top])"
+            "(document.activeElement.querySelector('.was').getBoundingClientRect())"
+        )
+        assert 0 <= left < right <= width
+        assert top >= 0
+    browser.press("Tab")
+    assert _focus(browser) == "summary"
+    assert not browser.js('document.querySelector("details").open')
+    browser.press("Enter")
+    assert browser.js('document.querySelector("details").open')
+    browser.press("Tab")
+    assert _focus(browser) == "scroll"  # a table wider than the page is moved by arrows
+    # Past the texts in one go.
+    browser.open(page, width)
+    for _ in range(3):
+        browser.press("Tab")
+    browser.press("Enter")
+    browser.press("Tab")
+    assert _focus(browser) == "summary"
+
+
+def test_without_color(browser: Any, page: Path) -> None:
+    """In two colors of the reader's own every fill and every kind of token still looks its own."""
+    browser.open(page, 800, forced_colors="active", prefers_color_scheme="dark")
+    white = "rgb(255, 255, 255)"
+    style = "getComputedStyle(document.querySelector('{}'))['{}']"
+    assert browser.js(style.format("#p2 rect", "fill")) == white
+    assert browser.js(style.format(".chart text", "fill")) == white
+    assert browser.js(style.format("body", "backgroundColor")) == "rgb(0, 0, 0)"
+    # Each alone in one and the same place, on pictures whose bytes then differ by its look alone.
+    browser.js(
+        """document.body.innerHTML = document.querySelector("svg").outerHTML
+           + [1,2,3,4,5].map((i) => `<svg><rect width=40 height=24 class=f${i} />`).join("</svg>")
+           + "</svg>"
+           + [1, 2, 3, 4, 5].map((i) => `<span class=o${i}>abc</span>`).join("")
+           + "<span class=plain>abc</span><span class=wrong>abc</span>";
+           for (const e of document.querySelectorAll("body > svg:not([aria-hidden]), span"))
+             e.style.cssText = "position:fixed; left:20px; top:20px; visibility:hidden";"""
+    )
+    seen = []
+    for i in range(12):
+        browser.js(
+            'document.querySelectorAll("body > svg:not([aria-hidden]), span")'
+            f'.forEach((e, at) => e.style.visibility = at === {i} ? "visible" : "hidden")'
+        )
+        seen.append(browser.picture())
+    assert len(set(seen)) == 12
