@@ -22,7 +22,8 @@ class DraftMemory:
     for a list in the `ids` layout. whole_rows: embedding and output of which our runtime keeps a
     second copy on a GPU where there is no draft vocabulary; on the CPU they are used in place, and
     they are not part of the total. cache: K and V of the MTP block in F16, for `context` positions.
-    state_copy: one copy of the trunk's recurrent state; `copies` of them are kept.
+    state_copy: one copy of the trunk's recurrent state; `copies` of them are kept. state_log: what
+    is kept in place of each copy on a CPU with patches/, where llama.cpp rolls back by replay.
     """
 
     head: int
@@ -30,6 +31,7 @@ class DraftMemory:
     whole_rows: int
     cache: int
     state_copy: int
+    state_log: int
     context: int
     copies: int
 
@@ -37,6 +39,11 @@ class DraftMemory:
     def total(self) -> int:
         """All of it."""
         return self.head + self.draft_rows + self.cache + self.copies * self.state_copy
+
+    @property
+    def total_by_replay(self) -> int:
+        """All of it where llama.cpp rolls back by replay."""
+        return self.total - self.copies * (self.state_copy - self.state_log)
 
 
 def draft_memory(
@@ -69,6 +76,7 @@ def draft_memory(
         whole_rows=whole,
         cache=layers * key_values * _F16_BYTES * positions,
         state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
+        state_log=_recurrent_layers(trunk) * _layer_log(trunk) * _F32_BYTES,
         context=context,
         copies=depth,
     )
@@ -77,8 +85,20 @@ def draft_memory(
 def _layer_state(model: Model) -> int:
     """Values that one layer of linear attention carries (n_embd_r, n_embd_s in llama-hparams)."""
     state, inner = _size(model, "ssm.state_size"), _size(model, "ssm.inner_size")
-    channels = inner + 2 * _size(model, "ssm.group_count") * state
-    return max(_size(model, "ssm.conv_kernel") - 1, 0) * channels + state * inner
+    return max(_size(model, "ssm.conv_kernel") - 1, 0) * _channels(model) + state * inner
+
+
+def _layer_log(model: Model) -> int:
+    """Values that a layer keeps of a token to replay it (patches/0015: n_embd_conv, n_embd_log)."""
+    heads = _size(model, "ssm.group_count") + _size(model, "ssm.time_step_rank")
+    decays = _size(model, "ssm.time_step_rank")
+    return _channels(model) + heads * _size(model, "ssm.state_size") + decays
+
+
+def _channels(model: Model) -> int:
+    """Inputs of a token for the convolution of one layer."""
+    keys = _size(model, "ssm.group_count") * _size(model, "ssm.state_size")
+    return _size(model, "ssm.inner_size") + 2 * keys
 
 
 def _recurrent_layers(model: Model) -> int:

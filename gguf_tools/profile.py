@@ -34,7 +34,7 @@ FORMAT = 1
 SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
-AUTO_MAX_DEPTH = 4  # each draft more keeps one more copy of the trunk's recurrent state
+AUTO_MAX_DEPTH = 4  # stock llama.cpp keeps one more copy of the recurrent state for each draft more
 ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
 
 _LARGEST_FILE = 1 << 18  # a profile has a few kilobytes

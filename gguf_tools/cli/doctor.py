@@ -133,6 +133,10 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             f"extra memory at {memory.context} positions, depth {memory.copies}: "
             f"{human_bytes(memory.total)} ({', '.join(parts)})"
         )
+        yield (
+            f"on a CPU with our patches: {human_bytes(memory.total_by_replay)}, a log of "
+            f"{human_bytes(memory.state_log)} in place of each state copy"
+        )
         if memory.whole_rows:
             yield (
                 f"in process on a GPU: {human_bytes(memory.whole_rows)} more for a second copy of "
@@ -149,4 +153,5 @@ def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
     fields["can_draft"] = diagnosis.can_draft
     if diagnosis.memory:
         fields["memory"]["total"] = diagnosis.memory.total
+        fields["memory"]["total_by_replay"] = diagnosis.memory.total_by_replay
     return fields

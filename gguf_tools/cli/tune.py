@@ -77,6 +77,7 @@ def tune(
     from mtp_gguf.native.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.bench.tune import SAID, TuneOptions, describe  # noqa: PLC0415
     from mtp_gguf.native.bench.tune import tune as search  # noqa: PLC0415
+    from mtp_gguf.native.replay import replays  # noqa: PLC0415
 
     used = threads or usable_cores()
     sizes = [0]
@@ -84,7 +85,9 @@ def tune(
         sizes += [size for size in (draft.size // 2, draft.size // 4) if size]
         sizes += [-1] if draft.layout is DraftLayout.IDS else []
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
-    space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), _ROLLBACKS, (0, *fewer))
+    # A log costs no more than what the other ways save: they copy states, and decode again.
+    rollbacks = _ROLLBACKS[:1] if replays(gpu_layers) else _ROLLBACKS
+    space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), rollbacks, (0, *fewer))
     options = TuneOptions(
         space,
         seconds,

@@ -214,11 +214,12 @@ class Ggml:
         """A gated delta net over tokens: the output [tokens, heads, d], and the states after the
         last token, the one before, …: [snapshots, heads, d, d].
 
-        rows: q, k, v [tokens, heads, d]; g, the logarithm of the decay, and beta [tokens, heads].
+        rows: q, k, v [tokens, heads, d], q and k perhaps of fewer heads; g, the logarithm of the
+        decay, and beta [tokens, heads].
         state: [heads, d, d].
         """
         tokens, heads, d = rows["v"].shape
-        inputs: list[Input] = [(F32, (d, heads, tokens), rows[name]) for name in "qkv"]
+        inputs: list[Input] = [(F32, (d, rows[n].shape[1], tokens), rows[n]) for n in "qkv"]
         inputs += [(F32, (1, heads, tokens), rows[name]) for name in ("g", "beta")]
         inputs += [(F32, (d, d, heads), state)]
 
@@ -248,6 +249,34 @@ class Ggml:
         inputs: list[Input] = [(F32, (n, channels, sequences), x), (F32, (taps, channels), weights)]
         out = self.run(threads, lambda c, t: self.base.ggml_ssm_conv(c, *t), inputs)
         return out.reshape(sequences, n - taps + 1, channels)
+
+    def replay(
+        self,
+        rows: dict[str, Floats],
+        memory: Floats,
+        ids: npt.NDArray[np.int32],
+        kept: npt.NDArray[np.int32],
+        n_log: int,
+        threads: int,
+    ) -> tuple[Floats, Floats]:
+        """A gated delta net over the tokens of several sequences, each from a row of `memory`, once
+        `kept` tokens of that row's log are replayed: the output [seqs, tokens, heads, d], and the
+        new rows [seqs, row].
+
+        rows: as for `recurrence`, with a first axis for sequences; q and k may have fewer heads.
+        memory: [any number, row], a row being a state [heads, d, d] and the log of `n_log` tokens.
+        """
+        function = self.base.ggml_gated_delta_net_replay
+        function.restype, function.argtypes = c_void_p, [*[c_void_p] * 9, c_int64]
+        seqs, tokens, heads, d = rows["v"].shape
+        inputs: list[Input] = [
+            (F32, (d, rows[name].shape[2], tokens, seqs), rows[name]) for name in "qkv"
+        ]
+        inputs += [(F32, (1, heads, tokens, seqs), rows[name]) for name in ("g", "beta")]
+        inputs += [(F32, memory.shape[::-1], memory), (I32, (seqs,), ids), (I32, (seqs,), kept)]
+        out = self.run(threads, lambda c, t: function(c, *t, n_log), inputs)
+        cut = seqs * tokens * heads * d
+        return out[:cut].reshape(seqs, tokens, heads, d), out[cut:].reshape(seqs, -1)
 
     def copy_apart(self, rows: Floats, threads: int) -> Floats:
         """Copy rows [n, length] to every other row of a tensor of 2 n rows of ones: that tensor."""

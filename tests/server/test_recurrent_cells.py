@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from server.conftest import Files
+from server.on_libraries import on_libraries
 
 pytestmark = pytest.mark.server
 
@@ -64,14 +61,11 @@ print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
 """
 
 
-def test_drafts_are_undone_in_a_cell_that_moved(patched_server: Path, files: Files) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, files("plain")],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
+def test_drafts_are_undone_in_a_cell_that_moved(
+    patched_server: Path, files: Files, replay: str
+) -> None:
+    want, have = on_libraries(
+        patched_server.parent, ["-c", CODE, files("plain")], 120, LLAMA_RS_REPLAY=replay
     )
-    assert done.returncode == 0, done.stderr
-    want, have = json.loads(done.stdout)
-    assert have == want  # without the patch they differ by 7, where logits go to 5
+    assert have == want  # without the patch snapshots differ by 7, where logits go to 5

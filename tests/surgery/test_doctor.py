@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.surgery import Metadata, Piece
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.replay import replays
 from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
 
 UNIFORM = ("--quant", "Q8_0")
@@ -174,9 +175,14 @@ def test_memory_by_hand(models: Models) -> None:
     assert memory["cache"] == 2 * (2 * 64) * 2 * (1024 + 256)  # whole buckets, one for drafts
     # Three layers of six value heads of 128 x 128, and three columns of their 1280 channels.
     assert memory["state_copy"] == 3 * 4 * (6 * 128 * 128 + 3 * (6 * 128 + 2 * 2 * 128))
+    # k of two heads, delta of six, six decays, and the convolution's inputs.
+    assert memory["state_log"] == 3 * 4 * ((2 + 6) * 128 + 6 + (6 * 128 + 2 * 2 * 128))
     assert memory["draft_rows"] == 128 * 210  # tied, rows of 256 in Q6_K
     assert memory["total"] == (
         memory["head"] + memory["cache"] + 2 * memory["state_copy"] + memory["draft_rows"]
+    )
+    assert memory["total_by_replay"] == (
+        memory["head"] + memory["cache"] + 2 * memory["state_log"] + memory["draft_rows"]
     )
 
 
@@ -200,7 +206,8 @@ def test_memory_is_what_a_session_takes(
     assert taken == memory["head"] + rows
     assert head.cache_bytes == memory["cache"]
     copies = (states[1] - states[0]) * (1 << 20)  # the log rounds to a hundredth
-    assert copies == pytest.approx(2 * memory["state_copy"], abs=0.011 * (1 << 20))
+    kept = memory["state_log" if replays(0) else "state_copy"]
+    assert copies == pytest.approx(2 * kept, abs=0.011 * (1 << 20))
 
 
 def test_the_report_reads_well(models: Models) -> None:
@@ -208,6 +215,7 @@ def test_the_report_reads_well(models: Models) -> None:
     assert "can draft\n" in output
     assert "head: block 4 (8 F16)" in output
     assert "extra memory at 8192 positions, depth 3: " in output
+    assert "on a CPU with our patches: " in output
     assert "note: the draft vocabulary is not counted on text" in output
 
 

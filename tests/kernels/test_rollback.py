@@ -1,0 +1,27 @@
+"""A state that is replayed has the bits of one that was never left (patches/0015)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.server
+
+
+def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(libraries: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.rollback", str(libraries)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: dict[str, list[int]] = json.loads(done.stdout)
+    assert min(compared for compared, _ in results.values()) > 50
+    assert [name for name, (_, wrong) in results.items() if wrong] == []

@@ -1,0 +1,101 @@
+"""Rolling back by replay: as if the rejected drafts had never been decoded (patches/0015)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.doctor import diagnose
+from mtp_gguf.gguf_tools.surgery import open_model
+from server.conftest import Files
+from server.on_libraries import on_libraries, walk
+from server.rollback_walk import SEQUENCES
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize(("spec", "tokens"), [("dense-3v", 3), ("moe-fused", 8)])
+def test_random_rollbacks_equal_a_context_that_never_drafts(
+    patched_server: Path, files: Files, spec: str, tokens: int
+) -> None:
+    count = walk(patched_server.parent, files("plain", spec), 1, 250, tokens, 300)
+    assert min(count.values()) > 3
+    assert count["rows"] > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_steps(patched_server: Path, files: Files, seed: int) -> None:
+    walk(patched_server.parent, files("plain"), 100 + seed, 2500, (1, 2, 3, 8)[seed], 3600)
+
+
+# Both ways in one process: batches, rollbacks and copies that snapshots can do, too.
+BOTH = """
+import json, os, sys
+import llama_cpp as llama
+from server.rollback_walk import Context
+import numpy as np
+
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
+replay = Context(model, 3)
+os.environ["LLAMA_RS_REPLAY"] = "0"
+both = [replay, Context(model, 3)]
+rng = np.random.default_rng(5)
+length, wrong, rows = [0, 0], 0, 0
+for step in range(40):
+    each = [7, 5] if step == 0 else rng.integers(1, 5, 2).tolist()
+    batch = [
+        (seq, length[seq] + i, int(rng.integers(0, both[0].n_vocab)))
+        for seq in (0, 1) for i in range(each[seq])
+    ]
+    found = [context.decode(batch) for context in both]
+    rows += len(batch)
+    wrong += found[0].tobytes() != found[1].tobytes()
+    for seq in (0, 1):
+        kept = int(rng.integers(max(1, each[seq] - 3), each[seq] + 1))
+        length[seq] += kept
+        if kept < each[seq]:
+            assert all(context.remove(seq, length[seq]) for context in both)
+    states = [bytes(context.save(step % 2, 0)) for context in both]
+    wrong += states[0] != states[1]
+print(json.dumps([rows, wrong]))
+"""
+
+
+def test_logits_and_saved_states_are_those_of_snapshots(patched_server: Path, files: Files) -> None:
+    rows, wrong = on_libraries(patched_server.parent, ["-c", BOTH, files("plain")], 120)
+    assert rows > 100
+    assert wrong == 0
+
+
+SIZES = """
+import json, os, re, sys
+import llama_cpp as llama
+from server.rollback_walk import Context
+
+printed = []
+collect = llama.llama_log_callback(lambda level, text, data: printed.append(text.decode()))
+llama.llama_log_set(collect, None)
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
+
+def mebibytes(tokens):
+    printed.clear()
+    Context(model, tokens)
+    return float(re.search(r"RS buffer size = +([0-9.]+) MiB", "".join(printed))[1])
+
+sizes = [mebibytes(0), mebibytes(8)]
+os.environ["LLAMA_RS_REPLAY"] = "0"
+print(json.dumps([*sizes, mebibytes(8)]))
+"""
+
+
+def test_undoing_eight_tokens_takes_no_eight_states(patched_server: Path, files: Files) -> None:
+    none, replay, snapshots = on_libraries(patched_server.parent, ["-c", SIZES, files("plain")], 60)
+    assert snapshots == pytest.approx(9 * none, rel=0.02)
+    with open_model(files("plain")) as model:
+        memory = diagnose(model, None, 256, 8).memory
+    assert memory
+    # llama.cpp rounds both sizes to a hundredth
+    log = SEQUENCES * 8 * memory.state_log / (1 << 20)
+    assert replay - none == pytest.approx(log, abs=0.011)
