@@ -8,8 +8,8 @@ those that llama-cpp-python installed. A process for each keeps the model loaded
 measurement is taken by one and then by the other, so that a slow minute hits both; medians. A row
 is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
 
-A batch: that many tokens decoded after a prompt of 64, logits of all of them, recurrent snapshots
-for a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
+A batch: that many tokens decoded after a prompt of 64, logits of all of them, in a context that can
+roll back a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
 benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PROMPT = 64
 LONG_PROMPT = 512
-SNAPSHOTS = 3  # a draft of three: batches of up to four
-BATCHES = range(1, SNAPSHOTS + 2)
+DRAFTS = 3  # a draft of three: batches of up to four
+BATCHES = range(1, DRAFTS + 2)
 TOKENS = 128  # of a generation
 
 
@@ -52,7 +52,7 @@ class Trunk:
         )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = 2048, LONG_PROMPT, LONG_PROMPT
-        params.n_rs_seq = SNAPSHOTS
+        params.n_rs_seq = DRAFTS
         params.n_threads = params.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
