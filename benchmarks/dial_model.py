@@ -75,6 +75,18 @@ SHAPES: dict[str, Spec] = {
         v_heads=32,
         **{**_REAL, "kv_heads": 4},
     ),
+    # A tenth of 35B-A3B: 4 of its 40 layers, and a vocabulary that takes the same share.
+    "35b-a3b": Spec(
+        "35b-a3b",
+        hidden=2048,
+        intermediate=512,
+        layers=4,
+        heads=16,
+        v_heads=32,
+        experts=256,
+        experts_per_token=8,
+        **{**_REAL, "vocab_size": 24_832},
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """What verification costs: batches of 1 to 4 tokens, a prompt, decoding, stock and patched.
 
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
-        [--seconds 240]
+        [--seconds 240] [--batches 1,2,3,4] [--not-repacked]
 
 FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
 those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
@@ -9,13 +9,16 @@ measurement is taken by one and then by the other, so that a slow minute hits bo
 is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
 
 A batch: that many tokens decoded after a prompt of 64, logits of all of them, in a context that can
-roll back a draft of three, then all but one token rolled back. Decoding: MTPLlama as in
+roll back the drafts of the largest, then all but one token rolled back. Decoding: MTPLlama as in
 benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
+--not-repacked adds the stock libraries with the weights as the file has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import ctypes
 import itertools
 import json
 import os
@@ -30,35 +33,49 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PROMPT = 64
 LONG_PROMPT = 512
-DRAFTS = 3  # a draft of three: batches of up to four
-BATCHES = range(1, DRAFTS + 2)
 TOKENS = 128  # of a generation
 
 
 class Trunk:
     """A context of the model's trunk, driven by llama.cpp's own C API."""
 
-    def __init__(self, path: str, threads: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: str, threads: int, drafts: int, repack: bool, clock: Callable[[], float]
+    ) -> None:
         import llama_cpp  # noqa: PLC0415 - only the measuring processes load libraries
 
         self.api, self.clock = llama_cpp, clock
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(
-            path.encode(), llama_cpp.llama_model_default_params()
-        )
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = 2048, LONG_PROMPT, LONG_PROMPT
-        params.n_rs_seq = DRAFTS
-        params.n_threads = params.n_threads_batch = threads
-        self.context = llama_cpp.llama_init_from_model(self.model, params)
-        self.memory = llama_cpp.llama_get_memory(self.context)
-        self.batch = llama_cpp.llama_batch_init(LONG_PROMPT, 0, 1)
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
+        self.params = llama_cpp.llama_context_default_params()
+        self.params.n_ctx = 2048
+        self.params.n_batch = self.params.n_ubatch = LONG_PROMPT
+        self.params.n_rs_seq = drafts
+        self.params.n_threads = self.params.n_threads_batch = threads
+        self.begin()
+        vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.ids = np.random.default_rng(1).integers(0, usable(vocab), 4096).tolist()
+
+    def begin(self) -> None:
+        """A context of these params."""
+        self.context = self.api.llama_init_from_model(self.model, self.params)
+        self.memory = self.api.llama_get_memory(self.context)
+        self.batch = self.api.llama_batch_init(LONG_PROMPT, 0, 1)
         self.at = 0
-        self.ids = np.random.default_rng(1).integers(0, 20_000, 4096).tolist()
+
+    def beside(self, callback: Any) -> Trunk:
+        """Another context of the model, which calls back for each operation."""
+        other = copy.copy(self)
+        other.params = type(self.params).from_buffer_copy(self.params)
+        other.params.cb_eval = ctypes.cast(callback, type(self.params.cb_eval))
+        other.begin()
+        return other
 
     def decode(self, count: int, all_rows: bool) -> float:
         """Milliseconds of one decode of the next `count` tokens."""
@@ -94,13 +111,17 @@ class Trunk:
         return took + (self.clock() - began) * 1e3
 
 
+def usable(vocab: int) -> int:
+    """Of a vocabulary, the ids before all padding and control tokens."""
+    return min(20_000, vocab * 2 // 3)
+
+
 def generation(path: str, threads: int, depth: int, clock: Callable[[], float]) -> Any:
     """A function that generates once; tokens per second."""
     from mtp_gguf.native import MTPLlama  # noqa: PLC0415 - as above
 
     llm = MTPLlama(path, depth=depth, n_ctx=1024, n_threads=threads, n_threads_batch=threads)
-    usable = min(20_000, llm.n_vocab() * 2 // 3)
-    prompt = np.random.default_rng(1).integers(0, usable, PROMPT).tolist()
+    prompt = np.random.default_rng(1).integers(0, usable(llm.n_vocab()), PROMPT).tolist()
 
     def once() -> float:
         llm.reset()
@@ -115,8 +136,10 @@ def generation(path: str, threads: int, depth: int, clock: Callable[[], float]) 
     return once
 
 
-def measure(path: str, threads: int, clock: Callable[[], float]) -> None:
+def measure(arguments: argparse.Namespace) -> None:
     """Answer the questions on standard input, a line each: a kind and a number."""
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    path, threads, drafts = arguments.model, arguments.threads, max(arguments.batches) - 1
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # libraries may write to standard output
     os.dup2(2, 1)
     trunk: Trunk | None = None
@@ -129,7 +152,7 @@ def measure(path: str, threads: int, clock: Callable[[], float]) -> None:
                 generations[n] = generation(path, threads, n, clock)
             value = generations[n]()
         else:
-            trunk = trunk or Trunk(path, threads, clock)
+            trunk = trunk or Trunk(path, threads, drafts, not arguments.not_repacked, clock)
             value = {"prompt": trunk.start, "batch": trunk.verify}[kind](n)
         print(value, file=answers)
 
@@ -137,14 +160,18 @@ def measure(path: str, threads: int, clock: Callable[[], float]) -> None:
 class Process:
     """A measuring process, on the libraries of `folder` or the installed ones."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path | None) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, folder: Path | None, repack: bool = True
+    ) -> None:
         environment = {**os.environ}
         environment.pop("LLAMA_CPP_LIB_PATH", None)
         if folder:
             environment["LLAMA_CPP_LIB_PATH"] = str(folder)
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
+        command += ["--batches", ",".join(map(str, arguments.batches))]
         command += ["--cpu-time"] if arguments.cpu_time else []
+        command += [] if repack else ["--not-repacked"]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -182,63 +209,86 @@ class Rows:
         self.processes, self.left, self.rounds, self.until = processes, asked, rounds, until
         self.results: dict[str, dict[str, float]] = {}
 
-    def ask(self, kind: str, number: int) -> tuple[float, float]:
-        """Medians of stock and patched; a first round warms up and is dropped.
+    def ask(self, kind: str, number: int, sides: Sequence[str] = ()) -> dict[str, float]:
+        """The median of each side, or of these; a first round warms up and is dropped.
 
         As many rounds as a fair share of the time left has room for, one at least.
         """
         share = time.monotonic() + (self.until - time.monotonic()) / self.left
         self.left -= 1
-        seen: dict[str, list[float]] = {side: [] for side in self.processes}
+        seen: dict[str, list[float]] = {side: [] for side in sides or self.processes}
         for i in range(self.rounds + 1):
-            for side, process in self.processes.items():
-                value = process.ask(kind, number)
+            for side, values in seen.items():
+                value = self.processes[side].ask(kind, number)
                 if i:
-                    seen[side].append(value)
+                    values.append(value)
             if i and time.monotonic() > share:
                 break
         row = {side: statistics.median(values) for side, values in seen.items()}
         self.results[f"{kind} {number}"] = row
-        return row["stock"], row["patched"]
+        return row
 
 
-def batches(rows: Rows) -> None:
-    """The table of batches and of a prompt."""
-    say("| batch | stock ms | to one | patched ms | to one | patched / stock |")
-    say("| --- | --- | --- | --- | --- | --- |")
+def batches(rows: Rows, counts: list[int]) -> None:
+    """The table of batches and of a prompt; against a batch of one where that comes first."""
+    sides = list(rows.processes)
+    titles = [title for side in sides for title in (f"{side} ms", "to one")]
+    line("batch", *titles, *(f"patched / {side}" for side in sides[:-1]))
+    line(*["---"] * (1 + len(titles) + len(sides) - 1))
     for process in rows.processes.values():
         process.ask("prompt", PROMPT)
-    one = (0.0, 0.0)
-    for count in BATCHES:
-        s, p = rows.ask("batch", count)
-        one = (s, p) if count == 1 else one
-        say(f"| {count} | {s:.1f} | {s / one[0]:.2f} | {p:.1f} | {p / one[1]:.2f} | {p / s:.2f} |")
-    s, p = rows.ask("prompt", LONG_PROMPT)
-    say(f"| prompt of {LONG_PROMPT} | {s:.0f} | | {p:.0f} | | {p / s:.2f} |")
+    one: dict[str, float] = {}
+    for count in counts:
+        row = rows.ask("batch", count)
+        one = row if count == 1 else one
+        to_one = {side: f"{row[side] / one[side]:.2f}" if one else "" for side in sides}
+        cells = [cell for side in sides for cell in (f"{row[side]:.1f}", to_one[side])]
+        line(str(count), *cells, *patched_to(row))
+    row = rows.ask("prompt", LONG_PROMPT)
+    cells = [cell for side in sides for cell in (f"{row[side]:.0f}", "")]
+    line(f"prompt of {LONG_PROMPT}", *cells, *patched_to(row))
+
+
+def patched_to(row: dict[str, float]) -> list[str]:
+    """Patched over each other side."""
+    return [f"{row['patched'] / row[side]:.2f}" for side in row if side != "patched"]
 
 
 def decoding(rows: Rows, depths: list[int]) -> None:
     """The table of generated tokens per second; against plain decoding where 0 comes first."""
-    say("\n| depth | stock tok/s | patched tok/s | patched / stock | / stock at depth 0 |")
-    say("| --- | --- | --- | --- | --- |")
+    print()
+    line("depth", "stock tok/s", "patched tok/s", "patched / stock", "/ stock at depth 0")
+    line(*["---"] * 5)
     plain = 0.0
     for depth in depths:
-        s, p = rows.ask("decode", depth)
+        row = rows.ask("decode", depth, ("stock", "patched"))
+        s, p = row["stock"], row["patched"]
         plain = s if depth == 0 else plain
         to_plain = f"{p / plain:.2f}" if plain else ""
-        say(f"| {depth} | {s:.1f} | {p:.1f} | {p / s:.2f} | {to_plain} |")
+        line(str(depth), f"{s:.1f}", f"{p:.1f}", f"{p / s:.2f}", to_plain)
 
 
-def say(line: str) -> None:
-    """A line that is seen at once."""
-    print(line, flush=True)
+def line(*cells: str) -> None:
+    """A line of a table that is seen at once."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def numbers(text: str) -> list[int]:
+    """A list with commas, as an option takes it."""
+    return [int(number) for number in text.split(",") if number]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model")
     parser.add_argument("--patched", type=Path, help="folder of the patched libraries")
-    parser.add_argument("--depths", default="0,1,2,3", help="to decode at; empty for none")
+    parser.add_argument(
+        "--depths", type=numbers, default=[0, 1, 2, 3], help="to decode at; empty for none"
+    )
+    parser.add_argument("--batches", type=numbers, default=[1, 2, 3, 4], help="of so many tokens")
+    parser.add_argument(
+        "--not-repacked", action="store_true", help="stock without repacked weights as well"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15, help="of a row, if time allows")
     parser.add_argument("--seconds", type=float, default=240, help="to be used, about")
@@ -248,8 +298,7 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        clock = time.process_time if arguments.cpu_time else time.perf_counter
-        measure(arguments.model, arguments.threads, clock)
+        measure(arguments)
         return
 
     folder = arguments.patched
@@ -260,14 +309,18 @@ def main() -> None:
         if built is None:
             parser.error("no patched build: run `mtp-gguf build-server`, or give --patched FOLDER")
         folder = built.libraries
-    depths = [int(depth) for depth in arguments.depths.split(",") if depth]
-    processes = {"stock": Process(arguments, None), "patched": Process(arguments, folder)}
-    asked = len(BATCHES) + 1 + len(depths)
+    if not arguments.batches or min(arguments.batches) < 1 or max(arguments.batches) > PROMPT:
+        parser.error(f"--batches: expected numbers from 1 to {PROMPT}")
+    processes = {"stock": Process(arguments, None)}
+    if arguments.not_repacked:
+        processes["not repacked"] = Process(arguments, None, repack=False)
+    processes["patched"] = Process(arguments, folder)
+    asked = len(arguments.batches) + 1 + len(arguments.depths)
     rows = Rows(processes, asked, arguments.rounds, time.monotonic() + arguments.seconds)
     try:
-        batches(rows)
-        if depths:
-            decoding(rows, depths)
+        batches(rows, arguments.batches)
+        if arguments.depths:
+            decoding(rows, arguments.depths)
     finally:
         for process in processes.values():
             process.close()
