@@ -11,6 +11,9 @@ from pathlib import Path
 # What multiplies a few rows on the CPU: llama.cpp's own kernels, or those of patches/.
 STOCK, PATCHED = KERNELS = ("stock", "patches/")
 
+# Of a command line: four times what models of this family are trained for, and memory enough.
+LARGEST_CONTEXT = 1 << 20
+
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")  # of a container, as cgroup v2 shows it inside

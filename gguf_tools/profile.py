@@ -35,9 +35,9 @@ SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
 AUTO_MAX_DEPTH = 4  # stock llama.cpp keeps one more copy of the recurrent state for each draft more
+LARGEST_PROFILE = 1 << 18  # bytes; a few thousand are usual
 ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
 
-_LARGEST_FILE = 1 << 18  # a profile has a few kilobytes
 _SAMPLES = 64  # of a shard, each of _SAMPLE_BYTES: enough to tell fine-tunes of one shape apart
 _SAMPLE_BYTES = 4096
 
@@ -153,9 +153,9 @@ def read_profile(path: Path) -> Profile:
     """The profile in a file; FormatError, naming the field, where anything is not as written."""
     source = FileSource(path)
     try:
-        if source.size > _LARGEST_FILE:
+        if source.size > LARGEST_PROFILE:
             raise FormatError(
-                f"{path}: expected at most {_LARGEST_FILE} bytes, found {source.size}"
+                f"{path}: expected at most {LARGEST_PROFILE} bytes, found {source.size}"
             )
         raw = source.read(0, source.size)
     finally:

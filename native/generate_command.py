@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.machine import LARGEST_CONTEXT
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
 from . import token_colors
@@ -34,8 +36,13 @@ def generate(
     max_depth: Annotated[
         int, typer.Option(min=0, max=MAX_DEPTH, help="Most tokens drafted by --depth auto.")
     ] = AUTO_MAX_DEPTH,
-    ctx: Annotated[int, typer.Option("-c", "--ctx", help="Context size.")] = 4096,
-    temperature: Annotated[float, typer.Option("--temp", help="0: greedy.")] = 0.0,
+    ctx: Annotated[
+        int,
+        typer.Option("-c", "--ctx", min=0, max=LARGEST_CONTEXT, help="Context; 0: the model's."),
+    ] = 4096,
+    temperature: Annotated[
+        float, typer.Option("--temp", min=0.0, max=100.0, help="0: greedy.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads.")] = None,
     gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU; -1: all.")] = 0,
@@ -97,18 +104,22 @@ def generate(
         typer.echo(f"mtp-gguf: {note.message}", err=True)
     with closing(llm):
         tokens = llm.tokenize(prompt.encode(), special=True)
+        if not 0 < len(tokens) < llm.n_ctx():
+            raise RequestError(
+                f"--prompt: expected 1 to {llm.n_ctx() - 1} tokens, found {len(tokens)}"
+                + ("; shorten it, or raise --ctx" if tokens else "")
+            )
         most = min(n, llm.n_ctx() - len(tokens)) if n > 0 else llm.n_ctx() - len(tokens)
         began = perf_counter()
         pieces: list[str] = []
-        generated = deepest = 0
+        written: Counter[int] = Counter()  # tokens by origin
         terminal = sys.stdout.isatty() and not as_json
         text = token_colors.TokenText(colored=colored, terminal=terminal)
         stream = llm.generate(tokens, temp=temperature)
         for token in islice(stream, max(most, 1)):
             if llm.is_end(token):
                 break
-            generated += 1
-            deepest = max(deepest, llm.token_origin)
+            written[llm.token_origin] += 1
             pieces.append(text.add(llm.detokenize([token]), llm.token_origin))
             if not as_json:
                 sys.stdout.write(pieces[-1])
@@ -128,10 +139,11 @@ def generate(
         sys.stdout.write(json.dumps(record) + "\n")
         return
     sys.stdout.write(pieces[-1] + "\n")
-    if colored and deepest:
-        sys.stderr.write(token_colors.legend(deepest) + "\n")
+    if terminal and did.acceptance:
+        colored = colored and sys.stderr.isatty()
+        sys.stderr.write(token_colors.table(written, did.acceptance, colored=colored) + "\n")
     if stats:
-        sys.stderr.write(report(did, generated, seconds))
+        sys.stderr.write(report(did, written.total(), seconds))
 
 
 def _parse_depth(text: str | None) -> int | Literal["auto"] | None:

@@ -5,11 +5,12 @@ Color alone says nothing to some readers and terminals: drafts are underlined as
 
 import codecs
 import os
+from collections.abc import Mapping, Sequence
 from typing import IO
 
-# Of drafts 1, 2, 3, …, and of all deeper ones: colors of the 256-color palette that read on light
-# and dark grounds, and differ in brightness too.
-COLORS = (34, 32, 172, 134, 167)
+# Of drafts 1, 2, 3, …, and of all deeper ones: of the 256-color palette what comes nearest to the
+# report's (gguf_tools/report/style.css), and reads on light and dark grounds.
+COLORS = (32, 172, 70, 134, 168)
 RESET = "\x1b[0m"
 # What a model writes may command a terminal (C0, DEL and C1 codes): shown there, not obeyed.
 _CODES = (*range(32), *range(127, 160))
@@ -30,11 +31,18 @@ def style(origin: int) -> str:
     return f"\x1b[4;38;5;{COLORS[min(origin, len(COLORS)) - 1]}m"
 
 
-def legend(deepest: int) -> str:
-    """One line that says what the colors mean."""
-    names = [*(f"draft {i}" for i in range(1, deepest + 1))]
-    drafts = " ".join(f"{style(i)}{name}{RESET}" for i, name in enumerate(names, 1))
-    return f"written by: trunk {drafts}".rstrip()
+def table(written: Mapping[int, int], acceptance: Sequence[float], *, colored: bool) -> str:
+    """Who wrote how many tokens, a line for each, and what the colors mean; narrow.
+
+    written: tokens by origin. acceptance: by position of the draft.
+    """
+    lines = ["written by  tokens  accepted", f"trunk       {written.get(0, 0):6}"]
+    for i in range(1, max(written, default=0) + 1):
+        before, after = (style(i), RESET) if colored else ("", "")
+        share = f"{acceptance[i - 1]:10.0%}" if i <= len(acceptance) else ""
+        name = f"draft {i}"
+        lines.append(f"{before}{name}{after}{'':{12 - len(name)}}{written.get(i, 0):6}{share}")
+    return "\n".join(lines)
 
 
 class TokenText:

@@ -14,7 +14,7 @@ from mtp_gguf.native.bench.prompts import SETS, parse_sets, read_prompt
 
 from ..errors import MtpGgufError, OutputError, RequestError
 from ..fastmtp import DraftLayout
-from ..machine import usable_cores
+from ..machine import LARGEST_CONTEXT, usable_cores
 from ..output import OutputFile, check_output, commit_all
 from ..profile import AUTO, MAX_DEPTH
 from ..report.page import render_report
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mtp_gguf.native.bench.plan import Plan
     from mtp_gguf.native.bench.result import BenchResult
 
-_LARGEST_CONTEXT = 1 << 20
 _DEPTHS = "0,1,2,3,4,6,auto"
 
 
@@ -231,7 +230,7 @@ def parse_contexts(text: str) -> list[int]:
     for part in text.split(","):
         word = part.strip().lower()
         digits, factor = (word[:-1], 1024) if word.endswith("k") else (word, 1)
-        if not (digits.isascii() and digits.isdigit()) or int(digits) * factor > _LARGEST_CONTEXT:
+        if not (digits.isascii() and digits.isdigit()) or int(digits) * factor > LARGEST_CONTEXT:
             raise RequestError(f"--ctx: expected numbers of tokens such as 0,4k; found {word!r}")
         out.append(int(digits) * factor)
     return list(dict.fromkeys(out))

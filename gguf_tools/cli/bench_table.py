@@ -94,7 +94,7 @@ def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
     for depth, t in whole.items():
         times = f"{t.tok_s.median / plain.tok_s.median:9.2f}" if plain else " " * 9
         yield (
-            f"{depth!s:>5}{t.tok_s.median:8.1f}{_apart(t.tok_s):5.1f}{times}"
+            f"{depth!s:>5}{t.tok_s.median:8.1f} {_apart(t.tok_s):4.1f}{times}"
             f"{t.tokens_per_cycle:16.2f}{t.limit_tok_s:7.1f}  {_accepted(t)}"
         ).rstrip()
     kinds = [kind for kind in dict.fromkeys(t.kind for t in texts) if kind != "all"]
@@ -108,17 +108,17 @@ def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
 
 def _size(text: "TextResult") -> str:
     return (
-        f"{text.rows:7}{text.tok_s.median:8.1f}{_apart(text.tok_s):5.1f}{text.tokens_per_cycle:16.2f}"
-        f"{text.draft_ms:12.2f}  {_accepted(text)}"
+        f"{text.rows:7}{text.tok_s.median:8.1f} {_apart(text.tok_s):4.1f}"
+        f"{text.tokens_per_cycle:16.2f}{text.draft_ms:12.2f}  {_accepted(text)}"
     ).rstrip()
 
 
 def _server(server: "ServerResult") -> str:
     if server.tok_s is None:
         return f"{server.depth:5}  {server.note}"
-    line = f"{server.depth:5}{server.tok_s.median:8.1f}{_apart(server.tok_s):5.1f}"
+    line = f"{server.depth:5}{server.tok_s.median:8.1f} {_apart(server.tok_s):4.1f}"
     if server.ours and server.times:
-        line += f"{server.ours.median:6.1f}{_apart(server.ours):5.1f}{server.times.median:15.2f}"
+        line += f" {server.ours.median:5.1f} {_apart(server.ours):4.1f}{server.times.median:15.2f}"
     else:
         line += "  measured alone: no room for both".ljust(26)
     return line + (f"{server.acceptance:10.0%}" if server.acceptance is not None else "")

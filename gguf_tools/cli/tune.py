@@ -9,8 +9,8 @@ from mtp_gguf.native.bench.prompts import SETS, parse_sets, read_prompt
 
 from ..fastmtp import DraftLayout
 from ..machine import usable_cores
-from ..output import check_output
-from ..profile import profile_path, write_profile
+from ..output import OutputFile, check_output
+from ..profile import LARGEST_PROFILE, profile_path, write_profile
 from ..server.model import open_model
 from .budget import AnswerTokens, Budget, parse_budget
 from .console import printable, reports_errors
@@ -73,6 +73,8 @@ def tune(
     draft = open_model(model).head.draft
     if not dry_run:
         check_output(path, [model], overwrite=True)
+        with OutputFile(path, LARGEST_PROFILE):  # before minutes are spent on what cannot be kept
+            pass
 
     from mtp_gguf.native.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.bench.tune import SAID, TuneOptions, describe  # noqa: PLC0415
@@ -107,6 +109,8 @@ def tune(
     with share_progress("tune") as progress:
         tuned = search(model, options, progress, planned)
     found = tuned.found
+    if tuned.profile and not dry_run:  # before anything is printed: a pipe may be closed
+        write_profile(path, tuned.profile)
     if tuned.profile is not None:
         on = tuned.profile.machine
         typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}, kernels: {on.kernels}")
@@ -122,7 +126,5 @@ def tune(
     if tuned.profile is None:
         typer.echo("mtp-gguf: interrupted; no profile was written", err=True)
         raise typer.Exit(1)
-    if dry_run:
-        return
-    write_profile(path, tuned.profile)
-    typer.echo(f"written: {path}")
+    if not dry_run:
+        typer.echo(f"written: {path}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from conversions import invoke
 
-from mtp_gguf.gguf_tools.profile import profile_path
+from mtp_gguf.gguf_tools.profile import profile_path, read_profile
 from mtp_gguf.gguf_tools.report.page import render_report
 from mtp_gguf.native.bench.options import BenchOptions
 from mtp_gguf.native.bench.plan import Plan
@@ -185,6 +187,37 @@ def test_tune_interrupted(dial: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune(path, small, at_once)
+
+
+def test_tune_looks_for_a_place_before_it_measures(
+    dial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full, or cannot be written, is told at once and not after minutes."""
+    path = dial("tiny", hit=0.9)
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: real(p)._replace(free=0))
+    done = invoke("tune", path, "-t", "1")
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"mtp-gguf: {profile_path(path)}: needs ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not profile_path(path).exists()
+
+
+def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Path) -> None:
+    """`mtp-gguf tune | head -n 0`"""
+    path = tmp_path / "m.gguf"
+    path.symlink_to(dial("tiny", hit=0.9))
+    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command += ["tune", str(path), "--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1"]
+    command += ["--prompts", "code", "--max-depth", "1"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=_HANGS, check=False
+        )
+    assert "Traceback" not in done.stderr
+    assert read_profile(profile_path(path)).candidates
 
 
 def test_tune_out_of_time(dial: Any) -> None:

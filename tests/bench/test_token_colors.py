@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
 import re
+from importlib import resources
 
 import pytest
 
 from mtp_gguf.native import token_colors
-from mtp_gguf.native.token_colors import RESET, TokenText, legend, style
+from mtp_gguf.native.token_colors import COLORS, RESET, TokenText, style, table
 
 
 class Terminal(io.StringIO):
@@ -54,8 +56,43 @@ def test_a_character_that_never_ends() -> None:
     assert text.end() == "\ufffd"
 
 
-def test_legend_names_all_positions() -> None:
-    assert strip(legend(3)) == "written by: trunk draft 1 draft 2 draft 3"
+def test_the_table_of_who_wrote_what() -> None:
+    """Narrow enough for 40 columns; a position that nothing came of has its line, too."""
+    written, accepted = {0: 27, 1: 25, 3: 1000}, (0.93, 0.85, 0.5, 0.1)
+    plain = [
+        "written by  tokens  accepted",
+        "trunk           27",
+        "draft 1         25       93%",
+        "draft 2          0       85%",
+        "draft 3       1000       50%",
+    ]
+    assert table(written, accepted, colored=False).splitlines() == plain
+    colored = table(written, accepted, colored=True)
+    assert strip(colored).splitlines() == plain
+    for i in (1, 2, 3):
+        assert f"{style(i)}draft {i}{RESET}" in colored
+    assert table({}, (), colored=False).splitlines()[1] == "trunk            0"
+
+
+def test_the_colors_are_those_of_the_report() -> None:
+    """Each is as near in hue to its own of the report as to none of the others."""
+
+    def hue(red: int, green: int, blue: int) -> float:
+        return colorsys.rgb_to_hsv(red / 255, green / 255, blue / 255)[0]
+
+    def of_palette(n: int) -> tuple[int, int, int]:  # the cube of xterm's 256 colors
+        levels = (0, 95, 135, 175, 215, 255)
+        return levels[(n - 16) // 36], levels[(n - 16) // 6 % 6], levels[(n - 16) % 6]
+
+    css = (resources.files("mtp_gguf.gguf_tools.report") / "style.css").read_text("utf-8")
+    report = {}
+    for i, digits in re.findall(r"--c([1-5]): #([0-9a-f]{6})", css.split("@media")[0]):
+        report[int(i)] = hue(*bytes.fromhex(digits))
+    for i, color in enumerate(COLORS, 1):
+        mine = hue(*of_palette(color))
+        away = {j: min(abs(mine - h), 1 - abs(mine - h)) for j, h in report.items()}
+        assert min(away, key=lambda j: away[j]) == i
+        assert away[i] < 0.06
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""`mtp-gguf generate` for a person: wrong words, and what a terminal shows of who wrote what."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from conversions import invoke
+
+_HANGS = 120.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", ""], "--prompt: expected 1 to 255 tokens, found 0"),
+        (["-p", "a b " * 400], "expected 1 to 255 tokens, found .*; shorten it, or raise --ctx"),
+        (["-p", "a", "--ctx", "-5"], "--ctx.*: Input should be greater"),
+        (["-p", "a", "--ctx", "99999999999"], "--ctx.*: Input should be less"),
+        (["-p", "a", "--temp", "-1"], "--temp.*: Input should be greater"),
+        (["-p", "a", "--temp", "nan"], "--temp.*: Input should be"),
+        (["-p", "a", "--depth", "autos"], "expected 0 to 16 or auto, found 'autos'"),
+    ],
+)
+def test_wrong_words(dial: Any, arguments: list[str], message: str) -> None:
+    done = invoke("generate", dial("tiny", hit=0.9), "-c", "256", "-t", "1", *arguments)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert re.search(message, said)
+    assert not done.stdout
+
+
+def _on_a_terminal(command: list[str], **environment: str) -> str:
+    """What a real terminal gets to see."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, **environment},
+    )
+    os.close(theirs)
+    raw = b""
+    try:
+        while True:
+            piece = os.read(ours, 1 << 16)
+            if not piece:
+                break
+            raw += piece
+    except OSError:  # EIO: the other side has closed
+        pass
+    finally:
+        os.close(ours)
+        assert child.wait(_HANGS) == 0
+    return raw.decode(errors="replace").replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
+def test_the_terminal_shows_who_wrote_what(dial: Any, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command += ["generate", str(dial("tiny", hit=1.0)), "-p", "def f", "-n", "30", "-t", "1"]
+    command += ["-c", "256", "--depth", "2"]
+    seen = _on_a_terminal(command, **environment)
+    assert ("\x1b[4;38;5;" in seen) == ("NO_COLOR" not in environment)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()
+    at = lines.index("written by  tokens  accepted")
+    trunk, first, second = (line.split() for line in lines[at + 1 :])
+    assert trunk == ["trunk", "10"]
+    assert first == ["draft", "1", "10", "100%"]
+    assert second == ["draft", "2", "10", "100%"]
+    assert max(map(len, lines[at:])) <= 40
