@@ -32,7 +32,12 @@ def patched_libraries() -> Path:
 def run_on(
     libraries: Path | None, module: str, *words: object, timeout: float, **environment: str
 ) -> str:
-    """Run a module beside this one on `libraries`, None for the stock ones; what it prints.
+    """Run a module beside this one on `libraries`, None for the stock ones; what it prints."""
+    return python_on(libraries, "-m", module, *words, timeout=timeout, **environment)
+
+
+def python_on(libraries: Path | None, *words: object, timeout: float, **environment: str) -> str:
+    """Run Python on `libraries`, None for the stock ones, beside this module; what it prints.
 
     No setting of ggml's is handed on but those in `environment`.
     """
@@ -40,7 +45,7 @@ def run_on(
     if libraries:
         kept[LIBRARIES] = str(libraries)
     done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, words)],
+        [sys.executable, *map(str, words)],
         env={**kept, **environment},
         cwd=Path(__file__).parent,
         capture_output=True,

@@ -1,45 +1,31 @@
-"""Python programs in a process of their own, on llama.cpp's libraries of one folder."""
+"""Programs of the tests that print one line of JSON, on the libraries of one folder."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
+from patched_build import python_on
 
 
-def on_libraries(
-    folder: Path, words: Sequence[str | Path], timeout: int, **environment: str
-) -> Any:
-    """The last line that `python WORDS` prints, in the folder of the tests, as JSON."""
-    ours = {"LLAMA_CPP_LIB_PATH": str(folder), "PYTHONPATH": str(TESTS)}
-    done = subprocess.run(
-        [sys.executable, *words],
-        env=os.environ | ours | environment,
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def answer(libraries: Path, code: str, *words: object, **environment: str) -> Any:
+    """What the program `code` prints, on its last line."""
+    printed = python_on(libraries, "-c", code, *words, timeout=600, **environment)
+    return json.loads(printed.splitlines()[-1])
 
 
 def walk(
-    folder: Path,
+    libraries: Path,
     model: Path,
+    *,
     seed: int,
     steps: int,
     tokens: int,
-    timeout: int,
+    timeout: float = 3600,
     **environment: str,
 ) -> Any:
     """What `rollback_walk` counted."""
-    words = ["-m", "server.rollback_walk", model, str(seed), str(steps), str(tokens)]
-    return on_libraries(folder, words, timeout, **environment)
+    words = ("-m", "server.rollback_walk", model, seed, steps, tokens)
+    printed = python_on(libraries, *words, timeout=timeout, **environment)
+    return json.loads(printed.splitlines()[-1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.conftest import Files
-from server.on_libraries import on_libraries
+from server.on_libraries import answer
 
 pytestmark = pytest.mark.server
 
@@ -65,7 +65,5 @@ print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
 def test_drafts_are_undone_in_a_cell_that_moved(
     patched_server: Path, files: Files, replay: str
 ) -> None:
-    want, have = on_libraries(
-        patched_server.parent, ["-c", CODE, files("plain")], 120, LLAMA_RS_REPLAY=replay
-    )
+    want, have = answer(patched_server.parent, CODE, files("plain"), LLAMA_RS_REPLAY=replay)
     assert have == want  # without the patch snapshots differ by 7, where logits go to 5

@@ -9,7 +9,7 @@ import pytest
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.surgery import open_model
 from server.conftest import Files
-from server.on_libraries import on_libraries, walk
+from server.on_libraries import answer, walk
 from server.rollback_walk import SEQUENCES
 
 pytestmark = pytest.mark.server
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 def test_random_rollbacks_equal_a_context_that_never_drafts(
     patched_server: Path, files: Files, spec: str, tokens: int
 ) -> None:
-    count = walk(patched_server.parent, files("plain", spec), 1, 250, tokens, 300)
+    count = walk(patched_server.parent, files("plain", spec), seed=1, steps=250, tokens=tokens)
     assert min(count.values()) > 3
     assert count["rows"] > 500
 
@@ -27,7 +27,8 @@ def test_random_rollbacks_equal_a_context_that_never_drafts(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_ten_thousand_steps(patched_server: Path, files: Files, seed: int) -> None:
-    walk(patched_server.parent, files("plain"), 100 + seed, 2500, (1, 2, 3, 8)[seed], 3600)
+    tokens = (1, 2, 3, 8)[seed]
+    walk(patched_server.parent, files("plain"), seed=100 + seed, steps=2500, tokens=tokens)
 
 
 # Both ways in one process: batches, rollbacks and copies that snapshots can do, too.
@@ -64,7 +65,7 @@ print(json.dumps([rows, wrong]))
 
 
 def test_logits_and_saved_states_are_those_of_snapshots(patched_server: Path, files: Files) -> None:
-    rows, wrong = on_libraries(patched_server.parent, ["-c", BOTH, files("plain")], 120)
+    rows, wrong = answer(patched_server.parent, BOTH, files("plain"))
     assert rows > 100
     assert wrong == 0
 
@@ -91,7 +92,7 @@ print(json.dumps([*sizes, mebibytes(8)]))
 
 
 def test_undoing_eight_tokens_takes_no_eight_states(patched_server: Path, files: Files) -> None:
-    none, replay, snapshots = on_libraries(patched_server.parent, ["-c", SIZES, files("plain")], 60)
+    none, replay, snapshots = answer(patched_server.parent, SIZES, files("plain"))
     assert snapshots == pytest.approx(9 * none, rel=0.02)
     with open_model(files("plain")) as model:
         memory = diagnose(model, None, 256, 8).memory

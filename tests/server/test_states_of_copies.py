@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.conftest import Files
-from server.on_libraries import on_libraries
+from server.on_libraries import answer
 
 pytestmark = pytest.mark.server
 
@@ -46,5 +46,5 @@ print(json.dumps([float(np.abs(each - want).max()) for each in found]))
 
 
 def test_a_copy_is_saved_and_replaced_as_what_it_is(patched_server: Path, files: Files) -> None:
-    found = on_libraries(patched_server.parent, ["-c", CODE, files("plain")], 120)
+    found = answer(patched_server.parent, CODE, files("plain"))
     assert found == [0, 0]
