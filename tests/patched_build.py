@@ -29,6 +29,14 @@ def patched_libraries() -> Path:
     return built.libraries
 
 
+def has_kernels() -> bool:
+    """Whether the patches' kernels can run on this CPU, asked of Linux and not of them; else they
+    should.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
+
+
 def run_on(
     libraries: Path | None, module: str, *words: object, timeout: float, **environment: str
 ) -> str:

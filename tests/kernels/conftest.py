@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import patched_build
 import pytest
-from patched_build import patched_libraries, run_on
 
 Arrays = dict[str, Any]
 
@@ -23,14 +23,13 @@ class Sweep(Protocol):
 @pytest.fixture(scope="session")
 def libraries() -> Path:
     """The folder of ggml's libraries with our patches."""
-    return patched_libraries()
+    return patched_build.patched_libraries()
 
 
 @pytest.fixture(scope="session")
 def has_kernels() -> bool:
-    """Whether the kernels can run on this CPU, asked of Linux and not of them; else they should."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
+    """Whether our kernels can run here."""
+    return patched_build.has_kernels()
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +41,9 @@ def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     def run(lanes: str) -> Arrays:
         environment = {"GGML_CPU_LANES": lanes} if lanes else {}
         file = out / f"{lanes or 'best'}.npz"
-        run_on(libraries, "kernels.sweep", libraries, file, timeout=300, **environment)
+        patched_build.run_on(
+            libraries, "kernels.sweep", libraries, file, timeout=300, **environment
+        )
         with np.load(file) as arrays:
             return dict(arrays)
 

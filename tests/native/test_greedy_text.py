@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 from all_pairs import all_pairs
 from greedy_texts import Work, Written
-from patched_build import patched_libraries, run_on
+from patched_build import has_kernels, patched_libraries, run_on
 
 pytestmark = [
     pytest.mark.server,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
+    pytest.mark.skipif(not has_kernels(), reason="this CPU has no AVX2"),
 ]
 
 MODELS = {
