@@ -35,7 +35,7 @@ from .errors import NativeError
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
 MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
-# ggml-cpu/lanes of patch 0004, and GGML_FA_SPLIT_MAX_Q of patch 0005
+# ggml-cpu/lanes of patch 0004
 LANES_TYPES = frozenset({"Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F16", "BF16", "F32"})
 LANES_ROWS = 15
 _MACHINES = ("x86_64", "AMD64")

@@ -27,7 +27,7 @@ from ._bindings import MAX_DEPTH, library
 from ._interrupts import HeldInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
-from .exact import Batches, exact_batches, kernels
+from .exact import Batches, exact_batches, has_lanes, kernels
 from .head import Head
 from .model_file import check_trunk
 from .session import MtpStats, Rollback, Session
@@ -61,7 +61,8 @@ class MTPLlama(llama_cpp.Llama):
     looked at), and else "auto", "snapshot", 0 and 0. With "auto" measured times decide what is
     drafted: runs that must repeat to the token need a number, or exact and temperature 0.
 
-    All other arguments are llama_cpp.Llama's. Raises HeadMissingError for a model without a head
+    All other arguments are llama_cpp.Llama's; flash_attn is on by default where the trunk is on a CPU
+    with patched libraries, whose kernels are faster that way. Raises HeadMissingError for a model without a head
     (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
     loaded. Close it, or use contextlib.closing.
     """
@@ -91,6 +92,7 @@ class MTPLlama(llama_cpp.Llama):
         if options.get("embedding"):
             raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
         device = _trunk_device(options)
+        _choose_attention(options, device)
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -574,6 +576,17 @@ def _guarded(processors: Any, failures: list[BaseException]) -> Any:
         return call
 
     return llama_cpp.LogitsProcessorList([guard(processor) for processor in processors])
+
+
+def _choose_attention(options: dict[str, Any], device: str) -> None:
+    """Turn flash attention on where it is the faster one and nothing else is asked for.
+
+    That is with the patched kernels, which know caches of floats (docs/verification.md); llama.cpp's
+    own are slower on a CPU than products with the cached keys.
+    """
+    floats = all(options.get(name) is None for name in ("type_k", "type_v"))
+    if device == "CPU" and floats and has_lanes():
+        options.setdefault("flash_attn", True)
 
 
 def _trunk_device(options: dict[str, Any]) -> str:

@@ -190,17 +190,18 @@ class Ggml:
         out = self.run(threads, lambda c, t: self.base.ggml_mul_mat_id(c, *t), inputs)
         return out.reshape(tokens, ids.shape[1], rows)
 
-    def attention(self, q: Floats, k: Floats, v: Floats, mask: Floats, threads: int) -> Floats:
-        """Heads' attention; q [heads, queries, d], k and v [kv heads, length, d] kept as F16, mask
-        [queries, length]: [queries, heads, d]."""
+    def attention(
+        self, q: Floats, k: Floats, v: Floats, mask: Floats, threads: int, cache: int = F16
+    ) -> Floats:
+        """Heads' attention; q [heads, queries, d], k and v [kv heads, length, d] kept as `cache`,
+        mask [queries, length]: [queries, heads, d]."""
         heads, queries, d = q.shape
         kv_heads, length, _ = k.shape
-        half = np.float16
         inputs = [
             (F32, (d, queries, heads), q),
-            (F16, (d, length, kv_heads), k.astype(half)),
-            (F16, (d, length, kv_heads), v.astype(half)),
-            (F16, (length, queries), mask.astype(half)),
+            (cache, (d, length, kv_heads), self.encode(cache, k)),
+            (cache, (d, length, kv_heads), self.encode(cache, v)),
+            (F16, (length, queries), mask.astype(np.float16)),
         ]
 
         def build(context: Any, tensors: list[Any]) -> Any:

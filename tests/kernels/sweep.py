@@ -8,6 +8,7 @@ every batch that it is in.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
 LARGE = (16, 17, 33)  # more: quants of 256 alone keep their bits
 COLUMNS = max(LARGE)
 THREADS = (1, 3)
-LENGTHS = (64, 300, 512, 513, 1400)  # of a KV cache
+LENGTHS = (64, 300, 512, 513, 1100)  # of a KV cache
+CACHES = ("F16", "F32", "Q8_0", "BF16")
+QUERIES = 70  # of attention: more than are computed at once
 
 
 def shapes(name: str) -> list[tuple[int, int]]:
@@ -91,27 +94,47 @@ def expert_products(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
-def attention(ggml: Ggml) -> dict[str, Floats]:
-    """Queries that see ever longer parts of a cache."""
-    found = {}
+def queries(length: int) -> tuple[Floats, Floats, Floats, dict[str, Floats]]:
+    """q, k, v and masks [query, position] over a cache of `length` positions.
+
+    "prompt": queries that see ever more of it, the first ones nothing of a short cache. "two":
+    those of two sequences in one cache, which see every other position.
+    """
     rng = np.random.default_rng(5)
     heads, kv_heads, d = 4, 2, 64
-    for length in LENGTHS:
-        q = rng.standard_normal((heads, 15, d), np.float32)
-        k, v = rng.standard_normal((2, kv_heads, length, d), np.float32)
-        seen = np.arange(length)[None] <= length - 20 + np.arange(15)[:, None]
-        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
-        for batch in (*range(1, 9), 15):
-            for threads in THREADS:
-                y = ggml.attention(q[:, :batch], k, v, mask[:batch], threads)
-                found[f"attention/{length}/{threads}/{batch}"] = y
-        each = [ggml.attention(q[:, c : c + 1], k, v, mask[c : c + 1], 1) for c in range(15)]
-        found[f"attention/{length}/1/1"] = np.concatenate(each)
+    q = rng.standard_normal((heads, QUERIES, d), np.float32)
+    k, v = rng.standard_normal((2, kv_heads, length, d), np.float32)
+    query, position = np.arange(QUERIES)[:, None], np.arange(length)[None]
+    seen = position <= length - QUERIES - 5 + query
+    masks = {"prompt": seen, "two": seen & (position % 2 == query % 2)}
+    hide = np.float32(-np.inf)
+    return q, k, v, {name: np.where(mask, np.float32(0), hide) for name, mask in masks.items()}
+
+
+def attention(ggml: Ggml) -> dict[str, Floats]:
+    """Queries one by one and side by side."""
+    found = {}
+    for cache, length in itertools.product(CACHES, LENGTHS):
+        q, k, v, masks = queries(length)
+        batches = (*range(1, 9), 15, 16, 33, QUERIES) if cache == "F16" else (5, 15, QUERIES)
+        for name, mask in masks.items():
+            what = f"attention/{cache} {name} {length}"
+            for batch in batches:
+                for threads in THREADS:
+                    y = ggml.attention(q[:, :batch], k, v, mask[:batch], threads, TYPES[cache])
+                    found[f"{what}/{threads}/{batch}"] = y
+            each = [
+                ggml.attention(q[:, c : c + 1], k, v, mask[c : c + 1], 1, TYPES[cache])
+                for c in range(QUERIES)
+            ]
+            found[f"{what}/1/1"] = np.concatenate(each)
         # a cache that has room behind: the queries do not see it
         room = [(0, 0), (0, 700), (0, 0)]
-        wide = np.pad(mask, [(0, 0), (0, 700)], constant_values=-np.inf)
-        y = ggml.attention(q, np.pad(k, room), np.pad(v, room), wide, 2)
-        found[f"attention/{length}/2/15"] = y
+        wide = np.pad(masks["prompt"], [(0, 0), (0, 700)], constant_values=-np.inf)
+        for batch in (15, QUERIES):
+            padded = q[:, :batch], np.pad(k, room), np.pad(v, room), wide[:batch]
+            y = ggml.attention(*padded, 2, TYPES[cache])
+            found[f"attention/{cache} prompt {length}/2/{batch}"] = y
     return found
 
 

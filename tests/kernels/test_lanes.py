@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 from kernels.conftest import Arrays, Sweep
-from kernels.sweep import SUPER_BLOCKS, columns, delta_rows
+from kernels.ggml_calls import Floats
+from kernels.sweep import CACHES, LENGTHS, QUERIES, SUPER_BLOCKS, columns, delta_rows, queries
 
 pytestmark = [
     pytest.mark.server,
@@ -21,6 +23,7 @@ pytestmark = [
 
 MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
 SMALL = 15  # columns up to which all types keep their bits
+ANY = ("attention", "recurrence")  # which keep them in any batch
 
 
 def cases(found: Arrays, kind: str) -> Iterator[tuple[str, int, str]]:
@@ -37,7 +40,7 @@ def differing(found: Arrays, kind: str) -> list[str]:
     wrong = []
     for name, batch, key in cases(found, kind):
         alone = found[f"{kind}/{name}/1/1"][: len(found[key])]
-        exact = batch <= SMALL or kind == "recurrence" or name.split()[0] in SUPER_BLOCKS
+        exact = batch <= SMALL or kind in ANY or name.split()[0] in SUPER_BLOCKS
         if exact and found[key].tobytes() != alone.tobytes():
             wrong.append(key)
     return wrong
@@ -57,6 +60,39 @@ def found(request: pytest.FixtureRequest, sweep: Sweep, has_kernels: bool) -> Ar
 def test_a_column_is_the_same_in_every_batch_and_for_any_threads(found: Arrays, kind: str) -> None:
     assert len(list(cases(found, kind))) > 20
     assert differing(found, kind) == []
+
+
+def as_kept(values: Floats, cache: str) -> npt.NDArray[np.float64]:
+    """What a cache of this type makes of keys or values."""
+    kind = GGMLQuantizationType[cache]
+    return dequantize(quantize(values, kind), kind).reshape(values.shape).astype(np.float64)
+
+
+def test_attention_of_few_queries_keeps_its_bits_without_the_kernels(sweep: Sweep) -> None:
+    found = sweep("0")
+    few = {
+        key: found[key]
+        for name, batch, key in cases(found, "attention")
+        if batch <= SMALL and name.startswith(("F16", "F32"))
+    }
+    assert len(few) > 30
+    assert differing(few, "attention") == []
+
+
+@pytest.mark.parametrize("lanes", ["", "avx2", "0"])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_attention_is_that_of_float64(sweep: Sweep, lanes: str, cache: str, length: int) -> None:
+    q, k, v, masks = queries(length)
+    k, v = (np.repeat(as_kept(x, cache), 2, axis=0) for x in (k, v))
+    for name, mask in masks.items():
+        scores = np.einsum("hqd,hkd->hqk", q, k) / np.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.exp(mask)
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+        exact = np.einsum("hqk,hkd->qhd", weights, v)
+        off = sweep(lanes)[f"attention/{cache} {name} {length}/3/{QUERIES}"] - exact
+        assert np.square(off).sum() <= MAX_NMSE * np.square(exact).sum(), name
 
 
 def test_rows_that_lie_apart_are_those_of_the_whole_matrix(found: Arrays) -> None:

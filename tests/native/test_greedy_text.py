@@ -39,7 +39,7 @@ DIALS = {"dial-3v": "tiny-3v", "dial-moe": "tiny-moe"}  # their head is often ri
 SETTINGS: dict[str, list[Any]] = {
     "model": [*MODELS, *DIALS],
     "quant": ["Q4_K_M", "Q8_0", "F16", "BF16", "Q5_K_M", "IQ4_XS"],
-    "flash_attn": [False, True],  # MTPLlama's default, and llama-server's
+    "flash_attn": [True, False],  # the default, and products with cached keys
 }
 ROWS = sorted(all_pairs(SETTINGS), key=lambda row: str(row["model"]))
 

@@ -1,0 +1,41 @@
+"""Flash attention is on where the loaded libraries compute it fast, unless the caller chooses."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Any
+
+import pytest
+from patched_build import patched_libraries, run_on
+
+Q8_0 = 8  # ggml's number
+
+
+@pytest.mark.server
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone")
+@pytest.mark.parametrize(
+    ("lanes", "options", "on"),
+    [
+        ("", {}, True),
+        ("", {"flash_attn": False}, False),
+        ("", {"type_k": Q8_0}, False),  # not a cache of floats
+        ("0", {}, False),
+        ("0", {"flash_attn": True}, True),
+    ],
+)
+def test_on_the_patched_libraries(models, lanes: str, options: dict[str, Any], on: bool) -> None:
+    said = run_on(
+        patched_libraries(),
+        "flash_attention",
+        models.gguf("dense-tied"),
+        json.dumps(options),
+        timeout=60,
+        **({"GGML_CPU_LANES": lanes} if lanes else {}),
+    )
+    assert json.loads(said) == on
+
+
+def test_on_the_stock_libraries(models) -> None:
+    said = run_on(None, "flash_attention", models.gguf("dense-tied"), "{}", timeout=60)
+    assert json.loads(said) is False
