@@ -1,16 +1,16 @@
 """What verification costs: batches of 1 to 4 tokens, a prompt, decoding, stock and patched.
 
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
-        [--seconds 240] [--batches 1,2,3,4] [--not-repacked]
+        [--seconds 240] [--batches 1,2,3,4] [--context 64] [--not-repacked]
 
 FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
 those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
 measurement is taken by one and then by the other, so that a slow minute hits both; medians. A row
 is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
 
-A batch: that many tokens decoded after a prompt of 64, logits of all of them, in a context that can
-roll back the drafts of the largest, then all but one token rolled back. Decoding: MTPLlama as in
-benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
+A batch: that many tokens decoded behind --context others, logits of all of them, in a context that
+can roll back the drafts of the largest, then all but one token rolled back. Decoding: MTPLlama as
+in benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
 --not-repacked adds the stock libraries with the weights as the file has them.
 """
 
@@ -44,7 +44,13 @@ class Trunk:
     """A context of the model's trunk, driven by llama.cpp's own C API."""
 
     def __init__(
-        self, path: str, threads: int, drafts: int, repack: bool, clock: Callable[[], float]
+        self,
+        path: str,
+        threads: int,
+        drafts: int,
+        repack: bool,
+        clock: Callable[[], float],
+        context: int = PROMPT,
     ) -> None:
         import llama_cpp  # noqa: PLC0415 - only the measuring processes load libraries
 
@@ -54,13 +60,13 @@ class Trunk:
         model_params.use_extra_bufts = repack
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
         self.params = llama_cpp.llama_context_default_params()
-        self.params.n_ctx = 2048
+        self.params.n_ctx = context + 2048
         self.params.n_batch = self.params.n_ubatch = LONG_PROMPT
         self.params.n_rs_seq = drafts
         self.params.n_threads = self.params.n_threads_batch = threads
         self.begin()
         vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.ids = np.random.default_rng(1).integers(0, usable(vocab), 4096).tolist()
+        self.ids = np.random.default_rng(1).integers(0, usable(vocab), self.params.n_ctx).tolist()
 
     def begin(self) -> None:
         """A context of these params."""
@@ -98,7 +104,8 @@ class Trunk:
         """Milliseconds of a prompt of `count` tokens from an empty memory."""
         self.api.llama_memory_clear(self.memory, True)
         self.at = 0
-        return self.decode(count, False)
+        pieces = range(0, count, LONG_PROMPT)
+        return sum(self.decode(min(LONG_PROMPT, count - piece), False) for piece in pieces)
 
     def verify(self, count: int) -> float:
         """Milliseconds of a batch with the logits of each token, and of taking back all but one."""
@@ -116,12 +123,16 @@ def usable(vocab: int) -> int:
     return min(20_000, vocab * 2 // 3)
 
 
-def generation(path: str, threads: int, depth: int, clock: Callable[[], float]) -> Any:
-    """A function that generates once; tokens per second."""
+def generation(
+    path: str, threads: int, depth: int, context: int, clock: Callable[[], float]
+) -> Any:
+    """A function that generates once after a prompt of `context` tokens; tokens per second."""
     from mtp_gguf.native import MTPLlama  # noqa: PLC0415 - as above
 
-    llm = MTPLlama(path, depth=depth, n_ctx=1024, n_threads=threads, n_threads_batch=threads)
-    prompt = np.random.default_rng(1).integers(0, usable(llm.n_vocab()), PROMPT).tolist()
+    llm = MTPLlama(
+        path, depth=depth, n_ctx=context + 960, n_threads=threads, n_threads_batch=threads
+    )
+    prompt = np.random.default_rng(1).integers(0, usable(llm.n_vocab()), context).tolist()
 
     def once() -> float:
         llm.reset()
@@ -149,10 +160,11 @@ def measure(arguments: argparse.Namespace) -> None:
         n = int(number)
         if kind == "decode":
             if n not in generations:
-                generations[n] = generation(path, threads, n, clock)
+                generations[n] = generation(path, threads, n, arguments.context, clock)
             value = generations[n]()
         else:
-            trunk = trunk or Trunk(path, threads, drafts, not arguments.not_repacked, clock)
+            repack = not arguments.not_repacked
+            trunk = trunk or Trunk(path, threads, drafts, repack, clock, arguments.context)
             value = {"prompt": trunk.start, "batch": trunk.verify}[kind](n)
         print(value, file=answers)
 
@@ -170,6 +182,7 @@ class Process:
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--batches", ",".join(map(str, arguments.batches))]
+        command += ["--context", str(arguments.context)]
         command += ["--cpu-time"] if arguments.cpu_time else []
         command += [] if repack else ["--not-repacked"]
         self.process = subprocess.Popen(
@@ -229,14 +242,14 @@ class Rows:
         return row
 
 
-def batches(rows: Rows, counts: list[int]) -> None:
+def batches(rows: Rows, counts: list[int], context: int) -> None:
     """The table of batches and of a prompt; against a batch of one where that comes first."""
     sides = list(rows.processes)
     titles = [title for side in sides for title in (f"{side} ms", "to one")]
     line("batch", *titles, *(f"patched / {side}" for side in sides[:-1]))
     line(*["---"] * (1 + len(titles) + len(sides) - 1))
     for process in rows.processes.values():
-        process.ask("prompt", PROMPT)
+        process.ask("prompt", context)
     one: dict[str, float] = {}
     for count in counts:
         row = rows.ask("batch", count)
@@ -244,9 +257,10 @@ def batches(rows: Rows, counts: list[int]) -> None:
         to_one = {side: f"{row[side] / one[side]:.2f}" if one else "" for side in sides}
         cells = [cell for side in sides for cell in (f"{row[side]:.1f}", to_one[side])]
         line(str(count), *cells, *patched_to(row))
-    row = rows.ask("prompt", LONG_PROMPT)
+    prompt = max(LONG_PROMPT, context)
+    row = rows.ask("prompt", prompt)
     cells = [cell for side in sides for cell in (f"{row[side]:.0f}", "")]
-    line(f"prompt of {LONG_PROMPT}", *cells, *patched_to(row))
+    line(f"prompt of {prompt}", *cells, *patched_to(row))
 
 
 def patched_to(row: dict[str, float]) -> list[str]:
@@ -286,6 +300,7 @@ def main() -> None:
         "--depths", type=numbers, default=[0, 1, 2, 3], help="to decode at; empty for none"
     )
     parser.add_argument("--batches", type=numbers, default=[1, 2, 3, 4], help="of so many tokens")
+    parser.add_argument("--context", type=int, default=PROMPT, help="tokens in front of a batch")
     parser.add_argument(
         "--not-repacked", action="store_true", help="stock without repacked weights as well"
     )
@@ -311,6 +326,8 @@ def main() -> None:
         folder = built.libraries
     if not arguments.batches or min(arguments.batches) < 1 or max(arguments.batches) > PROMPT:
         parser.error(f"--batches: expected numbers from 1 to {PROMPT}")
+    if arguments.context < 1:
+        parser.error(f"--context: expected 1 or more, found {arguments.context}")
     processes = {"stock": Process(arguments, None)}
     if arguments.not_repacked:
         processes["not repacked"] = Process(arguments, None, repack=False)
@@ -318,7 +335,7 @@ def main() -> None:
     asked = len(arguments.batches) + 1 + len(arguments.depths)
     rows = Rows(processes, asked, arguments.rounds, time.monotonic() + arguments.seconds)
     try:
-        batches(rows, arguments.batches)
+        batches(rows, arguments.batches, arguments.context)
         if arguments.depths:
             decoding(rows, arguments.depths)
     finally:

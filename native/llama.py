@@ -61,10 +61,10 @@ class MTPLlama(llama_cpp.Llama):
     looked at), and else "auto", "snapshot", 0 and 0. With "auto" measured times decide what is
     drafted: runs that must repeat to the token need a number, or exact and temperature 0.
 
-    All other arguments are llama_cpp.Llama's; flash_attn is on by default where the trunk is on a CPU
-    with patched libraries, whose kernels are faster that way. Raises HeadMissingError for a model without a head
-    (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log lines when it cannot be
-    loaded. Close it, or use contextlib.closing.
+    All other arguments are llama_cpp.Llama's; flash_attn is on by default where the trunk is on a
+    CPU with patched libraries, whose kernels are faster that way. Raises HeadMissingError for a
+    model without a head (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log
+    lines when it cannot be loaded. Close it, or use contextlib.closing.
     """
 
     def __init__(
@@ -581,11 +581,10 @@ def _guarded(processors: Any, failures: list[BaseException]) -> Any:
 def _choose_attention(options: dict[str, Any], device: str) -> None:
     """Turn flash attention on where it is the faster one and nothing else is asked for.
 
-    That is with the patched kernels, which know caches of floats (docs/verification.md); llama.cpp's
-    own are slower on a CPU than products with the cached keys.
+    That is with the patched kernels (docs/verification.md); llama.cpp's own are slower on a CPU
+    than products with the cached keys.
     """
-    floats = all(options.get(name) is None for name in ("type_k", "type_v"))
-    if device == "CPU" and floats and has_lanes():
+    if device == "CPU" and has_lanes():
         options.setdefault("flash_attn", True)
 
 

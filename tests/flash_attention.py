@@ -1,6 +1,6 @@
 """Whether MTPLlama has flash attention on, with the loaded libraries and these options.
 
-    cd tests; LLAMA_CPP_LIB_PATH=FOLDER python -m flash_attention MODEL '{"type_k": 8}'
+cd tests; LLAMA_CPP_LIB_PATH=FOLDER python -m flash_attention MODEL OPTIONS
 """
 
 from __future__ import annotations

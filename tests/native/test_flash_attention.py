@@ -19,7 +19,7 @@ Q8_0 = 8  # ggml's number
     [
         ("", {}, True),
         ("", {"flash_attn": False}, False),
-        ("", {"type_k": Q8_0}, False),  # not a cache of floats
+        ("", {"type_k": Q8_0, "type_v": Q8_0}, True),
         ("0", {}, False),
         ("0", {"flash_attn": True}, True),
     ],
