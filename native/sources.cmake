@@ -2,6 +2,8 @@
 # of libmtp, and compiled into llama-server by patches/ (build-server puts this folder into the tree).
 set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include)
 set(MTP_HEAD_SOURCES
+    ${CMAKE_CURRENT_LIST_DIR}/src/acceptance.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/costs.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp

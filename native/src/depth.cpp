@@ -10,42 +10,9 @@ namespace mtp {
 
 namespace {
 
-// Cycles over which acceptance is averaged.
-constexpr double kLong = 96;
-// The text has turned when first drafts are so much likelier, as a logarithm, with the odds of being
-// right changed by this factor, also a logarithm. Nothing is said before so many were seen.
-constexpr double kTurn = 6.5;
-constexpr double kTurnOdds = 2.5;
-constexpr double kTurnSeen = 12;
-// Before anything is known: first drafts are right this often, as sure as so many were seen.
-constexpr double kFirstChance = 0.7;
-constexpr double kFirstWeight = 2;
-// A later position is believed to be like the one before it, as sure as so many were seen.
-constexpr double kLaterWeight = 12;
-constexpr double kLaterShare = 0.99;
-// A cost is the mean of so many uses; one that is further off than this, in logarithms, counts as
-// one that is not.
-constexpr double kUses = 48;
-constexpr double kOutlier = 0.4;
-// Share of each surprise that is the machine's pace, and uses over which its noise is averaged.
-constexpr double kFollow = 1.0 / 16;
-constexpr double kNoiseUses = 32;
-// What a few uses may be wrong by, at most, and what a single one may have cost more because it was
-// the first, in logarithms; a use counts for half when so many batches have gone by.
-constexpr double kDoubt = 1.5;
-constexpr double kMostDoubt = 0.1;
-constexpr double kWarmUp = 0.06;
-constexpr double kStaleBatches = 512;
-// A size that was never used counts by this factor. Beyond those that were, a step costs this share
-// of the last one that is known, and at least this share of the first size.
-constexpr double kUnknown = 0.85;
-constexpr double kNextStep = 0.6;
-constexpr double kLeastStep = 0.1;
-// Share of the time that unverified drafts may take, and their distance in cycles.
-constexpr double kShadowShare = 0.005;
-constexpr int64_t kShadowLeast = 8;
-constexpr int64_t kShadowMost = 24;
-constexpr double kEnough = 8; // first drafts
+// Share of the time that looks may take for long, and how many of them may come ahead of it.
+constexpr double kLookShare = 0.015;
+constexpr double kLooksAhead = 4;
 // The evidence of the head's probabilities forgets over this many drafts, and begins as if so many
 // had been right and wrong alike in all buckets.
 constexpr double kEvidenceKept = 512;
@@ -56,111 +23,15 @@ double clip(double chance) {
     return std::clamp(chance, 0.001, 0.999);
 }
 
-// A time that somebody measured; 0 if nobody did.
-double checked(double ms) {
-    if (!std::isfinite(ms) || ms < 0) {
-        throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
-    }
-    return ms;
-}
-
-void add_known(Costs & costs, int32_t size, double ms, Prices & prices) {
-    if (checked(ms) > 0) {
-        costs.add(size, ms, prices.batches, prices.pace);
-    }
-}
-
 int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
 }
 
 } // namespace
 
-void Costs::add(int32_t size, double ms, int64_t now, Pace & pace) {
-    Cell & cell = cells_[size];
-    const double seen = std::log(ms) - pace.log_factor;
-    if (cell.uses == 0) {
-        cell.log_ms = seen;
-    } else if (cell.uses == 1 && seen < cell.log_ms) {
-        cell.log_ms = seen; // a first use often warms something up
-    } else {
-        const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
-        cell.log_ms += cell.uses > 1 ? off / (cell.uses + 1) : 0;
-        pace.log_factor += kFollow * off;
-        pace.noise += (std::abs(off) - pace.noise) / kNoiseUses;
-    }
-    cell.uses = std::min(cell.uses + 1, kUses);
-    cell.last_used = now;
-}
-
-// Between two used sizes by the line through both; below all in proportion, the least that can be;
-// above all by what one more cost last.
-double Costs::line_ms(int32_t size, double otherwise) const {
-    const auto cost = [](const auto & cell) { return std::exp(cell->second.log_ms); };
-    const auto above = cells_.lower_bound(size);
-    if (above != cells_.end() && above->first == size) {
-        return cost(above);
-    }
-    if (cells_.empty()) {
-        return otherwise;
-    }
-    if (above == cells_.begin()) {
-        return cost(above) * size / above->first;
-    }
-    const auto below = std::prev(above);
-    if (above != cells_.end()) {
-        return cost(below) + (cost(above) - cost(below)) * (size - below->first) / (above->first - below->first);
-    }
-    double step = kLeastStep * cost(below) / below->first;
-    if (below != cells_.begin()) {
-        const auto before = std::prev(below);
-        step = std::max(step, (cost(below) - cost(before)) / (below->first - before->first) * kNextStep);
-    }
-    return cost(below) + step * (size - below->first);
-}
-
-double Costs::ms(int32_t size, double otherwise) const {
-    double least = line_ms(size, otherwise);
-    for (auto larger = cells_.upper_bound(size); larger != cells_.end(); ++larger) {
-        least = std::min(least, std::exp(larger->second.log_ms));
-    }
-    return least;
-}
-
-double Costs::least_ms(int32_t size, double otherwise, int64_t now, const Pace & pace, int32_t near) const {
-    double uses = 0;
-    const auto end = cells_.lower_bound(size + near);
-    for (auto cell = cells_.upper_bound(size - near); cell != end; ++cell) {
-        uses += cell->second.uses / (1 + double(now - cell->second.last_used) / kStaleBatches);
-    }
-    if (uses == 0) {
-        return ms(size, otherwise) * kUnknown;
-    }
-    const double doubt = std::min(kMostDoubt, kDoubt * pace.noise / std::sqrt(uses)) + (uses <= 1 ? kWarmUp : 0);
-    return ms(size, otherwise) * std::exp(-doubt);
-}
-
-void Prices::add_batch(int32_t n_tokens, double ms) {
-    ++batches;
-    if (checked(ms) > 0) {
-        verify.add(n_tokens, ms, batches, pace);
-    }
-}
-
-bool Turn::add(double right, double mean) {
-    const double odds = mean / (1 - mean) * std::exp(log_odds_);
-    const double other = odds / (1 + odds);
-    sum_ += right * std::log(other / mean) + (1 - right) * std::log((1 - other) / (1 - mean));
-    since.right += right;
-    since.seen += 1;
-    if (sum_ <= 0) {
-        *this = Turn(log_odds_);
-    }
-    return sum_ > kTurn;
-}
-
 Depth::Depth(int32_t max_depth, std::shared_ptr<Prices> prices)
-    : max_depth_(max_depth), prices_(std::move(prices)), worse_(-kTurnOdds), better_(kTurnOdds) {
+    : max_depth_(max_depth), prices_(std::move(prices)),
+      acceptance_(std::clamp(max_depth, 0, MTP_MAX_DEPTH)) {
     require_range(max_depth, 0, MTP_MAX_DEPTH, "max_depth");
 }
 
@@ -178,25 +49,11 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        add_known(prices_->verify, i + 1, require(verify_ms, "verify_ms")[i], *prices_);
+        prices_->add(prices_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        add_known(prices_->draft, i + 1, require(draft_ms, "draft_ms")[i], *prices_);
+        prices_->add(prices_->draft, i + 1, require(draft_ms, "draft_ms")[i]);
     }
-}
-
-// Chance of each position to be accepted once those before it are.
-Depth::Chances Depth::chances() const {
-    Chances out;
-    double before = kFirstChance;
-    double weight = kFirstWeight;
-    for (size_t i = 0; i < out.size(); ++i) {
-        const Acceptance & a = positions_[i];
-        out[i] = clip((a.right + weight * before) / (a.seen + weight));
-        before = out[i] * kLaterShare;
-        weight = kLaterWeight;
-    }
-    return out;
 }
 
 // A chance in the light of the head's own probability, by Bayes: the odds times how much more often
@@ -243,17 +100,16 @@ double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
 }
 
 // Most tokens per millisecond of all depths up to `room`, and that depth.
-double Depth::best_rate(int32_t room, int32_t & depth) const {
-    const Chances chance = chances();
+double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth) const {
     double tokens = 1;
     double all = 1;
     double best = 0;
     for (int32_t d = 0; d <= room; ++d) {
         if (d > 0) {
-            all *= chance[size_t(d - 1)];
+            all *= chances[size_t(d - 1)];
             tokens += all;
         }
-        const double rate = tokens / cycle_ms(d, chance);
+        const double rate = tokens / cycle_ms(d, chances);
         if (rate > best) {
             best = rate;
             depth = d;
@@ -262,19 +118,40 @@ double Depth::best_rate(int32_t room, int32_t & depth) const {
     return best;
 }
 
+// In times of a token that is decoded alone.
+double Depth::look_price() const {
+    return draft_ms(1) / cycle_ms(0, Chances());
+}
+
+// Share of the time of a token without a draft that the best depth would save: expected over all that
+// acceptance may be, each stretch being as likely one standard deviation better as it is worse.
+double Depth::missed_share() const {
+    const double plain = cycle_ms(0, Chances());
+    double share = 0;
+    int32_t unused = 0;
+    for (const Stretch & stretch : acceptance_.stretches()) {
+        for (const double shift : {-1.0, 1.0}) {
+            const double rate = best_rate(stretch.chances(max_depth_, shift), max_depth_, unused);
+            share += stretch.weight / 2 * std::max(0.0, 1 - 1 / (plain * rate));
+        }
+    }
+    return share;
+}
+
 int32_t Depth::plan(int32_t room) {
     room = std::clamp(room, 0, max_depth_);
     int32_t depth = 0;
-    best_rate(room, depth);
-    shadow_ = depth == 0 && room > 0 && cycle_ >= shadow_due_;
-    return shadow_ ? 1 : depth;
+    best_rate(acceptance_.chances(), room, depth);
+    const double price = look_price();
+    look_ = depth == 0 && room > 0 && missed_ >= price && looks_ <= (kLooksAhead - 1) * price;
+    return look_ ? 1 : depth;
 }
 
 int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
     n = std::clamp(n, 0, max_depth_);
     int32_t unused = 0;
-    const double rate = best_rate(max_depth_, unused);
-    Chances chance = chances();
+    const Chances chance = acceptance_.chances();
+    const double rate = best_rate(chance, max_depth_, unused);
     for (int32_t kept = 0; kept < n; ++kept) {
         // Whether more than `kept` are worth it, by what may be known when draft `kept` is decided.
         Chances seen = chance;
@@ -299,10 +176,8 @@ int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
     return n;
 }
 
-void Depth::observe(int32_t position, double right, float probability) {
-    Acceptance & a = positions_[size_t(position)];
-    a.right += right;
-    a.seen += 1;
+// What the head's probabilities are worth, by a draft of this one.
+void Depth::learn_probability(double right, float probability) {
     for (Bucket & bucket : buckets_) {
         bucket.right *= 1 - 1 / kEvidenceKept;
         bucket.wrong *= 1 - 1 / kEvidenceKept;
@@ -319,58 +194,37 @@ void Depth::report(const mtp_cycle_outcome & o) {
     if (o.n_drafted > 0) {
         require(o.probabilities, "probabilities");
     }
-    ++cycle_;
-    if (checked(o.verify_ms) > 0) {
+    if (o.verify_ms != 0) { // 0: told by report_batch
         prices_->add_batch(o.n_verified + 1, o.verify_ms);
     }
     if (o.n_drafted > 0) {
-        add_known(prices_->draft, o.n_drafted, o.draft_ms, *prices_);
+        prices_->add(prices_->draft, o.n_drafted, o.draft_ms);
     }
     if (o.n_accepted < o.n_verified) {
-        add_known(prices_->undo, 1, o.undo_ms, *prices_);
-    }
-    const bool all = o.n_accepted == o.n_verified;
-    const bool judged = all && o.n_drafted > o.n_verified && o.next_right >= 0;
-    if (o.n_verified == 0 && !judged) {
-        return;
-    }
-    // What is seen counts for less from cycle to cycle; positions that are not reached fall back
-    // upon the one before them.
-    for (Acceptance & a : positions_) {
-        a.right *= 1 - 1 / kLong;
-        a.seen *= 1 - 1 / kLong;
-    }
-    for (int32_t i = 0; i < o.n_accepted; ++i) {
-        observe(i, 1, o.probabilities[i]);
-    }
-    if (!all) {
-        observe(o.n_accepted, 0, o.probabilities[o.n_accepted]);
-    } else if (judged) {
-        observe(o.n_verified, std::min<double>(o.next_right, 1), o.probabilities[o.n_verified]);
+        prices_->add(prices_->undo, 1, o.undo_ms);
     }
 
-    const double first = o.n_verified == 0 ? std::min<double>(o.next_right, 1) : o.n_accepted > 0;
-    const Acceptance & long_run = positions_[0];
-    const double mean = clip((long_run.right + 0.5) / (long_run.seen + 1));
-    if (long_run.seen > kTurnSeen) {
-        const bool worse = worse_.add(first, mean);
-        const bool better = better_.add(first, mean);
-        if (worse || better) {
-            const Acceptance since = (worse ? worse_ : better_).since;
-            positions_ = {};
-            positions_[0] = since;
-            worse_ = Turn(-kTurnOdds);
-            better_ = Turn(kTurnOdds);
-        }
+    double last = -1;
+    if (o.n_accepted < o.n_verified) {
+        last = 0;
+    } else if (o.n_verified < o.n_drafted && o.next_right >= 0) {
+        last = std::min<double>(o.next_right, 1);
     }
-    // A shadow that is right against expectation is followed up at once, and so is any until enough
-    // was seen of what now holds.
-    if (shadow_) {
-        const double share = prices_->draft.ms(1, 0) / prices_->verify.ms(1, 1);
-        const int64_t wait = std::clamp(int64_t(share / kShadowShare), kShadowLeast, kShadowMost);
-        const bool follow = first - mean > 0.5 || positions_[0].seen < kEnough;
-        shadow_due_ = cycle_ + (follow ? 0 : wait);
+    for (int32_t i = 0; i < o.n_accepted; ++i) {
+        learn_probability(1, o.probabilities[i]);
     }
+    if (last >= 0) {
+        learn_probability(last, o.probabilities[o.n_accepted]);
+    }
+    acceptance_.add(o.n_accepted, last);
+    acceptance_.pass(o.n_accepted + 1);
+
+    if (look_) {
+        missed_ *= o.n_accepted > 0 ? 1 : std::max(0.0, last); // one that was right is followed by another
+    } else {
+        missed_ = o.n_drafted > 0 ? 0 : missed_ + missed_share();
+    }
+    looks_ = std::max(0.0, looks_ + (look_ ? look_price() : 0) - kLookShare * (o.n_accepted + 1));
 }
 
 } // namespace mtp

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from statistics import mean
 
 import pytest
+from bench.depth_simulator import (
+    MAX_DEPTH,
+    Curve,
+    Noise,
+    expected_tokens,
+    line,
+    play,
+    quiet,
+    rate,
+    rough,
+)
 
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.errors import NativeError
 
-MAX_DEPTH = 6
 SEEDS = range(10)
 TOKENS = 512
 
@@ -23,32 +31,6 @@ OF_THE_BEST = 0.97
 OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
 SHARED = 0.9  # of the best that several sequences can do together, each choosing for itself
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Milliseconds: verify[i] of i + 1 tokens, draft[i] of i + 1 drafts."""
-
-    verify: tuple[float, ...]
-    draft: tuple[float, ...]
-
-    def cycle_ms(self, drafted: int, verified: int) -> float:
-        return (self.draft[drafted - 1] if drafted else 0.0) + self.verify[verified]
-
-    def rate(self, depth: int, chance: float) -> float:
-        """Expected tokens per millisecond of a fixed depth."""
-        return expected_tokens(depth, chance) / self.cycle_ms(depth, depth)
-
-    def best(self, chance: float) -> float:
-        return max(self.rate(depth, chance) for depth in range(MAX_DEPTH + 1))
-
-
-def expected_tokens(depth: int, chance: float) -> float:
-    return sum(chance**i for i in range(depth + 1))
-
-
-def line(first: float, step: float, n: int) -> tuple[float, ...]:
-    return tuple(first + step * i for i in range(n))
 
 
 CURVES = {
@@ -64,89 +46,6 @@ CURVES = {
 }
 
 
-@dataclass
-class Noise:
-    """What measured times are multiplied by, in logarithms.
-
-    drift: standard deviation of the machine's pace, which loses its memory over 20 cycles. white:
-    of each time beside that. slow: share of the times that take 1.6 times as long.
-    """
-
-    drift: float
-    white: float
-    slow: float
-    _pace: float = 0.0
-
-    def next_cycle(self, draw: random.Random) -> None:
-        self._pace = 0.95 * self._pace + draw.gauss(0, self.drift * math.sqrt(1 - 0.95**2))
-
-    def factor(self, draw: random.Random) -> float:
-        slow = 1.6 if draw.random() < self.slow else 1.0
-        return slow * math.exp(self._pace + draw.gauss(0, self.white))
-
-
-def quiet() -> Noise:
-    return Noise(0.0, 0.03, 0.0)
-
-
-def rough() -> Noise:
-    """As measured on a virtual machine whose neighbours share its memory."""
-    return Noise(0.12, 0.10, 0.02)
-
-
-@dataclass
-class Run:
-    """tokens: expected of the depths that were verified, without the luck of the draw."""
-
-    tokens: float = 0.0
-    ms: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.ms
-
-
-def simulate(
-    curve: Curve,
-    chance: Callable[[int], float],
-    counted: Callable[[int], bool],
-    seed: int,
-    total: int,
-    *,
-    noise: Callable[[], Noise] = quiet,
-) -> Run:
-    """Let the chooser decode `total` tokens; sums over the cycles that begin at counted tokens."""
-    draw, machine = random.Random(seed), noise()
-    chooser = DepthChooser(MAX_DEPTH)
-    run, at = Run(), 0
-    while at < total:
-        now = chance(at)
-        right = [draw.random() < now for _ in range(MAX_DEPTH + 1)]
-        probabilities = [0.99] * chooser.plan(MAX_DEPTH)
-        drafted = len(probabilities)
-        verified = chooser.keep(probabilities) if drafted else 0
-        accepted = next((i for i in range(verified) if not right[i]), verified)
-        unverified = accepted == verified < drafted
-        times = [curve.draft[drafted - 1] if drafted else 0.0, curve.verify[verified]]
-        machine.next_cycle(draw)
-        draft_ms, verify_ms = (ms * machine.factor(draw) for ms in times)
-        if counted(at):
-            run.tokens += expected_tokens(verified, now)
-            run.ms += sum(times)
-        at += accepted + 1
-        chooser.report(
-            Outcome(
-                probabilities,
-                verified,
-                accepted,
-                float(right[verified]) if unverified else None,
-                draft_ms,
-                verify_ms,
-            )
-        )
-    return run
-
-
 @pytest.mark.parametrize(
     ("noise", "bar"), [(quiet, OF_THE_BEST), (rough, OF_THE_BEST_IN_NOISE)], ids=["quiet", "rough"]
 )
@@ -156,37 +55,28 @@ def test_as_good_as_the_best_fixed_depth(
     curve: Curve, chance: float, noise: Callable[[], Noise], bar: float
 ) -> None:
     """From the first token on: what finding out costs is counted."""
-    runs = [
-        simulate(curve, lambda _: chance, lambda _: True, seed, TOKENS, noise=noise)
-        for seed in SEEDS
-    ]
-    assert mean(run.rate for run in runs) / curve.best(chance) > bar
+    runs = [list(play(curve, lambda _: chance, seed, TOKENS, noise=noise)) for seed in SEEDS]
+    assert mean(map(rate, runs)) / curve.best(chance) > bar
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_no_slower_than_plain_decoding_at_no_acceptance(curve: Curve) -> None:
     plain = 1 / curve.verify[0]
     for seed in SEEDS:
-        run = simulate(curve, lambda _: 0.0, lambda _: True, seed, TOKENS)
-        assert run.rate / plain > OF_THE_BEST - 0.005  # the bar holds for the mean, see above
+        run = list(play(curve, lambda _: 0.0, seed, TOKENS))
+        assert rate(run) / plain > OF_THE_BEST - 0.005  # the bar holds for the mean, see above
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_follows_a_switch_and_back(curve: Curve) -> None:
     """Acceptance 90 %, 10 %, 90 %, 300 tokens each: 50 tokens after a switch it is as before."""
+    runs = [
+        list(play(curve, lambda at: 0.1 if 300 <= at < 600 else 0.9, seed, 900)) for seed in SEEDS
+    ]
     for part, now in ((1, 0.1), (2, 0.9)):
         begin, end = 300 * part + AFTER_A_SWITCH, 300 * (part + 1)
-        runs = [
-            simulate(
-                curve,
-                lambda at: 0.1 if 300 <= at < 600 else 0.9,
-                lambda at, begin=begin, end=end: begin <= at < end,  # type: ignore[misc]
-                seed,
-                900,
-            )
-            for seed in SEEDS
-        ]
-        assert mean(run.rate for run in runs) / curve.best(now) > 0.95
+        counted = [[cycle for cycle in run if begin <= cycle.at < end] for run in runs]
+        assert mean(map(rate, counted)) / curve.best(now) > 0.95
 
 
 def test_known_costs_spare_the_search() -> None:
@@ -226,6 +116,24 @@ def test_one_slow_batch_is_no_reason_to_draft() -> None:
         )
         assert cycle < 100 or verified == 0
     assert 0 < plans.count(0) < len(plans)
+
+
+def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth() -> None:
+    """From the 100th cycle on everything takes half as long again, whatever the depth."""
+    curve = CURVES["small steps"]
+    chooser = DepthChooser(MAX_DEPTH)
+    chooser.set_costs(curve.verify, curve.draft)
+    verified: list[int] = []
+    for cycle in range(300):
+        pace = 1.5 if cycle >= 100 else 1.0
+        n = chooser.plan(MAX_DEPTH)
+        kept = chooser.keep([0.99] * n)
+        accepted = kept if cycle % 4 else 0
+        verified.append(kept)
+        times = curve.draft[n - 1] * pace, curve.verify[kept] * pace
+        chooser.report(Outcome([0.99] * n, kept, accepted, None, *times))
+    before, after = verified[60:100], verified[100:]
+    assert mean(map(abs, (depth - mean(before) for depth in after))) < 0.5
 
 
 def test_a_few_misses_in_a_row_are_no_turn() -> None:
@@ -279,7 +187,7 @@ def test_the_heads_own_doubts_cut_a_draft_short() -> None:
 
 def test_the_same_history_gives_the_same_choice() -> None:
     curve = CURVES["steep"]
-    runs = [simulate(curve, lambda _: 0.7, lambda _: True, 3, 400) for _ in range(2)]
+    runs = [list(play(curve, lambda _: 0.7, 3, 400)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
@@ -325,12 +233,15 @@ def batch_ms(curve: Curve, n_tokens: int) -> float:
     return curve.verify[min(n_tokens, known) - 1] + step * max(0, n_tokens - known)
 
 
-def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, skip: int) -> Run:
-    """Sequences of these chances side by side, one batch a cycle; the first cycles not counted."""
+def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, skip: int) -> float:
+    """Tokens per millisecond of sequences of these chances side by side, one batch a cycle.
+
+    The first `skip` cycles are not counted.
+    """
     draw, machine = random.Random(seed), quiet()
     first = DepthChooser(MAX_DEPTH)
     choosers = [first, *(first.beside() for _ in chances[1:])]
-    run = Run()
+    tokens = ms = 0.0
     for cycle in range(cycles):
         plans = []
         for chooser in choosers:
@@ -340,17 +251,17 @@ def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, ski
         rows = sum(verified + 1 for _, verified in plans)
         drafting = [curve.draft[drafted - 1] if drafted else 0.0 for drafted, _ in plans]
         if cycle >= skip:
-            run.ms += batch_ms(curve, rows) + sum(drafting)
+            ms += batch_ms(curve, rows) + sum(drafting)
         first.report_batch(rows, batch_ms(curve, rows) * machine.factor(draw))
-        for chooser, chance, plan, ms in zip(choosers, chances, plans, drafting, strict=True):
+        for chooser, chance, plan, draft_ms in zip(choosers, chances, plans, drafting, strict=True):
             drafted, verified = plan
             right = [draw.random() < chance for _ in range(MAX_DEPTH + 1)]
             accepted = next((i for i in range(verified) if not right[i]), verified)
             seen = float(right[verified]) if accepted == verified < drafted else None
-            chooser.report(Outcome([0.99] * drafted, verified, accepted, seen, ms))
+            chooser.report(Outcome([0.99] * drafted, verified, accepted, seen, draft_ms))
             if cycle >= skip:
-                run.tokens += expected_tokens(verified, chance)
-    return run
+                tokens += expected_tokens(verified, chance)
+    return tokens / ms
 
 
 @pytest.mark.parametrize("chances", [(0.9,) * 4, (0.9, 0.0), (0.95, 0.0, 0.5, 0.8), (0.0,) * 3])
@@ -366,7 +277,7 @@ def test_sequences_that_share_a_batch(curve: Curve, chances: tuple[float, ...]) 
         for chosen in product((0, 1, 2, 4, 6), repeat=len(chances))
     )
     runs = [together(curve, chances, 400, seed, 100) for seed in range(3)]
-    assert mean(run.rate for run in runs) / best > SHARED
+    assert mean(runs) / best > SHARED
 
 
 def test_costs_hold_for_all_and_outcomes_for_one() -> None:

@@ -1,0 +1,105 @@
+"""Depth auto in texts that turn: how soon it follows, and what the turn costs.
+
+The machines are other ones than those of test_depth.py, on which the policy was made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+
+import pytest
+from bench.depth_simulator import Curve, Cycle, line, play, rate
+
+MAX_DEPTH = 4  # as depth auto has it unless more is asked for
+SEEDS = range(100, 160)
+
+SOON = 50  # tokens
+SETTLED_CYCLES = 10
+SETTLED = 0.95  # of the best depth, to which its neighbour may come close
+# Of the best fixed depth in each stretch, the turn included: of 400 tokens, and of 1000.
+AROUND_A_TURN = 0.96
+IN_A_LONG_STRETCH = 0.975
+IN_A_TEXT = 0.97
+
+CURVES = {
+    # docs/verification.md: 1, 1.08, 1.19, 1.27 for up to four tokens.
+    "0.8B, all patches": Curve((17.4, 18.8, 20.7, 22.1, 24.5), line(2.0, 1.9, 4)),
+    "4B": Curve((58, 66, 79, 84, 95), line(8, 7, 4)),
+    "GPU": Curve((14, 14.6, 15, 15.6, 16.5), line(1.2, 0.7, 4)),
+}
+
+
+def settled_after(curve: Curve, cycles: Sequence[Cycle]) -> int:
+    """Tokens of a stretch until its depths, looks apart, are as good as the best for ten cycles."""
+    best = curve.best(cycles[0].chance)
+    for i in range(len(cycles) - SETTLED_CYCLES + 1):
+        following = cycles[i : i + SETTLED_CYCLES]
+        ms = sum(curve.cycle_ms(cycle.verified, cycle.verified) for cycle in following)
+        if sum(cycle.tokens for cycle in following) / ms >= SETTLED * best:
+            return cycles[i].at - cycles[0].at
+    return cycles[-1].at - cycles[0].at
+
+
+def stretches(
+    curve: Curve, chances: Sequence[float], n: int, seeds: Sequence[int]
+) -> list[list[list[Cycle]]]:
+    """Of each stretch of n tokens the cycles of all runs."""
+    runs = [
+        list(play(curve, lambda at: chances[at // n], seed, n * len(chances), max_depth=MAX_DEPTH))
+        for seed in seeds
+    ]
+    return [
+        [[cycle for cycle in run if cycle.at // n == part] for run in runs]
+        for part in range(len(chances))
+    ]
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_follows_within_fifty_tokens(curve: Curve) -> None:
+    """90 %, 10 %, 90 %: nine times in ten, and what the turn costs is little."""
+    chances = (0.9, 0.1, 0.9)
+    parts = stretches(curve, chances, 400, SEEDS)
+    for chance, runs in zip(chances, parts, strict=True):
+        after = sorted(settled_after(curve, run) for run in runs)
+        assert median(after) <= SOON / 2
+        assert after[len(after) * 9 // 10] <= SOON
+        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_TURN
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_long_stretches(curve: Curve) -> None:
+    chances = (0.9, 0.1, 0.9)
+    parts = stretches(curve, chances, 1000, SEEDS[:10])
+    for chance, runs in zip(chances, parts, strict=True):
+        assert mean(map(rate, runs)) / curve.best(chance) > IN_A_LONG_STRETCH
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_smaller_turns(curve: Curve) -> None:
+    chances = (0.6, 0.2, 0.6)
+    parts = stretches(curve, chances, 400, SEEDS[:20])
+    for chance, runs in zip(chances, parts, strict=True):
+        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_TURN
+
+
+def bursts(at: int) -> float:
+    return 0.95 if at % 120 < 60 else 0.2
+
+
+def drift(at: int) -> float:
+    return 0.5 + 0.4 * math.cos(math.tau * at / 800)
+
+
+@pytest.mark.parametrize("chance", [bursts, drift])
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_a_restless_text(curve: Curve, chance: Callable[[int], float]) -> None:
+    """Turns each 60 tokens, and no turn but a steady change: no fixed depth is better."""
+    n = 960
+    best = max(
+        n / sum(1 / curve.rate(depth, chance(at)) for at in range(n))
+        for depth in range(MAX_DEPTH + 1)
+    )
+    runs = [list(play(curve, chance, seed, n, max_depth=MAX_DEPTH)) for seed in SEEDS[:10]]
+    assert mean(map(rate, runs)) / best > IN_A_TEXT
