@@ -32,7 +32,7 @@ OF_OPERATION = {
     **dict.fromkeys(("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"), NOTHING),
     "MUL_MAT": "products",
     "MUL_MAT_ID": "products of experts",
-    "GATED_DELTA_NET": "gated delta net",
+    **dict.fromkeys(("GATED_DELTA_NET", "GATED_DELTA_NET_REPLAY"), "gated delta net"),
     **dict.fromkeys(("SSM_CONV", "CONCAT"), "convolution and its inputs"),
     **dict.fromkeys(("CPY", "GET_ROWS", "SCALE", "CONT"), "copies of states"),
     **dict.fromkeys(("FLASH_ATTN_EXT", "SOFT_MAX", "ROPE", "SET_ROWS"), "attention"),
