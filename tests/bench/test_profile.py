@@ -59,6 +59,9 @@ def test_the_path_is_beside_the_model() -> None:
         ("depth = 3", 'depth = "Auto"', "settings.depth: .* found 'Auto'"),
         ("depth = 3", "depht = 3", "settings.depth: .* found nothing"),
         ("depth = 3", "depth = 3\nextra = 1", "settings.extra: no such field"),
+        ("cores = 2", "cores = true", "machine.cores: expected a number .*, found True"),
+        ("tok_s = 51.125", "tok_s = true", "measured.tok_s: expected .*, found True"),
+        ('"2026-01-31"', '"\\u001b[31m"', "measured.on: expected printable text, found"),
         ("cores = 2", "cores = 0", "machine.cores: expected a number from 1"),
         ("cores = 2", "cores = 2\ncoers = 2", "machine.coers: no such field"),
         ("fastmtp_size = -1", "fastmtp_size = -2", "settings.fastmtp_size: expected .* -1 to"),
@@ -121,6 +124,10 @@ def test_a_profile_counts_for_its_file_and_machine(
         assert note is not None
         assert "another machine: cpu 'Another' instead of" in note
 
+    whole = bytearray(model.read_bytes())
+    whole[-16384 + 100] ^= 1  # in the last sample
+    model.write_bytes(whole)
+    assert identify(model) != mine.model
     changed = bytearray(model.read_bytes())
     changed[512 * 1024 + 100] ^= 1  # in a sample, the size unchanged
     model.write_bytes(changed)

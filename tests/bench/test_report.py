@@ -247,6 +247,13 @@ def test_light_and_dark(look: Look) -> None:
     assert brightness(dark["ink"]) > 200
 
 
+def test_the_table_of_servers() -> None:
+    """Each figure beside half of what its quarter points lie apart, ours in turn with theirs."""
+    cells = ["llama-server", "2", "38.2", "0.96", "60.0", "1.50", "1.57", "0.04", "70%"]
+    assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in PAGE
+    assert "38.2 tok/s, ours 1.57 ×" in PAGE
+
+
 def test_what_is_missing_is_said() -> None:
     assert "There was no time for: llama-server: depth 3" in PAGE
     assert "This bench" not in PAGE
