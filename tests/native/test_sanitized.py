@@ -7,21 +7,16 @@ runs all everyday tests of this folder; in everyday runs those of refused input 
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from native_build import ROOT, configure, run_tests
+from sanitizers import needs_sanitizers, sanitizer_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or not shutil.which("cmake") or not shutil.which("g++"),
-    reason="needs Linux, CMake and g++, whose sanitizers can be preloaded",
-)
+pytestmark = needs_sanitizers
 REFUSALS = [
     "test_refusals.py",
     "test_checkpoint.py::test_hostile_bytes",
@@ -38,21 +33,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(library: Path, *arguments: str) -> None:
-    """Both runtimes come first in the process; what Python never frees is no leak of ours."""
-    runtimes = [
-        subprocess.run(
-            ["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
-    done = run_tests(
-        library,
-        "-s",  # a report is written as the process dies
-        *arguments,
-        LD_PRELOAD=" ".join(runtimes),
-        ASAN_OPTIONS="detect_leaks=0",
-        UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
-    )
+    # -s: a report is written as the process dies
+    done = run_tests(library, "-s", *arguments, **sanitizer_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
 
