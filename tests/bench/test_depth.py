@@ -118,22 +118,29 @@ def test_one_slow_batch_is_no_reason_to_draft() -> None:
     assert 0 < plans.count(0) < len(plans)
 
 
-def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth() -> None:
-    """From the 100th cycle on everything takes half as long again, whatever the depth."""
-    curve = CURVES["small steps"]
+@pytest.mark.parametrize("name", ["0.8B, stock", "slow head"])
+def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth(name: str) -> None:
+    """From the 100th cycle on everything takes half as long again, whatever the depth.
+
+    Depths that were not used since then look cheap, until the machine's pace is known: a few are
+    tried.
+    """
+    curve = CURVES[name]
     chooser = DepthChooser(MAX_DEPTH)
     chooser.set_costs(curve.verify, curve.draft)
     verified: list[int] = []
-    for cycle in range(300):
+    for cycle in range(160):
         pace = 1.5 if cycle >= 100 else 1.0
         n = chooser.plan(MAX_DEPTH)
-        kept = chooser.keep([0.99] * n)
+        kept = chooser.keep([0.99] * n) if n else 0
         accepted = kept if cycle % 4 else 0
         verified.append(kept)
-        times = curve.draft[n - 1] * pace, curve.verify[kept] * pace
-        chooser.report(Outcome([0.99] * n, kept, accepted, None, *times))
-    before, after = verified[60:100], verified[100:]
-    assert mean(map(abs, (depth - mean(before) for depth in after))) < 0.5
+        draft_ms = curve.draft[n - 1] * pace if n else 0.0
+        chooser.report(
+            Outcome([0.99] * n, kept, accepted, None, draft_ms, curve.verify[kept] * pace)
+        )
+    (usual,) = set(verified[60:100])
+    assert sum(depth != usual for depth in verified[100:]) < 10
 
 
 def test_a_few_misses_in_a_row_are_no_turn() -> None:
