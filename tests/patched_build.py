@@ -34,7 +34,7 @@ def has_kernels() -> bool:
     should.
     """
     cpuinfo = Path("/proc/cpuinfo")
-    return not cpuinfo.exists() or " avx2 " in cpuinfo.read_text()
+    return not cpuinfo.exists() or not {"avx2", "asimddp"}.isdisjoint(cpuinfo.read_text().split())
 
 
 def run_on(

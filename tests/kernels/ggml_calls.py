@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 Input = tuple[int, tuple[int, ...], Any]  # type, shape in ggml's order, data
 
 F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, I32 = 0, 1, 30, 8, 12, 13, 14, 23, 26
@@ -28,6 +29,28 @@ TYPES = {
     "Q6_K": Q6_K,
     "IQ4_XS": IQ4_XS,
 }
+
+
+class Products(Protocol):
+    """What multiplies: `Ggml` here, `EmulatedGgml` for another CPU."""
+
+    def encode(self, type_: int, values: Floats, /) -> Bytes: ...
+    def product(
+        self, type_: int, weights: Bytes, rows: int, x: Floats, threads: int, /
+    ) -> Floats: ...
+    def apart_product(
+        self, type_: int, weights: Bytes, rows: int, x: Floats, threads: int, /
+    ) -> Floats: ...
+    def expert_product(
+        self,
+        type_: int,
+        weights: Bytes,
+        rows: int,
+        x: Floats,
+        ids: npt.NDArray[np.int32],
+        threads: int,
+        /,
+    ) -> Floats: ...
 
 
 class _InitParams(ctypes.Structure):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import itertools
 import sys
+from hashlib import shake_256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from .ggml_calls import TYPES, Floats, Ggml
+from .ggml_calls import TYPES, Bytes, Floats, Ggml, Products
 
 SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
@@ -51,7 +53,7 @@ def columns(n: int) -> Floats:
     return x
 
 
-def products(ggml: Ggml) -> dict[str, Any]:
+def products(ggml: Products) -> dict[str, Any]:
     """Every type and shape in batches of every size."""
     found = {}
     for name, type_ in TYPES.items():
@@ -73,7 +75,7 @@ def products(ggml: Ggml) -> dict[str, Any]:
     return found
 
 
-def expert_products(ggml: Ggml) -> dict[str, Floats]:
+def expert_products(ggml: Products) -> dict[str, Floats]:
     """Four experts of which each token uses two; all tokens want one of them, one expert idles."""
     found = {}
     n, experts = 512, 4
@@ -92,6 +94,36 @@ def expert_products(ggml: Ggml) -> dict[str, Floats]:
         ]
         found[f"experts/{name}/1/1"] = np.concatenate(each)
     return found
+
+
+def golden_weights(name: str, blocks: int) -> Bytes:
+    """Blocks of any codes and scales, d and dmin from 2^-7 to 2^-4; everywhere the same."""
+    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    raw = np.frombuffer(shake_256(name.encode()).digest(blocks * size), np.uint8)
+    raw = raw.reshape(blocks, size).copy()
+    halves = raw.view(np.uint16)
+    for i in {"Q4_K": (0, 1), "Q5_K": (0, 1), "Q6_K": (-1,), "IQ4_XS": (0,)}[name]:
+        halves[:, i] = 0x2000 + halves[:, i] % 0x0C00
+    return raw.reshape(-1)
+
+
+def golden_columns(n: int) -> Floats:
+    """Multiples of a power of two that quantizing for a dot product leaves as they are."""
+    raw = shake_256(b"columns").digest(9 * n)
+    x = np.frombuffer(raw, np.int8).astype(np.float32).clip(-126, 126).reshape(9, n // 256, 256)
+    x[:, :, 100] = 127
+    return (x / 64).reshape(9, n)
+
+
+def golden(ggml: Products) -> dict[str, Floats]:
+    """Quants of 256, whose bits are the same on every CPU that has the kernels."""
+    n, rows = 768, 21
+    return {
+        f"golden/{name}": ggml.product(
+            TYPES[name], golden_weights(name, n // 256 * rows), rows, golden_columns(n), 1
+        )
+        for name in SUPER_BLOCKS
+    }
 
 
 def queries(length: int) -> tuple[Floats, Floats, Floats, dict[str, Floats]]:
@@ -248,7 +280,8 @@ def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
 
 def main() -> None:
     ggml = Ggml(Path(sys.argv[1]))
-    found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **attention(ggml)}
+    found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **golden(ggml)}
+    found |= attention(ggml)
     found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
     found |= {**joins(ggml), **convolutions(ggml)}
     found["lanes"] = np.array(ggml.features().get("LANES", ""))

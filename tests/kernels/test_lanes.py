@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,21 @@ from kernels.sweep import CACHES, LENGTHS, QUERIES, SUPER_BLOCKS, columns, delta
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "aarch64"), reason="kernels for x86-64 and ARM"
+    ),
 ]
 
+X86 = platform.machine() == "x86_64"
+LOWER = "avx2" if X86 else "dotprod"  # the lesser of the two instruction sets
+ALL = "" if X86 else "all"  # with NEON, Q8_0 and F16 have kernels where they are asked for
+# SHA-256 of sweep.golden's products
+GOLDEN = {
+    "Q4_K": "33d9d47543a27869553c5d1e8a7fb904dc5c0613e6bcefebbb38b5ee14d2555c",
+    "Q5_K": "fb84856fd3f02f10755e4c14c941f4a3090be12b59632df1c0d59df6f24beda2",
+    "Q6_K": "06709346750b3290473246f93926a05ed8e06707bc2b6ca73c8f114ed2e45340",
+    "IQ4_XS": "6fd6d32c6ca35ee20508da305e8bd40651e2cd0add337223bbaf34a3e7e9d943",
+}
 MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
 SMALL = 15  # columns up to which all types keep their bits
 ANY = ("attention", "recurrence")  # which keep them in any batch
@@ -46,11 +59,11 @@ def differing(found: Arrays, kind: str) -> list[str]:
     return wrong
 
 
-@pytest.fixture(params=["", "avx2"], ids=["best", "avx2"])
+@pytest.fixture(params=[ALL, f"{ALL},{LOWER}".strip(",")], ids=["best", LOWER])
 def found(request: pytest.FixtureRequest, sweep: Sweep, has_kernels: bool) -> Arrays:
-    """The sweep with the best kernels of this CPU, and with AVX2's."""
+    """The sweep with the best kernels of this CPU, and with the lesser ones."""
     if not has_kernels:
-        pytest.skip("this CPU has no AVX2")
+        pytest.skip("this CPU has no AVX2, or no dot products")
     results = sweep(request.param)
     assert results["lanes"]
     return results
@@ -118,13 +131,18 @@ def test_errors_are_within_the_budget_of_ggml(found: Arrays, name: str) -> None:
 
 
 def test_quants_of_256_have_the_same_bits_on_every_instruction_set(sweep: Sweep) -> None:
-    best, avx2 = sweep(""), sweep("avx2")
-    if best["lanes"] == avx2["lanes"]:
+    best, lower = sweep(""), sweep(LOWER)
+    if best["lanes"] == lower["lanes"]:
         pytest.skip("this CPU has one set of kernels")
     keys = [key for key in best if key.startswith(("product/", "experts/"))]
     keys = [key for key in keys if key.split("/")[1].startswith(SUPER_BLOCKS)]
     assert len(keys) > 100
-    assert [key for key in keys if best[key].tobytes() != avx2[key].tobytes()] == []
+    assert [key for key in keys if best[key].tobytes() != lower[key].tobytes()] == []
+
+
+@pytest.mark.parametrize("name", SUPER_BLOCKS)
+def test_quants_of_256_have_the_same_bits_on_every_cpu(found: Arrays, name: str) -> None:
+    assert sha256(found[f"golden/{name}"].tobytes()).hexdigest() == GOLDEN[name]
 
 
 def test_without_the_kernels_ggml_computes_as_before(sweep: Sweep) -> None:
@@ -177,6 +195,11 @@ def test_activations_are_quantized_to_the_bytes_of_the_reference(sweep: Sweep) -
 
 
 def test_the_backend_names_its_kernels(sweep: Sweep) -> None:
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    expected = "AVX512_VNNI" if "avx512_vnni" in flags else "AVX2" if "avx2" in flags else ""
-    assert sweep("")["lanes"] == expected
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    names = {
+        "avx512_vnni": "AVX512_VNNI",
+        "avx2": "AVX2",
+        "i8mm": "NEON_I8MM",
+        "asimddp": "NEON_DOTPROD",
+    }
+    assert sweep("")["lanes"] == next((names[flag] for flag in names if flag in flags), "")

@@ -1,0 +1,116 @@
+"""The NEON kernels on CPUs that qemu has: with matrix products of bytes, dot products, neither.
+
+On an ARM machine test_lanes.py has them as they are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from kernels.conftest import Arrays
+from kernels.emulated_build import build_driver, missing_tools
+from kernels.emulated_ggml import EmulatedGgml
+from kernels.ggml_calls import TYPES
+from kernels.sweep import SUPER_BLOCKS, expert_products, golden, products
+from kernels.test_lanes import GOLDEN, MAX_NMSE, cases, differing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.upstream,
+    pytest.mark.skipif(bool(missing_tools()), reason=f"not on the PATH: {missing_tools()}"),
+]
+
+CPUS = {"NEON_I8MM": "max", "NEON_DOTPROD": "neoverse-n1", "": "cortex-a72"}
+KERNELS = [name for name in CPUS if name]
+DEARER = ("Q8_0", "F16")  # have kernels where GGML_CPU_LANES is "all"
+
+
+class Emulated(Protocol):
+    """Runs the sweep on a CPU with a value of GGML_CPU_LANES, each once."""
+
+    def __call__(self, cpu: str, lanes: str = "all") -> Arrays:
+        """What it computed, by name."""
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    """See Emulated."""
+    driver = build_driver(tmp_path_factory.mktemp("arm"))
+
+    @cache
+    def run(cpu: str, lanes: str) -> Arrays:
+        with EmulatedGgml(driver, cpu, lanes) as ggml:
+            found: Arrays = {**products(ggml), **expert_products(ggml), **golden(ggml)}
+            return found | {"lanes": ggml.lanes()}
+
+    def with_lanes(cpu: str, lanes: str = "all") -> Arrays:
+        return run(cpu, lanes)
+
+    return with_lanes
+
+
+def of_types(found: Arrays, names: tuple[str, ...]) -> list[str]:
+    """The products of matrices of some types."""
+    keys = [key for key in found if key.startswith(("product/", "experts/"))]
+    return [key for key in keys if key.split("/")[1].split()[0] in names]
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_a_cpu_takes_the_best_kernels_that_it_can(emulated: Emulated, name: str) -> None:
+    assert emulated(CPUS[name])["lanes"] == name
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("kind", ["product", "experts"])
+def test_a_column_is_the_same_in_every_batch(emulated: Emulated, kind: str, name: str) -> None:
+    found = emulated(CPUS[name])
+    assert len(list(cases(found, kind))) > 20
+    assert differing(found, kind) == []
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_rows_that_lie_apart_are_those_of_the_whole_matrix(emulated: Emulated, name: str) -> None:
+    found = emulated(CPUS[name])
+    keys = [key for _, _, key in cases(found, "apart")]
+    assert len(keys) > 40
+    for key in keys:
+        whole = found[key.replace("apart/", "product/").rsplit("/", 2)[0] + "/1/1"]
+        n, half = found[key].shape
+        assert found[key].tobytes() == whole[:n, : 2 * half : 2].tobytes(), key
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("type_", SUPER_BLOCKS)
+def test_quants_of_256_have_the_bits_of_x86(emulated: Emulated, type_: str, name: str) -> None:
+    assert sha256(emulated(CPUS[name])[f"golden/{type_}"].tobytes()).hexdigest() == GOLDEN[type_]
+
+
+def test_quants_have_the_same_bits_with_matrix_and_with_dot_products(emulated: Emulated) -> None:
+    best, dots = emulated("max"), emulated("max", "all,dotprod")
+    assert (best["lanes"], dots["lanes"]) == ("NEON_I8MM", "NEON_DOTPROD")
+    keys = of_types(best, (*SUPER_BLOCKS, "Q8_0"))
+    assert len(keys) > 100
+    assert [key for key in keys if best[key].tobytes() != dots[key].tobytes()] == []
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_are_those_of_ggml_but_for_rounding(emulated: Emulated, name: str) -> None:
+    ours, off = emulated(CPUS[name]), emulated(CPUS[name], "0")
+    assert off["lanes"] == ""
+    for key in of_types(off, tuple(TYPES)):
+        error = np.square(ours[key].astype(np.float64) - off[key]).sum()
+        assert error <= MAX_NMSE * np.square(off[key].astype(np.float64)).sum(), key
+
+
+def test_types_that_are_dearer_for_one_column_stay_with_ggml(emulated: Emulated) -> None:
+    unasked, ours, off = (emulated("max", lanes) for lanes in ("", "all", "0"))
+    for key in of_types(ours, DEARER):
+        assert unasked[key].tobytes() == off[key].tobytes(), key
+    assert any(ours[k].tobytes() != off[k].tobytes() for k in of_types(ours, DEARER))
+    for key in of_types(ours, SUPER_BLOCKS):
+        assert unasked[key].tobytes() == ours[key].tobytes(), key
