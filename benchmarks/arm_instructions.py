@@ -1,0 +1,101 @@
+"""How many instructions products with few columns execute on ARM, stock and patched, by emulation.
+
+    python benchmarks/arm_instructions.py FOLDER
+
+FOLDER: an empty one, for ggml built with dot products and with i8mm (some minutes of CPU time).
+Takes aarch64-linux-gnu-g++, qemu-aarch64 with plugins (7 or 8), gcc, cmake and ninja. Printed is a
+table of instructions for 256 weights and a column; the quantizing of columns and what a graph costs
+are taken off by counting matrices of two sizes. Stock repacks weights where llama.cpp would.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gguf import GGMLQuantizationType
+
+from mtp_gguf.gguf_tools.server.patches import apply, read_patches
+from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+
+HERE = Path(__file__).with_suffix("")
+SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}  # and a CPU of qemu that has no more
+REPACKED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
+TYPES = (*REPACKED, "IQ4_XS", "F16", "BF16", "F32")
+COLUMNS = (1, 2, 3, 4, 8)
+N, ROWS = 1024, (128, 384)
+
+
+def run(*words: str | Path) -> str:
+    """What a command writes to stderr; ends the program where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{words[0]}: {(done.stderr or done.stdout)[-2000:]}")
+    return done.stderr
+
+
+def build(folder: Path, features: str) -> Path:
+    """The program of product.cpp over the patched ggml, compiled for some features of ARM."""
+    objects, program = folder / features, folder / f"product-{features}"
+    settings = {
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": "aarch64",
+        "CMAKE_C_COMPILER": "aarch64-linux-gnu-gcc",
+        "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++",
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "OFF",
+        "GGML_NATIVE": "OFF",
+        "GGML_CPU_ARM_ARCH": f"armv8.2-a+fp16+{features}",
+        "GGML_OPENMP": "OFF",
+        "LLAMA_BUILD_COMMON": "OFF",
+    }
+    options = [f"-D{name}={value}" for name, value in settings.items()]
+    run("cmake", "-S", folder / "source", "-B", objects, "-G", "Ninja", *options)
+    run("cmake", "--build", objects, "--target", "ggml-cpu", "--parallel", "2")
+    libraries = [objects / f"ggml/src/libggml-{name}.a" for name in ("cpu", "base")]
+    include = folder / "source/ggml/include"
+    compiler = ("aarch64-linux-gnu-g++", "-O2", "-static", "-I", include)
+    run(*compiler, HERE / "product.cpp", *libraries, "-lpthread", "-lm", "-o", program)
+    return program
+
+
+def instructions(command: list[str | Path], kind: str, columns: int, layout: str) -> float:
+    """For 256 weights and a column."""
+    number = GGMLQuantizationType[kind].value
+    once = []
+    for rows in ROWS:
+        words = [[str(x) for x in (number, N, rows, columns, times, layout)] for times in (1, 3)]
+        first, third = (int(run(*command, *each).split("executed ")[1]) for each in words)
+        once.append((third - first) / 2)
+    return (once[1] - once[0]) / ((ROWS[1] - ROWS[0]) * N / 256) / columns
+
+
+def main() -> None:
+    """Build, count, print."""
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    unpack_llama_cpp(fetch_archive(), folder / "source")
+    apply(read_patches(), folder / "source")
+    plugin = folder.resolve() / "count.so"
+    run("gcc", "-O2", "-shared", "-fPIC", HERE / "count.c", "-o", plugin)
+    for features, cpu in SETS.items():
+        program = build(folder, features)
+        print(f"| {features} | " + " | ".join(map(str, COLUMNS)) + " |", flush=True)
+        for kind in TYPES:
+            stock = "repacked" if kind in REPACKED else "plain"
+            cells = []
+            for columns in COLUMNS:
+                counts = []
+                for lanes, layout in (("0", stock), ("all", "plain")):
+                    qemu = ["qemu-aarch64", "-cpu", cpu, "-E", f"GGML_CPU_LANES={lanes}"]
+                    command: list[str | Path] = [*qemu, "-plugin", plugin, program]
+                    counts.append(instructions(command, kind, columns, layout))
+                cells.append(f"{counts[0]:.0f} → {counts[1]:.0f}")
+            print(f"| {kind} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
