@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 from pathlib import Path
@@ -29,9 +30,10 @@ class EmulatedGgml:
     """
 
     def __init__(self, driver: Path, cpu: str, lanes: str) -> None:
-        variables = ["-E", f"GGML_CPU_LANES={lanes}"] if lanes else []
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
         self._process = subprocess.Popen(
-            ["qemu-aarch64", "-cpu", cpu, *variables, driver],
+            ["qemu-aarch64", "-cpu", cpu, driver],
+            env=environment | ({"GGML_CPU_LANES": lanes} if lanes else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
