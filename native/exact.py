@@ -55,6 +55,11 @@ def has_lanes() -> bool:
     return b"LANES = " in llama_cpp.llama_print_system_info()
 
 
+def has_attention() -> bool:
+    """Whether flash attention is that of patch 0017: its kernels are for x86-64 alone."""
+    return has_lanes() and platform.machine() in _MACHINES
+
+
 def kernels() -> str:
     """What multiplies a few rows on this CPU with the loaded libraries, as in Machine.kernels."""
     return PATCHED if has_lanes() else STOCK

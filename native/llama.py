@@ -27,7 +27,7 @@ from ._bindings import MAX_DEPTH, library
 from ._interrupts import HeldInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
-from .exact import Batches, exact_batches, has_lanes, kernels
+from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .model_file import check_trunk
 from .session import MtpStats, Rollback, Session
@@ -584,7 +584,7 @@ def _choose_attention(options: dict[str, Any], device: str) -> None:
     That is with the patched kernels (docs/verification.md); llama.cpp's own are slower on a CPU
     than products with the cached keys.
     """
-    if device == "CPU" and has_lanes():
+    if device == "CPU" and has_attention():
         options.setdefault("flash_attn", True)
 
 
