@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    if not Path(arguments.model).is_file():
+        parser.error(f"model: expected a GGUF file, found none at {arguments.model}")
     count, drafts = arguments.batch, arguments.batch - 1
     if not 1 <= count <= PROMPT:
         parser.error(f"--batch: expected 1 to {PROMPT}, found {count}")

@@ -18,6 +18,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import llama_cpp as llama
 import numpy as np
@@ -93,6 +94,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
+    if not Path(arguments.model).is_file():
+        parser.error(f"model: expected a GGUF file, found none at {arguments.model}")
     llama.llama_log_set(_collect, None)
     model = llama.llama_model_load_from_file(
         arguments.model.encode(), llama.llama_model_default_params()

@@ -312,6 +312,8 @@ def main() -> None:
     )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not Path(arguments.model).is_file():
+        parser.error(f"model: expected a GGUF file, found none at {arguments.model}")
     if arguments.measure:
         measure(arguments)
         return
