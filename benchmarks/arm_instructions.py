@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType
 
-from mtp_gguf.gguf_tools.server.patches import apply, read_patches
-from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.patches import apply, read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 HERE = Path(__file__).with_suffix("")
 SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}  # and a CPU of qemu that has no more

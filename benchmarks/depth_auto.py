@@ -29,8 +29,8 @@ from typing import Any
 from decode import PROMPT_TOKENS, dial_file
 from dial_model import BLOCK, SHAPES, cycle_of
 
+from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
-from mtp_gguf.native.bench.model import BenchModel, Setting
 from mtp_gguf.native.session import Depth, Session
 
 SWITCH = "switch"

@@ -26,7 +26,7 @@ from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, TensorType
 TOKENS = 248_320
 WIDTH, HIDDEN, LAYERS = 1024, 3584, 24
 Q4_K, Q6_K = BY_NAME["Q4_K"], BY_NAME["Q6_K"]
-OURS = "import sys; from mtp_gguf.gguf_tools.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+OURS = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
 DUMP = "from gguf.scripts.gguf_dump import main; main()"
 
 

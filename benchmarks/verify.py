@@ -320,7 +320,7 @@ def main() -> None:
 
     folder = arguments.patched
     if folder is None:
-        from mtp_gguf.gguf_tools.server.build import find_build  # noqa: PLC0415
+        from mtp_gguf.server.build import find_build  # noqa: PLC0415
 
         built = find_build()
         if built is None:

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.server.patches import apply, read_patches
-from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.patches import apply, read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 PATCHES = Path(__file__).parent
 BASE_TAG = "base"

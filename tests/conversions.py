@@ -26,7 +26,7 @@ from click.testing import Result
 from gguf import GGUFReader, ReaderTensor
 from typer.testing import CliRunner
 
-from mtp_gguf.gguf_tools.cli import app
+from mtp_gguf.cli import app
 
 # The smallest model with all kinds of layers; only blocks of 32 divide its rows of 64 and 96.
 TINY = Spec(
@@ -44,7 +44,7 @@ TINY = Spec(
 )
 # The same with rows that blocks of 256 divide, for what is about types.
 SMALL = Spec("small", layers=2, interval=2, kv_heads=1)
-MAIN = "import sys; from mtp_gguf.gguf_tools.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
 
 
 @cache

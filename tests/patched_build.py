@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.build import find_build
-from mtp_gguf.gguf_tools.server.find import VARIABLE
+from mtp_gguf.server.build import find_build
+from mtp_gguf.server.find import VARIABLE
 
 LIBRARIES = "LLAMA_CPP_LIB_PATH"
 

@@ -26,7 +26,7 @@ from conversions import (
     write_repeating,
 )
 
-from mtp_gguf.gguf_tools.cli import app, console
+from mtp_gguf.cli import app, console
 
 if not hasattr(os, "openpty"):
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)

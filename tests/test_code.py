@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("convert", "gguf_tools", "native")
+PACKAGES = ("bench", "cli", "convert", "gguf_tools", "native", "server")
 PYTHON = (*PACKAGES, "patches", "tests", "benchmarks", "docs")
 
 
@@ -52,32 +52,39 @@ def test_types(tmp_path: Path) -> None:
     )
 
 
-QUANTIZER = {"ggml", "quantize_upstream"}  # of native, all that convert may know
+# Which rooms each room may import; `cli` may import every one, and nobody imports `cli`.
+ALLOWED_IMPORTS = {
+    "gguf_tools": set[str](),
+    "convert": {"gguf_tools", "native.ggml", "native.quantize_upstream"},
+    "native": {"gguf_tools"},
+    "server": {"gguf_tools"},
+    "bench": {"gguf_tools", "native", "server"},
+    "cli": {"bench", "convert", "gguf_tools", "native", "server"},
+}
 
 
-def test_imports_run_one_way() -> None:
-    """As design has it: the format knows nobody, convert knows the format and the quantizer."""
-    allowed = {
-        "gguf_tools": set[str](),
-        "convert": {"gguf_tools", *(f"native.{name}" for name in QUANTIZER)},
-        "native": {"gguf_tools"},
-    }
-    for room, names in allowed.items():
-        for path in sorted((ROOT / room).rglob("*.py")):
-            if path.parent.name == "cli":
-                continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.ImportFrom) or not node.module:
-                    continue
-                top, _, rest = node.module.partition(".")
-                if top != "mtp_gguf" or node.level:
-                    continue
-                found = (
-                    [f"{rest}.{alias.name}" for alias in node.names] if rest == "native" else [rest]
-                )
-                for name in found:
-                    known = name in names or name.partition(".")[0] in names
-                    assert known, f"{path.relative_to(ROOT)} imports {name}"
+def imported_modules(path: Path) -> list[str]:
+    """The modules of other rooms that a file imports, without the leading `mtp_gguf.`."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
+            continue
+        package, _, module = node.module.partition(".")
+        if package != "mtp_gguf":
+            continue
+        is_room = "." not in module  # `from mtp_gguf.native import ggml` imports native.ggml
+        modules += [f"{module}.{alias.name}" for alias in node.names] if is_room else [module]
+    return modules
+
+
+@pytest.mark.parametrize("room", ALLOWED_IMPORTS)
+def test_imports_run_one_way(room: str) -> None:
+    """Every file of a room imports only the rooms below it, as docs/architecture.md draws them."""
+    allowed = ALLOWED_IMPORTS[room]
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for module in imported_modules(path):
+            known = module in allowed or module.partition(".")[0] in allowed
+            assert known, f"{path.relative_to(ROOT)} imports {module}"
 
 
 @pytest.mark.parametrize("heading", ["Try it", "Test it"])

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 from upstream.llama_mtp import LlamaMtp
 
-from mtp_gguf.gguf_tools.cli import app
+from mtp_gguf.cli import app
 
 DEMO = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
 PROMPTS = (

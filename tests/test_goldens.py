@@ -16,7 +16,7 @@ from upstream.imatrix import write_imatrix
 from upstream.make_goldens import GOLDENS, checkpoint_digest, expected, read_golden
 from upstream.variants import Variant, all_cases, variants
 
-from mtp_gguf.gguf_tools.cli import app
+from mtp_gguf.cli import app
 
 CASES = [
     pytest.param(

@@ -564,7 +564,7 @@ def test_listing_does_not_import_what_it_does_not_need(model: Path) -> None:
     """NumPy and its like would cost more time than the listing itself."""
     code = (
         "import sys\n"
-        "from mtp_gguf.gguf_tools.cli import app\n"
+        "from mtp_gguf.cli import app\n"
         f"app(['list-tensors', {str(model)!r}], standalone_mode=False)\n"
         "print(*(m for m in ('numpy', 'gguf', 'tokenizers', 'huggingface_hub', 'llama_cpp',"
         " 'safetensors', 'ml_dtypes') if m in sys.modules), file=sys.stderr)"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from upstream.convert_upstream import convert
 from upstream.llama_mtp import LlamaMtp
 
-from mtp_gguf.gguf_tools.cli import app
+from mtp_gguf.cli import app
 
 # Logits have a standard deviation of 1.1. F32 implementations differ by up to 2e-4 in them after
 # eight layers (sums in another order); a wrong norm, head or position shows as 0.05 to 5.

@@ -21,7 +21,7 @@ from upstream.make_goldens import expected, run_upstream
 from upstream.sdist import llama_cpp_source
 from upstream.variants import Variant
 
-from mtp_gguf.gguf_tools.cli import app
+from mtp_gguf.cli import app
 
 pytestmark = [
     pytest.mark.upstream,

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench import run as run_module
+from mtp_gguf.bench.model import BenchModel
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.run import run_bench
+from mtp_gguf.bench.server import BenchServer
+from mtp_gguf.bench.turns import Turns
+from mtp_gguf.cli.bench_table import bench_table
 from mtp_gguf.gguf_tools import machine
-from mtp_gguf.gguf_tools.cli.bench_table import bench_table
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.server.find import LlamaServer, ask, find_server
-from mtp_gguf.native.bench import run as run_module
-from mtp_gguf.native.bench.model import BenchModel
-from mtp_gguf.native.bench.options import BenchOptions
-from mtp_gguf.native.bench.run import run_bench
-from mtp_gguf.native.bench.server import BenchServer
-from mtp_gguf.native.bench.turns import Turns
+from mtp_gguf.server.find import LlamaServer, ask, find_server
 
 ROUNDS = 3
 

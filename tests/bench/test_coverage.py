@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mtp_gguf.native.bench.coverage import coverage
+from mtp_gguf.bench.coverage import coverage
 
 
 def test_each_written_token_counts_once() -> None:

@@ -64,7 +64,7 @@ def _on_a_terminal(command: list[str], **environment: str) -> str:
 
 @pytest.mark.parametrize("environment", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
 def test_the_terminal_shows_who_wrote_what(dial: Any, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command = [sys.executable, "-c", "from mtp_gguf.cli.app import main; main()"]
     command += ["generate", str(dial("tiny", hit=1.0)), "-p", "def f", "-n", "30", "-t", "1"]
     command += ["-c", "256", "--depth", "2"]
     seen = _on_a_terminal(command, **environment)

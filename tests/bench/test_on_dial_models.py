@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from conversions import invoke
 
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.report.page import render_report
+from mtp_gguf.bench.run import Watcher, run_bench
+from mtp_gguf.bench.search import Space
+from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools import machine as machine_module
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
-from mtp_gguf.gguf_tools.report.page import render_report
-from mtp_gguf.native.bench.options import BenchOptions
-from mtp_gguf.native.bench.run import Watcher, run_bench
-from mtp_gguf.native.bench.search import Space
-from mtp_gguf.native.bench.tune import TuneOptions, tune
 from mtp_gguf.native.errors import ModelRefusedError
 
 TOKENS = 40
@@ -87,8 +87,8 @@ def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
 
 def _first_token(dial: Any, path: Path) -> int:
     """What follows the first prompt of `code`: the cycle's, after the prompt's last token."""
-    from mtp_gguf.native.bench.model import BenchModel  # noqa: PLC0415
-    from mtp_gguf.native.bench.prompts import SETS  # noqa: PLC0415
+    from mtp_gguf.bench.model import BenchModel  # noqa: PLC0415
+    from mtp_gguf.bench.prompts import SETS  # noqa: PLC0415
 
     with BenchModel(path, n_ctx=256, threads=1) as model:
         last = model.tokenize(SETS["code"][0])[-1]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.find import LlamaServer
-from mtp_gguf.native.bench.model import BenchModel, Setting
-from mtp_gguf.native.bench.options import BenchOptions
-from mtp_gguf.native.bench.pace import Pace, probe
-from mtp_gguf.native.bench.plan import FULL, Amount, Wish, fit
-from mtp_gguf.native.bench.wishes import make_wishes
+from mtp_gguf.bench.model import BenchModel, Setting
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.pace import Pace, probe
+from mtp_gguf.bench.plan import FULL, Amount, Wish, fit
+from mtp_gguf.bench.wishes import make_wishes
 from mtp_gguf.native.session import Session
+from mtp_gguf.server.find import LlamaServer
 
 
 def wish(key: str, seconds: float, *, needed: bool = False) -> Wish:

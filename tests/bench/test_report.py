@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.report.page import render_report
 
 
 def _beside(name: str) -> Any:

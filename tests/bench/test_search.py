@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mtp_gguf.bench.search import PLAIN, Found, Search, Space
 from mtp_gguf.gguf_tools.profile import DraftSettings
-from mtp_gguf.native.bench.search import PLAIN, Found, Search, Space
 
 SPACE = Space(
     depths=(1, 2, 3, 4, 5),

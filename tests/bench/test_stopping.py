@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from conversions import invoke
 
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.plan import Plan
+from mtp_gguf.bench.report.page import render_report
+from mtp_gguf.bench.result import BenchResult
+from mtp_gguf.bench.run import Watcher, run_bench
+from mtp_gguf.bench.search import Space
+from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
-from mtp_gguf.gguf_tools.report.page import render_report
-from mtp_gguf.native.bench.options import BenchOptions
-from mtp_gguf.native.bench.plan import Plan
-from mtp_gguf.native.bench.result import BenchResult
-from mtp_gguf.native.bench.run import Watcher, run_bench
-from mtp_gguf.native.bench.search import Space
-from mtp_gguf.native.bench.tune import TuneOptions, tune
 
 _HANGS = 120.0  # seconds after which a child is taken to hang
 
@@ -121,7 +121,7 @@ def test_out_of_time(dial: Any) -> None:
 def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     """A real signal to a real process, once it has written something."""
     out = tmp_path / "results"
-    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command = [sys.executable, "-c", "from mtp_gguf.cli.app import main; main()"]
     command += ["bench", str(dial("tiny", hit=0.9)), "--full", "-n", "192", "--rounds", "20"]
     command += ["--prompts", "code", "--depths", "0,1", "--no-server", "-t", "1", "-o", str(out)]
     child = subprocess.Popen(
@@ -207,7 +207,7 @@ def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Pat
     """`mtp-gguf tune | head -n 0`"""
     path = tmp_path / "m.gguf"
     path.symlink_to(dial("tiny", hit=0.9))
-    command = [sys.executable, "-c", "from mtp_gguf.gguf_tools.cli.app import main; main()"]
+    command = [sys.executable, "-c", "from mtp_gguf.cli.app import main; main()"]
     command += ["tune", str(path), "--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1"]
     command += ["--prompts", "code", "--max-depth", "1"]
     reading, writing = os.pipe()

@@ -9,8 +9,8 @@ from importlib import resources
 
 import pytest
 
+from mtp_gguf.cli.token_colors import COLORS, RESET, TokenText, style, table
 from mtp_gguf.native import token_colors
-from mtp_gguf.native.token_colors import COLORS, RESET, TokenText, style, table
 
 
 class Terminal(io.StringIO):
@@ -84,7 +84,7 @@ def test_the_colors_are_those_of_the_report() -> None:
         levels = (0, 95, 135, 175, 215, 255)
         return levels[(n - 16) // 36], levels[(n - 16) // 6 % 6], levels[(n - 16) % 6]
 
-    css = (resources.files("mtp_gguf.gguf_tools.report") / "style.css").read_text("utf-8")
+    css = (resources.files("mtp_gguf.bench.report") / "style.css").read_text("utf-8")
     report = {}
     for i, digits in re.findall(r"--c([1-5]): #([0-9a-f]{6})", css.split("@media")[0]):
         report[int(i)] = hue(*bytes.fromhex(digits))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mtp_gguf.native.bench.result import TextResult
-from mtp_gguf.native.bench.spread import Spread, spread
-from mtp_gguf.native.bench.verdict import judge
+from mtp_gguf.bench.result import TextResult
+from mtp_gguf.bench.spread import Spread, spread
+from mtp_gguf.bench.verdict import judge
 
 
 def text(depth: int | str, tok_s: float, draft: float, verify: float, tokens: float) -> TextResult:

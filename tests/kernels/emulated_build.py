@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.server.patches import apply as apply_patches
-from mtp_gguf.gguf_tools.server.patches import read_patches
-from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.patches import apply as apply_patches
+from mtp_gguf.server.patches import read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 TOOLS = (COMPILER, "aarch64-linux-gnu-gcc", EMULATOR, "cmake", "ninja")

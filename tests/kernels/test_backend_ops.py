@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.build import cmake_options
-from mtp_gguf.gguf_tools.server.patches import add_head, apply, read_head_sources, read_patches
-from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.build import cmake_options
+from mtp_gguf.server.patches import add_head, apply, read_head_sources, read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 

@@ -19,11 +19,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
-from mtp_gguf.native.generate_command import generate as generate_command
 from mtp_gguf.native.replay import replays
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]

@@ -15,8 +15,8 @@ from checkpoints import SPECS, write_checkpoint
 from conversions import invoke
 
 from mtp_gguf.gguf_tools import cli
-from mtp_gguf.gguf_tools.server.build import find_build
-from mtp_gguf.gguf_tools.server.find import VARIABLE
+from mtp_gguf.server.build import find_build
+from mtp_gguf.server.find import VARIABLE
 
 
 class Files(Protocol):

@@ -22,11 +22,11 @@ from click.testing import Result
 from conversions import check_refusal, invoke, spawn
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.server import build as module
-from mtp_gguf.gguf_tools.server import upstream_source
-from mtp_gguf.gguf_tools.server.build import cmake_options
-from mtp_gguf.gguf_tools.server.patches import Addition, apply
-from mtp_gguf.gguf_tools.server.upstream_source import Base, base, unpack_llama_cpp
+from mtp_gguf.server import build as module
+from mtp_gguf.server import upstream_source
+from mtp_gguf.server.build import cmake_options
+from mtp_gguf.server.patches import Addition, apply
+from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 
 PATCH = Addition(
     "0001-more.patch",
@@ -184,8 +184,8 @@ def built_in_the_end(machine: Machine) -> bool:
 
 HOOK = """
 from pathlib import Path
-from mtp_gguf.gguf_tools.server import build, upstream_source
-from mtp_gguf.gguf_tools.server.patches import Addition
+from mtp_gguf.server import build, upstream_source
+from mtp_gguf.server.patches import Addition
 base = upstream_source.Base{base}
 build.base = upstream_source.base = lambda: base
 build.read_patches = lambda: [Addition{patch}]

@@ -21,8 +21,8 @@ from mtp_gguf.gguf_tools.profile import (
     profile_path,
     write_profile,
 )
-from mtp_gguf.gguf_tools.server.find import ask
-from mtp_gguf.gguf_tools.server.model import ModelFile, ServedModel
+from mtp_gguf.server.find import ask
+from mtp_gguf.server.model import ModelFile, ServedModel
 from server.conftest import Files
 from server.stand_in import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.server.build import Build
-from mtp_gguf.gguf_tools.server.find import VARIABLE, ask, find_server
+from mtp_gguf.server.build import Build
+from mtp_gguf.server.find import VARIABLE, ask, find_server
 from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
@@ -20,7 +20,7 @@ def test_option_then_environment_then_our_build_then_path(
     on_path = write_stand_in(no_servers / "llama-server")
     assert find_server(None) == on_path
     built = Build(tmp_path / "built")
-    monkeypatch.setattr("mtp_gguf.gguf_tools.server.find.find_build", lambda: built)
+    monkeypatch.setattr("mtp_gguf.server.find.find_build", lambda: built)
     assert find_server(None) == built.server
     stated = write_stand_in(tmp_path / "stated server")
     monkeypatch.setenv(VARIABLE, str(stated))

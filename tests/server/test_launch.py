@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.launch import RunningServer
+from mtp_gguf.server.launch import RunningServer
 from server.conftest import Files
 from server.serving import PATIENCE, serving
 from server.stand_in import write_stand_in

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.server.patches import (
+from mtp_gguf.server.patches import (
     HEAD_FOLDER,
     add_head,
     read_head_sources,
     read_patches,
 )
-from mtp_gguf.gguf_tools.server.upstream_source import cache_folder, fetch_archive
+from mtp_gguf.server.upstream_source import cache_folder, fetch_archive
 
 PATCHES = Path(__file__).parents[2] / "patches"
 

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.server.model import open_model
+from mtp_gguf.server.model import open_model
 from server.conftest import Files
 from server.test_real_server import (
     DEPTH,

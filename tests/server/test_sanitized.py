@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from sanitizers import needs_sanitizers, sanitizer_environment
 
-from mtp_gguf.gguf_tools.server.build import cmake_options
-from mtp_gguf.gguf_tools.server.find import VARIABLE
-from mtp_gguf.gguf_tools.server.patches import apply, read_patches
-from mtp_gguf.gguf_tools.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.build import cmake_options
+from mtp_gguf.server.find import VARIABLE
+from mtp_gguf.server.patches import apply, read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 from server.conftest import Files
 from server.on_libraries import walk
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conversions import invoke
 
-from mtp_gguf.gguf_tools.cli import acceptance as graft_end
-from mtp_gguf.gguf_tools.cli.console import human_bytes
+from mtp_gguf.cli import acceptance as graft_end
+from mtp_gguf.cli.console import human_bytes
 from mtp_gguf.gguf_tools.surgery import Piece
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native import memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtp_gguf.gguf_tools.server.upstream_source import base, llama_cpp_source
+from mtp_gguf.server.upstream_source import base, llama_cpp_source
 
 VERSION = base().version
 LLAMA_CPP_COMMIT = base().commit[:9]

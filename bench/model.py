@@ -1,0 +1,146 @@
+"""One copy of the weights, and over it contexts, heads and sessions in turn."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from mtp_gguf.native import _log
+from mtp_gguf.native._bindings import library
+from mtp_gguf.native.errors import ModelRefusedError
+from mtp_gguf.native.generate import chat_writer
+from mtp_gguf.native.head import Head
+from mtp_gguf.native.model_file import check_trunk
+from mtp_gguf.native.session import Rollback, Session
+
+N_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a session drafts, as far as it cannot be changed from cycle to cycle.
+
+    max_depth: 0 runs without a head. draft_threads: 0: as many as the trunk.
+    """
+
+    max_depth: int
+    fastmtp_size: int = 0
+    rollback: Rollback = Rollback.SNAPSHOT
+    draft_threads: int = 0
+
+
+class BenchModel:
+    """A loaded trunk. ModelRefusedError when llama.cpp cannot load it. Use `with`."""
+
+    def __init__(
+        self, path: Path, *, n_ctx: int, threads: int, gpu_layers: int = 0, head: Path | None = None
+    ) -> None:
+        check_trunk(path)
+        self.path = path
+        self.n_ctx = n_ctx
+        self.threads = threads
+        self.device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
+        self._head_path = head
+        # What no session uses at the moment: contexts by snapshots, heads by rows and threads.
+        self._contexts: dict[int, list[Any]] = {}
+        self._heads: dict[tuple[int, int], list[Head]] = {}
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.load_mtp = False
+        _log.listen(False)
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise ModelRefusedError(f"{path}: llama.cpp cannot load it{_log.indented()}")
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        template = llama_cpp.llama_model_chat_template(self._model, None)
+        self.write_chat = chat_writer(template.decode(errors="replace") if template else None)
+
+    def __enter__(self) -> BenchModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for heads in self._heads.values():
+            for head in heads:
+                head.close()
+        for contexts in self._contexts.values():
+            for context in contexts:
+                llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(self._model)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens parsed."""
+        raw = text.encode()
+        room = len(raw) + 8
+        out = (ctypes.c_int32 * room)()
+        n = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), out, room, False, True)
+        return out[: max(n, 0)]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; none for a control token."""
+        out = ctypes.create_string_buffer(256)
+        n = llama_cpp.llama_token_to_piece(self._vocab, token, out, len(out), 0, False)
+        return out.raw[: max(n, 0)]
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the text or the turn."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    @contextmanager
+    def session(self, setting: Setting) -> Iterator[Session]:
+        """An empty session with a context and a head of its own.
+
+        Contexts have as many snapshots as the session drafts, which is what MTPLlama gives them.
+        They are kept for later sessions alike until another kind is asked for.
+        """
+        depth, mode = setting.max_depth, setting.rollback
+        snapshots = depth if mode is Rollback.SNAPSHOT else 0
+        contexts = self._contexts.setdefault(snapshots, [])
+        context = contexts.pop() if contexts else self._new_context(snapshots)
+        heads = self._heads.setdefault(
+            (setting.fastmtp_size, setting.draft_threads or self.threads), []
+        )
+        head: Head | None = None
+        try:
+            if depth:
+                head = heads.pop() if heads else self._new_head(setting, context)
+            with Session(context, head, max_depth=depth, rollback=mode) as session:
+                try:
+                    yield session
+                finally:
+                    session.remove(0)
+        finally:
+            contexts.append(context)
+            if head:
+                heads.append(head)
+
+    def _new_context(self, snapshots: int) -> Any:
+        for others in self._contexts.values():  # a context takes memory that this one may need
+            while others:
+                llama_cpp.llama_free(others.pop())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_rs_seq = self.n_ctx, snapshots
+        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_threads = params.n_threads_batch = self.threads
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelRefusedError(
+                f"{self.path}: no context of {self.n_ctx} positions{_log.indented()}"
+            )
+        return context
+
+    def _new_head(self, setting: Setting, context: Any) -> Head:
+        return Head(
+            self._head_path or self.path,
+            trunk=self.path if self._head_path else None,
+            device=self.device,
+            n_threads=setting.draft_threads or self.threads,
+            n_ctx=llama_cpp.llama_n_ctx_seq(context),
+            fastmtp_size=setting.fastmtp_size,
+        )

@@ -1,0 +1,110 @@
+"""The head of a checkpoint for commands on finished files: fetched, and converted for a graft."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.fit import check_fit
+from mtp_gguf.gguf_tools.remote import hub_model
+from mtp_gguf.gguf_tools.surgery import Model, open_model
+
+from .console import byte_progress
+from .draft_options import DraftOptions
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.checkpoint import Checkpoint
+
+
+def open_source(source: str, revision: str | None) -> "Checkpoint":
+    """The MTP head of a folder, a hub id or `hf://OWNER/NAME`; on the hub by headers alone."""
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.hub import looks_like_hub_id  # noqa: PLC0415
+    from mtp_gguf.convert.hub_checkpoint import open_hub_checkpoint  # noqa: PLC0415
+    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
+
+    hub_id, named = hub_model(source) or (source, None)
+    if looks_like_hub_id(hub_id):
+        return open_hub_checkpoint(hub_id, revision or named, HeadChoice.ALONE)
+    return open_checkpoint(source, revision, HeadChoice.ALONE, None)
+
+
+def fetched(checkpoint: "Checkpoint", folder: str) -> "Checkpoint":
+    """The checkpoint with its head on this machine; what is elsewhere comes into `folder`."""
+    from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
+        remote_head_bytes,
+        with_local_head,
+    )
+
+    with byte_progress("fetch the head", remote_head_bytes(checkpoint)) as progress:
+        return with_local_head(checkpoint, Path(folder) / "mtp.safetensors", progress)
+
+
+@contextmanager
+def converted_head(
+    base: Model,
+    source: str,
+    revision: str | None,
+    head_type: str | None,
+    draft: DraftOptions,
+    target: Path,
+) -> Iterator[Model]:
+    """The head of a checkpoint, converted into a temporary file beside the output."""
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
+    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
+    from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
+    from mtp_gguf.convert.precision import parse_tensor_type  # noqa: PLC0415
+    from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
+    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+
+    try:
+        kind = parse_tensor_type(head_type or "Q8_0", "--mtp-type")
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
+    hub_id, _ = hub_model(source) or (source, None)
+    with open_source(source, revision) as checkpoint:
+        request = Request(
+            quant=_vehicle(base),
+            head=HeadChoice.ALONE,
+            head_type=kind,
+            draft=DraftRequest(DraftLayout.IDS, draft.size, draft.corpus, draft.ids_file)
+            if draft.wanted
+            else None,
+            tokenizer_pre=_pre_tokenizer(base),
+            model_name=model_name(hub_id),
+            output=target,
+        )
+        with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
+            planned = plan_head(checkpoint, request, Path(folder) / "head.gguf", source)
+            check_fit(base, planned.preview)
+            for note in planned.plan.notes:
+                if "draft vocabulary" in note:
+                    typer.echo(f"note: {note}", err=True)
+            with (
+                fetched(checkpoint, folder) as whole,
+                byte_progress("convert the head", planned.plan.size) as progress,
+            ):
+                run((planned.plan,), SourceRows(whole), progress)
+            with open_model(planned.plan.shards[0].path) as head:
+                yield head
+
+
+def _vehicle(base: Model) -> str:
+    """The mix under which the head is converted, its own type given.
+
+    Which one matters for rows that the head's type does not divide: files that are not quantized
+    fall back to F16, others to what llama-quantize takes.
+    """
+    return "F16" if base.first.scalar("general.file_type") in (0, 1, 32) else "Q4_K_M"
+
+
+def _pre_tokenizer(base: Model) -> str | None:
+    """The base's pre-tokenizer, so that a checkpoint whose split is not known here can serve."""
+    held = base.first.scalar("tokenizer.ggml.pre")
+    return held if isinstance(held, str) else None

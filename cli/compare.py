@@ -1,0 +1,218 @@
+"""`mtp-gguf compare`."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import find_draft_vocabulary
+from mtp_gguf.gguf_tools.head import part_of
+from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.trunk import head_names, is_head_alone
+
+from .console import byte_progress, printable, reports_errors
+
+if TYPE_CHECKING:
+    from mtp_gguf.gguf_tools.compare import MetadataDifference, Side, TensorDifference
+
+_LINES = 20
+# What a conversion says of itself and not of the model.
+_OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.|split\.")
+
+
+@reports_errors
+def compare(
+    first: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF (any shard); also https://…, hf://….")
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="OTHER", help="Another GGUF, or the checkpoint it was made of (folder, hub id)."
+        ),
+    ],
+    show_all: Annotated[
+        bool, typer.Option("--all", help=f"All tensors, not only the worst {_LINES}.")
+    ] = False,
+    pattern: Annotated[
+        str | None, typer.Option("--filter", metavar="REGEX", help="Only names this is found in.")
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option("--max-error", min=0, help="Exit with 1 when a relative error is above this."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Compare two models tensor by tensor: the same bytes, or how far apart.
+
+    Tensors of different types are decoded by ggml and compared as numbers, the worst first. The
+    error is relative (root mean square); rounding explains some 0.07 for Q4_K and 0.006 for Q8_0,
+    while a forgotten transform shows as 0.5 and more. Against a Hugging Face checkpoint every
+    transform of the converter is applied, so any publisher's GGUF can be verified.
+
+    The exit code is 1 where a tensor is missing, misshapen, or further off than its type explains.
+
+    **Examples**
+
+    mtp-gguf compare Qwen3.5-9B-Q4_K_M.gguf Qwen3.5-9B-Q8_0.gguf
+
+    mtp-gguf compare Qwen3.5-9B-Q4_K_M.gguf Qwen/Qwen3.5-9B --filter nextn
+    """
+    from mtp_gguf.gguf_tools.compare import (  # noqa: PLC0415
+        GgufSide,
+        Verdict,
+        compare_metadata,
+        compare_tensors,
+        compared_bytes,
+    )
+    from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
+
+    wanted = _compiled(pattern or "")
+    with ExitStack() as stack:
+        model = stack.enter_context(open_any_model(first))
+        one: Side = GgufSide(model, ggml.dequantize)
+        keys = _plain_metadata(model)
+        if Path(second).is_file() or (is_remote(second) and not hub_model(second)):
+            other = stack.enter_context(open_any_model(second))
+            two: Side = GgufSide(other, ggml.dequantize)
+            metadata = compare_metadata(keys, _plain_metadata(other))
+        else:
+            two, expected = stack.enter_context(_checkpoint(model, second, revision))
+            shared = {k: v for k, v in keys.items() if k in expected or k.startswith("qwen")}
+            metadata = compare_metadata(shared, expected)
+        hidden = _draft_rows(model) if two.exact else set()
+        one, two = _Filtered(one, wanted, hidden), _Filtered(two, wanted, hidden)
+        try:
+            with byte_progress("compare", compared_bytes(two, one)) as progress:
+                # The reference comes first: errors are relative to it.
+                found = compare_tensors(two, one, progress)
+        except ggml.GgmlError as error:
+            raise RequestError(f"{first}: cannot be compared: {error}") from None
+    bad = [
+        d
+        for d in found
+        if d.verdict not in (Verdict.SAME, Verdict.ROUNDED)
+        or (max_error is not None and d.error is not None and d.error > max_error)
+    ]
+    if as_json:
+        typer.echo(json.dumps(_fields(found, metadata), indent=1))
+    else:
+        for line in _report(found, metadata, len(found) if show_all else _LINES):
+            typer.echo(line)
+    if bad:
+        raise typer.Exit(1)
+
+
+class _Filtered:
+    """A side of which only some tensors are looked at."""
+
+    def __init__(self, side: "Side", wanted: re.Pattern[str], hidden: set[str]) -> None:
+        self.name, self.exact = side.name, side.exact
+        self.raw, self.values = side.raw, side.values
+        held = side.tensors().items()
+        self._held = {n: t for n, t in held if wanted.search(n) and n not in hidden}
+
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of the tensors looked at."""
+        return self._held
+
+
+def _draft_rows(model: Model) -> set[str]:
+    """Tensors of a stored draft vocabulary, of which a checkpoint knows nothing."""
+    about = find_draft_vocabulary(model.first, model.tensors)
+    layout = about.layout if about else None
+    return {n for n in model.tensors if part_of(n, None, layout) == "draft vocabulary"}
+
+
+@contextmanager
+def _checkpoint(
+    model: Model, source: str, revision: str | None
+) -> Iterator[tuple["Side", dict[str, Any]]]:
+    """The checkpoint as a side, with the metadata that the file should have."""
+    from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
+    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
+
+    part = HeadChoice.NONE
+    if is_head_alone(model):
+        part = HeadChoice.ALONE
+    elif head_names(model):
+        part = HeadChoice.WITH_TRUNK
+    hub_id, named = hub_model(source) or (source, None)
+    with open_checkpoint(hub_id, revision or named, part, None) as checkpoint:
+        side = CheckpointSide(checkpoint, part)
+        yield side, side.metadata
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+        ) from None
+
+
+def _plain_metadata(model: Model) -> dict[str, Any]:
+    from mtp_gguf.gguf_tools.compare import all_metadata  # noqa: PLC0415
+
+    return {k: v for k, v in all_metadata(model).items() if not _OF_THE_FILE.match(k)}
+
+
+def _report(
+    found: list["TensorDifference"], metadata: list["MetadataDifference"], lines: int
+) -> Iterator[str]:
+    shown = [d for d in found if d.verdict.value != "same"][:lines]
+    width = max((len(printable(d.name)) for d in shown), default=0)
+    for d in shown:
+        error = "" if d.error is None else f"  error {d.error:.2e}, largest {d.largest:.2e}"
+        kinds = " / ".join(kind or "—" for kind in d.types[::-1])
+        note = f"  ({d.note})" if d.note else ""
+        yield f"{printable(d.name):{width}}  {_verdict(d):18}  {kinds:13}{error}{note}"
+    hidden = sum(d.verdict.value != "same" for d in found) - len(shown)
+    if hidden:
+        yield f"… and {hidden} more; --all shows them"
+    for m in metadata:
+        ours, theirs = (printable(v) if v is not None else "missing" for v in m.values)
+        yield f"{printable(m.key)}: {ours} / {theirs}"
+    counts = Counter(_verdict(d) for d in found)
+    yield f"{len(found)} tensors: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    yield f"{len(metadata)} keys of the metadata differ"
+
+
+def _verdict(found: "TensorDifference") -> str:
+    """The verdict with the sides as the user gave them (the reference is compared first)."""
+    swapped = {"only in the first": "only in OTHER", "only in the second": "only in MODEL"}
+    return swapped.get(found.verdict.value, found.verdict.value)
+
+
+def _fields(
+    found: list["TensorDifference"], metadata: list["MetadataDifference"]
+) -> dict[str, Any]:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    tensors = [
+        {
+            "name": d.name,
+            "verdict": _verdict(d),
+            "types": list(d.types[::-1]),
+            "error": finite(d.error),
+            "largest": finite(d.largest),
+            "note": d.note,
+        }
+        for d in found
+    ]
+    return {"tensors": tensors, "metadata": [asdict(m) for m in metadata]}

@@ -1,0 +1,262 @@
+"""`mtp-gguf convert`."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.output import check_output
+
+from .console import byte_progress, parse_bytes, reports_errors
+from .convert_model import Planned, local_weights, planned
+from .draft_options import DEFAULT_SIZE
+from .head_options import (
+    DRAFT,
+    HEAD,
+    FastMtp,
+    FastMtpCorpus,
+    FastMtpIds,
+    MtpF16,
+    Overwrite,
+    Revision,
+)
+from .kernel_report import kernel_text, kernels
+from .list_tensors import head_verdict
+from .plan_report import plan_json, plan_text, summary_json, summary_text
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.pipeline import Outcome
+
+# A panel of the help.
+_PRECISION = "Precision"
+
+_MAX_THREADS = 512
+
+
+@reports_errors
+def convert(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Hub id (OWNER/NAME), checkpoint folder, or 16-bit GGUF."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write, or folder; default: here, by name."),
+    ] = None,
+    quant: Annotated[
+        str,
+        typer.Option(
+            "--quant", rich_help_panel=_PRECISION, help="Mix of the base, a name of llama-quantize."
+        ),
+    ] = "Q4_K_M",
+    also: Annotated[
+        str | None,
+        typer.Option(
+            "--also",
+            metavar="MIX,…",
+            rich_help_panel=_PRECISION,
+            help="Further mixes, each a file of its own, from the same read.",
+        ),
+    ] = None,
+    mtp_f16: MtpF16 = False,
+    mtp_type: Annotated[
+        str | None,
+        typer.Option(
+            "--mtp-type", rich_help_panel=HEAD, help="Type of the MTP head's matrices [Q8_0]."
+        ),
+    ] = None,
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave the MTP head out.")
+    ] = False,
+    head_only: Annotated[
+        bool,
+        typer.Option(
+            "--head-only",
+            rich_help_panel=HEAD,
+            help="Write the head alone (an mtp- file for -md).",
+        ),
+    ] = False,
+    mtp_from: Annotated[
+        str | None,
+        typer.Option(
+            "--mtp-from",
+            metavar="MODEL",
+            rich_help_panel=HEAD,
+            help="Take the head from another model.",
+        ),
+    ] = None,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tensor-type",
+            metavar="REGEX=TYPE",
+            rich_help_panel=_PRECISION,
+            help="Type for tensors; repeatable.",
+        ),
+    ] = None,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(
+            "--imatrix", rich_help_panel=_PRECISION, help="Importance matrix in GGUF format."
+        ),
+    ] = None,
+    fastmtp: FastMtp = None,
+    fastmtp_layout: Annotated[
+        DraftLayout,
+        typer.Option(
+            "--fastmtp-layout", rich_help_panel=DRAFT, help="How the draft vocabulary is stored."
+        ),
+    ] = DraftLayout.IDS,
+    fastmtp_corpus: FastMtpCorpus = None,
+    fastmtp_ids: FastMtpIds = None,
+    revision: Revision = None,
+    tokenizer_pre: Annotated[
+        str | None, typer.Option("--tokenizer-pre", help="llama.cpp's name of the pre-tokenizer.")
+    ] = None,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Write shards.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=_MAX_THREADS, help="Worker threads.")
+    ] = None,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan: sources, targets, types, sizes.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Say which quantizer kernels run, and where ggml does."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print plan or summary as one JSON object.")
+    ] = False,
+) -> None:
+    """Convert a Qwen3.5 checkpoint to one GGUF, its MTP head included.
+
+    One pass from safetensors to the final file, at mixed precision: the base in the mix that
+    llama-quantize would give it, the head in a type of its own (Q8_0 unless told otherwise). A
+    GGUF in 16 or 32 bits is taken in place of a checkpoint.
+
+    **Examples**
+
+    mtp-gguf convert Qwen/Qwen3.5-4B --mtp-f16 --fastmtp
+
+    mtp-gguf convert ./Qwen3.5-4B -o out.gguf --quant Q5_K_M --mtp-type Q8_0 --imatrix i.gguf
+
+    mtp-gguf convert ./Qwen3.5-4B --fastmtp 16384 --fastmtp-corpus notes.txt --dry-run
+
+    mtp-gguf convert Qwen3.5-4B-BF16.gguf --also Q5_K_M,Q8_0
+    """
+    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
+    from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
+    from mtp_gguf.convert.precision import parse_override, parse_tensor_type  # noqa: PLC0415
+
+    precisions = _precisions(quant, also)
+    if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
+        raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
+    wants_draft = bool(fastmtp is not None or fastmtp_corpus or fastmtp_ids)
+    if no_mtp and (head_only or mtp_from or mtp_f16 or mtp_type or wants_draft):
+        raise typer.BadParameter("--no-mtp goes with no other option on the head")
+    if fastmtp_corpus and fastmtp_ids:
+        raise typer.BadParameter("--fastmtp-ids and --fastmtp-corpus contradict each other")
+    if fastmtp is not None and fastmtp < 1 and fastmtp != DEFAULT_SIZE:
+        raise typer.BadParameter(f"expected a size from 1, found {fastmtp}", param_hint="--fastmtp")
+    sidecar = fastmtp_layout is DraftLayout.SIDECAR
+    if fastmtp_layout is not DraftLayout.IDS and not wants_draft:
+        raise typer.BadParameter(f"--fastmtp-layout {fastmtp_layout.value} needs --fastmtp")
+    head = HeadChoice.WITH_TRUNK
+    if head_only or sidecar:
+        head = HeadChoice.ALONE
+    elif no_mtp:
+        head = HeadChoice.NONE
+    try:
+        head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
+        overrides = tuple(parse_override(text) for text in tensor_type or ())
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from None
+    shard_size = parse_bytes(split_max_size) if split_max_size else None
+    importance = read_imatrix(imatrix) if imatrix else None
+    request = Request(
+        quant=precisions[0],
+        also=precisions[1:],
+        head=head,
+        head_type=head_type,
+        overrides=overrides,
+        imatrix=importance,
+        draft=DraftRequest(
+            fastmtp_layout,
+            None if fastmtp == DEFAULT_SIZE else fastmtp,
+            tuple(fastmtp_corpus or ()),
+            fastmtp_ids,
+        )
+        if wants_draft
+        else None,
+        tokenizer_pre=tokenizer_pre,
+        split_max_size=shard_size,
+        output=output,
+    )
+    with planned(model, revision, mtp_from, request) as what:
+        plans = what.plans
+        found = kernels(plans) if verbose else None
+        if found and not as_json:
+            typer.echo(kernel_text(found), err=True)
+        if dry_run:
+            typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
+            return
+        sources = [*what.sources, *(fastmtp_corpus or ())]
+        sources += [path for path in (imatrix, fastmtp_ids) if path]
+        for shard in (shard for plan in plans for shard in plan.shards):
+            check_output(shard.path, sources, overwrite)
+        outcome = _run(what, threads)
+    if as_json:
+        typer.echo(summary_json(plans, outcome, found))
+        return
+    report = read_listing(plans[0].shards[0].path).head
+    assert report is not None
+    typer.echo(summary_text(plans, outcome, report, head_verdict(report)))
+
+
+def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
+    """The names of the mixes asked for, that of the first file first."""
+    from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415
+
+    asked = [
+        ("--quant", quant),
+        *(("--also", name) for name in (also.split(",") if also is not None else ())),
+    ]
+    for option, name in asked:
+        if name.upper() not in FILE_TYPES:
+            raise typer.BadParameter(
+                f"expected one of {', '.join(FILE_TYPES)}; found {name!r}", param_hint=option
+            )
+    names = tuple(name.upper() for _, name in asked)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise typer.BadParameter(
+            f"expected each precision once, with that of --quant; found {twice[0]} again",
+            param_hint="--also",
+        )
+    return names
+
+
+def _run(what: Planned, threads: int | None) -> "Outcome":
+    """Write the files, with progress on standard error."""
+    from mtp_gguf.convert.cores import CoreMeter  # noqa: PLC0415
+    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
+    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+
+    total = sum(plan.size for plan in what.plans)
+    with local_weights(what) as weights:
+        meter = CoreMeter()
+
+        def busy() -> str:
+            return f"{meter.cores} cores {meter.share():.0%} busy"
+
+        with byte_progress("convert", total, busy) as progress:
+            return run(what.plans, SourceRows(weights), progress, threads)

@@ -1,0 +1,158 @@
+"""`mtp-gguf doctor`."""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mtp_gguf.gguf_tools.doctor import Diagnosis, diagnose
+from mtp_gguf.gguf_tools.remote import hub_model, open_any_model
+from mtp_gguf.gguf_tools.surgery import Model, open_model
+
+from .checkpoint_head import fetched, open_source
+from .console import human_bytes, printable, reports_errors
+
+_FAULTY = 1
+
+
+@reports_errors
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF (any shard) or checkpoint folder; also https://…, hf://OWNER/NAME[/FILE].",
+        ),
+    ],
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", metavar="FILE", help="GGUF with the head, where it is separate."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="MODEL",
+            help="Original checkpoint (folder, hub id): measures the head against it.",
+        ),
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="Positions, for the estimate of memory.")
+    ] = 8192,
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, max=16, help="Tokens drafted at a time, likewise.")
+    ] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Say whether a model can draft, with what, and at what price; if not, why and what mends it.
+
+    The exit code is 0 when it can draft, and 1 when something keeps it from it. Warnings are about
+    heads that draft badly. What cannot be seen in the file alone is measured with --source: norms
+    not raised by 1, the halves of eh_proj swapped, a head of another fine-tune.
+
+    **Examples**
+
+    mtp-gguf doctor model.gguf
+
+    mtp-gguf doctor model.gguf --source Qwen/Qwen3.5-9B --json
+
+    mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
+    """
+    folder, on_hub = Path(model), hub_model(model)
+    if folder.is_dir() or on_hub:
+        if head or source:
+            raise typer.BadParameter("--head and --source are for GGUF files")
+        from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
+
+        if on_hub:
+            diagnosis = doctor_checkpoint.diagnose_hub_checkpoint(*on_hub)
+        else:
+            diagnosis = doctor_checkpoint.diagnose_checkpoint(folder)
+    else:
+        with open_any_model(model) as opened:
+            if head is None:
+                diagnosis = _examined(opened, None, source, context, depth)
+            else:
+                with open_model(head) as separate:
+                    diagnosis = _examined(opened, separate, source, context, depth)
+    if as_json:
+        typer.echo(json.dumps(_fields(diagnosis), indent=1))
+    else:
+        for line in _report(diagnosis):
+            typer.echo(printable(line))
+    if not diagnosis.can_draft:
+        raise typer.Exit(_FAULTY)
+
+
+def _examined(
+    model: Model, separate: Model | None, source: str | None, context: int, depth: int
+) -> Diagnosis:
+    diagnosis = diagnose(model, separate, context, depth)
+    if source is None or diagnosis.head is None:
+        return diagnosis
+    from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native import ggml  # noqa: PLC0415
+
+    with (
+        tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder,
+        open_source(source, None) as checkpoint,
+        fetched(checkpoint, folder) as whole,
+    ):
+        measured = tuple(measure_head(separate or model, whole, source, ggml.dequantize))
+    guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
+    kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
+    if measured:
+        return dataclasses.replace(
+            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
+        )
+    return dataclasses.replace(diagnosis, findings=kept)
+
+
+def _report(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot draft'}"
+    if diagnosis.head:
+        yield f"head: {diagnosis.head}"
+    if diagnosis.can_draft and diagnosis.draft:
+        yield (
+            f"draft vocabulary: {diagnosis.draft.size} tokens, "
+            f"layout {diagnosis.draft.layout.value}"
+        )
+    for command in diagnosis.runs_with:
+        yield f"runs with: {command}"
+    memory = diagnosis.memory
+    if memory:
+        parts = [f"head {human_bytes(memory.head)}"]
+        if memory.draft_rows:
+            parts.append(f"draft vocabulary {human_bytes(memory.draft_rows)} (in process)")
+        parts.append(f"cache {human_bytes(memory.cache)}")
+        parts.append(f"{memory.copies} state copies of {human_bytes(memory.state_copy)}")
+        yield (
+            f"extra memory at {memory.context} positions, depth {memory.copies}: "
+            f"{human_bytes(memory.total)} ({', '.join(parts)})"
+        )
+        yield (
+            f"on a CPU with our patches: {human_bytes(memory.total_by_replay)}, a log of "
+            f"{human_bytes(memory.state_log)} in place of each state copy"
+        )
+        if memory.whole_rows:
+            yield (
+                f"in process on a GPU: {human_bytes(memory.whole_rows)} more for a second copy of "
+                "the vocabulary's rows; a draft vocabulary saves most of it"
+            )
+    for finding in diagnosis.findings:
+        yield f"{finding.severity.value}: {finding.text}"
+        if finding.mend:
+            yield f"  mend: {finding.mend}"
+
+
+def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
+    fields = dataclasses.asdict(diagnosis)
+    fields["can_draft"] = diagnosis.can_draft
+    if diagnosis.memory:
+        fields["memory"]["total"] = diagnosis.memory.total
+        fields["memory"]["total_by_replay"] = diagnosis.memory.total_by_replay
+    return fields

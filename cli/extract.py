@@ -1,0 +1,40 @@
+"""`mtp-gguf extract`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtp_gguf.gguf_tools import transplant
+from mtp_gguf.gguf_tools.surgery import open_model
+
+from .console import reports_errors
+from .written import output_path, report_file, write_file
+
+
+@reports_errors
+def extract(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with a head (any shard).")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File or folder to write to [mtp-MODEL.gguf]."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output.")
+    ] = False,
+) -> None:
+    """Copy the MTP head of a GGUF into a file of its own.
+
+    The file has llama.cpp's `mtp-` layout: the MTP block, the embedding, the last norm and the
+    output (where the model has one of its own), byte for byte as they are in the model. It serves
+    llama-server as a separate head (`-md`), and `graft` as a donor.
+
+    **Example**
+
+    mtp-gguf extract Qwen3.5-9B-Q4_K_M.gguf -o mtp-Qwen3.5-9B.gguf
+    """
+    with open_model(model) as opened:
+        assembly = transplant.extract(opened)
+        target = output_path(output, model, "mtp-{}")
+        write_file("extract", assembly, target, opened.paths, overwrite)
+    report_file(target, "mtp-gguf graft TRUNK.gguf --from {}")

@@ -1,0 +1,150 @@
+"""`mtp-gguf list-tensors`."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.listing import ListedTensor, Listing, list_gguf, list_safetensors
+from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.safetensors import read_safetensors
+
+from .console import count_types, human_bytes, printable, reports_errors
+
+
+class SortKey(str, Enum):
+    """Orders of the lines."""
+
+    FILE = "file"
+    NAME = "name"
+    SIZE = "size"
+    TYPE = "type"
+
+
+@reports_errors
+def list_tensors(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF (any shard), safetensors file, folder; also hf://OWNER/NAME/FILE, https://….",
+        ),
+    ],
+    mtp: Annotated[
+        bool, typer.Option("--mtp", help="Only the MTP head and draft vocabulary.")
+    ] = False,
+    pattern: Annotated[
+        str | None, typer.Option("--filter", metavar="REGEX", help="Only names this is found in.")
+    ] = None,
+    sort: Annotated[
+        SortKey, typer.Option("--sort", help="Order of the lines; sizes are largest first.")
+    ] = SortKey.FILE,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """List the tensors of a model: name, type, shape, size, offset; and whether it can draft.
+
+    Only headers are read, so a file of any size is listed at once, and of a file on the hub or on
+    a web server only the first bytes are fetched. Shapes stand in ggml order
+    (row length first) for GGUF, outermost first for safetensors.
+    """
+    wanted = _compiled(pattern or "")
+    listing = _listing(model)
+    shown = _chosen(listing.tensors, mtp, wanted, sort)
+    if as_json:
+        report = asdict(listing.head) if listing.head else None
+        typer.echo(json.dumps({"tensors": [asdict(t) for t in shown], "head": report}, indent=1))
+        return
+    for line in _table(shown):
+        typer.echo(line)
+    for line in _parts(listing.tensors):
+        typer.echo(line)
+    typer.echo(_verdict(listing))
+
+
+def _listing(model: str) -> Listing:
+    from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
+
+    if not remote.is_remote(model):
+        return read_listing(Path(model))
+    if model.partition("?")[0].endswith(".safetensors"):
+        source = remote.RemoteSource(model)
+        with closing(source):
+            return list_safetensors([read_safetensors(source)])
+    with remote.open_remote_model(model) as opened:
+        return list_gguf(opened.files)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+        ) from None
+
+
+def _chosen(
+    tensors: Sequence[ListedTensor], mtp: bool, wanted: re.Pattern[str], sort: SortKey
+) -> list[ListedTensor]:
+    chosen = [t for t in tensors if wanted.search(t.name) and (not mtp or t.part != "base")]
+    if sort is SortKey.NAME:
+        chosen.sort(key=lambda t: t.name)
+    elif sort is SortKey.SIZE:
+        chosen.sort(key=lambda t: (-t.nbytes, t.name))
+    elif sort is SortKey.TYPE:
+        chosen.sort(key=lambda t: (t.type, t.name))
+    return chosen
+
+
+def _table(tensors: Sequence[ListedTensor]) -> list[str]:
+    rows = [
+        (printable(t.name), t.type, str(list(t.shape)), human_bytes(t.nbytes), str(t.offset))
+        for t in tensors
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(5)]
+    return [
+        f"{n:{widths[0]}}  {kind:{widths[1]}}  {shape:{widths[2]}}  "
+        f"{size:>{widths[3]}}  @ {offset:>{widths[4]}}"
+        for n, kind, shape, size, offset in rows
+    ]
+
+
+def _parts(tensors: Sequence[ListedTensor]) -> list[str]:
+    lines = []
+    for part in ("base", "head", "draft vocabulary"):
+        members = [t for t in tensors if t.part == part]
+        if members:
+            types = count_types(Counter(t.type for t in members))
+            size = human_bytes(sum(t.nbytes for t in members))
+            lines.append(f"{part}: {len(members)} tensors, {size} ({types})")
+    return lines
+
+
+def _verdict(listing: Listing) -> str:
+    if listing.head is None:
+        count = sum(t.part == "head" for t in listing.tensors)
+        if count:
+            return f"can draft once converted: {count} mtp.* tensors are there"
+        return "cannot draft: no mtp.* tensor is there"
+    return head_verdict(listing.head)
+
+
+def head_verdict(report: HeadReport) -> str:
+    """One line on whether a GGUF can draft, and how."""
+    if not report.ready:
+        return f"cannot draft: {printable(report.reason)}"
+    draft = "full vocabulary"
+    if report.draft:
+        draft = f"FastMTP {report.draft.size} tokens, layout {report.draft.layout.value}"
+        if report.draft.coverage is not None:
+            draft += f", covers {report.draft.coverage:.1%} of its corpus"
+    where = "" if report.stock else "; stock llama.cpp cannot load this layout"
+    return f"can draft: {report.reason} ({count_types(report.types)}), {draft}{where}"

@@ -1,0 +1,158 @@
+"""A conversion's plans and outcome, for people and for scripts."""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mtp_gguf.gguf_tools.head import HeadReport
+
+from .console import count_types, human_bytes, printable
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.pipeline import Outcome
+    from mtp_gguf.convert.plan import Plan, PlannedTensor
+
+_PARTS = ("base", "head", "draft vocabulary")
+
+
+def plan_text(plans: Sequence["Plan"]) -> str:
+    """Every tensor with source, target, type and size; totals; what is skipped and noted."""
+    return "\n\n".join(
+        "\n".join([*_heading(plan, plans), *_table(plan), "", *_totals(plan), *_files(plan)])
+        for plan in plans
+    )
+
+
+def _heading(plan: "Plan", plans: Sequence["Plan"]) -> list[str]:
+    return [f"{plan.quant}:"] if len(plans) > 1 else []
+
+
+def _table(plan: "Plan") -> Iterator[str]:
+    rows = [
+        (
+            _source(tensor),
+            tensor.spec.name,
+            tensor.spec.type.name,
+            str(list(tensor.spec.shape)),
+            human_bytes(tensor.spec.nbytes),
+        )
+        for tensor in plan.tensors
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for source, name, kind, shape, size in rows:
+        yield (
+            f"{source:{widths[0]}} -> {name:{widths[1]}}  {kind:{widths[2]}}  "
+            f"{shape:{widths[3]}}  {size:>{widths[4]}}"
+        )
+
+
+def plan_json(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> str:
+    """The first plan as one JSON object, the others in its list `also`."""
+    return json.dumps(_fields(plans, kernels), indent=1)
+
+
+def summary_text(
+    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, verdict: str
+) -> str:
+    """What was written, what it cost, and what to do next."""
+    next_step = f"mtp-gguf list-tensors {shlex.quote(str(plans[0].shards[0].path))}"
+    if report.ready:
+        next_step += " --mtp"
+    lines = []
+    for plan in plans:
+        lines += [*_heading(plan, plans), *_totals(plan), *_files(plan)]
+    lines += [
+        f"took {outcome.seconds:.1f} s, {outcome.cores} cores {outcome.utilisation:.0%} busy, "
+        f"peak memory {human_bytes(outcome.peak_bytes)}",
+        verdict,
+        f"next: {next_step}",
+    ]
+    return "\n".join(lines)
+
+
+def summary_json(
+    plans: Sequence["Plan"], outcome: "Outcome", kernels: Mapping[str, str] | None
+) -> str:
+    """Plans and outcome as one JSON object."""
+    cost = {
+        "seconds": outcome.seconds,
+        "cpu_seconds": outcome.busy_seconds,
+        "cores": outcome.cores,
+        "utilisation": outcome.utilisation,
+        "peak_bytes": outcome.peak_bytes,
+    }
+    return json.dumps(_fields(plans, kernels) | cost, indent=1)
+
+
+def _fields(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> dict[str, Any]:
+    first, *others = map(_plan_fields, plans)
+    if others:
+        first["also"] = others
+    if kernels is not None:
+        first["kernels"] = dict(kernels)
+    return first
+
+
+def _source(tensor: "PlannedTensor") -> str:
+    if tensor.target is None:
+        return "(ids)"
+    first, *more = tensor.target.recipe.sources
+    return printable(first) + (f" (+{len(more)})" if more else "")
+
+
+def _totals(plan: "Plan") -> Iterator[str]:
+    for part in _PARTS:
+        members = [t for t in plan.tensors if t.part == part]
+        if members:
+            size = human_bytes(sum(t.spec.nbytes for t in members))
+            types = count_types(Counter(t.spec.type.name for t in members))
+            yield f"{part}: {len(members)} tensors, {size} ({types})"
+    if plan.draft:
+        yield f"draft vocabulary: {len(plan.draft.ids)} tokens, {plan.draft.source}"
+        if plan.draft.coverage:
+            shares = (f"{size}: {share:.1%}" for size, share in plan.draft.coverage.items())
+            yield f"coverage of the corpus by size: {', '.join(shares)}"
+    for note in plan.notes:
+        yield f"note: {printable(note)}"
+
+
+def _files(plan: "Plan") -> Iterator[str]:
+    for shard in plan.shards:
+        yield f"{shard.path}: {human_bytes(shard.layout.size)}"
+    yield f"{_bits_per_weight(plan):.2f} bits per weight"
+
+
+def _bits_per_weight(plan: "Plan") -> float:
+    made = [t.spec for t in plan.tensors if t.target is not None]
+    weights = sum(t.target.rows * t.spec.shape[0] for t in plan.tensors if t.target is not None)
+    return 8 * sum(spec.nbytes for spec in made) / weights
+
+
+def _plan_fields(plan: "Plan") -> dict[str, Any]:
+    return {
+        "quant": plan.quant,
+        "files": [{"path": str(s.path), "bytes": s.layout.size} for s in plan.shards],
+        "tensors": [
+            {
+                "name": t.spec.name,
+                "sources": list(t.target.recipe.sources) if t.target else [],
+                "shape": list(t.spec.shape),
+                "type": t.spec.type.name,
+                "bytes": t.spec.nbytes,
+                "part": t.part,
+            }
+            for t in plan.tensors
+        ],
+        "skipped": plan.skipped,
+        "draft_vocabulary": {
+            "size": len(plan.draft.ids),
+            "source": plan.draft.source,
+            "coverage": {str(size): share for size, share in plan.draft.coverage.items()},
+        }
+        if plan.draft
+        else None,
+        "notes": list(plan.notes),
+        "bits_per_weight": _bits_per_weight(plan),
+    }

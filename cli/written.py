@@ -1,0 +1,53 @@
+"""What the commands of surgery share: naming an output, writing it, saying what came of it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.shards import whole_name
+from mtp_gguf.gguf_tools.surgery import Assembly, write
+
+from .console import byte_progress, human_bytes
+from .list_tensors import head_verdict
+
+
+def output_path(output: Path | None, source: Path, pattern: str) -> Path:
+    """The file to write: as asked for, or named after `source` in the folder asked for (or here).
+
+    pattern: the default name, `{}` in the place of the source's name without suffix.
+    """
+    if output is not None and not output.is_dir():
+        return output
+    return (output or Path()) / f"{pattern.format(Path(whole_name(source)).stem)}.gguf"
+
+
+def write_file(
+    title: str, assembly: Assembly, output: Path, sources: Sequence[Path], overwrite: bool
+) -> None:
+    """Check that `output` may be written, then write it with progress on standard error."""
+    check_output(output, list(sources), overwrite)
+    with byte_progress(title, assembly.nbytes) as progress:
+        write(output, assembly, progress)
+
+
+def head_of(output: Path) -> HeadReport:
+    """Whether the GGUF that was written can draft."""
+    report = read_listing(output).head
+    assert report is not None
+    return report
+
+
+def report_file(output: Path, next_command: str | None = None) -> None:
+    """Say what stands in `output` now, and what could be done next.
+
+    next_command: without the file's name; None names none.
+    """
+    typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
+    typer.echo(head_verdict(head_of(output)))
+    if next_command:
+        typer.echo(f"next: {next_command.format(shlex.quote(str(output)))}")

@@ -1,0 +1,153 @@
+"""Running a llama-server as a child: its log, its health, signals to it, its end."""
+
+import http.client
+import signal
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import BinaryIO
+
+from mtp_gguf.gguf_tools.errors import ServerError
+
+LOG_LINES = 25
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 2.0
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RunningServer:
+    """A llama-server in a process group of its own, so that it gets each signal once: from us.
+
+    While it loads its log is kept back, the last lines for the case that it dies. `show_log` lets
+    go of the rest. As a context manager: leaving ends the server.
+    """
+
+    def __init__(
+        self, command: Sequence[str], health: str, log: BinaryIO, *, forward: bool = True
+    ) -> None:
+        """Start it.
+
+        command: its words, the program first. health: the address that answers 200 when it is
+        ready. log: where its output goes from `show_log` on. forward: signals are the server's;
+        else they stay ours, and only wait until it is started.
+        """
+        self._health = health
+        self._opener = _local_opener()
+        self._log = log
+        self._shown = False
+        self._tail: deque[bytes] = deque(maxlen=LOG_LINES)
+        self._tail_lock = threading.Lock()
+        self.signalled = False
+        self._started = False
+        self._early: list[int] = []
+        # Before the start: a signal in between would leave a server that nobody ends.
+        self._handlers = {
+            number: signal.signal(number, self._forward)
+            for number in _FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+        }
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._restore_handlers()
+            raise ServerError(f"{command[0]}: cannot be run: {error.strerror}") from None
+        self._started = True
+        for number in self._early:
+            self._process.send_signal(number)
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        if not forward:
+            self._restore_handlers()
+            if self._early:
+                self._process.kill()
+                self.wait()
+                raise KeyboardInterrupt
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def wait_until_ready(self, waiting: Callable[[float], None]) -> bool:
+        """Wait until the model is loaded; False when the server ended before.
+
+        waiting: called with the seconds since the start, several times a second.
+        """
+        began = time.monotonic()
+        while self._process.poll() is None:
+            if self._is_healthy():
+                return True
+            waiting(time.monotonic() - began)
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def show_log(self) -> None:
+        """From now on, what the server writes goes to the log at once."""
+        with self._tail_lock:
+            self._shown = True
+
+    def wait(self) -> int:
+        """Wait until the server ends; its exit code, or 128 plus the signal that ended it."""
+        code = self._process.wait()
+        self._reader.join(timeout=1.0)  # a child of the server may hold the pipe open
+        return 128 - code if code < 0 else code
+
+    def last_lines(self) -> list[str]:
+        """The end of what the server wrote while it loaded."""
+        with self._tail_lock:
+            return [line.decode(errors="replace").rstrip() for line in self._tail]
+
+    def __exit__(self, *_: object) -> None:
+        self._restore_handlers()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.signalled = True
+        if self._started:
+            self._process.send_signal(number)
+        else:
+            self._early.append(number)
+
+    def _restore_handlers(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+
+    def _read_log(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._tail_lock:
+                    if not self._shown:
+                        self._tail.append(line)
+                        continue
+                self._log.write(line)
+                self._log.flush()
+
+    def _is_healthy(self) -> bool:
+        try:
+            with self._opener.open(self._health, timeout=_ANSWER_SECONDS) as answer:
+                return bool(answer.status == 200)
+        except (OSError, http.client.HTTPException):  # URLError and its children are OSErrors
+            return False
+
+
+def _local_opener() -> urllib.request.OpenerDirector:
+    """Asks this very machine: past all proxies, content with a certificate of its own making."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )

@@ -1,0 +1,88 @@
+"""What we add to llama.cpp: the patches, and the sources of the head that they build in."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from mtp_gguf.gguf_tools.errors import ServerError
+
+HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; the patch that uses it names it
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A file: its `name` (a patch's begins with its number) and its `data`."""
+
+    name: str
+    data: bytes
+
+
+def read_patches() -> list[Addition]:
+    """The patches in the order of their numbers."""
+    files = resources.files("mtp_gguf.patches").iterdir()
+    found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
+    return sorted(found, key=lambda patch: patch.name)
+
+
+def read_head_sources() -> list[Addition]:
+    """The sources of the head, named as they lie in HEAD_FOLDER."""
+    native = resources.files("mtp_gguf.native")
+    found = [Addition("sources.cmake", (native / "sources.cmake").read_bytes())]
+    for folder in ("include", "src"):
+        for file in (native / folder).iterdir():
+            if file.name.endswith((".h", ".cpp")):
+                found.append(Addition(f"{folder}/{file.name}", file.read_bytes()))
+    return sorted(found, key=lambda source: source.name)
+
+
+def digest(additions: Sequence[Addition]) -> str:
+    """Names files and their content: equal only where both are."""
+    state = hashlib.sha256()
+    for addition in additions:
+        state.update(f"{addition.name} {len(addition.data)}\n".encode())
+        state.update(addition.data)
+    return state.hexdigest()
+
+
+def add_head(sources: Sequence[Addition], tree: Path) -> None:
+    """Put the head's `sources` into the llama.cpp tree `tree`."""
+    for source in sources:
+        path = tree / HEAD_FOLDER / source.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.data)
+
+
+def apply(patches: Sequence[Addition], tree: Path) -> None:
+    """Put `patches` onto the llama.cpp tree `tree`, which must be no git repository of its own.
+
+    ServerError names the patch that does not fit exactly, or what is missing to apply it.
+    """
+    command = _command()
+    # A repository around the tree would make git look for the patched files there.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    for patch in patches:
+        done = subprocess.run(
+            command,
+            cwd=tree,
+            env=environment,
+            input=patch.data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if done.returncode:
+            words = done.stdout.decode(errors="replace").strip().splitlines() or ["no message"]
+            raise ServerError(f"{patch.name}: does not fit llama.cpp: {words[0]}")
+
+
+def _command() -> list[str]:
+    if git := shutil.which("git"):
+        return [git, "apply", "--whitespace=nowarn", "-"]
+    if patch := shutil.which("patch"):
+        return [patch, "-p1", "--batch", "--forward", "--fuzz=0", "--no-backup-if-mismatch"]
+    raise ServerError("patching llama.cpp takes git or patch, and neither is on the PATH")

@@ -1,0 +1,142 @@
+"""The pinned source distribution of llama-cpp-python, which carries the whole of llama.cpp.
+
+`patches/BASE` names it. pip fetches it once, with its usual configuration; it is verified and kept
+in the user's cache folder.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+from mtp_gguf.gguf_tools.errors import ServerError
+
+
+@dataclass(frozen=True)
+class Base:
+    """What everything here stands on.
+
+    version: of llama-cpp-python. sha256: of its source distribution. commit: of llama.cpp inside.
+    """
+
+    version: str
+    sha256: str
+    commit: str
+
+    @property
+    def stem(self) -> str:
+        """Name of the distribution's file and of the folder inside, without an ending."""
+        return f"llama_cpp_python-{self.version}"
+
+
+@cache
+def base() -> Base:
+    """The pinned base, as `patches/BASE` has it: a name and a value on each line."""
+    text = (resources.files("mtp_gguf.patches") / "BASE").read_text(encoding="utf-8")
+    values = dict(line.split() for line in text.splitlines())
+    return Base(values["llama-cpp-python"], values["sha256"], values["llama.cpp"])
+
+
+def cache_folder(name: str) -> Path:
+    """The folder `name` in our part of the user's cache (XDG base directory rules); makes it."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "mtp-gguf" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServerError(f"{folder}: cannot be made: {error.strerror}") from None
+    return folder
+
+
+def fetch_archive() -> Path:
+    """The source distribution as a file, through pip where the cache does not have it.
+
+    ServerError where pip fails, or where the file is not the pinned one.
+    """
+    folder = cache_folder("upstream")
+    kept = folder / f"{base().stem}.tar.gz"
+    if kept.is_file() and _sha256(kept) == base().sha256:
+        return kept
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        _download(Path(scratch))
+        found = Path(scratch) / kept.name
+        check_archive(found)
+        found.replace(kept)
+    return kept
+
+
+def check_archive(path: Path) -> None:
+    """ServerError unless `path` is the pinned source distribution, byte for byte."""
+    if not path.is_file():
+        raise ServerError(f"{path}: expected the source distribution, found no file")
+    found = _sha256(path)
+    if found != base().sha256:
+        raise ServerError(f"{path}: expected sha256 {base().sha256}, found {found}")
+
+
+def unpack_llama_cpp(archive: Path, target: Path) -> None:
+    """Unpack the llama.cpp tree of the distribution as the folder `target`.
+
+    target: must not exist; appears only when it is complete. Git's own files stay out, so that no
+    tool takes the tree for a part of the repository that it was made from.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        unpacked = Path(scratch) / "tree"
+        with tarfile.open(archive) as tar:
+            # The filter refuses what would leave the folder: absolute names, `..`, links.
+            tar.extractall(unpacked, _llama_cpp_members(tar), filter="data")
+        unpacked.rename(target)
+
+
+@lru_cache
+def llama_cpp_source() -> Path:
+    """The pristine llama.cpp tree in the cache, unpacked on first use. Never write there."""
+    source = cache_folder("upstream") / f"llama.cpp-{base().commit[:9]}"
+    if not source.is_dir():
+        archive = fetch_archive()
+        try:
+            unpack_llama_cpp(archive, source)
+        except OSError:  # another process was faster
+            if not source.is_dir():
+                raise
+    return source
+
+
+def _llama_cpp_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    root = PurePosixPath(base().stem, "vendor", "llama.cpp")
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if path.is_relative_to(root) and ".git" not in path.parts:
+            yield member.replace(name=str(path.relative_to(root)), deep=False)
+
+
+def _download(folder: Path) -> None:
+    """Let pip download the distribution; it takes no wheel and none of its dependencies.
+
+    pip prepares an sdist's metadata before it hands it over. That takes the build backend, which
+    pip fetches unless it is installed.
+    """
+    command = [sys.executable, "-m", "pip", "download", f"llama-cpp-python=={base().version}"]
+    command += ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    if find_spec("scikit_build_core"):
+        command.append("--no-build-isolation")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise ServerError(f"pip could not fetch {base().stem}: {words[-1]}")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
