@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools.machine import this_machine
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.shards import shard_paths
+from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 
 

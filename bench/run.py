@@ -13,8 +13,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.machine import STOCK
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
+from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
 from .about import about_environment, about_model, sha256

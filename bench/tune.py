@@ -13,8 +13,8 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from mtp_gguf.gguf_tools.machine import this_machine
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, Costs, DraftSettings, Profile, identify
+from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 from mtp_gguf.native.session import Rollback
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
-from .console import human_bytes, printable
+from .progress import human_bytes, printable
 
 if TYPE_CHECKING:
     from mtp_gguf.native.acceptance import Acceptance
@@ -59,9 +60,8 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
     """
     try:
         from mtp_gguf.native.acceptance import measure_apart, memory_needed  # noqa: PLC0415
-        from mtp_gguf.native.memory import available_memory  # noqa: PLC0415
 
-        needed, free = memory_needed(path), available_memory()
+        needed, free = memory_needed(path), system.free_memory()
         if free is not None and free < needed:
             raise RequestError(
                 f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .head_options import HeadCommand
+from .options import HeadCommand
 
 
 class _Place(NamedTuple):

@@ -14,18 +14,16 @@ from mtp_gguf.bench.prompts import SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.machine import LARGEST_CONTEXT, usable_cores
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.profile import AUTO, MAX_DEPTH
 from mtp_gguf.gguf_tools.shards import whole_name
+from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, usable_cores
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
-from .bench_table import bench_table, stopped_line
-from .budget import AnswerTokens, Budget, parse_budget
-from .console import printable, reports_errors
-from .plan_lines import plan_lines
-from .share_progress import share_progress
+from .bench_table import bench_table, plan_lines, stopped_line
+from .options import AnswerTokens, Budget, parse_budget
+from .progress import printable, reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

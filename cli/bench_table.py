@@ -1,13 +1,32 @@
-"""What a bench found, as a table for a terminal of 80 columns."""
+"""What a bench or tune will measure and what a bench found, as lines for a terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .share_progress import duration
+from .progress import duration
 
 if TYPE_CHECKING:
+    from mtp_gguf.bench.plan import Plan
     from mtp_gguf.bench.result import BenchResult, ServerResult, TextResult
     from mtp_gguf.bench.spread import Spread
+
+
+def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
+    """What will be measured, about how long each part takes, and what is left out."""
+    amount = plan.amount
+    within = "" if budget is None else f", to end within {duration(budget)}"
+    if budget is not None and plan.seconds > budget:
+        within = f", more than the {duration(budget)} of --budget: nothing else can be left out"
+    yield (
+        f"plan: about {duration(plan.seconds)}{within}; {_count(amount.prompts, 'prompt')} of each "
+        f"kind, answers of {amount.tokens} tokens, {_count(amount.rounds, 'round')}"
+    )
+    for what, seconds in plan.lines(plan.kept):
+        yield f"  {duration(seconds):>9}  {what}"
+    for what, _ in plan.lines(plan.left_out):
+        yield f"  {'left out':>9}  {what}"
+    if plan.whole > 1.2 * plan.seconds:
+        yield f"everything in full would take about {duration(plan.whole)} (--full)"
 
 
 def left_out_lines(result: "BenchResult") -> Iterator[str]:
@@ -135,3 +154,7 @@ def _accepted(text: "TextResult") -> str:
 
 def _numbers(values: "Iterable[float]", form: str) -> str:
     return "".join(format(value, form) for value in values)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

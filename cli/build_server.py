@@ -16,8 +16,7 @@ from mtp_gguf.server.build import (
     split_options,
 )
 
-from .console import printable, reports_errors
-from .status_line import status_line
+from .progress import printable, reports_errors, status_line
 
 
 @reports_errors

@@ -14,8 +14,8 @@ from mtp_gguf.gguf_tools.fit import check_fit
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.surgery import Model, open_model
 
-from .console import byte_progress
-from .draft_options import DraftOptions
+from .options import DraftOptions
+from .progress import byte_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.checkpoint import Checkpoint

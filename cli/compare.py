@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
 from mtp_gguf.gguf_tools.surgery import Model
 from mtp_gguf.gguf_tools.trunk import head_names, is_head_alone
 
-from .console import byte_progress, printable, reports_errors
+from .progress import byte_progress, printable, reports_errors
 
 if TYPE_CHECKING:
     from mtp_gguf.gguf_tools.compare import MetadataDifference, Side, TensorDifference

@@ -11,10 +11,9 @@ from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
 from mtp_gguf.gguf_tools.output import check_output
 
-from .console import byte_progress, parse_bytes, reports_errors
 from .convert_model import Planned, local_weights, planned
-from .draft_options import DEFAULT_SIZE
-from .head_options import (
+from .options import (
+    DEFAULT_SIZE,
     DRAFT,
     HEAD,
     FastMtp,
@@ -23,10 +22,11 @@ from .head_options import (
     MtpF16,
     Overwrite,
     Revision,
+    parse_bytes,
 )
-from .kernel_report import kernel_text, kernels
-from .list_tensors import head_verdict
-from .plan_report import plan_json, plan_text, summary_json, summary_text
+from .plan_report import kernel_text, kernels, plan_json, plan_text, summary_json, summary_text
+from .progress import byte_progress, reports_errors
+from .written import head_verdict
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.pipeline import Outcome
@@ -247,9 +247,9 @@ def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
 
 def _run(what: Planned, threads: int | None) -> "Outcome":
     """Write the files, with progress on standard error."""
-    from mtp_gguf.convert.cores import CoreMeter  # noqa: PLC0415
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
     from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.system import CoreMeter  # noqa: PLC0415
 
     total = sum(plan.size for plan in what.plans)
     with local_weights(what) as weights:

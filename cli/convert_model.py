@@ -12,8 +12,8 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.surgery import Model, open_model
 
-from .console import byte_progress
-from .draft_options import DraftOptions
+from .options import DraftOptions
+from .progress import byte_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import reports_errors
+from .progress import reports_errors
 
 PROMPT = "def is_prime(n):\n"
 

@@ -14,7 +14,7 @@ from mtp_gguf.gguf_tools.remote import hub_model, open_any_model
 from mtp_gguf.gguf_tools.surgery import Model, open_model
 
 from .checkpoint_head import fetched, open_source
-from .console import human_bytes, printable, reports_errors
+from .progress import human_bytes, printable, reports_errors
 
 _FAULTY = 1
 

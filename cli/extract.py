@@ -8,7 +8,7 @@ import typer
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.surgery import open_model
 
-from .console import reports_errors
+from .progress import reports_errors
 from .written import output_path, report_file, write_file
 
 

@@ -24,8 +24,8 @@ from mtp_gguf.gguf_tools.in_place import hide_list, replace_list
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.surgery import Assembly, Model, open_model, write
 
-from .console import byte_progress, printable, reports_errors
-from .draft_options import DraftOptions
+from .options import DraftOptions
+from .progress import byte_progress, printable, reports_errors
 from .written import output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.machine import LARGEST_CONTEXT
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
+from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
 
 from . import token_colors
-from .console import reports_errors
+from .progress import reports_errors
 
 if TYPE_CHECKING:
     from mtp_gguf.native.session import MtpStats

@@ -18,10 +18,9 @@ from mtp_gguf.gguf_tools.surgery import Model
 
 from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
 from .checkpoint_head import converted_head
-from .console import reports_errors
-from .draft_options import DraftOptions
-from .head_options import (
+from .options import (
     HEAD,
+    DraftOptions,
     FastMtp,
     FastMtpCorpus,
     FastMtpIds,
@@ -29,6 +28,7 @@ from .head_options import (
     Overwrite,
     Revision,
 )
+from .progress import reports_errors
 from .written import head_of, output_path, report_file, write_file
 
 

@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.listing import ListedTensor, Listing, list_gguf, list_safetensors
 from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
 
-from .console import count_types, human_bytes, printable, reports_errors
+from .progress import count_types, human_bytes, printable, reports_errors
+from .written import head_verdict
 
 
 class SortKey(str, Enum):
@@ -135,16 +135,3 @@ def _verdict(listing: Listing) -> str:
             return f"can draft once converted: {count} mtp.* tensors are there"
         return "cannot draft: no mtp.* tensor is there"
     return head_verdict(listing.head)
-
-
-def head_verdict(report: HeadReport) -> str:
-    """One line on whether a GGUF can draft, and how."""
-    if not report.ready:
-        return f"cannot draft: {printable(report.reason)}"
-    draft = "full vocabulary"
-    if report.draft:
-        draft = f"FastMTP {report.draft.size} tokens, layout {report.draft.layout.value}"
-        if report.draft.coverage is not None:
-            draft += f", covers {report.draft.coverage:.1%} of its corpus"
-    where = "" if report.stock else "; stock llama.cpp cannot load this layout"
-    return f"can draft: {report.reason} ({count_types(report.types)}), {draft}{where}"

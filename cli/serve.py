@@ -14,8 +14,7 @@ from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import ServedModel, choose_head, open_model
 
-from .console import printable, reports_errors
-from .status_line import status_line
+from .progress import printable, reports_errors, status_line
 
 
 @reports_errors

@@ -7,15 +7,14 @@ import typer
 
 from mtp_gguf.bench.prompts import SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.machine import usable_cores
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
 from mtp_gguf.gguf_tools.profile import LARGEST_PROFILE, profile_path, write_profile
+from mtp_gguf.gguf_tools.system import usable_cores
 from mtp_gguf.server.model import open_model
 
-from .budget import AnswerTokens, Budget, parse_budget
-from .console import printable, reports_errors
-from .plan_lines import plan_lines
-from .share_progress import share_progress
+from .bench_table import plan_lines
+from .options import AnswerTokens, Budget, parse_budget
+from .progress import printable, reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

@@ -12,8 +12,7 @@ from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.shards import whole_name
 from mtp_gguf.gguf_tools.surgery import Assembly, write
 
-from .console import byte_progress, human_bytes
-from .list_tensors import head_verdict
+from .progress import byte_progress, count_types, human_bytes, printable
 
 
 def output_path(output: Path | None, source: Path, pattern: str) -> Path:
@@ -51,3 +50,16 @@ def report_file(output: Path, next_command: str | None = None) -> None:
     typer.echo(head_verdict(head_of(output)))
     if next_command:
         typer.echo(f"next: {next_command.format(shlex.quote(str(output)))}")
+
+
+def head_verdict(report: HeadReport) -> str:
+    """One line on whether a GGUF can draft, and how."""
+    if not report.ready:
+        return f"cannot draft: {printable(report.reason)}"
+    draft = "full vocabulary"
+    if report.draft:
+        draft = f"FastMTP {report.draft.size} tokens, layout {report.draft.layout.value}"
+        if report.draft.coverage is not None:
+            draft += f", covers {report.draft.coverage:.1%} of its corpus"
+    where = "" if report.stock else "; stock llama.cpp cannot load this layout"
+    return f"can draft: {report.reason} ({count_types(report.types)}), {draft}{where}"

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.output import OutputFile, commit_all
+from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
 from mtp_gguf.gguf_tools.tensor_types import F32, TensorType
 from mtp_gguf.native import ggml
 
-from .cores import CoreMeter, usable_cores
 from .imatrix import Imatrix
 from .plan import Plan, PlannedTensor
 from .recipe import Target

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FormatError
-from .machine import KERNELS, Machine, this_machine
 from .output import OutputFile
 from .shards import shard_paths, whole_name
 from .sources import FileSource
+from .system import KERNELS, Machine, this_machine
 
 if sys.version_info >= (3, 11):
     import tomllib

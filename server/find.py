@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.machine import PATCHED, STOCK
+from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 
 from .build import find_build
 

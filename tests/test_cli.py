@@ -26,7 +26,7 @@ from conversions import (
     write_repeating,
 )
 
-from mtp_gguf.cli import app, console
+from mtp_gguf.cli import app, progress
 
 if not hasattr(os, "openpty"):
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
@@ -164,14 +164,14 @@ class TestTerminal:
         assert not {"\x1b", "\r", "\x07", "\u202e"} & {*message}
 
     def test_printable(self) -> None:
-        assert console.printable("a\x1b[0m\né\u202e") == "a\\x1b[0m\\né\\u202e"
+        assert progress.printable("a\x1b[0m\né\u202e") == "a\\x1b[0m\\né\\u202e"
 
 
 class TestProgress:
     def test_plain_lines(
         self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(console, "_PLAIN_PROGRESS_SECONDS", 0)
+        monkeypatch.setattr(progress, "_PLAIN_PROGRESS_SECONDS", 0)
         result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf")
         assert result.exit_code == 0
         lines = result.stderr.splitlines()

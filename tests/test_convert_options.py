@@ -26,7 +26,7 @@ from conversions import (
     value_of,
 )
 
-from mtp_gguf.convert.cores import usable_cores
+from mtp_gguf.gguf_tools.system import usable_cores
 
 BARE = replace(SMALL, name="bare", mtp=False)
 MIXTURE = replace(TINY, name="mixture", experts=4)

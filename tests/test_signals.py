@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from mtp_gguf.cli.signals import stops_cleanly
+from mtp_gguf.cli.progress import stops_cleanly
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 

@@ -18,7 +18,7 @@ from mtp_gguf.bench.run import run_bench
 from mtp_gguf.bench.server import BenchServer
 from mtp_gguf.bench.turns import Turns
 from mtp_gguf.cli.bench_table import bench_table
-from mtp_gguf.gguf_tools import machine
+from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 
@@ -95,7 +95,7 @@ def test_alone_where_two_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 8000 kB\nMemAvailable: 900 kB\n", "ascii")
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(system, "_MEMINFO", tmp_path / "meminfo")
     result = run_bench(dial("tiny", hit=0.7), options(server))
     assert events == ["ours"] * ROUNDS + ["our model is closed"] + ["server"] * (1 + ROUNDS)
     (found,) = result.servers

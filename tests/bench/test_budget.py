@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtp_gguf.cli.budget import parse_budget
+from mtp_gguf.cli.options import parse_budget
 from mtp_gguf.gguf_tools.errors import RequestError
 
 

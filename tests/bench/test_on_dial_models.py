@@ -16,7 +16,7 @@ from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.convert.family import HeadChoice
-from mtp_gguf.gguf_tools import machine as machine_module
+from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
 from mtp_gguf.native.errors import ModelRefusedError
@@ -146,7 +146,7 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     assert json.loads(invoke(*command).stdout)["depth"] == 2
     assert json.loads(invoke(*command, "--depth", "1").stdout)["depth"] == 1
     assert json.loads(invoke(*command, "--no-profile").stdout)["depth"] == "auto"
-    monkeypatch.setattr(machine_module, "_cpu_name", lambda: "Another")
+    monkeypatch.setattr(system, "_cpu_name", lambda: "Another")
     elsewhere = invoke(*command)
     assert json.loads(elsewhere.stdout)["depth"] == "auto"
     assert "is ignored, it was measured on another machine: cpu 'Another'" in elsewhere.stderr

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import machine as machine_module
+from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
-from mtp_gguf.gguf_tools.machine import PATCHED, STOCK, Machine, this_machine
 from mtp_gguf.gguf_tools.profile import (
     Candidate,
     Costs,
@@ -22,6 +21,7 @@ from mtp_gguf.gguf_tools.profile import (
     read_profile,
     write_profile,
 )
+from mtp_gguf.gguf_tools.system import PATCHED, STOCK, Machine, this_machine
 
 PROFILE = Profile(
     ModelIdentity(4711, "ab" * 32),
@@ -119,7 +119,7 @@ def test_a_profile_counts_for_its_file_and_machine(
     assert note is not None
     assert "another machine: kernels 'patches/' instead of 'stock'" in note
     with monkeypatch.context() as patch:
-        patch.setattr(machine_module, "_cpu_name", lambda: "Another")
+        patch.setattr(system, "_cpu_name", lambda: "Another")
         _, note = find_profile(model, STOCK)
         assert note is not None
         assert "another machine: cpu 'Another' instead of" in note

@@ -12,7 +12,6 @@ import pytest
 from conversions import check_refusal, invoke
 
 from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.machine import this_machine
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     DraftSettings,
@@ -21,6 +20,7 @@ from mtp_gguf.gguf_tools.profile import (
     profile_path,
     write_profile,
 )
+from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
 from server.conftest import Files

@@ -14,10 +14,10 @@ import pytest
 from conversions import invoke
 
 from mtp_gguf.cli import acceptance as graft_end
-from mtp_gguf.cli.console import human_bytes
+from mtp_gguf.cli.progress import human_bytes
+from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.surgery import Piece
 from mtp_gguf.native import acceptance as measuring
-from mtp_gguf.native import memory
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
 from surgery.models import edited, succeed
@@ -128,7 +128,7 @@ def test_the_cost_is_named_first_and_what_does_not_fit_is_skipped(
     assert "--no-check skips it" in result.stderr
     assert "% of first drafts (" in result.stdout
 
-    monkeypatch.setattr(memory, "available_memory", lambda: 200 << 20)
+    monkeypatch.setattr(system, "free_memory", lambda: 200 << 20)
     arguments = ("--from", demo / "hf", "-o", target, "--overwrite")
     result = invoke("graft", demo / "trunk.gguf", *arguments)
     assert result.exit_code == 0
@@ -188,22 +188,3 @@ def test_reasons_not_to_measure(
     monkeypatch.setenv("MTP_GGUF_DISABLE", "1")
     found = graft(demo, demo / "hf", tmp_path / "off.gguf")["acceptance"]
     assert found["skipped"] == "drafting is switched off by MTP_GGUF_DISABLE"
-
-
-# ------------------------------------------------------------------------- free memory
-
-
-def test_free_memory_by_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
-    assert memory.available_memory() == 4096 << 10
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("10\n")
-    assert memory.available_memory() == 4096 << 10
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("2500000\n")
-    (tmp_path / "memory.stat").write_text("anon 5\nfile 200000\n")
-    assert memory.available_memory() == 700_000
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
-    assert (memory.available_memory() or 0) > 1 << 20

@@ -1,22 +1,27 @@
-"""What the commands share towards the user: sizes, progress, and the one-sentence error."""
+"""What every command does towards the user: report errors, stop cleanly, show progress."""
 
 import functools
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
-from .signals import stops_cleanly
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# Seconds between two lines of progress where standard error is not a terminal.
 _PLAIN_PROGRESS_SECONDS = 5.0
+_PLAIN_STATUS_SECONDS = 10.0
+_EARLY = 0.02  # before this share the time left is a guess that nobody should read
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -53,18 +58,6 @@ def human_bytes(count: float) -> str:
         if count < 999.5:
             return f"{count:.3g} {unit}" if count < 99.95 else f"{count:.0f} {unit}"
     return f"{count / 1000:.3g} TB"
-
-
-def parse_bytes(text: str) -> int:
-    """`500M`, `4G` and the like as bytes, decimal as in llama.cpp's --split-max-size."""
-    units = {"K": 10**3, "M": 10**6, "G": 10**9}
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in units or not number.isascii() or not number.isdigit() or not int(number):
-        raise typer.BadParameter(
-            f"expected a number and K, M or G, such as 4G; found {text!r}",
-            param_hint="--split-max-size",
-        )
-    return int(number) * units[unit]
 
 
 def count_types(types: Mapping[str, int]) -> str:
@@ -121,3 +114,80 @@ def _plain_progress(title: str, total: int, note: Callable[[], str]) -> Callable
             )
 
     return advance
+
+
+@contextmanager
+def status_line(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that changes on a terminal; elsewhere one every few seconds.
+
+    Yields a function to be called with the new text.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415  (slow to import)
+        from rich.markup import escape  # noqa: PLC0415
+
+        with Console(stderr=True).status(escape(first)) as status:
+            yield lambda text: status.update(escape(text))
+        return
+    typer.echo(first, err=True)
+    shown, kind = time.monotonic(), first.partition(":")[0]
+
+    def update(text: str) -> None:
+        """A new kind of work is always said; the same kind in another state now and then."""
+        nonlocal shown, kind
+        now, new = time.monotonic(), text.partition(":")[0]
+        if new != kind or now - shown >= _PLAIN_STATUS_SECONDS:
+            shown, kind = now, new
+            typer.echo(text, err=True)
+
+    yield update
+
+
+@contextmanager
+def share_progress(name: str) -> Iterator[Callable[[float, str], None]]:
+    """A status line on standard error.
+
+    Yields a function to be called with the share done, 0 to 1, and with what is going on.
+    """
+    began = time.monotonic()
+    with status_line(f"{name}: starting") as update:
+
+        def show(share: float, text: str) -> None:
+            left = (time.monotonic() - began) * (1 - share) / share if share > _EARLY else None
+            rest = "" if left is None else f", {duration(left)} left"
+            update(f"{name}: {share:.0%}{rest}, {text}")
+
+        yield show
+    if sys.stderr.isatty():
+        typer.echo(f"{name}: {duration(time.monotonic() - began)}", err=True)
+
+
+def duration(seconds: float) -> str:
+    """`45 s` or `3:20 min`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"
+
+
+@contextmanager
+def stops_cleanly() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do meanwhile what Ctrl-C does: raise KeyboardInterrupt, once.
+
+    Signals that somebody ignores (nohup) or handles already are left to them; so are all where
+    this is not the main thread, which alone can have handlers.
+    """
+    held = {}
+    if threading.current_thread() is threading.main_thread():
+        held = {n: signal.SIG_DFL for n in _STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for number in held:  # cleaning up is not to be stopped in its turn
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in held:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)

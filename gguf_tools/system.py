@@ -1,0 +1,164 @@
+"""The machine that this process runs on: its name, its cores, and the memory that is left."""
+
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+# What multiplies a few rows on the CPU: llama.cpp's own kernels, or those of patches/.
+STOCK, PATCHED = KERNELS = ("stock", "patches/")
+
+# Of a command line: four times what models of this family are trained for, and memory enough.
+LARGEST_CONTEXT = 1 << 20
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+# The memory files of a control group: limit, use, and what of the use is page cache, which the
+# group gives up when memory runs short. `file` of cgroup v2 would count shared memory, too, and
+# that is not given up; the two lists of file pages do not.
+_CGROUP_V2 = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+_CGROUP_V1 = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where something was measured.
+
+    cpu: the processor's own name. cores: logical ones that this process may use. kernels: one of
+    KERNELS. device: ggml's name of where the model runs, "CPU" without a GPU.
+    """
+
+    cpu: str
+    cores: int
+    kernels: str
+    device: str = "CPU"
+
+    def differs_in(self, other: "Machine") -> str | None:
+        """What sets two machines apart, for a note; None when nothing does."""
+        for name in ("cpu", "cores", "kernels", "device"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                return f"{name} {theirs!r} instead of {mine!r}"
+        return None
+
+
+def this_machine(kernels: str, device: str = "CPU") -> Machine:
+    """The machine that this process runs on."""
+    return Machine(_cpu_name(), usable_cores(), kernels, device)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process can still take without swapping; None if unknown.
+
+    Page cache counts as free, for the machine and for each control group (container) around the
+    process. Where the system does not report free memory, this is all that the machine has.
+    """
+    known = [_available()]
+    with suppress(OSError):
+        for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                known += _group_memory(_CGROUPS, group, *_CGROUP_V2)
+            elif "memory" in controllers.split(","):
+                known += _group_memory(_CGROUPS / "memory", group, *_CGROUP_V1)
+    numbers = [n for n in known if n is not None]
+    return max(0, min(numbers)) if numbers else None
+
+
+def _available() -> int | None:
+    """What the machine has to give, whatever limits the process is under."""
+    with suppress(OSError):
+        match = re.search(r"^MemAvailable: *(\d+) kB", _MEMINFO.read_text("utf-8"), re.MULTILINE)
+        if match:
+            return int(match[1]) << 10
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _group_memory(
+    mount: Path, group: str, limit_file: str, used_file: str, cache_keys: tuple[str, ...]
+) -> Iterator[int]:
+    """Free memory of a control group and of each one around it that has a limit.
+
+    Inside a container the path of the group may be the host's, which does not exist there; the
+    mount point then shows the container's own group.
+    """
+    path = mount / group.strip("/")
+    for folder in (path, *path.parents):
+        with suppress(OSError, ValueError):  # no such group; "max" is no limit
+            limit = int((folder / limit_file).read_text("ascii"))
+            used = int((folder / used_file).read_text("ascii"))
+            yield limit - used + _page_cache(folder / "memory.stat", cache_keys)
+        if folder == mount:
+            return
+
+
+def _page_cache(stat: Path, keys: tuple[str, ...]) -> int:
+    with suppress(OSError):
+        lines = (line.split() for line in stat.read_text("ascii").splitlines())
+        return sum(int(words[1]) for words in lines if words[0] in keys)
+    return 0
+
+
+def usable_cores() -> int:
+    """Logical cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class CoreMeter:
+    """Processor time of this process, all threads together, since the meter was made."""
+
+    def __init__(self) -> None:
+        self.cores = usable_cores()
+        self._wall, self._busy = time.monotonic(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far."""
+        return time.monotonic() - self._wall
+
+    @property
+    def busy_seconds(self) -> float:
+        """Processor time so far."""
+        return time.process_time() - self._busy
+
+    def share(self) -> float:
+        """The part of the cores' time that was used: 1.0 where all of them never waited."""
+        seconds = self.seconds
+        return self.busy_seconds / (seconds * self.cores) if seconds > 0 else 0.0
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Hardware", "Model") and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    if platform.system() == "Darwin":
+        try:
+            asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(
+                asked, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return platform.processor() or platform.machine() or "unknown"
