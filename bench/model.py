@@ -1,4 +1,4 @@
-"""One copy of the weights, and over it contexts, heads and sessions in turn."""
+"""One copy of the weights, and the contexts, heads and sessions that use it one after another."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ N_BATCH = 512
 
 @dataclass(frozen=True)
 class Setting:
-    """How a session drafts, as far as it cannot be changed from cycle to cycle.
+    """The settings of a session that cannot change from cycle to cycle.
 
-    max_depth: 0 runs without a head. draft_threads: 0: as many as the trunk.
+    max_depth: 0 runs without a head. draft_threads: 0 for as many as the trunk.
     """
 
     max_depth: int
@@ -36,7 +36,10 @@ class Setting:
 
 
 class BenchModel:
-    """A loaded trunk. ModelRefusedError when llama.cpp cannot load it. Use `with`."""
+    """A loaded trunk, used as a context manager.
+
+    Raises ModelRefusedError if llama.cpp cannot load the file.
+    """
 
     def __init__(
         self, path: Path, *, n_ctx: int, threads: int, gpu_layers: int = 0, head: Path | None = None
@@ -47,7 +50,7 @@ class BenchModel:
         self.threads = threads
         self.device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
         self._head_path = head
-        # What no session uses at the moment: contexts by snapshots, heads by rows and threads.
+        # Contexts by snapshots, and heads by rows and threads, that no session uses now.
         self._contexts: dict[int, list[Any]] = {}
         self._heads: dict[tuple[int, int], list[Head]] = {}
         params = llama_cpp.llama_model_default_params()
@@ -75,7 +78,7 @@ class BenchModel:
         llama_cpp.llama_model_free(self._model)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens parsed."""
+        """Token ids of a text; special tokens in it are recognized."""
         raw = text.encode()
         room = len(raw) + 8
         out = (ctypes.c_int32 * room)()
@@ -83,21 +86,21 @@ class BenchModel:
         return out[: max(n, 0)]
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; none for a control token."""
+        """The bytes of a token; empty for a control token."""
         out = ctypes.create_string_buffer(256)
         n = llama_cpp.llama_token_to_piece(self._vocab, token, out, len(out), 0, False)
         return out.raw[: max(n, 0)]
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the text or the turn."""
+        """Whether a token ends the text or the assistant's message."""
         return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
     @contextmanager
     def session(self, setting: Setting) -> Iterator[Session]:
         """An empty session with a context and a head of its own.
 
-        Contexts have as many snapshots as the session drafts, which is what MTPLlama gives them.
-        They are kept for later sessions alike until another kind is asked for.
+        The context has as many snapshots as the session drafts, as MTPLlama configures it. It is
+        reused by later sessions of the same kind, until another kind is needed.
         """
         depth, mode = setting.max_depth, setting.rollback
         snapshots = depth if mode is Rollback.SNAPSHOT else 0
@@ -121,7 +124,7 @@ class BenchModel:
                 heads.append(head)
 
     def _new_context(self, snapshots: int) -> Any:
-        for others in self._contexts.values():  # a context takes memory that this one may need
+        for others in self._contexts.values():  # free memory that the new context may need
             while others:
                 llama_cpp.llama_free(others.pop())
         params = llama_cpp.llama_context_default_params()

@@ -1,4 +1,4 @@
-"""What a bench is asked to measure."""
+"""What a benchmark is asked to measure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from .prompts import SETS
 if TYPE_CHECKING:
     from mtp_gguf.server.find import LlamaServer
 
-COST_DEPTH = 8  # batches of 1 to 9 tokens, chains of 1 to 8 drafts
+COST_DEPTH = 8  # costs are measured for batches of 1 to 9 tokens and chains of 1 to 8 drafts
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """What to measure.
 
-    budget: seconds; None: everything in full. kinds: built-in prompt sets. own: prompts of the
-    user's, as one more set of that name. depths: numbers and "auto". sizes: rows of the draft
-    vocabulary beside the default, 0 all, -1 the whole vocabulary. contexts: tokens before the
-    prompts. prompts: of each kind, tokens: of each answer, rounds: of everything, None: what the
-    budget allows.
-    …_asked: named by the user, and so not left out for want of time.
+    budget: seconds, None for unlimited. kinds: built-in prompt sets. own: the user's prompts, each
+    a set of its own by name. depths: numbers and "auto". sizes: rows of the draft vocabulary to
+    compare with the file's own, -1 for the whole vocabulary. contexts: tokens before the prompts.
+    prompts of each kind, tokens of each answer and rounds: None for as many as the budget allows.
+    Fields that end in `_asked`: whether the user named them; such parts are never skipped.
     """
 
     budget: float | None = None
@@ -49,5 +48,5 @@ class BenchOptions:
 
     @property
     def max_depth(self) -> int:
-        """The deepest that texts are drafted at."""
+        """The largest depth at which texts are drafted."""
         return max(AUTO_MAX_DEPTH, *(d for d in self.depths if isinstance(d, int)))

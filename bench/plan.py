@@ -1,4 +1,4 @@
-"""What is measured in the time that there is. Knows no model and no clock."""
+"""Which measurements fit into a time budget. Knows neither a model nor a clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is written. prompts: of each kind; tokens: of each answer; rounds: of everything."""
+    """How much is generated: prompts of each kind, tokens of each answer, rounds of everything."""
 
     prompts: int
     tokens: int
@@ -16,18 +16,18 @@ class Amount:
 
 
 FULL = Amount(3, 128, 3)
-# The last of these still has a spread and texts longer than their beginnings; below it parts are
-# left out first, and only then is less written.
-_ENOUGH = (FULL, Amount(2, 128, 3), Amount(1, 128, 3), Amount(1, 96, 3), Amount(1, 64, 3))
-_LITTLE = (Amount(1, 48, 2), Amount(1, 32, 2), Amount(1, 24, 1))
+# The smallest of these still gives a spread and texts that go beyond their beginnings. Below it,
+# tasks are skipped first, and the amount is reduced further only if that is not enough.
+_SUFFICIENT = (FULL, Amount(2, 128, 3), Amount(1, 128, 3), Amount(1, 96, 3), Amount(1, 64, 3))
+_MINIMAL = (Amount(1, 48, 2), Amount(1, 32, 2), Amount(1, 24, 1))
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A part that could be measured.
+class Task:
+    """One measurement that can be planned.
 
-    key: how the one who measures knows it. group, member: what a line of the plan calls it and
-    its like. seconds: about, at an amount. needed: not left out, whatever the time.
+    key: identifies it to the code that measures. group, member: its label in the printed plan,
+    where tasks of one group share a line. seconds: estimate for an amount. needed: never skipped.
     """
 
     key: Hashable
@@ -39,96 +39,98 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """wishes: all of them, what matters most first. whole: seconds of them in full."""
+    """tasks: all, most important first. kept: those to measure. whole: seconds without a budget."""
 
     amount: Amount
-    wishes: tuple[Wish, ...]
-    kept: tuple[Wish, ...]
+    tasks: tuple[Task, ...]
+    kept: tuple[Task, ...]
     whole: float
 
     @property
-    def left_out(self) -> tuple[Wish, ...]:
-        """What there is no time for."""
-        return tuple(wish for wish in self.wishes if wish not in self.kept)
+    def skipped(self) -> tuple[Task, ...]:
+        """The tasks that do not fit into the budget."""
+        return tuple(task for task in self.tasks if task not in self.kept)
 
     @property
     def seconds(self) -> float:
-        """About how long it takes."""
-        return _sum(self.kept, self.amount)
+        """Estimated seconds of the kept tasks."""
+        return _total(self.kept, self.amount)
 
     def has(self, key: Hashable) -> bool:
-        """Whether a part is to be measured."""
-        return any(wish.key == key for wish in self.kept)
+        """Whether the task with this key is kept."""
+        return any(task.key == key for task in self.kept)
 
-    def lines(self, wishes: Sequence[Wish]) -> list[tuple[str, float]]:
-        """What is to be said of some of the wishes, and seconds: a line for each group."""
-        groups: dict[str, list[Wish]] = {}
-        for wish in wishes:
-            groups.setdefault(wish.group, []).append(wish)
-        return [
-            (
-                f"{group}: {', '.join(named)}"
-                if (named := [w.member for w in same if w.member])
-                else group,
-                _sum(same, self.amount),
-            )
-            for group, same in groups.items()
-        ]
+    def lines(self, tasks: Sequence[Task]) -> list[tuple[str, float]]:
+        """Label and estimated seconds for each group among the given tasks."""
+        groups: dict[str, list[Task]] = {}
+        for task in tasks:
+            groups.setdefault(task.group, []).append(task)
+        lines = []
+        for group, members in groups.items():
+            names = [task.member for task in members if task.member]
+            label = f"{group}: {', '.join(names)}" if names else group
+            lines.append((label, _total(members, self.amount)))
+        return lines
 
     def adjust(self, done: Collection[Hashable], seconds: float) -> Plan:
-        """The plan where so many seconds are left for the parts that are not done.
+        """The plan with `seconds` left for the tasks that are not done.
 
-        Parts go where the time got short, and come back where it did not.
+        Tasks are dropped if measuring was slower than estimated, and return if it was faster.
         """
-        ahead = [wish for wish in self.wishes if wish.key not in done]
-        fitting = _greedy(ahead, self.amount, seconds)
-        kept = [wish for wish in self.wishes if wish.key in done or wish in fitting]
+        ahead = [task for task in self.tasks if task.key not in done]
+        fitting = _fitting(ahead, self.amount, seconds)
+        kept = [task for task in self.tasks if task.key in done or task in fitting]
         return replace(self, kept=tuple(kept))
 
 
-def fit(
-    wishes: Sequence[Wish],
+def make_plan(
+    tasks: Sequence[Task],
     budget: float | None,
     *,
     prompts: int | None = None,
     tokens: int | None = None,
     rounds: int | None = None,
 ) -> Plan:
-    """The best plan for a budget in seconds; None: everything in full.
+    """The plan that measures most within a budget.
 
-    wishes: what matters most first. prompts, tokens, rounds: of the amount, where not to be chosen.
-    As much text as fits with all wishes; where even little text of each is too long, wishes are
-    left out from the end, needed ones never.
+    The amount is as large as fits with all tasks. If not even a small amount fits, tasks that are
+    not needed are skipped, the least important first.
+
+    Args:
+        tasks: most important first.
+        budget: seconds; None for everything in full.
+        prompts, tokens, rounds: fix that part of the amount.
+
     """
 
-    def asked(amount: Amount) -> Amount:
+    def fixed(amount: Amount) -> Amount:
         return Amount(prompts or amount.prompts, tokens or amount.tokens, rounds or amount.rounds)
 
-    whole = _sum(wishes, asked(FULL))
+    whole = _total(tasks, fixed(FULL))
     if budget is None or whole <= budget:
-        return Plan(asked(FULL), tuple(wishes), tuple(wishes), whole)
-    for amount in map(asked, _ENOUGH):
-        if _sum(wishes, amount) <= budget:
-            return Plan(amount, tuple(wishes), tuple(wishes), whole)
-    needed = [wish for wish in wishes if wish.needed]
-    amounts = [asked(a) for a in (_ENOUGH[-1], *_LITTLE)]
-    amount = next((a for a in amounts if _sum(needed, a) <= budget), amounts[-1])
-    kept = _greedy(wishes, amount, budget)
-    return Plan(amount, tuple(wishes), tuple(kept), whole)
+        return Plan(fixed(FULL), tuple(tasks), tuple(tasks), whole)
+    for amount in map(fixed, _SUFFICIENT):
+        if _total(tasks, amount) <= budget:
+            return Plan(amount, tuple(tasks), tuple(tasks), whole)
+    needed = [task for task in tasks if task.needed]
+    amounts = [fixed(a) for a in (_SUFFICIENT[-1], *_MINIMAL)]
+    amount = next((a for a in amounts if _total(needed, a) <= budget), amounts[-1])
+    return Plan(amount, tuple(tasks), tuple(_fitting(tasks, amount, budget)), whole)
 
 
-def _greedy(wishes: Sequence[Wish], amount: Amount, seconds: float) -> list[Wish]:
-    """What is needed, and of the rest, in its order, what still fits."""
-    left = seconds - _sum([wish for wish in wishes if wish.needed], amount)
+def _fitting(tasks: Sequence[Task], amount: Amount, seconds: float) -> list[Task]:
+    """All needed tasks, and of the others, in their order, each that still fits."""
+    left = seconds - _total([task for task in tasks if task.needed], amount)
     kept = []
-    for wish in wishes:
-        if not wish.needed:
-            if (takes := wish.seconds(amount)) > left:
+    for task in tasks:
+        if not task.needed:
+            estimate = task.seconds(amount)
+            if estimate > left:
                 continue
-            left -= takes
-        kept.append(wish)
+            left -= estimate
+        kept.append(task)
     return kept
 
 
-def _sum(wishes: Sequence[Wish], amount: Amount) -> float:
-    return sum(wish.seconds(amount) for wish in wishes)
+def _total(tasks: Sequence[Task], amount: Amount) -> float:
+    return sum(task.seconds(amount) for task in tasks)

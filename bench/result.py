@@ -1,4 +1,4 @@
-"""What a bench found, as it stands in the JSON; shapes and units are on the fields."""
+"""The result of a benchmark, which is also the layout of bench.json."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis import Analysis
     from .costs import CycleCosts, PrefillCosts
-    from .spread import Spread
-    from .verdict import Verdict
+    from .environment import Environment, MeasuredFile
+    from .plan import Amount
+    from .stats import Stats
 
-FORMAT = 3
-ALL = "all"  # the kind that sums up the others
+FORMAT = 4
+ALL = "all"  # the kind that sums up all others
 
-# Where a bench is: a result is written after each part, and stays when no other follows.
+# State of a benchmark. A result is written after each part, so a file can say RUNNING for ever.
 RUNNING, STOPPED, DONE = "running", "stopped", "done"
-# Where a part of it is, beside DONE; SHORT: texts of fewer rounds than planned.
-PLANNED, SHORT, LEFT_OUT = "planned", "fewer rounds", "left out"
+# State of one part, besides DONE. SHORT: texts that were measured for fewer rounds than planned.
+PLANNED, SHORT, SKIPPED = "planned", "fewer rounds", "skipped"
 
 
 @dataclass(frozen=True)
 class TextResult:
-    """One kind of text at one depth. Times are milliseconds of a cycle; rest: all but the parts.
+    """One kind of text at one depth. Times are milliseconds per cycle.
 
-    kind: the set's name, "all" for their sum. context: tokens before the prompts. acceptance: by
-    position, of what was verified. limit_tok_s: tokens over the time of verification alone, which
-    is what free drafts would give.
+    kind: name of the prompt set, or ALL. context: tokens before the prompts. rows: size of the
+    draft vocabulary that was used; fastmtp_size: size that was asked for, 0 for the file's own.
+    acceptance: by position, over all verified drafts. rest_ms: what is in no other part.
+    limit_tok_s: tokens over the time of verification alone, which is the speed with free drafts.
     """
 
     kind: str
@@ -34,7 +37,7 @@ class TextResult:
     rows: int
     depth: int | str
     tokens: int
-    tok_s: Spread
+    tok_s: Stats
     tokens_per_cycle: float
     acceptance: tuple[float, ...]
     draft_ms: float
@@ -46,26 +49,29 @@ class TextResult:
 
 @dataclass(frozen=True)
 class ServerResult:
-    """llama-server on the same file and prompts.
+    """llama-server with the same file, prompts and depth, interleaved with our own session.
 
-    ours: our own session at that depth, in turn with it; times: its speed over the server's, round
-    by round. Both None where there was no room for two copies of the model. note: why the server
-    did not run, "" when it did.
+    ours: tokens per second of our session; times: its speed over the server's, by round. Both are
+    None if the memory did not hold two copies of the model. note: why the server did not run, or
+    empty.
     """
 
     name: str
     version: str
     depth: int
-    tok_s: Spread | None
+    tok_s: Stats | None
     acceptance: float | None
-    ours: Spread | None = None
-    times: Spread | None = None
+    ours: Stats | None = None
+    times: Stats | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
-class TextToken:
-    """A token of the sample, for the report. rejected: the text of the draft in its place."""
+class SampleToken:
+    """One token of a sample text. rejected: text of the wrong draft that it replaced, or None.
+
+    origin: 0 for a token sampled from the trunk, i for the i-th draft of a chain.
+    """
 
     text: str
     origin: int
@@ -74,17 +80,17 @@ class TextToken:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text as it was written at one depth."""
+    """A text generated at one depth, token by token."""
 
     kind: str
     depth: int | str
     prompt: str
-    tokens: tuple[TextToken, ...]
+    tokens: tuple[SampleToken, ...]
 
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """A line of the plan. state: DONE, PLANNED, SHORT, or LEFT_OUT for want of time."""
+    """One line of the plan. seconds: estimated. state: DONE, PLANNED, SHORT or SKIPPED."""
 
     what: str
     seconds: float
@@ -93,18 +99,19 @@ class PlannedPart:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All of a bench, or what there is of it.
+    """Everything that a benchmark has measured so far.
 
-    state: RUNNING, STOPPED (by the user) or DONE. plan: what was to be measured, needed seconds
-    beside it. budget_s: None without one. whole_s: what everything in full would take, 0 before
-    that is known. sizes: texts at the best depth, by size of the draft vocabulary, the default
-    among them. coverage: by rows, the share of the written tokens that the draft vocabulary's
-    first rows have.
+    state: RUNNING, STOPPED (by the user) or DONE. amount: prompts, tokens and rounds of the plan;
+    None before there is a plan. budget_s: None if unlimited. whole_s: estimated seconds of a run
+    without a budget. sizes: texts at the best depth by size of the draft vocabulary, the file's own
+    size included. coverage: by number of rows, the share of the generated tokens that the first
+    rows of the draft vocabulary contain.
     """
 
     state: str
-    environment: dict[str, Any]
-    model: dict[str, Any]
+    environment: Environment
+    model: MeasuredFile
+    amount: Amount | None = None
     budget_s: float | None = None
     whole_s: float = 0.0
     seconds: float = 0.0
@@ -116,8 +123,8 @@ class BenchResult:
     servers: tuple[ServerResult, ...] = ()
     coverage: dict[int, float] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-    verdict: Verdict | None = None
+    analysis: Analysis | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain objects, lists, numbers and text."""
+        """The result as plain objects, lists, numbers and text."""
         return {"format": FORMAT, **asdict(self)}

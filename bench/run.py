@@ -1,53 +1,49 @@
-"""A whole bench: what is measured, in which order, and how the parts become one result."""
+"""A whole benchmark: which measurements are made in which order, and how they become a result."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
-from .about import about_environment, about_model, sha256
-from .beside import has_room, in_turn
+from .analysis import Analysis, analyze, best_drafting
 from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
 from .coverage import coverage
+from .environment import Environment, describe_environment, describe_file, sha256
+from .estimate import probe
+from .generation import trace
+from .interleaved import InterleavedRuns, Variant
 from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions
-from .pace import probe
-from .plan import FULL, Plan, Wish, fit
+from .plan import FULL, Plan
 from .prompts import CHAT, SETS
 from .result import (
     ALL,
     DONE,
-    LEFT_OUT,
-    PLANNED,
     RUNNING,
-    SHORT,
     STOPPED,
     BenchResult,
-    PlannedPart,
     Sample,
+    SampleToken,
     ServerResult,
-    TextToken,
+    TextResult,
 )
+from .schedule import Schedule
 from .server import running
-from .texts import trace
-from .turns import Contender, Turns
-from .verdict import best_drafting, judge
-from .wishes import COSTS, DIGEST, PREFILL, SAMPLE, SAMPLE_TOKENS, make_wishes, server_name
+from .server_comparison import fits_in_memory, interleave
+from .tasks import COSTS, DIGEST, PREFILL, SAMPLE, SAMPLE_TOKENS, make_tasks, server_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PROMPT_TOKENS = 16  # before the cycles whose parts are timed
 _FILLER = (
@@ -55,13 +51,15 @@ _FILLER = (
     "and the ships that passed, and when there was no ship he wrote that too. "
 )
 
+Prompts = Mapping[str, Sequence[Sequence[int]]]  # token ids by kind of text
+
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told of a bench, while it runs. clock: seconds, whose differences count.
+    """Callbacks of a running benchmark, and its clock in seconds.
 
-    progress: the share done and what is going on. planned: the plan, before anything of it is
-    measured. saved: the result after each part.
+    progress: the share that is done and what is being measured. planned: the plan, before anything
+    is measured. saved: the result so far, after each part.
     """
 
     progress: Callable[[float, str], None] = lambda share, text: None
@@ -71,34 +69,35 @@ class Watcher:
 
 
 def run_bench(path: Path, options: BenchOptions, watcher: Watcher | None = None) -> BenchResult:
-    """Measure a file. Raises what loading raises, RequestError for contexts that do not fit.
+    """Measure a model file.
 
-    Once something is measured, KeyboardInterrupt ends the bench with the result so far.
+    KeyboardInterrupt ends the benchmark with the result so far, once something was measured.
+
+    Raises:
+        RequestError: a prompt does not fit into the context.
+        ModelRefusedError: llama.cpp cannot load the model.
+
     """
     return _Bench(path, options, watcher or Watcher()).run()
 
 
 class _Bench:
+    """One benchmark: measures part by part and keeps what was measured."""
+
     def __init__(self, path: Path, options: BenchOptions, watcher: Watcher) -> None:
         self._path = path
         self._options = options
         self._watcher = watcher
-        self._began = watcher.clock()
+        self._schedule = Schedule(options.budget, watcher.clock, watcher.progress)
         self._state = RUNNING
-        self._plan: Plan | None = None
-        self._done: set[Hashable] = set()
-        self._pace = 1.0  # seconds that a second of the plan takes
-        self._share = 0.0
-        self._title = ""
-        self._prompts: dict[str, list[list[int]]] = {}
-        self._environment: dict[str, Any] = {}
-        self._model = about_model(path)
+        self._prompts: Prompts = {}
+        self._file = describe_file(path)
+        self._environment: Environment | None = None
         self._cycles: list[CycleCosts] = []
         self._prefill: PrefillCosts | None = None
-        self._turns: list[Turns] = []  # by context
-        self._sizes: Turns | None = None
+        self._texts: list[InterleavedRuns] = []  # by context
+        self._sizes: InterleavedRuns | None = None
         self._servers: list[ServerResult] = []
-        self._alone: list[tuple[str, int, int]] = []  # servers without room for our copy beside
         self._coverage: dict[int, float] = {}
         self._samples: tuple[Sample, ...] = ()
 
@@ -106,216 +105,194 @@ class _Bench:
         o = self._options
         n_ctx = max(2048, max(o.contexts) + 1024) + (o.tokens or FULL.tokens) + 64
         try:
-            self._say("loading")
+            self._schedule.announce("loading")
             with BenchModel(
                 self._path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
             ) as model:
-                self._in_process(model, n_ctx)
-                for key in self._server_keys():
-                    self._part([key], partial(self._serve, key, model))
-            while self._alone:
-                key = self._alone.pop(0)
-                self._part([key], partial(self._serve, key, None))
-            self._part([DIGEST], self._digest)
+                self._measure_in_process(model, n_ctx)
+                servers = [key for key in self._server_keys() if not self._compare(key, model)]
+            for key in servers:  # those that did not fit into memory with the model
+                self._compare(key, None)
+            self._part([DIGEST], self._measure_digest)
             self._state = DONE
         except KeyboardInterrupt:
-            if not self._done:
+            if not self._schedule.done:
                 raise
             self._state = STOPPED
-        result = self._result()
-        self._watcher.saved(result)
-        return result
+        self._save()
+        return self._result()
 
-    def _in_process(self, model: BenchModel, n_ctx: int) -> None:
-        """All that one copy of the weights serves."""
+    def _measure_in_process(self, model: BenchModel, n_ctx: int) -> None:
+        """Everything that needs only one copy of the weights."""
         o = self._options
-        self._environment = about_environment(model.device, o.threads, o.gpu_layers)
-        self._prompts = self._tokenize(model, n_ctx)
+        self._environment = describe_environment(model.device, o.threads, o.gpu_layers)
+        self._prompts = _tokenize(model, o, n_ctx)
         filler = _repeat(model.tokenize(_FILLER), max(PREFILL_TOKENS, *o.contexts))
-        self._say("a first look")
+        self._schedule.announce("estimating the duration")
         clock = self._watcher.clock
-        pace = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS], clock)
-        wishes = make_wishes(o, pace, self._prompts, self._model["size"])
-        spent = self._watcher.clock() - self._began
-        budget = None if o.budget is None else o.budget - spent
-        self._plan = fit(wishes, budget, prompts=o.prompts, tokens=o.tokens, rounds=o.rounds)
-        self._watcher.planned(self._plan)
+        estimate = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS], clock)
+        tasks = make_tasks(o, estimate, self._prompts, self._file.size)
+        self._watcher.planned(self._schedule.start(tasks, o))
         first, *others = o.contexts
-        with _standing(model, filler[:first]) as before:
-            self._part([COSTS], lambda: self._costs(model, filler, before))
+        with _decoded(model, filler[:first]) as prefix:
+            self._part([COSTS], lambda: self._measure_costs(model, filler, prefix))
             depths = [("depth", depth) for depth in o.depths]
-            self._part(depths, lambda: self._texts(model, o.depths, before))
-            self._part([SAMPLE], lambda: self._sample(model, before))
-            self._part([PREFILL], lambda: self._prompt(model, filler))
+            texts = partial(self._measure_texts, model, prefix)
+            self._part(depths, texts, representative=True)
+            self._part([SAMPLE], lambda: self._generate_samples(model, prefix))
+            self._part([PREFILL], lambda: self._measure_prefill(model, filler))
             sizes = [("size", rows) for rows in o.sizes]
-            self._part(sizes, lambda: self._compare_sizes(model))
+            self._part(sizes, lambda: self._measure_sizes(model))
         for context in others:
-            self._part([("context", context)], partial(self._context, model, filler[:context]))
+            self._part(
+                [("context", context)], partial(self._measure_context, model, filler[:context])
+            )
 
-    # --- the plan ---
+    def _part(
+        self,
+        keys: Sequence[Hashable],
+        measure: Callable[[], bool | None],
+        *,
+        representative: bool = False,
+    ) -> None:
+        if self._schedule.run(keys, measure, representative=representative):
+            self._save()
 
-    def _server_keys(self) -> list[tuple[str, int, int]]:
-        """What could be measured of servers, what matters most first."""
-        assert self._plan is not None
-        keys = [wish.key for wish in self._plan.wishes]
-        return [key for key in keys if isinstance(key, tuple) and key[0] == "server"]
+    # --- measurements ---
 
-    def _part(self, keys: Sequence[Hashable], measure: Callable[[], None]) -> None:
-        """Measure what the plan has of these keys, in the time that is left."""
-        assert self._plan is not None
-        self._plan = self._plan.adjust(self._done, self._left() / self._pace)
-        wishes = [wish for wish in self._plan.kept if wish.key in keys]
-        if not wishes:
-            return
-        self._say(wishes[0].group)
-        before, began = self._share, self._watcher.clock()
-        measure()
-        planned = sum(wish.seconds(self._plan.amount) for wish in wishes)
-        took = self._watcher.clock() - began
-        if any(key[0] == "depth" for key in keys if isinstance(key, tuple)):
-            self._pace = min(max(took / max(planned, 1e-9), 0.5), 5.0)
-        self._done.update(wish.key for wish in wishes if wish.key not in self._alone)
-        self._advance(before + planned / self._plan.seconds - self._share)
-        self._watcher.saved(self._result())
-
-    def _left(self) -> float:
-        budget = self._options.budget
-        return math.inf if budget is None else budget - (self._watcher.clock() - self._began)
-
-    def _step(self, wish: Hashable, parts: int) -> None:
-        """One of several equal parts of a wish is done."""
-        assert self._plan is not None
-        found = next(w for w in self._plan.kept if w.key == wish)
-        self._advance(found.seconds(self._plan.amount) / self._plan.seconds / parts)
-
-    def _advance(self, share: float) -> None:
-        self._share = min(1.0, self._share + max(0.0, share))
-        self._say(self._title)
-
-    def _say(self, title: str) -> None:
-        self._title = title
-        self._watcher.progress(self._share, title)
-
-    # --- the parts ---
-
-    def _costs(self, model: BenchModel, filler: Sequence[int], before: Checkpoint | None) -> None:
-        assert self._plan is not None
-        rounds = self._plan.amount.rounds
+    def _measure_costs(
+        self, model: BenchModel, filler: Sequence[int], prefix: Checkpoint | None
+    ) -> None:
+        rounds = self._schedule.amount.rounds
         self._cycles.append(
             cycle_costs(
                 model,
                 Setting(COST_DEPTH),
                 filler[:_PROMPT_TOKENS],
                 blocks=rounds,
-                before=before,
-                step=lambda: self._step(COSTS, rounds) if COSTS not in self._done else None,
+                prefix=prefix,
+                step=lambda: self._schedule.step(COSTS, rounds),
             )
         )
 
-    def _texts(
-        self, model: BenchModel, depths: Sequence[int | str], before: Checkpoint | None
+    def _measure_texts(self, model: BenchModel, prefix: Checkpoint | None) -> None:
+        """All texts at every planned depth, interleaved."""
+        schedule = self._schedule
+        depths = [d for d in self._options.depths if schedule.plan.has(("depth", d))]
+        runs = InterleavedRuns(
+            model,
+            self._planned_prompts(),
+            schedule.amount.tokens,
+            {depth: _variant(depth) for depth in depths},
+            prefix,
+        )
+        self._texts.append(runs)
+        self._run_rounds(runs, "texts", lambda depth: ("depth", depth))
+        if len(self._texts) == 1:
+            self._coverage = _measure_coverage(model, runs, depths[0])
+
+    def _run_rounds(
+        self, runs: InterleavedRuns, title: str, task_key: Callable[[Hashable], Hashable]
     ) -> None:
-        """The planned rounds of texts, fewer if they take longer than they should."""
-        assert self._plan is not None
-        amount, kept = self._plan.amount, [d for d in depths if self._plan.has(("depth", d))]
-        contenders: dict[Hashable, Contender] = {d: _contender(d) for d in kept}
-        turns = Turns(model, self._chosen(), amount.tokens, contenders, before)
-        self._turns.append(turns)
-        self._rounds(turns, "texts", lambda key: self._step_texts(key, amount.rounds))
-        if len(self._turns) == 1:
-            self._coverage = self._cover(model, turns.tokens(kept[0]))
+        """Run the planned rounds; stop early rather than start a round beyond the budget.
 
-    def _step_texts(self, key: Hashable, rounds: int) -> None:
-        if ("depth", key) not in self._done:
-            self._step(("depth", key), rounds)
-
-    def _rounds(self, turns: Turns, title: str, step: Callable[[Hashable], None]) -> None:
-        """Rounds as planned; none is begun that would take the time of what must follow."""
-        assert self._plan is not None
-        rounds = self._plan.amount.rounds
+        task_key: the plan's key of a variant.
+        """
+        schedule, rounds = self._schedule, self._schedule.amount.rounds
         for i in range(rounds):
-            began = self._watcher.clock()
-            self._say(f"{title}, round {i + 1} of {rounds}")
-            turns.round(step)
-            self._watcher.saved(self._result())
-            took = self._watcher.clock() - began
-            if i + 1 < rounds and self._left() < took:
+            start = schedule.elapsed()
+            schedule.announce(f"{title}, round {i + 1} of {rounds}")
+            runs.round(lambda variant: schedule.step(task_key(variant), rounds))
+            self._save()
+            if i + 1 < rounds and schedule.seconds_left() < schedule.elapsed() - start:
                 return
 
-    def _sample(self, model: BenchModel, before: Checkpoint | None) -> None:
+    def _generate_samples(self, model: BenchModel, prefix: Checkpoint | None) -> None:
         """The first text of each kind at the best drafting depth, token by token."""
-        assert self._plan is not None
-        best = best_drafting(self._turns[0].results())
-        if best is None:
-            return
-        out = []
-        n = min(self._plan.amount.tokens, SAMPLE_TOKENS)
-        with model.session(Setting(int(best.depth))) as session:
-            for kind, prompts in self._chosen().items():
-                tokens = trace(model, session, prompts[0], n, int(best.depth), before)
-                shown = tuple(
-                    TextToken(
-                        _text(model, t.token),
-                        t.origin,
-                        None if t.rejected is None else _text(model, t.rejected),
-                    )
-                    for t in tokens
-                )
-                text = b"".join(map(model.piece, prompts[0])).decode(errors="replace")
-                out.append(Sample(kind, best.depth, text, shown))
-        self._samples = tuple(out)
-
-    def _prompt(self, model: BenchModel, filler: Sequence[int]) -> None:
-        assert self._plan is not None
-        rounds = self._plan.amount.rounds
-        setting = Setting(AUTO_MAX_DEPTH)
-        self._prefill = prefill_costs(
-            model,
-            setting,
-            filler[:PREFILL_TOKENS],
-            rounds,
-            lambda: self._step(PREFILL, rounds + 1),
-        )
-
-    def _compare_sizes(self, model: BenchModel) -> None:
-        """Sizes of the draft vocabulary at the best depth; the file's own takes its turns, too."""
-        assert self._plan is not None
-        best = best_drafting(self._turns[0].results())
+        best = best_drafting(self._texts[0].results())
         if best is None:
             return
         depth = int(best.depth)
-        sizes = [0, *(size for size in self._options.sizes if self._plan.has(("size", size)))]
-        contenders: dict[Hashable, Contender] = {
-            size: Contender(Setting(depth, fastmtp_size=size), depth, size)
-            for size in dict.fromkeys(sizes)
-        }
-        self._sizes = Turns(model, self._chosen(), self._plan.amount.tokens, contenders)
-        rounds = self._plan.amount.rounds
-        self._rounds(
-            self._sizes,
-            "draft vocabularies",
-            lambda key: self._step(("size", key), rounds) if key else None,
+        n = min(self._schedule.amount.tokens, SAMPLE_TOKENS)
+        samples = []
+        with model.session(Setting(depth)) as session:
+            for kind, prompts in self._planned_prompts().items():
+                tokens = tuple(
+                    SampleToken(
+                        _text(model, token.token),
+                        token.origin,
+                        None if token.rejected is None else _text(model, token.rejected),
+                    )
+                    for token in trace(model, session, prompts[0], n, depth, prefix)
+                )
+                prompt = b"".join(map(model.piece, prompts[0])).decode(errors="replace")
+                samples.append(Sample(kind, best.depth, prompt, tokens))
+        self._samples = tuple(samples)
+
+    def _measure_prefill(self, model: BenchModel, filler: Sequence[int]) -> None:
+        rounds = self._schedule.amount.rounds
+        self._prefill = prefill_costs(
+            model,
+            Setting(AUTO_MAX_DEPTH),
+            filler[:PREFILL_TOKENS],
+            rounds,
+            lambda: self._schedule.step(PREFILL, rounds + 1),
         )
 
-    def _context(self, model: BenchModel, filler: Sequence[int]) -> None:
-        with _standing(model, filler) as before:
-            self._costs(model, filler, before)
-            self._texts(model, self._options.depths, before)
+    def _measure_sizes(self, model: BenchModel) -> None:
+        """Sizes of the draft vocabulary at the best depth, interleaved with the file's own."""
+        best = best_drafting(self._texts[0].results())
+        if best is None:
+            return
+        depth, plan = int(best.depth), self._schedule.plan
+        sizes = [0, *(size for size in self._options.sizes if plan.has(("size", size)))]
+        variants: dict[Hashable, Variant] = {
+            size: Variant(Setting(depth, fastmtp_size=size), depth, size) for size in sizes
+        }
+        self._sizes = InterleavedRuns(model, self._planned_prompts(), plan.amount.tokens, variants)
+        self._run_rounds(self._sizes, "draft vocabularies", lambda size: ("size", size))
 
-    def _serve(self, key: tuple[str, int, int], model: BenchModel | None) -> None:
-        """A server in turn with the model; later and without it where both do not fit."""
-        o, plan = self._options, self._plan
-        assert plan is not None
+    def _measure_context(self, model: BenchModel, filler: Sequence[int]) -> None:
+        with _decoded(model, filler) as prefix:
+            self._measure_costs(model, filler, prefix)
+            self._measure_texts(model, prefix)
+
+    def _measure_digest(self) -> None:
+        self._file = replace(self._file, sha256=sha256(self._path))
+
+    # --- llama-server ---
+
+    def _server_keys(self) -> list[tuple[str, int, int]]:
+        """The planned comparisons, most important first, as ("server", index, depth)."""
+        keys = [task.key for task in self._schedule.plan.tasks]
+        return [key for key in keys if isinstance(key, tuple) and key[0] == "server"]
+
+    def _compare(self, key: tuple[str, int, int], model: BenchModel | None) -> bool:
+        """Compare a server with the model, or measure it alone; False if both did not fit."""
+        fits = True
+
+        def measure() -> bool:
+            nonlocal fits
+            fits = self._measure_server(key, model)
+            return fits
+
+        self._part([key], measure)
+        return fits
+
+    def _measure_server(self, key: tuple[str, int, int], model: BenchModel | None) -> bool:
+        o, amount = self._options, self._schedule.amount
         _, index, depth = key
         name, server = server_name(o, index), o.servers[index]
-        self._say(f"{name}, depth {depth}")
-        if model and not has_room(self._model["size"]):
-            self._alone.append(key)
-            return
-        texts, amount = self._chosen(), plan.amount
+        self._schedule.announce(f"{name}, depth {depth}")
+        if model and not fits_in_memory(self._file.size):
+            return False
+        texts = self._planned_prompts()
         prompts = [p for of_kind in texts.values() for p in of_kind]
-        contender: dict[Hashable, Contender] = {depth: _contender(depth)}
-        ours = Turns(model, texts, amount.tokens, contender) if model else None
+        ours = (
+            InterleavedRuns(model, texts, amount.tokens, {depth: _variant(depth)})
+            if model
+            else None
+        )
         ready = False
         try:
             with running(
@@ -326,12 +303,12 @@ class _Bench:
                 n_ctx=max(map(len, prompts)) + amount.tokens + 64,
                 gpu_layers=o.gpu_layers,
                 head=o.head,
-            ) as up:
+            ) as bench_server:
                 ready = True
-                found = in_turn(
+                result = interleave(
                     name,
                     server,
-                    up,
+                    bench_server,
                     ours,
                     prompts,
                     depth=depth,
@@ -339,71 +316,41 @@ class _Bench:
                     rounds=amount.rounds,
                 )
         except ServerError as error:
-            if model and not ready:  # memory of a GPU, for one: two copies may be too many
-                self._alone.append(key)
-                return
-            found = ServerResult(name, server.version, depth, None, None, note=str(error))
-        self._servers.append(found)
+            if model and not ready:  # two copies may be too many for the memory of a GPU
+                return False
+            result = ServerResult(name, server.version, depth, None, None, note=str(error))
+        self._servers.append(result)
+        return True
 
-    def _digest(self) -> None:
-        self._model = {**self._model, "sha256": sha256(self._path)}
+    # --- the result ---
 
-    # --- what they are made of, and what comes of them ---
-
-    def _tokenize(self, model: BenchModel, n_ctx: int) -> dict[str, list[list[int]]]:
-        """Prompts by kind, as token ids."""
-        out: dict[str, list[list[int]]] = {}
-        for kind in self._options.kinds:
-            texts = SETS[kind]
-            if kind == CHAT and model.write_chat:
-                texts = tuple(map(model.write_chat, texts))
-            out[kind] = [model.tokenize(text) for text in texts]
-        for name, text in self._options.own.items():
-            out[name] = [model.tokenize(text)]
-        answer = self._options.tokens or FULL.tokens
-        most = n_ctx - answer - max(self._options.contexts) - 1
-        for kind, prompts in out.items():
-            for prompt in prompts:
-                if not 0 < len(prompt) <= most:
-                    raise RequestError(
-                        f"a prompt of {kind} has {len(prompt)} tokens, expected 1 to {most}: "
-                        "shorten it"
-                    )
-        return out
-
-    def _chosen(self) -> Mapping[str, Sequence[Sequence[int]]]:
+    def _planned_prompts(self) -> Prompts:
         """As many prompts of each kind as are planned."""
-        assert self._plan is not None
-        n = self._plan.amount.prompts
+        n = self._schedule.amount.prompts
         return {kind: prompts[:n] for kind, prompts in self._prompts.items()}
 
-    def _cover(self, model: BenchModel, written: Counter[int]) -> dict[int, float]:
-        with model.session(Setting(1)) as session:
-            assert session.head is not None
-            if session.head.layout == "none":
-                return {}
-            return coverage(session.head.draft_ids().tolist(), written)
+    def _short_tasks(self) -> list[Hashable]:
+        """Keys of the depths that were measured for some of the planned rounds."""
+        runs = self._texts[0].runs if self._texts else {}
+        planned = self._schedule.amount.rounds
+        return [("depth", depth) for depth, done in runs.items() if 0 < len(done) < planned]
+
+    def _save(self) -> None:
+        self._watcher.saved(self._result())
 
     def _result(self) -> BenchResult:
-        o, plan = self._options, self._plan
-        texts = [t for turns in self._turns for t in turns.results()]
-        whole = [t for t in texts if (t.kind, t.context) == (ALL, o.contexts[0])]
-        environment = dict(self._environment)
-        if plan:
-            environment |= {
-                "prompts": plan.amount.prompts,
-                "tokens": plan.amount.tokens,
-                "rounds": plan.amount.rounds,
-            }
-        on_cpu = environment.get("device") == "CPU" and environment.get("kernels") == STOCK
+        o, schedule = self._options, self._schedule
+        assert self._environment is not None
+        texts = [t for runs in self._texts for t in runs.results()]
         return BenchResult(
             self._state,
-            environment,
-            self._model,
+            self._environment,
+            self._file,
+            schedule.amount,
             o.budget,
-            plan.whole if plan else 0.0,
-            self._watcher.clock() - self._began,
-            tuple(self._planned_parts(plan)) if plan else (),
+            schedule.plan.whole,
+            schedule.elapsed(),
+            tuple(schedule.planned_parts(self._short_tasks())),
             tuple(self._cycles),
             self._prefill,
             tuple(texts),
@@ -411,48 +358,69 @@ class _Bench:
             tuple(sorted(self._servers, key=lambda s: (s.name, s.depth))),
             self._coverage,
             self._samples,
-            judge(whole, slow_kernels=on_cpu),
+            _analyze(texts, o.contexts[0], self._environment),
         )
 
-    def _planned_parts(self, plan: Plan) -> Iterator[PlannedPart]:
-        """Lines of the plan: what belongs together and fared alike is one."""
 
-        def state(wish: Wish) -> str:
-            if wish in plan.left_out:
-                return LEFT_OUT
-            key = wish.key
-            if isinstance(key, tuple) and key[0] == "depth" and self._turns:
-                rounds = len(self._turns[0].written.get(key[1], ()))
-                if 0 < rounds < plan.amount.rounds:
-                    return SHORT
-            return DONE if key in self._done else PLANNED
+def _analyze(
+    texts: Sequence[TextResult], context: int, environment: Environment
+) -> Analysis | None:
+    chosen = [t for t in texts if (t.kind, t.context) == (ALL, context)]
+    stock = environment.device == "CPU" and environment.kernels == STOCK
+    return analyze(chosen, stock_kernels=stock)
 
-        for how in dict.fromkeys(map(state, plan.wishes)):
-            for what, seconds in plan.lines([wish for wish in plan.wishes if state(wish) == how]):
-                yield PlannedPart(what, seconds, how)
+
+def _tokenize(model: BenchModel, options: BenchOptions, n_ctx: int) -> Prompts:
+    """The prompts of all kinds as token ids; RequestError if one does not fit."""
+    prompts: dict[str, list[list[int]]] = {}
+    for kind in options.kinds:
+        texts = SETS[kind]
+        if kind == CHAT and model.write_chat:
+            texts = tuple(map(model.write_chat, texts))
+        prompts[kind] = [model.tokenize(text) for text in texts]
+    for name, text in options.own.items():
+        prompts[name] = [model.tokenize(text)]
+    most = n_ctx - (options.tokens or FULL.tokens) - max(options.contexts) - 1
+    for kind, of_kind in prompts.items():
+        for prompt in of_kind:
+            if not 0 < len(prompt) <= most:
+                raise RequestError(
+                    f"a prompt of {kind} has {len(prompt)} tokens, expected 1 to {most}: shorten it"
+                )
+    return prompts
+
+
+def _measure_coverage(
+    model: BenchModel, runs: InterleavedRuns, variant: Hashable
+) -> dict[int, float]:
+    with model.session(Setting(1)) as session:
+        assert session.head is not None
+        if session.head.layout == "none":
+            return {}
+        return coverage(session.head.draft_ids().tolist(), runs.tokens(variant))
 
 
 @contextmanager
-def _standing(model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | None]:
-    """A checkpoint after some tokens, for every kind of session; None after none."""
+def _decoded(model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | None]:
+    """A checkpoint after these tokens, usable in every kind of session; None for no tokens."""
     if not tokens:
         yield None
         return
     with ExitStack() as stack:
         with model.session(Setting(1)) as session:
             session.decode(tokens)
-            saved = stack.enter_context(session.save(CheckpointKind.WHOLE))
-        yield saved
+            checkpoint = stack.enter_context(session.save(CheckpointKind.WHOLE))
+        yield checkpoint
 
 
-def _contender(depth: int | str) -> Contender:
+def _variant(depth: int | str) -> Variant:
     if depth == AUTO:
-        return Contender(Setting(AUTO_MAX_DEPTH), AUTO)
-    return Contender(Setting(int(depth)), int(depth))
+        return Variant(Setting(AUTO_MAX_DEPTH), AUTO)
+    return Variant(Setting(int(depth)), int(depth))
 
 
 def _repeat(tokens: Sequence[int], n: int) -> list[int]:
-    """N tokens of a text that is said over and over."""
+    """The first n tokens of the endless repetition of `tokens`."""
     times = n // max(1, len(tokens)) + 1
     return (list(tokens) * times)[:n]
 

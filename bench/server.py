@@ -1,4 +1,4 @@
-"""llama-server on the same file and prompts, through HTTP on this machine alone."""
+"""A llama-server on the loopback interface that completes the benchmark's prompts."""
 
 import http.client
 import io
@@ -17,7 +17,7 @@ _ANSWER_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What a server says of one completion; its first token, which the prompt gave, not counted."""
+    """What a server reports of one completion, without its first token, which the prompt yields."""
 
     tokens: int
     seconds: float
@@ -26,15 +26,15 @@ class ServerRun:
 
 
 class BenchServer:
-    """A llama-server that is ready."""
+    """A llama-server that has loaded its model."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     def complete(self, prompt: Sequence[int], n: int) -> ServerRun:
-        """A greedy completion; ServerError when the server does not give one.
+        """Complete a prompt greedily; ServerError if the server fails.
 
-        Without the repetition penalty that a file can ask for: our sessions have none.
+        A repetition penalty from the file's metadata is switched off: our sessions have none.
         """
         body = {"prompt": [*prompt], "n_predict": n, "temperature": 0, "cache_prompt": False}
         body["repeat_penalty"] = 1.0
@@ -70,7 +70,7 @@ def running(
     gpu_layers: int,
     head: Path | None = None,
 ) -> Iterator[BenchServer]:
-    """Run a server on a free port of the loopback; ServerError when it ends while loading."""
+    """Run a server on a free loopback port; ServerError if it exits while loading."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -83,7 +83,7 @@ def running(
     health = f"http://127.0.0.1:{port}/health"
     with RunningServer(words, health, io.BytesIO(), forward=False) as server:
         if not server.wait_until_ready(lambda _: None):
-            server.wait()  # for its last words
+            server.wait()  # until all of its output is read
             last = server.last_lines() or ["no message"]
             raise ServerError(f"{binary}: ended while loading: {last[-1]}")
         yield BenchServer(port)

@@ -1,4 +1,4 @@
-"""`tune`: the search on a real model, and the profile that it gives."""
+"""`tune`: the search on a real model, and the profile that it results in."""
 
 from __future__ import annotations
 
@@ -19,26 +19,35 @@ from mtp_gguf.native.exact import kernels
 from mtp_gguf.native.session import Rollback
 
 from .costs import cycle_costs
+from .estimate import Estimate, probe
+from .generation import generate
+from .interleaved import rotated
 from .model import BenchModel, Setting
-from .pace import Pace, probe
-from .plan import FULL, Amount, Plan, Wish, fit
+from .plan import FULL, Amount, Plan, Task, make_plan
 from .prompts import CHAT, SETS
-from .search import Found, Search, Space
-from .texts import write
-from .turns import rotated
+from .search import Search, SearchResult, Space
 
 COST_BLOCKS = 3
 LONGEST_PROMPT = 1024
 
-# After the first round, what is slower than this much of the fastest is not measured again.
-_IN_THE_RACE = 0.9
+# After the first round, candidates below this share of the fastest speed are not measured again.
+_CONTENTION = 0.9
+
+_DEPTHS, _REFINE = "depths", "the best depth, its neighbours and auto"
+# Labels of the comparisons that can be skipped, by field of Space.
+LABELS = {
+    "sizes": "sizes of the draft vocabulary",
+    "draft_threads": "threads for drafting",
+    "rollbacks": "rollback modes",
+}
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """budget: seconds; None: everything in full. own: prompts beside those of the built-in kinds.
+    """What to search, and for how long.
 
-    tokens: of each answer, at most; rounds: of each comparison; None: what the budget allows.
+    budget: seconds, None for unlimited. own: the user's prompts, in addition to the built-in kinds.
+    tokens of each answer and rounds of each comparison: None for as many as the budget allows.
     """
 
     space: Space
@@ -53,15 +62,16 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What a search found. profile: to be written; None where the search was interrupted.
+class TuneResult:
+    """The result of a search.
 
-    left_out: names of Space's fields that there was no time for.
+    profile: the profile to write; None if the search was interrupted. skipped: fields of Space that
+    the budget did not allow to compare.
     """
 
-    found: Found
+    search: SearchResult
     profile: Profile | None
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 def tune(
@@ -70,13 +80,19 @@ def tune(
     progress: Callable[[float, str], None],
     planned: Callable[[Plan], None] = lambda plan: None,
     clock: Callable[[], float] = monotonic,
-) -> Tuned:
-    """Search the settings that decode a model fastest here.
+) -> TuneResult:
+    """Find the settings with which a model decodes fastest on this machine.
 
-    planned: called with the plan before anything of it is measured. KeyboardInterrupt once depths
-    are compared ends the search with what was found; before, it goes on to the caller.
+    KeyboardInterrupt ends the search with the result so far, once depths were compared; before
+    that, it propagates.
+
+    Args:
+        progress: called with the share that is done and what is being measured.
+        planned: called with the plan before anything is measured.
+        clock: seconds.
+
     """
-    began = clock()
+    start = clock()
     o = options
     n_ctx = LONGEST_PROMPT + (o.tokens or FULL.tokens) + 64
     progress(0.0, "loading")
@@ -84,43 +100,43 @@ def tune(
         path, n_ctx=n_ctx, threads=o.threads, gpu_layers=o.gpu_layers, head=o.head
     ) as model:
         prompts = _prompts(model, o)
-        progress(0.0, "a first look")
-        pace = probe(model, Setting(max(o.space.depths)), prompts[0][:16], clock)
-        budget = None if o.budget is None else o.budget - (clock() - began)
-        wishes = _wishes(o.space, pace, prompts)
-        plan = fit(wishes, budget, prompts=1, tokens=o.tokens, rounds=o.rounds)
+        progress(0.0, "estimating the duration")
+        estimate = probe(model, Setting(max(o.space.depths)), prompts[0][:16], clock)
+        budget = None if o.budget is None else o.budget - (clock() - start)
+        tasks = _tasks(o.space, estimate, prompts)
+        plan = make_plan(tasks, budget, prompts=1, tokens=o.tokens, rounds=o.rounds)
         planned(plan)
-        ends = math.inf if o.budget is None else began + o.budget
-        race = _Race(model, prompts, plan, progress, clock, ends)
-        search = Search(o.space, race.measure, race.go_on)
+        deadline = math.inf if o.budget is None else start + o.budget
+        comparison = _Comparison(model, prompts, plan, progress, clock, deadline)
+        search = Search(o.space, comparison.measure, comparison.has_time)
         try:
-            found = search.run()
-            progress(1.0, "costs of the parts")
-            costs = _costs(model, found, prompts[0])
+            result = search.run()
+            progress(1.0, "costs of a cycle")
+            costs = _costs(model, result, prompts[0])
         except KeyboardInterrupt:
-            so_far = search.found()
+            so_far = search.result()
             if so_far is None:
                 raise
-            return Tuned(so_far, None, race.left_out)
+            return TuneResult(so_far, None, comparison.skipped)
         device = model.device
     packages = ("mtp-gguf", "llama-cpp-python")
     profile = Profile(
         identify(path),
         this_machine(kernels(), device),
-        found.settings,
+        result.settings,
         datetime.now(timezone.utc).date().isoformat(),
         ", ".join(f"{name} {version(name)}" for name in packages),
-        found.plain_tok_s,
-        found.tok_s,
+        result.plain_tok_s,
+        result.tok_s,
         costs,
-        found.tried,
+        result.tried,
     )
-    return Tuned(found, profile, race.left_out)
+    return TuneResult(result, profile, comparison.skipped)
 
 
-def _costs(model: BenchModel, found: Found, prompt: Sequence[int]) -> Costs:
-    """Where depth auto starts from: of the best drafting settings, with its own snapshots."""
-    best = next(c.settings for c in found.tried if c.settings.depth != 0)
+def _costs(model: BenchModel, result: SearchResult, prompt: Sequence[int]) -> Costs:
+    """The costs that depth auto starts from: those of the best drafting settings."""
+    best = next(c.settings for c in result.tried if c.settings.depth != 0)
     setting = replace(_setting(best), max_depth=AUTO_MAX_DEPTH)
     costs = cycle_costs(model, setting, prompt, blocks=COST_BLOCKS, one_context=True)
     return Costs(
@@ -129,38 +145,29 @@ def _costs(model: BenchModel, found: Found, prompt: Sequence[int]) -> Costs:
     )
 
 
-_DEPTHS, _AGAIN = "depths", "the best depth, its neighbours and auto"
-# What can be left out, by its name in Space.
-SAID = {
-    "sizes": "sizes of the draft vocabulary",
-    "draft_threads": "threads for drafting",
-    "rollbacks": "ways to roll back",
-}
+def _tasks(space: Space, estimate: Estimate, prompts: Sequence[Sequence[int]]) -> list[Task]:
+    """The comparisons of a search; each includes no drafting."""
 
-
-def _wishes(space: Space, pace: Pace, prompts: Sequence[Sequence[int]]) -> list[Wish]:
-    """The comparisons of a search, no drafting in each."""
-
-    def turns(depths: Sequence[int], amount: Amount) -> float:
-        ms = len(prompts) * sum(pace.text_ms(d, amount.tokens) for d in (0, *depths))
-        read = sum(map(len, prompts)) * pace.prompt_ms + pace.open_ms
-        return amount.rounds * (ms + (1 + len(depths)) * read) / 1e3
+    def comparison(depths: Sequence[int], amount: Amount) -> float:
+        ms = len(prompts) * sum(estimate.text_ms(d, amount.tokens) for d in (0, *depths))
+        prefill = sum(map(len, prompts)) * estimate.prompt_ms + estimate.open_ms
+        return amount.rounds * (ms + (1 + len(depths)) * prefill) / 1e3
 
     middle = sorted(space.depths)[len(space.depths) // 2]
-    wishes = [
-        Wish(_DEPTHS, _DEPTHS, "", partial(turns, space.depths), needed=True),
-        Wish(_AGAIN, _AGAIN, "", partial(turns, [middle] * 4), needed=True),
+    tasks = [
+        Task(_DEPTHS, _DEPTHS, "", partial(comparison, space.depths), needed=True),
+        Task(_REFINE, _REFINE, "", partial(comparison, [middle] * 4), needed=True),
     ]
-    for name, said in SAID.items():
+    for name, label in LABELS.items():
         choices: Sequence[Any] = getattr(space, name)
         if len(choices) > 1:
-            seconds = partial(turns, [middle] * len(choices))
-            wishes.append(Wish(name, said, "", seconds))
-    return wishes
+            seconds = partial(comparison, [middle] * len(choices))
+            tasks.append(Task(name, label, "", seconds))
+    return tasks
 
 
-class _Race:
-    """Measures settings in turn: in every round each writes all prompts."""
+class _Comparison:
+    """Measures candidates interleaved: in every round each one generates from all prompts."""
 
     def __init__(
         self,
@@ -169,73 +176,75 @@ class _Race:
         plan: Plan,
         progress: Callable[[float, str], None],
         clock: Callable[[], float],
-        ends: float,
+        deadline: float,
     ) -> None:
-        """ends: when the time is up, by the clock."""
+        """deadline: the end of the budget by the clock."""
         self._model = model
         self._prompts = prompts
         self._plan = plan
         self._progress = progress
         self._clock = clock
-        self._ends = ends
-        self._began = clock()
-        self._done: list[str] = []  # keys of the plan's parts
+        self._deadline = deadline
+        self._start = clock()
+        self._done: list[str] = []  # keys of the plan's tasks
         self._share = 0.0
-        self._asked: str | None = None
+        self._next: str | None = None
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """What there was no time for, by its name in Space."""
-        return tuple(str(wish.key) for wish in self._plan.left_out)
+    def skipped(self) -> tuple[str, ...]:
+        """The fields of Space that the budget does not allow to compare."""
+        return tuple(str(task.key) for task in self._plan.skipped)
 
-    def go_on(self, name: str) -> bool:
-        """Whether there is time for a part that can be left out."""
-        planned = sum(w.seconds(self._plan.amount) for w in self._plan.kept if w.key in self._done)
-        pace = (self._clock() - self._began) / max(planned, 1e-9)
-        left = (self._ends - self._clock()) / max(pace, 1e-9)
+    def has_time(self, name: str) -> bool:
+        """Whether the budget allows the comparison of this field of Space; it is then the next."""
+        done = [task for task in self._plan.kept if task.key in self._done]
+        estimated = sum(task.seconds(self._plan.amount) for task in done)
+        slowdown = (self._clock() - self._start) / max(estimated, 1e-9)
+        left = (self._deadline - self._clock()) / max(slowdown, 1e-9)
         self._plan = self._plan.adjust(self._done, left)
-        self._asked = name if self._plan.has(name) else None
-        return self._asked is not None
+        self._next = name if self._plan.has(name) else None
+        return self._next is not None
 
     def measure(self, settings: Sequence[DraftSettings]) -> list[float]:
-        """Median tokens per second over the rounds, one speed for each setting.
+        """Median tokens per second of each setting; the first one is no drafting.
 
-        What is far behind after a round takes no part in the next; no drafting always does.
+        Settings far behind the fastest are measured once only, no drafting in every round.
         """
         rounds = self._plan.amount.rounds
         speeds: list[list[float]] = [[] for _ in settings]
-        racing = list(range(len(settings)))
-        part = self._next_part()
-        share = part.seconds(self._plan.amount) / self._plan.seconds
+        contenders = list(range(len(settings)))
+        task = self._next_task()
+        share = task.seconds(self._plan.amount) / self._plan.seconds
         for i in range(rounds):
-            began = self._clock()
-            for at, j in enumerate(rotated(racing, i)):
-                done = (i + at / len(racing)) / rounds
+            start = self._clock()
+            for position, j in enumerate(rotated(contenders, i)):
+                done = (i + position / len(contenders)) / rounds
                 self._progress(min(self._share + share * done, 1.0), describe(settings[j]))
                 speeds[j].append(self._speed(settings[j]))
-            now = [median(values) for values in speeds]
-            racing = [j for j in racing if j == 0 or now[j] >= max(now) * _IN_THE_RACE]
-            if self._clock() + (self._clock() - began) > self._ends:
+            medians = [median(values) for values in speeds]
+            limit = max(medians) * _CONTENTION
+            contenders = [j for j in contenders if j == 0 or medians[j] >= limit]
+            if self._clock() + (self._clock() - start) > self._deadline:
                 break
-        self._done.append(str(part.key))
+        self._done.append(str(task.key))
         self._share += share
         return [median(values) for values in speeds]
 
-    def _next_part(self) -> Wish:
-        """Of the plan: what was asked about last, or depths first and depths again."""
-        key = _AGAIN if _DEPTHS in self._done else _DEPTHS
-        key, self._asked = self._asked or key, None
-        return next(wish for wish in self._plan.kept if wish.key == key)
+    def _next_task(self) -> Task:
+        """The task that `has_time` approved last, else the depths, and then their refinement."""
+        key = _REFINE if _DEPTHS in self._done else _DEPTHS
+        key, self._next = self._next or key, None
+        return next(task for task in self._plan.kept if task.key == key)
 
     def _speed(self, settings: DraftSettings) -> float:
-        """Tokens per second over all prompts. Sessions without a head decode plainly."""
+        """Tokens per second over all prompts."""
         tokens, seconds = 0, 0.0
         depth: Any = settings.depth
         with self._model.session(_setting(settings)) as session:
             for prompt in self._prompts:
-                did = write(self._model, session, prompt, self._plan.amount.tokens, depth)
-                tokens += len(did.tokens) - 1
-                seconds += did.seconds
+                text = generate(self._model, session, prompt, self._plan.amount.tokens, depth)
+                tokens += len(text.tokens) - 1
+                seconds += text.seconds
         return tokens / max(seconds, 1e-9)
 
 
@@ -247,18 +256,19 @@ def _setting(settings: DraftSettings) -> Setting:
 
 
 def _prompts(model: BenchModel, options: TuneOptions) -> list[list[int]]:
-    """The first prompt of each kind and the user's own, cut to what the context holds."""
+    """The first prompt of each kind and the user's own, cut to the end that fits the context."""
     out = []
     for kind in options.kinds:
         text = SETS[kind][0]
-        chat = kind == CHAT and model.write_chat
-        out.append(model.tokenize(model.write_chat(text) if chat and model.write_chat else text))
+        if kind == CHAT and model.write_chat:
+            text = model.write_chat(text)
+        out.append(model.tokenize(text))
     out += [model.tokenize(text) for text in options.own]
     return [tokens[-LONGEST_PROMPT:] for tokens in out]
 
 
 def describe(settings: DraftSettings) -> str:
-    """Settings in a few words."""
+    """Settings as a short phrase, defaults omitted."""
     if settings.depth == 0:
         return "no drafting"
     words = [f"depth {settings.depth}"]

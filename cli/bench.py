@@ -85,11 +85,12 @@ def bench(
         bool, typer.Option("--json", help="Print the JSON, no table; write nothing without -o.")
     ] = False,
 ) -> None:
-    """Measure how a model drafts on this machine, and say what holds it back.
+    """Measure what drafting gains on this machine, and name the bottleneck.
 
-    A first look of some seconds gives a plan: what fits into the budget, and what is left out.
-    Then costs of trunk batches, drafts and prompts, real texts at every depth, llama-server beside
-    them. Results are written after each part; Ctrl-C ends it with what is there.
+    A probe of a few seconds estimates how long each measurement takes; lower-priority ones are
+    skipped to fit the budget. Then the costs of batches, drafts and prompts are measured, and texts
+    at every depth, interleaved with llama-server. The results are written after each part; Ctrl-C
+    ends the benchmark and keeps them.
 
     **Examples**
 
@@ -187,7 +188,7 @@ class _Files:
         if not self.paths:
             return
         text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
-        raws = [f"{text}\n".encode(), render_report(json.loads(text)).encode()]
+        raws = [f"{text}\n".encode(), render_report(result).encode()]
         with ExitStack() as stack:
             outputs = []
             for path, raw in zip(self.paths, raws, strict=True):

@@ -36,7 +36,7 @@ def table(written: Mapping[int, int], acceptance: Sequence[float], *, colored: b
 
     written: tokens by origin. acceptance: by position of the draft.
     """
-    lines = ["written by  tokens  accepted", f"trunk       {written.get(0, 0):6}"]
+    lines = ["source      tokens  accepted", f"trunk       {written.get(0, 0):6}"]
     for i in range(1, max(written, default=0) + 1):
         before, after = (style(i), RESET) if colored else ("", "")
         share = f"{acceptance[i - 1]:10.0%}" if i <= len(acceptance) else ""

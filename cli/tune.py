@@ -76,7 +76,7 @@ def tune(
             pass
 
     from mtp_gguf.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.bench.tune import SAID, TuneOptions, describe  # noqa: PLC0415
+    from mtp_gguf.bench.tune import LABELS, TuneOptions, describe  # noqa: PLC0415
     from mtp_gguf.bench.tune import tune as search  # noqa: PLC0415
     from mtp_gguf.native.replay import replays  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ def tune(
 
     with share_progress("tune") as progress:
         tuned = search(model, options, progress, planned)
-    found = tuned.found
+    found = tuned.search
     if tuned.profile and not dry_run:  # before anything is printed: a pipe may be closed
         write_profile(path, tuned.profile)
     if tuned.profile is not None:
@@ -120,8 +120,8 @@ def tune(
         typer.echo(f"no drafting: the best drafting runs at {found.gain:.2f} times its speed")
     else:
         typer.echo(f"best: {describe(found.settings)}, {found.gain:.2f} times no drafting")
-    for name in tuned.left_out:
-        typer.echo(f"not tried for want of time (--budget, --full): {SAID[name]}")
+    for name in tuned.skipped:
+        typer.echo(f"skipped to fit the budget (--budget, --full): {LABELS[name]}")
     if tuned.profile is None:
         typer.echo("mtp-gguf: interrupted; no profile was written", err=True)
         raise typer.Exit(1)

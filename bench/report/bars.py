@@ -1,7 +1,7 @@
 """Rows of horizontal bars as SVG.
 
-Lengths are percentages and type is not scaled, so that the same drawing reads on a wide screen, on
-a phone and on paper. Fills are classes (style.css) whose patterns, not hues alone, tell them apart.
+Lengths are percentages and the text is not scaled, so that one drawing is readable on a wide
+screen, on a phone and on paper. Fills are classes of style.css; they differ in pattern too.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _BAR_HEIGHT = 16
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar, in the chart's unit. fill: a class of style.css. title: said on hover."""
+    """A segment of a bar, in the chart's unit. fill: a class of style.css. title: on hover."""
 
     value: float
     fill: str
@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """One labelled bar: parts from left to right. whisker: low and high. mark: a limit drawn in."""
+    """One labelled bar. whisker: low and high. mark: a limit and its title."""
 
     label: str
     text: str
@@ -35,9 +35,9 @@ class Row:
 
 
 def bars(name: str, title: str, rows: Sequence[Row], line: tuple[float, str] | None = None) -> str:
-    """An SVG of these rows, longest bar or mark to the right edge.
+    """An SVG of these rows, scaled so that the longest bar or mark reaches the right edge.
 
-    name: unique in the page. line: a value that all bars are to be compared with, and its title.
+    name: an id, unique in the page. line: a value to compare all bars with, and its title.
     """
     most = max(
         [sum(p.value for p in r.parts) for r in rows]
@@ -62,17 +62,17 @@ def bars(name: str, title: str, rows: Sequence[Row], line: tuple[float, str] | N
             if part.value <= 0:
                 continue
             width = part.value * scale
-            said = f"<title>{escape(part.title)}</title>" if part.title else ""
+            title_element = f"<title>{escape(part.title)}</title>" if part.title else ""
             out.append(
                 f'<rect class="bar {part.fill}" x="{at:.2f}%" y="{top}" width="{width:.2f}%" '
-                f'height="{_BAR_HEIGHT}">{said}</rect>'
+                f'height="{_BAR_HEIGHT}">{title_element}</rect>'
             )
             at += width
         if row.whisker:
             low, high = (value * scale for value in row.whisker)
             middle = top + _BAR_HEIGHT / 2
             ends = f'x1="{low:.2f}%" x2="{high:.2f}%" y1="{middle}" y2="{middle}"'
-            # A halo, so that it is seen on every fill, light and dark.
+            # The halo keeps the whisker visible on every fill, light or dark.
             out.append(f'<line class="halo" {ends}/><line class="whisker" {ends}/>')
         if row.mark:
             out.append(_upright("mark", row.mark[0] * scale, top - 2, _BAR_HEIGHT + 4, row.mark[1]))

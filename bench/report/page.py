@@ -1,25 +1,36 @@
-"""The page: from the JSON of a bench to HTML. Text from models and files is escaped, always."""
+"""The HTML report of a benchmark. All text from models and files is escaped."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
-from typing import Any
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.profile import AUTO
 
+from ..analysis import Analysis
+from ..result import (
+    ALL,
+    DONE,
+    PLANNED,
+    SHORT,
+    SKIPPED,
+    STOPPED,
+    BenchResult,
+    Sample,
+    SampleToken,
+    ServerResult,
+    TextResult,
+)
+from ..stats import Stats
 from .bars import Part, Row, bars
 
-_FORMAT = 3  # bench/result.py
-_ALL = "all"
-_DEEPEST_STYLE = 5
-_TIMES = (
-    " Each llama-server took turns with our session at its depth; how many times as fast ours was "
-    "stands beside it."
+_DEEPEST_STYLE = 5  # drafts beyond this position share a style
+_COMPARISON = (
+    " Each llama-server was measured interleaved with MTPLlama at the same depth; the factor "
+    "after its speed is how many times as fast MTPLlama was."
 )
-_FILLS = 5
-_PARTS = {"verify_ms": "verify", "draft_ms": "draft", "rollback_ms": "undo", "rest_ms": "rest"}
+_CYCLE_PARTS = ("verify", "draft", "rollback", "rest")
 
-# Fills 1 to 5: plain, rising lines, dots, falling lines, a grid; told apart without any color.
+# Fills 1 to 5: solid, rising lines, dots, falling lines, a grid, so that color is not needed.
 _PATTERNS = """<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>
 <pattern id="p1" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" style="fill:var(--c1)"/></pattern>
 <pattern id="p2" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" style="fill:var(--c2)"/><path d="M-2 2L2 -2M0 8L8 0M6 10L10 6" style="stroke:var(--ground);stroke-width:1.6"/></pattern>
@@ -29,50 +40,49 @@ _PATTERNS = """<svg width="0" height="0" aria-hidden="true" style="position:abso
 </defs></svg>"""  # noqa: E501  (SVG)
 
 
-def render_report(record: Mapping[str, Any]) -> str:
-    """The whole HTML of a bench's JSON; RequestError when it is of another format."""
-    if record.get("format") != _FORMAT:
-        found = record.get("format")
-        raise RequestError(f"format: expected a bench of format {_FORMAT}, found {found!r}")
+def render_report(result: BenchResult) -> str:
+    """The whole HTML page of a benchmark."""
     style = (resources.files(__package__) / "style.css").read_text(encoding="utf-8")
-    texts: list[dict[str, Any]] = record["texts"]
-    first = record["cycles"][0]["context"] if record["cycles"] else 0
-    contexts = list(dict.fromkeys(t["context"] for t in texts))
-    main = [t for t in texts if t["context"] == (contexts or [first])[0]]
-    name = escape(record["model"]["file"])
+    texts = result.texts
+    first = result.cycles[0].context if result.cycles else 0
+    contexts = list(dict.fromkeys(t.context for t in texts))
+    main = [t for t in texts if t.context == (contexts or [first])[0]]
+    name = escape(result.model.file)
     parts = [
         "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{name}: how it drafts</title>',
+        f'<html lang="en"><head><meta charset="utf-8"><title>{name}: drafting benchmark</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{style}</style></head><body>{_PATTERNS}<main>",
-        f"<h1>{name}: how it drafts here</h1>",
-        _where(record),
-        _state(record),
-        _verdict(record.get("verdict")),
-        _speeds(main, record),
-        _prices(record.get("verdict")),
-        _samples(record["samples"]),
+        f"<h1>{name}: drafting benchmark</h1>",
+        _where(result),
+        _state(result),
+        _summary(result),
+        _speeds(main, result),
+        _limits(result.analysis),
+        _samples(result.samples),
         _acceptance(main),
         _time(main),
-        _break_even(record, main),
+        _break_even(result, main),
         _contexts(texts, contexts),
-        _sizes(record),
-        _numbers(record),
+        _sizes(result),
+        _numbers(result),
         "</main></body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _where(record: Mapping[str, Any]) -> str:
-    e = record["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items())
+def _where(result: BenchResult) -> str:
+    e = result.environment
     words = [
-        f"{e['cpu']}, {e['device']}, {_count(e['threads'], 'thread')}, {e['kernels']} kernels",
-        versions,
-        f"{_count(e['prompts'], 'prompt')} of each kind, answers of "
-        f"{e['tokens']} tokens, {_count(e['rounds'], 'round')}",
-        str(e["when"]),
+        f"{e.cpu}, {e.device}, {_count(e.threads, 'thread')}, {e.kernels} kernels",
+        ", ".join(f"{name} {version}" for name, version in e.versions.items()),
     ]
+    if amount := result.amount:
+        words.append(
+            f"{_count(amount.prompts, 'prompt')} of each kind, answers of {amount.tokens} tokens, "
+            f"{_count(amount.rounds, 'round')}"
+        )
+    words.append(e.when)
     return f'<p class="soft">{escape("; ".join(words))}</p>'
 
 
@@ -80,39 +90,50 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-def _state(record: Mapping[str, Any]) -> str:
-    """What a bench lacks; nothing where it was measured in full."""
-    of: dict[str, list[str]] = {}
-    for part in record["plan"]:
-        of.setdefault(part["state"], []).append(part["what"])
-    said = []
-    if record["state"] != "done" and "planned" in of:
-        why = "This bench was stopped" if record["state"] == "stopped" else "This bench still runs"
-        said.append(f"{why}; not measured: {'; '.join(of['planned'])}.")
-    if short := of.get("fewer rounds"):
-        said.append(f"Fewer rounds than planned: {'; '.join(short)}.")
-    if left_out := of.get("left out"):
-        said.append(f"There was no time for: {'; '.join(left_out)} (--budget, --full).")
-    return "".join(f'<p class="note">{escape(text)}</p>' for text in said)
+def _state(result: BenchResult) -> str:
+    """What was not measured; empty if everything was."""
+    parts: dict[str, list[str]] = {}
+    for part in result.plan:
+        parts.setdefault(part.state, []).append(part.what)
+    notes = []
+    if result.state != DONE and PLANNED in parts:
+        state = "was stopped" if result.state == STOPPED else "is still running"
+        notes.append(f"This benchmark {state}; not measured: {'; '.join(parts[PLANNED])}.")
+    if SHORT in parts:
+        notes.append(f"Fewer rounds than planned: {'; '.join(parts[SHORT])}.")
+    if SKIPPED in parts:
+        notes.append(f"Skipped to fit the budget: {'; '.join(parts[SKIPPED])} (--budget, --full).")
+    return "".join(f'<p class="note">{escape(text)}</p>' for text in notes)
 
 
-def _verdict(verdict: Mapping[str, Any] | None) -> str:
-    if not verdict:
+def _depth_label(depth: int | str) -> str:
+    return "no drafting" if depth == 0 else f"depth {depth}"
+
+
+def _summary(result: BenchResult) -> str:
+    analysis = result.analysis
+    if not analysis:
         return ""
+    auto = next((t for t in result.texts if t.kind == ALL and t.depth == AUTO), None)
     figures = [
-        ("no drafting", f"{verdict['plain_tok_s']:.1f} tok/s"),
-        (f"depth {verdict['best_drafting']}", f"{verdict['tok_s']:.1f} tok/s"),
-        ("drafting is", f"{verdict['gain']:.2f} x"),
-        ("of the limit, free drafts", f"{verdict['share_reached']:.0%}"),
+        ("no drafting", f"{analysis.plain_tok_s:.1f} tok/s"),
+        (f"best fixed depth: {analysis.best_drafting}", f"{analysis.tok_s:.1f} tok/s"),
+        ("its speedup", f"{analysis.gain:.2f} ×"),
+        ("of the speed with free drafts", f"{analysis.share_reached:.0%}"),
     ]
+    if auto:
+        speedup = auto.tok_s.median / analysis.plain_tok_s
+        figures.insert(
+            1, ("depth auto (the default)", f"{auto.tok_s.median:.1f} tok/s, {speedup:.2f} ×")
+        )
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in figures)
-    sentence = str(verdict["sentence"])
-    said = escape(sentence[:1].upper() + sentence[1:])
-    return f'<p class="verdict">{said}</p><dl class="figures">{cells}</dl>'
+    sentence = analysis.sentence
+    text = escape(sentence[:1].upper() + sentence[1:])
+    return f'<p class="verdict">{text}</p><dl class="figures">{cells}</dl>'
 
 
-def _section(title: str, said: str, *content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2><p>{escape(said)}</p>{''.join(content)}</section>"
+def _section(title: str, text: str, *content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{escape(text)}</p>{''.join(content)}</section>"
 
 
 def _figure(svg: str, caption: str = "") -> str:
@@ -129,101 +150,91 @@ def _key(names: Iterable[str]) -> str:
     return f'<ul class="key">{items}</ul>'
 
 
-def _speeds(main: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
-    whole = [t for t in main if t["kind"] == _ALL]
-    if not whole:
+def _speeds(main: Sequence[TextResult], result: BenchResult) -> str:
+    totals = [t for t in main if t.kind == ALL]
+    if not totals:
         return ""
     rows = []
-    for t in whole:
-        speed = t["tok_s"]
-        label = "no drafting" if t["depth"] == 0 else f"depth {t['depth']}"
-        text = f"{speed['median']:.1f} tok/s"
+    for t in totals:
+        text = f"{t.tok_s.median:.1f} tok/s"
         limit: tuple[float, str] | None = None
-        if t["depth"] != 0:  # without drafts there are none to be had for free
-            limit = (t["limit_tok_s"], f"free drafts: {t['limit_tok_s']:.1f} tok/s")
-            text += f", limit {t['limit_tok_s']:.1f}"
-        rows.append(
-            Row(
-                label,
-                text,
-                [Part(speed["median"], "f1", label)],
-                (speed["low"], speed["high"]),
-                limit,
-            )
-        )
-    for server in record["servers"]:
-        if not server["tok_s"]:
+        if t.depth != 0:
+            limit = (t.limit_tok_s, f"with free drafts: {t.limit_tok_s:.1f} tok/s")
+            text += f", limit {t.limit_tok_s:.1f}"
+        label = _depth_label(t.depth)
+        part = Part(t.tok_s.median, "f1", label)
+        rows.append(Row(label, text, [part], (t.tok_s.low, t.tok_s.high), limit))
+    for server in result.servers:
+        if not server.tok_s:
             continue
-        speed = server["tok_s"]
-        depth = f"depth {server['depth']}" if server["depth"] else "no drafting"
+        factor = f", MTPLlama {server.times.median:.2f} ×" if server.times else ""
         rows.append(
             Row(
-                f"{server['name']}, {depth}",
-                f"{speed['median']:.1f} tok/s"
-                + (f", ours {times['median']:.2f} ×" if (times := server["times"]) else ""),
-                [Part(speed["median"], "f2", server["version"])],
-                (speed["low"], speed["high"]),
+                f"{server.name}, {_depth_label(server.depth)}",
+                f"{server.tok_s.median:.1f} tok/s{factor}",
+                [Part(server.tok_s.median, "f2", server.version)],
+                (server.tok_s.low, server.tok_s.high),
             )
         )
-    plain = next((t["tok_s"]["median"] for t in whole if t["depth"] == 0), None)
+    plain = next((t.tok_s.median for t in totals if t.depth == 0), None)
     line = None if plain is None else (plain, f"no drafting: {plain:.1f} tok/s")
     return _section(
         "Speed by depth",
-        "Tokens per second over all texts. The solid mark is the limit: what the depth would give "
-        "if drafts cost nothing. The dashed line is no drafting."
-        + (_TIMES if any(s["times"] for s in record["servers"]) else ""),
+        "Tokens per second over all texts. The solid mark is the limit: the speed of the depth if "
+        "drafts cost nothing. The dashed line is no drafting."
+        + (_COMPARISON if any(s.times for s in result.servers) else ""),
         _figure(bars("speed", "Tokens per second by depth, with the limit", rows, line)),
-        _key(["mtp-gguf", "llama-server"]) if record["servers"] else "",
+        _key(["MTPLlama", "llama-server"]) if result.servers else "",
     )
 
 
-def _prices(verdict: Mapping[str, Any] | None) -> str:
-    if not verdict:
+def _limits(analysis: Analysis | None) -> str:
+    if not analysis:
         return ""
-    said = {
-        "verification": "a batch at the price of a token",
-        "drafting": "drafts for nothing",
-        "acceptance": "all drafts right",
+    labels = {
+        "verification": "a batch at the cost of one token",
+        "drafting": "free drafts",
+        "acceptance": "all drafts accepted",
     }
     rows = [
-        Row(said[name], f"{times - 1:.0%} faster", [Part(times - 1, f"f{i}", name)])
-        for i, (name, times) in enumerate(verdict["without"].items(), 1)
+        Row(labels[name], f"{times - 1:.0%} faster", [Part(times - 1, f"f{i}", name)])
+        for i, (name, times) in enumerate(analysis.speedups.items(), 1)
     ]
     return _section(
-        "What holds it back",
-        f"How much faster depth {verdict['best_drafting']} would be without the price of "
-        "verification, of drafting, of wrong drafts. The longest bar is where most can be won.",
-        _figure(bars("prices", "How much faster without one of the prices", rows)),
-        _key(verdict["without"]),
+        "The bottleneck",
+        f"How much faster depth {analysis.best_drafting} would be if verification, drafting or "
+        "rejected drafts cost nothing. The longest bar is the bottleneck.",
+        _figure(bars("limits", "Speedup without one of the costs", rows)),
+        _key(analysis.speedups),
     )
 
 
-def _break_even(record: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> str:
-    if not record["cycles"]:
+def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
+    if not result.cycles:
         return ""
-    costs = record["cycles"][0]
-    one = costs["verify"][0]["median"]
-    given = {t["depth"]: t["tokens_per_cycle"] for t in main if t["kind"] == _ALL}
+    costs = result.cycles[0]
+    one = costs.verify[0].median
+    yields = {t.depth: t.tokens_per_cycle for t in main if t.kind == ALL}
     rows = []
-    for depth, verify in enumerate(costs["verify"]):
-        draft = costs["draft"][depth - 1]["median"] if depth else 0.0
-        needs = (verify["median"] + draft) / one
-        text = f"pays from {needs:.2f} tokens" if depth else f"{one:.1f} ms"
-        text += f", gives {given[depth]:.2f}" if depth and depth in given else ""
+    for depth, verify in enumerate(costs.verify):
+        draft = costs.draft[depth - 1].median if depth else 0.0
+        needed = (verify.median + draft) / one
+        text = f"pays off from {needed:.2f} tokens" if depth else f"{one:.1f} ms"
+        text += f", yields {yields[depth]:.2f}" if depth and depth in yields else ""
         rows.append(
             Row(
                 f"depth {depth}" if depth else "one token",
                 text,
                 [
-                    Part(verify["median"], "f1", f"verify {depth + 1}: {verify['median']:.2f} ms"),
+                    Part(verify.median, "f1", f"verify {depth + 1}: {verify.median:.2f} ms"),
                     Part(draft, "f2", f"draft {depth}: {draft:.2f} ms"),
                 ],
             )
         )
     return _section(
-        "What depth costs",
-        "A batch of one token more than the depth, and its chain of drafts. A depth pays where its "
-        "cycle gives more tokens than it costs times one token.",
+        "Cost of each depth",
+        "A trunk batch of depth + 1 tokens and a chain of that many drafts. A depth pays off if a "
+        "cycle yields more tokens than its cost in single tokens.",
         _figure(
             bars("costs", "Milliseconds of a batch and a chain by depth", rows, (one, "1 token"))
         ),
@@ -231,152 +242,165 @@ def _break_even(record: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
+def _samples(samples: Sequence[Sample]) -> str:
     if not samples:
         return ""
-    deepest = max((t["origin"] for s in samples for t in s["tokens"]), default=0)
+    deepest = max((t.origin for s in samples for t in s.tokens), default=0)
     names = "".join(
         f'<li><span class="o{i}">draft {i}'
         f"{' and deeper' if i == _DEEPEST_STYLE < deepest else ''}</span></li>"
         for i in range(1, min(deepest, _DEEPEST_STYLE) + 1)
     )
     texts = "".join(
-        f"<h3>{escape(s['kind'])}</h3>"
-        f'<div class="text" lang=""><span class="prompt">{escape(s["prompt"])}</span>'
-        f"{''.join(map(_token, s['tokens']))}</div>"
+        f"<h3>{escape(s.kind)}</h3>"
+        f'<div class="text" lang=""><span class="prompt">{escape(s.prompt)}</span>'
+        f"{''.join(map(_token, s.tokens))}</div>"
         for s in samples
     )
     return _section(
-        "Who wrote each token",
-        f"Written at depth {samples[0]['depth']}. Plain tokens are the trunk's own; underlined "
-        "ones were drafted and accepted. Where a draft was wrong, the trunk's token has a "
-        "dotted line above: point at it or go there with the Tab key to see the draft.",
+        "The source of each token",
+        f"Generated at depth {samples[0].depth}. Underlined tokens are accepted drafts, plain ones "
+        "were sampled from the trunk. A dotted line above marks a token that replaced a rejected "
+        "draft: point at it, or move to it with the Tab key, to see the draft.",
         f'<ul class="key"><li>trunk</li>{names}</ul>'
         '<input type="checkbox" id="rejected"> '
         '<label for="rejected">show rejected drafts in the text</label><br>'
         '<input type="checkbox" id="numbers"> '
         '<label for="numbers">number the drafts</label>'
-        '<p><a class="skip" href="#after-texts">go on behind the texts</a></p>'
+        '<p><a class="skip" href="#after-texts">skip the texts</a></p>'
         f'<div class="texts">{texts}</div><span id="after-texts" tabindex="-1"></span>',
     )
 
 
-def _token(token: Mapping[str, Any]) -> str:
-    text = escape(token["text"])
-    if origin := token["origin"]:
+def _token(token: SampleToken) -> str:
+    text = escape(token.text)
+    if origin := token.origin:
         style = f"o{min(origin, _DEEPEST_STYLE)}"
         return f'<span class="{style}" data-draft="{origin}">{text}</span>'
-    if token["rejected"] is None:
+    if token.rejected is None:
         return text
-    was = escape(token["rejected"]).replace("\n", "↵")
+    was = escape(token.rejected).replace("\n", "↵")
     return (
         f'<span class="wrong" tabindex="0" aria-label="{text}, instead of the draft {was}">'
         f'<span class="was">{was}</span>{text}</span>'
     )
 
 
-def _deepest(main: Sequence[Mapping[str, Any]]) -> int:
-    return max((int(t["depth"]) for t in main if t["depth"] != "auto"), default=0)
+def _deepest(main: Sequence[TextResult]) -> int:
+    return max((int(t.depth) for t in main if t.depth != "auto"), default=0)
 
 
-def _acceptance(main: Sequence[Mapping[str, Any]]) -> str:
+def _acceptance(main: Sequence[TextResult]) -> str:
     deepest = _deepest(main)
-    kinds = [t for t in main if t["depth"] == deepest and t["kind"] != _ALL]
-    if not deepest or not kinds:
+    total = next((t for t in main if t.depth == deepest and t.kind == ALL), None)
+    kinds = [t for t in main if t.depth == deepest and t.kind != ALL]
+    if not deepest or total is None or not total.acceptance:
         return ""
-    rows = [
-        Row(
-            f"draft {i + 1}, {t['kind']}",
-            f"{t['acceptance'][i]:.0%}",
-            [Part(t["acceptance"][i], f"f{k % _FILLS + 1}")],
-        )
-        for i in range(deepest)
-        for k, t in enumerate(kinds)
-        if i < len(t["acceptance"])
-    ]
+    rows = []
+    for i, share in enumerate(total.acceptance):
+        by_kind = {t.kind: t.acceptance[i] for t in kinds if i < len(t.acceptance)}
+        text = f"{share:.0%}"
+        whisker = None
+        if len(by_kind) > 1:
+            lowest, highest = (
+                min(by_kind, key=by_kind.__getitem__),
+                max(by_kind, key=by_kind.__getitem__),
+            )
+            whisker = (by_kind[lowest], by_kind[highest])
+            text += f" ({lowest} {by_kind[lowest]:.0%}, {highest} {by_kind[highest]:.0%})"
+        rows.append(Row(f"draft {i + 1}", text, [Part(share, "f1")], whisker))
     return _section(
         "Acceptance by position",
-        f"How often draft 1, 2, … of a chain of {deepest} was accepted, all drafts counted, those "
-        "that stood behind a wrong one too.",
+        f"Share of accepted drafts by position in a chain of {deepest}, over all texts; drafts "
+        "after a rejected one count as rejected. The whisker spans the kinds of text.",
         _figure(bars("acceptance", "Share of drafts accepted, by position", rows, (1.0, "all"))),
-        _key([t["kind"] for t in kinds][:_FILLS]),
     )
 
 
-def _time(main: Sequence[Mapping[str, Any]]) -> str:
+def _cycle_parts(text: TextResult) -> tuple[float, ...]:
+    """Milliseconds of the parts of a cycle, in the order of _CYCLE_PARTS."""
+    return text.verify_ms, text.draft_ms, text.rollback_ms, text.rest_ms
+
+
+def _time(main: Sequence[TextResult]) -> str:
     rows = []
     for t in main:
-        if t["kind"] != _ALL:
+        if t.kind != ALL:
             continue
-        total = sum(t[key] for key in _PARTS)
-        label = "no drafting" if t["depth"] == 0 else f"depth {t['depth']}"
-        per_token = total / t["tokens_per_cycle"] if t["tokens_per_cycle"] else total
+        parts = _cycle_parts(t)
+        total = sum(parts)
+        per_token = total / t.tokens_per_cycle if t.tokens_per_cycle else total
         rows.append(
             Row(
-                label,
-                f"{total:.1f} ms for {t['tokens_per_cycle']:.2f} tokens, {per_token:.1f} each",
+                _depth_label(t.depth),
+                f"{total:.1f} ms for {t.tokens_per_cycle:.2f} tokens, {per_token:.1f} each",
                 [
-                    Part(t[key], f"f{i}", f"{name}: {t[key]:.2f} ms")
-                    for i, (key, name) in enumerate(_PARTS.items(), 1)
+                    Part(ms, f"f{i}", f"{name}: {ms:.2f} ms")
+                    for i, (name, ms) in enumerate(zip(_CYCLE_PARTS, parts, strict=True), 1)
                 ],
             )
         )
     if not rows:
         return ""
     return _section(
-        "Where a cycle's time goes",
-        "One cycle: drafting, verifying the drafts with the trunk, undoing what was wrong.",
+        "Time of a cycle",
+        "One cycle drafts, verifies the drafts with the trunk, and rolls the rejected ones back.",
         _figure(bars("time", "Milliseconds of one cycle by part", rows)),
-        _key(_PARTS.values()),
+        _key(_CYCLE_PARTS),
     )
 
 
-def _contexts(texts: Sequence[Mapping[str, Any]], contexts: Sequence[int]) -> str:
+def _contexts(texts: Sequence[TextResult], contexts: Sequence[int]) -> str:
     if len(contexts) < 2:
         return ""
     rows = [
         Row(
-            f"{t['context']} tokens before, " + (f"depth {t['depth']}" if t["depth"] else "plain"),
-            f"{t['tok_s']['median']:.1f} tok/s",
-            [Part(t["tok_s"]["median"], "f1" if t["depth"] else "f4")],
-            (t["tok_s"]["low"], t["tok_s"]["high"]),
+            f"{t.context} tokens before, " + (f"depth {t.depth}" if t.depth else "plain"),
+            f"{t.tok_s.median:.1f} tok/s",
+            [Part(t.tok_s.median, "f1" if t.depth else "f4")],
+            (t.tok_s.low, t.tok_s.high),
         )
         for t in texts
-        if t["kind"] == _ALL
+        if t.kind == ALL
     ]
     return _section(
         "Context length",
-        "Speed with more and more text before the prompts.",
+        "Speed by the number of tokens before the prompts.",
         _figure(bars("contexts", "Tokens per second by length of context", rows)),
     )
 
 
-def _sizes(record: Mapping[str, Any]) -> str:
-    coverage: Mapping[str, float] = record["coverage"]
+def _sizes(result: BenchResult) -> str:
+    coverage = result.coverage
     out = []
     if coverage:
         rows = [
-            Row(f"{int(size):,} tokens", f"{share:.1%}", [Part(share, "f1")])
+            Row(f"{size:,} tokens", f"{share:.1%}", [Part(share, "f1")])
             for size, share in coverage.items()
         ]
         out.append(
             _figure(
-                bars("coverage", "Share of the text that a list covers", rows, (1.0, "all")),
-                "Share of the tokens of these texts that the first rows of the list have: no draft "
-                "of another token can be right.",
+                bars(
+                    "coverage",
+                    "Share of the text that a draft vocabulary covers",
+                    rows,
+                    (1.0, "all"),
+                ),
+                "Share of the tokens of these texts that the first rows of the draft vocabulary "
+                "contain. Other tokens cannot be drafted.",
             )
         )
-    sized = [t for t in record["sizes"] if t["kind"] == _ALL]
+    sized = [t for t in result.sizes if t.kind == ALL]
     if len(sized) > 1:
-        depth = sized[0]["depth"]
+        depth = sized[0].depth
         rows = [
             Row(
-                f"{t['rows']:,} rows" + ("" if t["fastmtp_size"] else ", the default"),
-                f"{t['tok_s']['median']:.1f} tok/s, drafts {t['draft_ms']:.1f} ms",
-                [Part(t["tok_s"]["median"], "f3")],
-                (t["tok_s"]["low"], t["tok_s"]["high"]),
+                f"{t.rows:,} rows" + ("" if t.fastmtp_size else ", the default"),
+                f"{t.tok_s.median:.1f} tok/s, drafts {t.draft_ms:.1f} ms",
+                [Part(t.tok_s.median, "f3")],
+                (t.tok_s.low, t.tok_s.high),
             )
-            for t in sorted(sized, key=lambda t: t["rows"])
+            for t in sorted(sized, key=lambda t: t.rows)
         ]
         out.append(
             _figure(
@@ -386,26 +410,32 @@ def _sizes(record: Mapping[str, Any]) -> str:
         )
     if not out:
         return ""
-    said = "A shorter list makes drafts cheaper and leaves more tokens out."
-    return _section("Draft vocabulary (FastMTP)", said, *out)
+    text = "A smaller draft vocabulary makes drafts cheaper and covers fewer tokens."
+    return _section("Draft vocabulary (FastMTP)", text, *out)
 
 
-def _numbers(record: Mapping[str, Any]) -> str:
+def _numbers(result: BenchResult) -> str:
     tables = []
-    for costs in record["cycles"]:
-        n = len(costs["verify"])
+    for costs in result.cycles:
+        n = len(costs.verify)
         tables.append(
             _table(
-                f"Milliseconds after {costs['context']} tokens",
+                f"Milliseconds after {costs.context} tokens",
                 ["tokens", *map(str, range(1, n + 1))],
                 [
-                    ["trunk batch", *(f"{c['median']:.2f}" for c in costs["verify"])],
-                    ["± quarter points", *(f"{_apart(c):.2f}" for c in costs["verify"])],
-                    ["drafts", *(f"{c['median']:.2f}" for c in costs["draft"])],
-                    ["± quarter points", *(f"{_apart(c):.2f}" for c in costs["draft"])],
+                    ["trunk batch", *(f"{c.median:.2f}" for c in costs.verify)],
+                    [
+                        "± half the interquartile range",
+                        *(f"{c.half_range:.2f}" for c in costs.verify),
+                    ],
+                    ["drafts", *(f"{c.median:.2f}" for c in costs.draft)],
+                    [
+                        "± half the interquartile range",
+                        *(f"{c.half_range:.2f}" for c in costs.draft),
+                    ],
                     [
                         "rollback",
-                        f"{costs['rollback']['median']:.3f} ± {_apart(costs['rollback']):.3f}",
+                        f"{costs.rollback.median:.3f} ± {costs.rollback.half_range:.3f}",
                     ],
                 ],
             )
@@ -420,81 +450,72 @@ def _numbers(record: Mapping[str, Any]) -> str:
                 "depth",
                 "tok/s",
                 "±",
-                "tokens a cycle",
+                "tokens per cycle",
                 "limit",
-                *(f"{name}, ms" for name in _PARTS.values()),
+                *(f"{name}, ms" for name in _CYCLE_PARTS),
                 "accepted",
             ],
             [
                 [
-                    t["kind"],
-                    str(t["context"]),
-                    str(t["rows"]),
-                    str(t["depth"]),
-                    f"{t['tok_s']['median']:.1f}",
-                    f"{_apart(t['tok_s']):.1f}",
-                    f"{t['tokens_per_cycle']:.2f}",
-                    f"{t['limit_tok_s']:.1f}",
-                    *(f"{t[key]:.2f}" for key in _PARTS),
-                    " ".join(f"{a:.0%}" for a in t["acceptance"]),
+                    t.kind,
+                    str(t.context),
+                    str(t.rows),
+                    str(t.depth),
+                    f"{t.tok_s.median:.1f}",
+                    f"{t.tok_s.half_range:.1f}",
+                    f"{t.tokens_per_cycle:.2f}",
+                    f"{t.limit_tok_s:.1f}",
+                    *(f"{ms:.2f}" for ms in _cycle_parts(t)),
+                    " ".join(f"{a:.0%}" for a in t.acceptance),
                 ]
-                for t in (*record["texts"], *record["sizes"])
+                for t in (*result.texts, *result.sizes)
             ],
         )
     )
-    if compared := [s for s in record["servers"] if s["tok_s"]]:
+    if compared := [s for s in result.servers if s.tok_s]:
         tables.append(_servers(compared))
-    notes = [s for s in record["servers"] if s["note"]]
-    said = "".join(
-        f"<p>{escape(s['name'])}, depth {s['depth']}: {escape(s['note'])}</p>" for s in notes
+    notes = "".join(
+        f"<p>{escape(s.name)}, depth {s.depth}: {escape(s.note)}</p>"
+        for s in result.servers
+        if s.note
     )
-    p = record["prefill"]
-    head = (
-        ""
-        if p is None
-        else (
-            f"<p>A prompt of {p['tokens']} tokens: {p['plain']['median']:.0f} ± "
-            f"{_apart(p['plain']):.0f} ms without the head, "
-            f"{p['trunk']['median'] + p['head']['median']:.0f} ± {_apart(p['trunk']):.0f} ms with "
-            f"it, of which {p['head']['median']:.1f} ms are the head's.</p>"
+    prefill = ""
+    if p := result.prefill:
+        prefill = (
+            f"<p>A prompt of {p.tokens} tokens: {p.plain.median:.0f} ± {p.plain.half_range:.0f} ms "
+            f"without the head, {p.trunk.median + p.head.median:.0f} ± {p.trunk.half_range:.0f} ms "
+            f"with it, of which {p.head.median:.1f} ms are the head's.</p>"
         )
-    )
-    digest = escape(str(record["model"]["sha256"] or "not worked out"))
-    proof = f'<p class="soft scroll">sha256 {digest}, {record["model"]["size"]:,} bytes</p>'
-    body = "".join([*tables, head, said, proof])
+    sha256 = escape(result.model.sha256 or "not computed")
+    digest = f'<p class="soft scroll">sha256 {sha256}, {result.model.size:,} bytes</p>'
+    body = "".join([*tables, prefill, notes, digest])
     return (
-        "<section><h2>The numbers</h2><details><summary>Tables, and what was measured</summary>"
+        "<section><h2>All figures</h2><details><summary>Tables and checksum</summary>"
         f"{body}</details></section>"
     )
 
 
-def _servers(servers: Sequence[Mapping[str, Any]]) -> str:
-    def both(spread: Mapping[str, float] | None, form: str) -> list[str]:
-        return (
-            ["", ""]
-            if spread is None
-            else [format(spread["median"], form), f"{_apart(spread):.2f}"]
-        )
+def _servers(servers: Sequence[ServerResult]) -> str:
+    def cells(stats: Stats | None, form: str) -> list[str]:
+        if stats is None:
+            return ["", ""]
+        return [format(stats.median, form), f"{stats.half_range:.2f}"]
 
     return _table(
-        "llama-server, in turn with our session at the same depth",
-        ["server", "depth", "tok/s", "±", "ours", "±", "times as fast", "±", "accepted"],
+        "llama-server, interleaved with MTPLlama at the same depth",
+        ["server", "depth", "tok/s", "±", "MTPLlama", "±", "times as fast", "±", "accepted"],
         [
             [
-                s["name"],
-                str(s["depth"]),
-                *both(s["tok_s"], ".1f"),
-                *both(s["ours"], ".1f"),
-                *both(s["times"], ".2f"),
-                "" if s["acceptance"] is None else f"{s['acceptance']:.0%}",
+                s.name,
+                str(s.depth),
+                *cells(s.tok_s, ".1f"),
+                *cells(s.ours, ".1f"),
+                *cells(s.times, ".2f"),
+                "" if s.acceptance is None else f"{s.acceptance:.0%}",
             ]
             for s in servers
         ],
     )
-
-
-def _apart(spread: Mapping[str, float]) -> float:
-    return (spread["high"] - spread["low"]) / 2
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

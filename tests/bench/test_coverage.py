@@ -7,10 +7,10 @@ from collections import Counter
 from mtp_gguf.bench.coverage import coverage
 
 
-def test_each_written_token_counts_once() -> None:
-    written = Counter({5: 4, 7: 3, 9: 2, 1: 1})
-    assert coverage([7, 8, 5, 2, 9], written) == {1: 0.3, 2: 0.3, 5: 0.9}
+def test_each_generated_token_counts_once() -> None:
+    generated = Counter({5: 4, 7: 3, 9: 2, 1: 1})
+    assert coverage([7, 8, 5, 2, 9], generated) == {1: 0.3, 2: 0.3, 5: 0.9}
 
 
-def test_nothing_was_written() -> None:
+def test_nothing_was_generated() -> None:
     assert coverage([7], Counter()) == {1: 0.0}

@@ -70,7 +70,7 @@ def test_the_terminal_shows_who_wrote_what(dial: Any, environment: dict[str, str
     seen = _on_a_terminal(command, **environment)
     assert ("\x1b[4;38;5;" in seen) == ("NO_COLOR" not in environment)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()
-    at = lines.index("written by  tokens  accepted")
+    at = lines.index("source      tokens  accepted")
     trunk, first, second = (line.split() for line in lines[at + 1 :])
     assert trunk == ["trunk", "10"]
     assert first == ["draft", "1", "10", "100%"]

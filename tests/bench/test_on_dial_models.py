@@ -77,10 +77,10 @@ def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
     costs = record["cycles"][0]
     assert (len(costs["verify"]), len(costs["draft"])) == (9, 8)
     assert all(c["n"] == 3 and c["median"] > 0 for c in [*costs["verify"], *costs["draft"]])
-    assert record["verdict"]["best_drafting"] == 2
+    assert record["analysis"]["best_drafting"] == 2
     assert seen == sorted(seen)
     assert seen[-1] <= 1
-    assert "Where a cycle" in render_report(record)
+    assert "Time of a cycle" in render_report(result)
     assert record["state"] == "done"
     assert {part["state"] for part in record["plan"]} == {"done"}
 
@@ -121,9 +121,9 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     path = dial("tiny", hit=0.9)
     space = Space((1, 2), rollbacks=("snapshot", "checkpoint"), draft_threads=(0,))
     tuned = tune(path, TuneOptions(space, None, ["code"], tokens=12, rounds=1, threads=1), _hush)
-    profile, found = tuned.profile, tuned.found
+    profile, found = tuned.profile, tuned.search
     assert profile is not None
-    assert tuned.left_out == ()
+    assert tuned.skipped == ()
     assert {c.settings.rollback for c in found.tried} == {"snapshot", "checkpoint"}
     assert {c.settings.depth for c in found.tried} == {0, 1, 2, "auto"}
     assert len(profile.costs.verify_ms) == 5
@@ -174,7 +174,7 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
     assert {p.name for p in out.iterdir()} == {"bench.json", "report.html"}
     record = json.loads((out / "bench.json").read_text(encoding="utf-8"))
     assert {t["kind"] for t in record["texts"]} == {"json", "mine.txt", "all"}
-    assert "free drafts would give" in done.stdout
+    assert "with free drafts, depth 1 would reach" in done.stdout
     again = invoke(*command)
     assert again.exit_code == 1
     assert "bench.json: exists; pass --overwrite" in again.stderr

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench.estimate import Estimate, probe
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.bench.options import BenchOptions
-from mtp_gguf.bench.pace import Pace, probe
-from mtp_gguf.bench.plan import FULL, Amount, Wish, fit
-from mtp_gguf.bench.wishes import make_wishes
+from mtp_gguf.bench.plan import FULL, Amount, Task, make_plan
+from mtp_gguf.bench.tasks import make_tasks
 from mtp_gguf.native.session import Session
 from mtp_gguf.server.find import LlamaServer
 
 
-def wish(key: str, seconds: float, *, needed: bool = False) -> Wish:
+def task(key: str, seconds: float, *, needed: bool = False) -> Task:
     """Takes so many seconds for 64 tokens, one prompt and three rounds."""
-    return Wish(
+    return Task(
         key, key, "", lambda a: seconds * a.prompts * a.tokens * a.rounds / (64 * 3), needed
     )
 
 
-WISHES = [wish("a", 10, needed=True), wish("b", 20), wish("c", 40), wish("d", 5, needed=True)]
+TASKS = [task("a", 10, needed=True), task("b", 20), task("c", 40), task("d", 5, needed=True)]
 
 
 @pytest.mark.parametrize(
@@ -43,48 +43,48 @@ WISHES = [wish("a", 10, needed=True), wish("b", 20), wish("c", 40), wish("d", 5,
     ],
 )
 def test_fits(budget: float | None, amount: Amount, kept: str) -> None:
-    plan = fit(WISHES, budget)
+    plan = make_plan(TASKS, budget)
     assert plan.amount == amount
     assert "".join(str(w.key) for w in plan.kept) == kept
-    assert {str(w.key) for w in plan.left_out} == set("abcd") - set(kept)
+    assert {str(w.key) for w in plan.skipped} == set("abcd") - set(kept)
     assert plan.whole == 450
     if budget not in (None, 1):
         assert plan.seconds <= budget  # type: ignore[operator]
 
 
 def test_what_is_asked_for_is_not_chosen() -> None:
-    plan = fit(WISHES, 75, tokens=128, rounds=2)
+    plan = make_plan(TASKS, 75, tokens=128, rounds=2)
     assert plan.amount == Amount(1, 128, 2)
     assert plan.whole == 600 * 128 / 128 * 2 / 3 / 4 * 3
-    assert fit(WISHES, 1000, prompts=1).amount == Amount(1, 128, 3)
+    assert make_plan(TASKS, 1000, prompts=1).amount == Amount(1, 128, 3)
 
 
 def test_a_plan_follows_the_time_left() -> None:
-    plan = fit(WISHES, 75)
+    plan = make_plan(TASKS, 75)
     assert plan.adjust({"a"}, 65).kept == plan.kept
     trimmed = plan.adjust({"a"}, 50)
     assert "".join(str(w.key) for w in trimmed.kept) == "abd"
-    assert "".join(str(w.key) for w in trimmed.left_out) == "c"
+    assert "".join(str(w.key) for w in trimmed.skipped) == "c"
     assert trimmed.adjust({"a"}, 65).kept == plan.kept, "time was won back"
     late = plan.adjust({"a", "b"}, -10)
     assert "".join(str(w.key) for w in late.kept) == "abd", "what is done stays, and what is needed"
 
 
 def test_lines_name_what_belongs_together() -> None:
-    wishes = [Wish(i, "texts", f"depth {i}", lambda _: 2.0) for i in (0, 1)]
-    plan = fit([*wishes, wish("a", 10)], 5)
+    tasks = [Task(i, "texts", f"depth {i}", lambda _: 2.0) for i in (0, 1)]
+    plan = make_plan([*tasks, task("a", 10)], 5)
     assert plan.lines(plan.kept) == [("texts: depth 0, depth 1", 4.0)]
-    assert plan.lines(plan.left_out) == [("a", 10.0)]
+    assert plan.lines(plan.skipped) == [("a", 10.0)]
 
 
-PACE = Pace((20.0, 30.0, 40.0), (2.0, 4.0), prompt_ms=4.0, open_ms=100.0, acceptance=0.5)
+ESTIMATE = Estimate((20.0, 30.0, 40.0), (2.0, 4.0), prompt_ms=4.0, open_ms=100.0, acceptance=0.5)
 
 
-def test_pace() -> None:
-    assert PACE.text_ms(0, 100) == 2000
-    assert PACE.text_ms(1, 100) == pytest.approx(100 / 1.5 * 32)
-    assert PACE.text_ms(2, 100) == pytest.approx(100 / 1.75 * 44)
-    assert PACE.text_ms(6, 64) > PACE.text_ms(2, 64) * 0.8  # deeper than measured: as the deepest
+def test_estimate() -> None:
+    assert ESTIMATE.text_ms(0, 100) == 2000
+    assert ESTIMATE.text_ms(1, 100) == pytest.approx(100 / 1.5 * 32)
+    assert ESTIMATE.text_ms(2, 100) == pytest.approx(100 / 1.75 * 44)
+    assert ESTIMATE.text_ms(6, 64) > ESTIMATE.text_ms(2, 64) * 0.8  # deeper than was measured
 
 
 def test_a_cold_file_does_not_make_the_plan_long(
@@ -106,38 +106,38 @@ def test_a_cold_file_does_not_make_the_plan_long(
     slow_at_first(Session, "decode", "decode")
     slow_at_first(BenchModel, "_new_context", "open")
     with BenchModel(dial("tiny", hit=0.9), n_ctx=256, threads=1) as model:
-        pace = probe(model, Setting(4), model.tokenize("def f(x):")[:5], lambda: now[0])
+        estimate = probe(model, Setting(4), model.tokenize("def f(x):")[:5], lambda: now[0])
         tokens = len(model.tokenize("def f(x):")[:5])
     assert not cold
-    assert pace.open_ms == 250.0
-    assert pace.prompt_ms == 250.0 / tokens
-    assert (len(pace.verify_ms), len(pace.draft_ms)) == (5, 4)
-    assert min(*pace.verify_ms, *pace.draft_ms) > 0
-    assert 0.5 < pace.acceptance < 1
+    assert estimate.open_ms == 250.0
+    assert estimate.prompt_ms == 250.0 / tokens
+    assert (len(estimate.verify_ms), len(estimate.draft_ms)) == (5, 4)
+    assert min(*estimate.verify_ms, *estimate.draft_ms) > 0
+    assert 0.5 < estimate.acceptance < 1
 
 
 def options(**changes: Any) -> BenchOptions:
     return BenchOptions(**{"kinds": ["code", "json"], "sizes": (1000, -1), **changes})
 
 
-def test_wishes_by_what_matters() -> None:
+def test_tasks_are_ordered_by_importance() -> None:
     prompts = {"code": [[1] * 30] * 3, "json": [[1] * 50] * 3}
-    wishes = make_wishes(options(contexts=(0, 4096)), PACE, prompts, 10**9)
-    seconds = {w.key: w.seconds(Amount(1, 64, 3)) for w in wishes}
+    tasks = make_tasks(options(contexts=(0, 4096)), ESTIMATE, prompts, 10**9)
+    seconds = {w.key: w.seconds(Amount(1, 64, 3)) for w in tasks}
     # Three rounds of two prompts of 30 and 50 tokens at 4 ms, answers at 20 ms a token, a context.
     assert seconds["depth", 0] == pytest.approx(3 * (80 * 4 + 2 * 64 * 20 + 100) / 1e3)
-    # A server takes turns with our session, and is slower: more than twice the texts alone.
+    # A server is interleaved with our session and slower: more than twice the texts alone.
     wanted = options(servers=[LlamaServer(Path("s"), "v", True, False, False, False)])
-    server = make_wishes(wanted, PACE, prompts, 10**9)
+    server = make_tasks(wanted, ESTIMATE, prompts, 10**9)
     taken = {w.key: w.seconds(Amount(1, 64, 3)) for w in server}["server", 0, 0]
     texts = 3 * (80 * 4 + 2 * 64 * 20) / 1e3
     assert 2 * texts < taken < 4 * texts + 5
     assert seconds["context", 4096] > 4096 * 4 / 1e3 + sum(
         s for k, s in seconds.items() if k[0] == "depth"
     )
-    needed = {w.key for w in wishes if w.needed}
+    needed = {w.key for w in tasks if w.needed}
     assert {("depth", d) for d in (0, 1, 2, 3)} < needed
     assert ("context", 4096) in needed, "asked for by name"
     assert not {("depth", 4), ("depth", "auto"), ("size", 1000), ("prefill",)} & needed
-    asked = make_wishes(options(depths_asked=True, sizes_asked=True), PACE, prompts, 10**9)
+    asked = make_tasks(options(depths_asked=True, sizes_asked=True), ESTIMATE, prompts, 10**9)
     assert {("depth", 6), ("size", -1)} < {w.key for w in asked if w.needed}

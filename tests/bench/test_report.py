@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import records
+from bench.browser import Browser
 from mtp_gguf.bench.report.page import render_report
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.bench.result import PlannedPart
 
-
-def _beside(name: str) -> Any:
-    """A module of this folder, which is no package."""
-    spec = spec_from_file_location(f"bench_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-records = _beside("records")
-Browser = _beside("browser").Browser
-PAGE = render_report(records.record())
+PAGE = render_report(records.result())
 _VOID = {"meta", "input", "br"}
 
 
@@ -66,30 +55,25 @@ def test_text_from_outside_is_escaped() -> None:
     assert PAGE.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
 
 
-def test_another_format_is_refused() -> None:
-    with pytest.raises(RequestError, match="expected a bench of format 3, found 1"):
-        render_report({**records.record(), "format": 1})
-
-
 def test_parts_without_data_are_left_out() -> None:
-    bare = {
-        **records.record(),
-        "verdict": None,
-        "texts": [],
-        "servers": [],
-        "sizes": [],
-        "cycles": [],
-        "prefill": None,
-        "coverage": {},
-        "samples": [],
-    }
+    bare = replace(
+        records.result(),
+        analysis=None,
+        texts=(),
+        servers=(),
+        sizes=(),
+        cycles=(),
+        prefill=None,
+        coverage={},
+        samples=(),
+    )
     page = render_report(bare)
     for heading in (
-        "What depth costs",
-        "What holds it back",
+        "Cost of each depth",
+        "The bottleneck",
         "A prompt of",
         "Speed by depth",
-        "Who wrote",
+        "The source of each token",
         "Acceptance",
         "FastMTP",
         "Context length",
@@ -166,7 +150,7 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     assert seen["page"] <= width, "the page scrolls sideways"
     assert seen["small"] >= 11
     charts = seen["charts"]
-    names = {"speed", "prices", "acceptance", "time", "costs", "contexts", "coverage", "sizes"}
+    names = {"speed", "limits", "acceptance", "time", "costs", "contexts", "coverage", "sizes"}
     assert names == set(charts)
     for chart in charts.values():
         # All is drawn, inside the page, and no label runs into its value.
@@ -188,13 +172,17 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     for bar, mark in zip(speed["bars"][1:4], speed["marks"][:3], strict=True):
         drawn = (mark["left"] + mark["width"] / 2 - bar["left"]) / bar["width"]
         assert drawn == pytest.approx(1.2, 0.02)
-    # Each position has its own share, 81, 64 and 47 % of all, three kinds of text to each.
+    # 81, 64 and 47 % of all drafts were accepted by position; whiskers span the kinds of text.
     acceptance = charts["acceptance"]
-    shares = [0.81] * 3 + [0.64] * 3 + [0.47] * 3
-    assert [value["text"] for value in acceptance["values"]] == [f"{s:.0%}" for s in shares]
+    kinds = ("chat 71%, code 91%", "chat 60%, code 70%", "chat 40%, code 50%")
+    shares = (0.81, 0.64, 0.47)
+    expected = [f"{share:.0%} ({kind})" for share, kind in zip(shares, kinds, strict=True)]
+    assert [value["text"] for value in acceptance["values"]] == expected
     for bar, share in zip(acceptance["bars"], shares, strict=True):
         assert bar["width"] / acceptance["tracks"][0]["width"] == pytest.approx(share, 0.02)
-    # Depth 2: 38 ms of verification, 4 of drafting, 0.1 of undoing, 0.4 beside.
+    assert acceptance["whiskers"][0]["left"] < acceptance["bars"][0]["right"]
+    assert acceptance["whiskers"][0]["right"] > acceptance["bars"][0]["right"]
+    # Depth 2: 38 ms of verification, 4 of drafting, 0.1 of rollback, 0.4 of the rest.
     time = charts["time"]
     assert time["values"][2]["text"] == "42.5 ms for 2.40 tokens, 17.7 each"
     verify, draft = time["bars"][2 + 4 : 2 + 6]
@@ -202,11 +190,11 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     # Depth 2 costs 38 + 4 ms where a token costs 20: it must give 2.1 tokens, and gives 2.4.
     costs = charts["costs"]
     assert costs["values"][0]["text"] == "20.0 ms"
-    assert costs["values"][2]["text"] == "pays from 2.10 tokens, gives 2.40"
-    assert costs["values"][8]["text"] == "pays from 5.40 tokens"
+    assert costs["values"][2]["text"] == "pays off from 2.10 tokens, yields 2.40"
+    assert costs["values"][8]["text"] == "pays off from 5.40 tokens"
     verify, draft = costs["bars"][1 + 2 : 1 + 4]
     assert verify["width"] / draft["width"] == pytest.approx(38 / 4, 0.02)
-    prices = charts["prices"]
+    prices = charts["limits"]
     assert [v["text"] for v in prices["values"]] == ["31% faster", "12% faster", "25% faster"]
     widths = [bar["width"] for bar in prices["bars"]]
     assert [w / widths[0] for w in widths] == pytest.approx([1, 12 / 31, 25 / 31], 0.02)
@@ -225,7 +213,7 @@ def test_drawn_in_a_browser(look: Look, width: int) -> None:
     assert all("url" in fill for fill in charts["time"]["fills"]), "a pattern, not a hue alone"
 
 
-def test_tokens_show_who_wrote_them(look: Look) -> None:
+def test_tokens_show_their_source(look: Look) -> None:
     seen = look(800)
     by_class = {name: (text, color, line) for name, text, color, line in seen["origins"]}
     assert by_class["o1"][0] == records.HOSTILE
@@ -248,37 +236,34 @@ def test_light_and_dark(look: Look) -> None:
 
 
 def test_the_table_of_servers() -> None:
-    """Each figure beside half of what its quarter points lie apart, ours in turn with theirs."""
+    """Each median is followed by half the distance of its quartiles."""
     cells = ["llama-server", "2", "38.2", "0.96", "60.0", "1.50", "1.57", "0.04", "70%"]
     assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" in PAGE
-    assert "38.2 tok/s, ours 1.57 ×" in PAGE
+    assert "38.2 tok/s, MTPLlama 1.57 ×" in PAGE
 
 
-def test_what_is_missing_is_said() -> None:
-    assert "There was no time for: llama-server: depth 3" in PAGE
-    assert "This bench" not in PAGE
-    parts = [
-        {"what": "texts", "seconds": 1.0, "state": "planned"},
-        {"what": "costs", "seconds": 1.0, "state": "fewer rounds"},
-    ]
-    for state, said in (("running", "still runs"), ("stopped", "was stopped")):
-        page = render_report({**records.record(), "state": state, "plan": parts})
-        assert f"This bench {said}; not measured: texts." in page
+def test_missing_parts_are_named() -> None:
+    assert "Skipped to fit the budget: llama-server: depth 3" in PAGE
+    assert "This benchmark" not in PAGE
+    parts = (PlannedPart("texts", 1.0, "planned"), PlannedPart("costs", 1.0, "fewer rounds"))
+    for state, words in (("running", "is still running"), ("stopped", "was stopped")):
+        page = render_report(replace(records.result(), state=state, plan=parts))
+        assert f"This benchmark {words}; not measured: texts." in page
         assert "Fewer rounds than planned: costs." in page
-        assert "There was no time" not in page
+        assert "Skipped to fit" not in page
 
 
 def test_keys_name_the_patterns_that_bars_wear(look: Look) -> None:
-    """Swapped patterns would make every chart lie."""
+    """Swapped patterns would make every chart wrong."""
     seen = look(800)
     patterns = [f'url("#p{i}")' for i in range(1, 6)]
     for fills in seen["keyFills"]:
         assert fills == patterns[: len(fills)]
-    # verify, draft, undo, rest of each depth, in the order of the key; depth 0 has no draft or undo
+    # verify, draft, rollback, rest of each depth, in the order of the key; depth 0 has two of them
     assert seen["barFills"]["time"][2:6] == patterns[:4]
     assert seen["barFills"]["costs"][1:3] == patterns[:2]
     assert seen["barFills"]["speed"] == [patterns[0]] * 5 + [patterns[1]]
-    assert seen["barFills"]["acceptance"][:3] == patterns[:3]
+    assert seen["barFills"]["acceptance"] == [patterns[0]] * 3
     assert seen["barFills"]["contexts"][:2] == [patterns[3], patterns[0]]
 
 

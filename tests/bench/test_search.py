@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mtp_gguf.bench.search import PLAIN, Found, Search, Space
+from mtp_gguf.bench.search import PLAIN, Search, SearchResult, Space
 from mtp_gguf.gguf_tools.profile import DraftSettings
 
 SPACE = Space(
@@ -18,8 +18,8 @@ SPACE = Space(
 PLAIN_TOK_S = 50.0
 
 
-def run(speed: Callable[[DraftSettings], float], space: Space = SPACE) -> tuple[Found, int]:
-    """What is found where `speed` is the truth, and how many measurements it took."""
+def run(speed: Callable[[DraftSettings], float], space: Space = SPACE) -> tuple[SearchResult, int]:
+    """The result if `speed` is the truth, and the number of measurements."""
     measured = 0
 
     def measure(settings: Sequence[DraftSettings]) -> list[float]:
@@ -55,26 +55,26 @@ def truth(best: DraftSettings, top: float) -> Callable[[DraftSettings], float]:
     ],
 )
 def test_finds_the_best(best: DraftSettings) -> None:
-    found, measured = run(truth(best, 70.0))
-    assert found.settings == best
-    assert found.tok_s == 70.0
-    assert found.plain_tok_s == PLAIN_TOK_S
-    assert found.gain == pytest.approx(1.4)
-    assert [c.tok_s for c in found.tried] == sorted((c.tok_s for c in found.tried), reverse=True)
+    result, measured = run(truth(best, 70.0))
+    assert result.settings == best
+    assert result.tok_s == 70.0
+    assert result.plain_tok_s == PLAIN_TOK_S
+    assert result.gain == pytest.approx(1.4)
+    assert [c.tok_s for c in result.tried] == sorted((c.tok_s for c in result.tried), reverse=True)
     assert measured < 30  # of 5 x 4 x 3 x 2 settings
 
 
 @pytest.mark.parametrize(("top", "drafts"), [(51.4, False), (51.6, True), (40.0, False)])
 def test_no_drafting_unless_it_gains_three_percent(top: float, drafts: bool) -> None:
-    found, _ = run(truth(DraftSettings(2), top))
-    assert found.settings == (DraftSettings(2) if drafts else PLAIN)
-    assert found.tok_s == (top if drafts else PLAIN_TOK_S)
-    assert found.gain == pytest.approx(top / PLAIN_TOK_S)
+    result, _ = run(truth(DraftSettings(2), top))
+    assert result.settings == (DraftSettings(2) if drafts else PLAIN)
+    assert result.tok_s == (top if drafts else PLAIN_TOK_S)
+    assert result.gain == pytest.approx(top / PLAIN_TOK_S)
 
 
 def test_auto_where_it_is_best() -> None:
-    found, _ = run(lambda s: 60.0 if s.depth == "auto" else 55.0)
-    assert found.settings.depth == "auto"
+    result, _ = run(lambda s: 60.0 if s.depth == "auto" else 55.0)
+    assert result.settings.depth == "auto"
 
 
 def test_a_size_can_move_the_depth() -> None:
@@ -85,8 +85,8 @@ def test_a_size_can_move_the_depth() -> None:
         away = 3 if s.depth == "auto" else abs(int(s.depth) - best)
         return (70.0 if s.fastmtp_size == 8192 else 60.0) * 0.95**away
 
-    found, _ = run(speed)
-    assert (found.settings.depth, found.settings.fastmtp_size) == (3, 8192)
+    result, _ = run(speed)
+    assert (result.settings.depth, result.settings.fastmtp_size) == (3, 8192)
 
 
 def test_what_has_one_choice_is_not_searched() -> None:
@@ -96,19 +96,19 @@ def test_what_has_one_choice_is_not_searched() -> None:
 
 def test_a_machine_that_slows_down_changes_nothing() -> None:
     """Each speed counts beside no drafting in the same comparison, whatever the minute was like."""
-    truth_of, pace = truth(DraftSettings(3, 8192), 70.0), 2.0
+    truth_of, factor = truth(DraftSettings(3, 8192), 70.0), 2.0
 
     def measure(settings: Sequence[DraftSettings]) -> list[float]:
-        nonlocal pace
-        pace *= 0.7
-        return [pace * (PLAIN_TOK_S if s == PLAIN else truth_of(s)) for s in settings]
+        nonlocal factor
+        factor *= 0.7
+        return [factor * (PLAIN_TOK_S if s == PLAIN else truth_of(s)) for s in settings]
 
-    found = Search(SPACE, measure).run()
-    assert found.settings == DraftSettings(3, 8192)
-    assert found.gain == pytest.approx(1.4)
+    result = Search(SPACE, measure).run()
+    assert result.settings == DraftSettings(3, 8192)
+    assert result.gain == pytest.approx(1.4)
     # All speeds are said as of the last comparison.
-    assert found.tok_s == pytest.approx(70.0 * pace)
-    assert found.plain_tok_s == pytest.approx(PLAIN_TOK_S * pace)
+    assert result.tok_s == pytest.approx(70.0 * factor)
+    assert result.plain_tok_s == pytest.approx(PLAIN_TOK_S * factor)
 
 
 @pytest.mark.parametrize(("gain", "changed"), [(1.005, False), (1.02, True)])
@@ -131,7 +131,7 @@ def test_a_setting_changes_for_one_percent(gain: float, changed: bool) -> None:
 def test_what_there_is_no_time_for() -> None:
     asked: list[str] = []
 
-    def go_on(name: str) -> bool:
+    def has_time(name: str) -> bool:
         asked.append(name)
         return name == "rollbacks"
 
@@ -141,16 +141,16 @@ def test_what_there_is_no_time_for() -> None:
         tried.extend(settings)
         return [PLAIN_TOK_S if s == PLAIN else 60.0 for s in settings]
 
-    Search(SPACE, measure, go_on).run()
+    Search(SPACE, measure, has_time).run()
     assert asked == ["sizes", "draft_threads", "rollbacks"]
     assert {s.fastmtp_size for s in tried} == {s.draft_threads for s in tried} == {0}
     assert {s.rollback for s in tried} == {"snapshot", "checkpoint", "host"}
 
 
-def test_found_before_the_end() -> None:
+def test_result_before_the_end() -> None:
     """What an interrupted search has: nothing, then the depths."""
     search = Search(SPACE, lambda settings: [50.0, *(60.0 for _ in settings[1:])])
-    assert search.found() is None
+    assert search.result() is None
     answers = iter([lambda s: 60.0 + (s.depth == 3)])
 
     def measure(settings: Sequence[DraftSettings]) -> list[float]:
@@ -162,6 +162,6 @@ def test_found_before_the_end() -> None:
     search = Search(SPACE, measure)
     with pytest.raises(KeyboardInterrupt):
         search.run()
-    found = search.found()
-    assert found is not None
-    assert found.settings == DraftSettings(3)
+    result = search.result()
+    assert result is not None
+    assert result.settings == DraftSettings(3)

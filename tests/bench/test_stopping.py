@@ -49,9 +49,9 @@ def test_every_part_is_saved_and_makes_a_page(dial: Any) -> None:
     assert [r.state for r in saved] == ["running"] * (len(saved) - 1) + ["done"]
     assert not saved[0].texts
     assert saved[0].cycles
-    pages = [render_report(json.loads(json.dumps(r.to_json()))) for r in saved]
-    assert all("This bench still runs; not measured: " in page for page in pages[:-2])
-    assert "This bench" not in pages[-1]
+    pages = [render_report(r) for r in saved]
+    assert all("This benchmark is still running; not measured: " in page for page in pages[:-2])
+    assert "This benchmark" not in pages[-1]
 
 
 @pytest.mark.parametrize("at", ["texts", "a prompt of 512"])
@@ -71,13 +71,13 @@ def test_interrupted(dial: Any, at: str) -> None:
     if at == "texts":
         assert found["texts"] == "planned"
         assert speeds == {}
-        assert result.verdict is None
+        assert result.analysis is None
     else:
         assert found["texts"] == "done"
         assert speeds == {0: 2, 1: 2}
-        assert result.verdict is not None
-    page = render_report(json.loads(json.dumps(result.to_json())))
-    assert "This bench was stopped; not measured: " in page
+        assert result.analysis is not None
+    page = render_report(result)
+    assert "This benchmark was stopped; not measured: " in page
 
 
 def test_interrupted_between_rounds(dial: Any) -> None:
@@ -92,7 +92,7 @@ def test_interrupted_between_rounds(dial: Any) -> None:
 
 def test_before_anything_is_measured_there_is_no_result(dial: Any) -> None:
     def progress(_share: float, text: str) -> None:
-        if text == "a first look":
+        if text == "estimating the duration":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -100,7 +100,7 @@ def test_before_anything_is_measured_there_is_no_result(dial: Any) -> None:
 
 
 def test_out_of_time(dial: Any) -> None:
-    """The clock jumps once the first round of texts is written: what can wait is left out."""
+    """The clock jumps once the first round of texts is generated: what is not needed is skipped."""
     now = [0.0]
 
     def progress(_share: float, text: str) -> None:
@@ -111,11 +111,11 @@ def test_out_of_time(dial: Any) -> None:
     assert result.state == "done"
     found = states(result)
     assert found["texts"] == "fewer rounds"
-    assert found["a prompt of 512"] == "left out"
+    assert found["a prompt of 512"] == "skipped"
     assert result.prefill is None
-    assert found["texts token by token"] == found["the file's sha256"] == "done"
+    assert found["texts token by token"] == found["sha256 of the file"] == "done"
     assert result.samples
-    assert result.model["sha256"]
+    assert result.model.sha256
 
 
 def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     record = json.loads((out / "bench.json").read_text("utf-8"))
     assert record["state"] == "stopped"
     assert {p.name for p in out.iterdir()} == {"bench.json", "report.html"}
-    assert "This bench was stopped" in (out / "report.html").read_text("utf-8")
+    assert "This benchmark was stopped" in (out / "report.html").read_text("utf-8")
 
 
 def test_a_folder_of_its_own(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_folder_of_its_own(dial: Any, tmp_path: Path, monkeypatch: pytest.Monk
         assert f"written: {Path(expected) / 'report.html'}" in done.stdout
         assert (tmp_path / expected / "bench.json").exists()
     quiet = invoke(*command, "--json")
-    assert json.loads(quiet.stdout)["format"] == 3
+    assert json.loads(quiet.stdout)["format"] == 4
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -178,7 +178,7 @@ def test_tune_interrupted(dial: Any) -> None:
     small = TuneOptions(space, None, ["code"], tokens=8, rounds=1, threads=1)
     tuned = tune(path, small, progress)
     assert tuned.profile is None
-    assert {c.settings.depth for c in tuned.found.tried} == {0, 1, 2}
+    assert {c.settings.depth for c in tuned.search.tried} == {0, 1, 2}
     assert not profile_path(path).exists()
 
     def at_once(_share: float, text: str) -> None:
@@ -229,6 +229,6 @@ def test_tune_out_of_time(dial: Any) -> None:
     space = Space((1, 2), rollbacks=("snapshot", "host"), draft_threads=(0, 1))
     small = TuneOptions(space, 600.0, ["code"], tokens=8, rounds=3, threads=1)
     tuned = tune(dial("tiny", hit=0.9), small, progress, clock=lambda: now[0])
-    assert set(tuned.left_out) == {"rollbacks", "draft_threads"}
+    assert set(tuned.skipped) == {"rollbacks", "draft_threads"}
     assert tuned.profile is not None
-    assert {c.settings.depth for c in tuned.found.tried} == {0, 1, 2, "auto"}
+    assert {c.settings.depth for c in tuned.search.tried} == {0, 1, 2, "auto"}

@@ -9,8 +9,8 @@ from importlib import resources
 
 import pytest
 
+from mtp_gguf.cli import token_colors
 from mtp_gguf.cli.token_colors import COLORS, RESET, TokenText, style, table
-from mtp_gguf.native import token_colors
 
 
 class Terminal(io.StringIO):
@@ -60,7 +60,7 @@ def test_the_table_of_who_wrote_what() -> None:
     """Narrow enough for 40 columns; a position that nothing came of has its line, too."""
     written, accepted = {0: 27, 1: 25, 3: 1000}, (0.93, 0.85, 0.5, 0.1)
     plain = [
-        "written by  tokens  accepted",
+        "source      tokens  accepted",
         "trunk           27",
         "draft 1         25       93%",
         "draft 2          0       85%",

@@ -1,4 +1,4 @@
-"""Real generation, greedy: speed, acceptance, and who wrote each token."""
+"""Greedy generation as users run it: speed, acceptance, and the source of each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from .model import BenchModel
 
 
 @dataclass(frozen=True)
-class Written:
-    """What one prompt gave: its tokens, the seconds after the prompt, what the cycles did."""
+class Generation:
+    """The answer to one prompt. seconds: without the prompt. stats: the session's counters."""
 
     tokens: tuple[int, ...]
     seconds: float
@@ -21,10 +21,10 @@ class Written:
 
 @dataclass(frozen=True)
 class TracedToken:
-    """A token of the answer.
+    """One token of an answer.
 
-    origin: 0 the trunk's, i the i-th draft's. rejected: the draft that stood in its place and was
-    wrong; None where there was none.
+    origin: 0 if sampled from the trunk, i for the i-th draft of a chain. rejected: the wrong draft
+    that this token replaced, or None.
     """
 
     token: int
@@ -32,35 +32,36 @@ class TracedToken:
     rejected: int | None = None
 
 
-def write(
+def generate(
     model: BenchModel,
     session: Session,
     prompt: Sequence[int],
     n: int,
     depth: Depth,
-    before: Checkpoint | None = None,
-) -> Written:
-    """Up to n tokens after the prompt, the first of them not counted in the time.
+    prefix: Checkpoint | None = None,
+) -> Generation:
+    """Generate up to n tokens after the prompt; the first one is not part of the measured time.
 
-    before: what the prompt stands behind. Ends where the model ends its turn or the context ends.
+    prefix: context that comes before the prompt. Generation stops at an end-of-turn token and where
+    the context is full.
     """
-    _begin(session, prompt, before)
+    _prefill(session, prompt, prefix)
     token = session.argmax()
     session.reset_stats()
     tokens = [token]
     n = min(n, model.n_ctx - session.length())
-    began = perf_counter()
+    start = perf_counter()
     while len(tokens) < n and not model.is_end(tokens[-1]):
         new = session.step(tokens[-1], depth)
         end = next((i for i, token in enumerate(new) if model.is_end(token)), len(new) - 1)
         tokens += new[: end + 1]
-    return Written(tuple(tokens), perf_counter() - began, session.stats())
+    return Generation(tuple(tokens), perf_counter() - start, session.stats())
 
 
-def _begin(session: Session, prompt: Sequence[int], before: Checkpoint | None) -> None:
+def _prefill(session: Session, prompt: Sequence[int], prefix: Checkpoint | None) -> None:
     session.remove(0)
-    if before:
-        session.restore(before)
+    if prefix:
+        session.restore(prefix)
     session.decode(prompt)
 
 
@@ -70,10 +71,10 @@ def trace(
     prompt: Sequence[int],
     n: int,
     depth: Depth,
-    before: Checkpoint | None = None,
+    prefix: Checkpoint | None = None,
 ) -> list[TracedToken]:
-    """The same with the drafts kept: who wrote each token, and what was rejected for it."""
-    _begin(session, prompt, before)
+    """Like `generate`, untimed: the source of each token and the draft that it replaced."""
+    _prefill(session, prompt, prefix)
     out = [TracedToken(session.argmax(), 0)]
     n = min(n, model.n_ctx - session.length())
     while len(out) < n and not model.is_end(out[-1].token):

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mtp_gguf.bench import run as run_module
+from mtp_gguf.bench.interleaved import InterleavedRuns
 from mtp_gguf.bench.model import BenchModel
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.run import run_bench
 from mtp_gguf.bench.server import BenchServer
-from mtp_gguf.bench.turns import Turns
 from mtp_gguf.cli.bench_table import bench_table
 from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import ServerError
@@ -35,7 +35,7 @@ def server() -> LlamaServer:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who did something, in order: what the real ones do is only written down."""
+    """What the server and our session do, in order; both really run."""
     seen: list[str] = []
 
     def noted(owner: type, name: str, event: str) -> None:
@@ -48,7 +48,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, name, method)
 
     noted(BenchServer, "complete", "server")
-    noted(Turns, "round", "ours")
+    noted(InterleavedRuns, "round", "ours")
     noted(BenchModel, "__exit__", "our model is closed")
     return seen
 
@@ -59,13 +59,13 @@ def options(server: LlamaServer, **changes: Any) -> BenchOptions:
     return BenchOptions(**{**small, **changes})
 
 
-def test_in_turn(dial: Any, server: LlamaServer, events: list[str]) -> None:
+def test_rounds_alternate(dial: Any, server: LlamaServer, events: list[str]) -> None:
     result = run_bench(dial("tiny", hit=0.7), options(server, server_depths=(0, 1)))
     drafting = next(s for s in result.servers if s.depth == 1)
     plain = next(s for s in result.servers if s.depth == 0)
     assert not drafting.note
     assert not plain.note
-    # A short text to warm up, then rounds that the one and the other begin by turns.
+    # A short completion to warm up, then rounds that start with the one and the other alternately.
     rounds = ["server", "ours", "ours", "server", "server", "ours"]
     assert events == ["ours"] * ROUNDS + 2 * ["server", *rounds] + ["our model is closed"]
     for found in (plain, drafting):
@@ -81,7 +81,7 @@ def test_in_turn(dial: Any, server: LlamaServer, events: list[str]) -> None:
     ours = next(t for t in result.texts if t.kind == "all" and t.depth == 1)
     assert drafting.acceptance == pytest.approx(ours.acceptance[0], abs=0.05)
     lines = list(bench_table(result))
-    at = lines.index("llama-server, in turn with our session at the same depth")
+    at = lines.index("llama-server, interleaved with MTPLlama at the same depth")
     assert lines[at + 2] == result.servers[0].name
     assert [line.split()[0] for line in lines[at + 3 : at + 5]] == ["0", "1"]
     assert f"{drafting.times and drafting.times.median:.2f}" in lines[at + 4].split()
@@ -102,10 +102,10 @@ def test_alone_where_two_do_not_fit(
     assert found.tok_s is not None
     assert found.ours is found.times is None
     assert {part.state for part in result.plan} == {"done"}
-    assert any("measured alone: no room for both" in line for line in bench_table(result))
+    assert any("measured alone: both do not fit" in line for line in bench_table(result))
 
 
-def test_a_server_that_ends_beside_us_is_tried_alone(
+def test_server_that_exits_next_to_our_session_is_measured_alone(
     dial: Any, server: LlamaServer, events: list[str], tmp_path: Path
 ) -> None:
     """As one does whose GPU has no memory for two copies."""
@@ -134,16 +134,16 @@ def test_a_server_that_ends_beside_us_is_tried_alone(
 def test_ctrl_c_while_a_server_is_up(
     dial: Any, server: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In our own turn: what was measured stays, the server ends."""
+    """Interrupted while our session generates: results are kept and the server is stopped."""
     up: list[BenchServer] = []
-    real = run_module.in_turn
+    real = run_module.interleave
 
     def interrupted(*args: Any, **named: Any) -> Any:
         up.append(args[2])
-        monkeypatch.setattr(Turns, "round", _interrupt)
+        monkeypatch.setattr(InterleavedRuns, "round", _interrupt)
         return real(*args, **named)
 
-    monkeypatch.setattr(run_module, "in_turn", interrupted)
+    monkeypatch.setattr(run_module, "interleave", interrupted)
     result = run_bench(dial("tiny", hit=0.7), options(server))
     assert result.state == "stopped"
     assert result.texts
@@ -152,6 +152,6 @@ def test_ctrl_c_while_a_server_is_up(
         up[0].complete([1, 2], 2)
 
 
-def _interrupt(_turns: Turns, _step: Any = None) -> None:
+def _interrupt(_runs: InterleavedRuns, _step: Any = None) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""How long things will take here, guessed from a model's first batches."""
+"""An estimate of how long measurements will take, from the first batches of a model."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from .costs import cycle_costs
+from .generation import generate
 from .model import BenchModel, Setting
-from .texts import write
 
 _PROBE_DEPTH = 3
 _PROBE_TOKENS = 16
-_PRIOR = 2.0  # drafts, half of them right: so few tokens alone prove no acceptance
+# Pseudo-count of drafts, half of them accepted: so few tokens alone say little about acceptance.
+_PRIOR = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Milliseconds, and a chance.
+class Estimate:
+    """Estimated costs in milliseconds, and the estimated acceptance rate.
 
-    verify_ms[i]: of a trunk batch of i + 1 tokens; draft_ms[i]: of i + 1 drafts; prompt_ms: of a
-    prompt's token; open_ms: of making a context. acceptance: of a draft, those before it right.
+    verify_ms[i]: a trunk batch of i + 1 tokens. draft_ms[i]: a chain of i + 1 drafts. prompt_ms:
+    one token of a prompt. open_ms: creating a context. acceptance: of a draft whose predecessors
+    were accepted.
     """
 
     verify_ms: Sequence[float]
@@ -30,7 +32,7 @@ class Pace:
     acceptance: float
 
     def text_ms(self, depth: int, tokens: int) -> float:
-        """Milliseconds of writing, without the prompt."""
+        """Milliseconds of generating `tokens` tokens, without the prompt."""
         per_cycle = sum(self.acceptance**i for i in range(depth + 1))
         verify = self.verify_ms[min(depth, len(self.verify_ms) - 1)]
         draft = self.draft_ms[min(depth, len(self.draft_ms)) - 1] if depth else 0.0
@@ -46,28 +48,28 @@ def probe(
     setting: Setting,
     prompt: Sequence[int],
     clock: Callable[[], float] = perf_counter,
-) -> Pace:
-    """A few seconds' look. setting: with the most drafts of which costs are to be known.
+) -> Estimate:
+    """Measure for a few seconds. setting: has the largest depth whose costs are wanted.
 
-    A text comes before all that is timed: it brings the file into memory, which may take longer
-    than everything after it.
+    A text is generated before anything is timed: it brings the file into memory, which can take
+    longer than everything that follows.
     """
     with model.session(setting) as session:
         depth = min(_PROBE_DEPTH, setting.max_depth)
-        stats = write(model, session, prompt, _PROBE_TOKENS, depth).stats
-    # A draft was tried where all before it were right.
+        stats = generate(model, session, prompt, _PROBE_TOKENS, depth).stats
+    # A draft counts as tried if all drafts before it were accepted.
     tried = sum(stats.drafted[:1]) + sum(stats.accepted[:-1])
     acceptance = (_PRIOR / 2 + sum(stats.accepted)) / (_PRIOR + tried)
     costs = cycle_costs(model, setting, prompt, blocks=1, cycles=1)
-    began = clock()
-    with model.session(replace(setting, max_depth=0)) as session:  # a context that is new
+    start = clock()
+    with model.session(replace(setting, max_depth=0)) as session:  # needs a new context
         opened = clock()
         session.decode(prompt)
         decoded = clock()
-    return Pace(
-        tuple(s.median for s in costs.verify),
-        tuple(s.median for s in costs.draft),
+    return Estimate(
+        tuple(stats.median for stats in costs.verify),
+        tuple(stats.median for stats in costs.draft),
         (decoded - opened) * 1e3 / len(prompt),
-        (opened - began) * 1e3,
+        (opened - start) * 1e3,
         acceptance,
     )

@@ -1,0 +1,111 @@
+"""What limits drafting here: the speed with free drafts, how close it comes, and the bottleneck."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtp_gguf.gguf_tools.profile import AUTO
+
+from .result import ALL, TextResult
+
+# A smaller gain counts as none: runs on a quiet machine differ by about as much.
+LEAST_GAIN = 0.03
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The best depth and what limits it.
+
+    best: the fastest depth, 0 for no drafting. best_drafting: the fastest depth above 0. gain: its
+    speed over that of no drafting. limit_tok_s: its speed if drafts cost nothing; share_reached:
+    the part of that which is reached. speedups: how many times as fast it would be with free
+    "verification" (a batch for the cost of one token), free "drafting", or perfect "acceptance".
+    bottleneck: the one of the three with the largest speedup.
+    """
+
+    best: int | str
+    best_drafting: int | str
+    plain_tok_s: float
+    tok_s: float
+    gain: float
+    limit_tok_s: float
+    share_reached: float
+    speedups: dict[str, float]
+    bottleneck: str
+    sentence: str
+
+
+def best_drafting(texts: Sequence[TextResult]) -> TextResult | None:
+    """The fastest fixed depth above 0 over all texts, or None."""
+    drafting = [t for t in texts if t.kind == ALL and t.depth not in (0, AUTO)]
+    return max(drafting, key=lambda t: t.tok_s.median, default=None)
+
+
+def analyze(texts: Sequence[TextResult], *, stock_kernels: bool = False) -> Analysis | None:
+    """Analyze texts of one context and draft vocabulary.
+
+    Returns None without a run at depth 0 or without a drafting one. stock_kernels: mention that
+    faster kernels for small batches are available.
+    """
+    plain = next((t for t in texts if t.kind == ALL and t.depth == 0), None)
+    best = best_drafting(texts)
+    if plain is None or best is None:
+        return None
+    gain = best.tok_s.median / plain.tok_s.median
+    speedups = _speedups(best, plain)
+    bottleneck = max(speedups, key=lambda name: speedups[name])
+    return Analysis(
+        best.depth if gain >= 1 + LEAST_GAIN else 0,
+        best.depth,
+        plain.tok_s.median,
+        best.tok_s.median,
+        gain,
+        best.limit_tok_s,
+        best.tok_s.median / max(best.limit_tok_s, 1e-9),
+        speedups,
+        bottleneck,
+        f"{_gain_clause(best, gain)}; {_bottleneck_clause(bottleneck, best, plain, stock_kernels)}",
+    )
+
+
+def _cycle_ms(text: TextResult) -> float:
+    return text.draft_ms + text.verify_ms + text.rollback_ms + text.rest_ms
+
+
+def _speedups(best: TextResult, plain: TextResult) -> dict[str, float]:
+    cycle = _cycle_ms(best)
+    return {
+        "verification": cycle / max(cycle - best.verify_ms + plain.verify_ms, 1e-9),
+        "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
+        "acceptance": (int(best.depth) + 1) / best.tokens_per_cycle,
+    }
+
+
+def _gain_clause(best: TextResult, gain: float) -> str:
+    if gain >= 1 + LEAST_GAIN:
+        return f"depth {best.depth} is {gain:.2f} times as fast as no drafting"
+    if gain > 1:
+        return f"drafting gains less than {LEAST_GAIN:.0%} here"
+    return f"drafting loses here: depth {best.depth} runs at {gain:.2f} times no drafting"
+
+
+def _bottleneck_clause(
+    bottleneck: str, best: TextResult, plain: TextResult, stock_kernels: bool
+) -> str:
+    batch = int(best.depth) + 1
+    if bottleneck == "verification":
+        hint = "; the patched libraries (mtp-gguf build-server) make it cheaper"
+        return (
+            f"the bottleneck is verification: a batch of {batch} tokens costs "
+            f"{best.verify_ms / max(plain.verify_ms, 1e-9):.1f} times one token"
+            f"{hint if stock_kernels else ''}."
+        )
+    if bottleneck == "drafting":
+        return (
+            f"the bottleneck is drafting: it takes {best.draft_ms / _cycle_ms(best):.0%} of each "
+            "cycle; a smaller draft vocabulary (FastMTP) makes it cheaper."
+        )
+    first = f"{best.acceptance[0]:.0%} of the first drafts" if best.acceptance else "no drafts"
+    return (
+        f"the bottleneck is acceptance: {first} are accepted, and a cycle yields "
+        f"{best.tokens_per_cycle:.2f} of {batch} possible tokens."
+    )

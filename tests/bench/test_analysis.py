@@ -1,0 +1,100 @@
+"""What holds drafting back, on numbers whose answer is plain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mtp_gguf.bench.analysis import analyze
+from mtp_gguf.bench.result import TextResult
+from mtp_gguf.bench.stats import Stats, summarize
+
+
+def text(depth: int | str, tok_s: float, draft: float, verify: float, tokens: float) -> TextResult:
+    return TextResult(
+        kind="all",
+        context=0,
+        fastmtp_size=0,
+        rows=32768,
+        depth=depth,
+        tokens=100,
+        tok_s=Stats(tok_s, tok_s, tok_s, 3),
+        tokens_per_cycle=tokens,
+        acceptance=(0.8, 0.6, 0.5)[: depth if isinstance(depth, int) else 1],
+        draft_ms=draft,
+        verify_ms=verify,
+        rollback_ms=0.0,
+        rest_ms=0.0,
+        limit_tok_s=tokens / verify * 1e3,
+    )
+
+
+PLAIN = text(0, 50.0, 0, 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("drafting", "words"),
+    [
+        (text(2, 45.0, 4, 50, 2.4), "verification: a batch of 3 tokens costs 2.5"),
+        (text(2, 46.0, 30, 22, 2.4), "drafting: it takes 58% of each cycle"),
+        (text(2, 48.0, 4, 24, 1.3), "acceptance: 80% of the first drafts"),
+    ],
+)
+def test_names_the_bottleneck(drafting: TextResult, words: str) -> None:
+    analysis = analyze([PLAIN, drafting])
+    assert analysis is not None
+    assert analysis.best == 0
+    assert analysis.best_drafting == 2
+    assert analysis.sentence.startswith("drafting loses here: depth 2 runs at 0.9")
+    assert f"the bottleneck is {words}" in analysis.sentence
+    assert analysis.bottleneck == words.partition(":")[0]
+
+
+def test_speedup_without_each_cost() -> None:
+    """A cycle of 30 ms: 4 of drafts, 25 of verification, 1 of the rest; 2.4 tokens of 3."""
+    best = replace(text(2, 80.0, 4, 25, 2.4), rest_ms=0.6, rollback_ms=0.4)
+    analysis = analyze([PLAIN, best])
+    assert analysis is not None
+    assert analysis.speedups == {
+        "verification": pytest.approx(30 / (30 - 25 + 20)),
+        "drafting": pytest.approx(30 / 26),
+        "acceptance": pytest.approx(3 / 2.4),
+    }
+
+
+def test_faster_kernels_are_suggested_on_stock_ones() -> None:
+    slow = text(2, 45.0, 4, 50, 2.4)
+    for stock_kernels in (False, True):
+        analysis = analyze([PLAIN, slow], stock_kernels=stock_kernels)
+        assert analysis is not None
+        assert ("patched libraries" in analysis.sentence) is stock_kernels
+
+
+def test_limit_and_share() -> None:
+    slow, fast = text(1, 60.0, 2, 27, 1.8), text(2, 80.0, 4, 24, 2.4)
+    analysis = analyze([PLAIN, slow, fast, text("auto", 99.0, 1, 1, 1)])
+    assert analysis is not None
+    assert analysis.best == analysis.best_drafting == 2
+    assert analysis.gain == pytest.approx(1.6)
+    assert analysis.limit_tok_s == pytest.approx(100.0)
+    assert analysis.share_reached == pytest.approx(0.8)
+    assert analysis.sentence.startswith("depth 2 is 1.60 times as fast as no drafting; ")
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    analysis = analyze([PLAIN, text(1, 51.0, 2, 30, 1.8)])
+    assert analysis is not None
+    assert analysis.best == 0
+    assert analysis.sentence.startswith("drafting gains less than 3% here; ")
+
+
+def test_without_a_comparison_there_is_no_analysis() -> None:
+    assert analyze([PLAIN]) is None
+    assert analyze([text(2, 45.0, 4, 50, 2.4)]) is None
+
+
+def test_stats() -> None:
+    assert summarize([3.0]) == Stats(3.0, 3.0, 3.0, 1)
+    assert summarize([5.0, 1.0, 3.0]) == Stats(3.0, 1.0, 5.0, 3)
+    assert summarize([9.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5.0, 6.0]) == Stats(3.5, 2.0, 5.0, 8)
