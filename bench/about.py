@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.machine import this_machine
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.gguf_tools.shards import shard_paths
 from mtp_gguf.native.exact import kernels
 
 

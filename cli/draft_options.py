@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.model import Model
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.draft_vocabulary import DraftVocabulary

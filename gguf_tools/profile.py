@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from .errors import FormatError
 from .machine import KERNELS, Machine, this_machine
+from .model import shard_paths, whole_name
 from .output import OutputFile
-from .shards import shard_paths, whole_name
 from .sources import FileSource
 
 if sys.version_info >= (3, 11):

@@ -27,7 +27,7 @@ import llama_cpp
 
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.machine import PATCHED, STOCK
-from mtp_gguf.gguf_tools.shards import shard_paths
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
