@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.gguf_tools.shards import shard_paths
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 

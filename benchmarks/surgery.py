@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from hub_server import Hub  # noqa: E402
 
-from mtp_gguf.gguf_tools.surgery import Assembly, open_model, write  # noqa: E402
+from mtp_gguf.gguf_tools.model import open_model  # noqa: E402
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, copies, write  # noqa: E402
 
 PROGRAM = shutil.which("mtp-gguf", path=str(Path(sys.executable).parent)) or "mtp-gguf"
 DUMP = shutil.which("gguf-dump", path=str(Path(sys.executable).parent)) or "gguf-dump"
@@ -67,15 +68,15 @@ def seconds(
 def repeated(model: Path, target: Path, times: int) -> None:
     """Write `model` with all its tensors several times over, under names of their own."""
     with open_model(model) as held:
-        pieces = [held.piece(name) for name in held.tensors]
+        tensors = copies(held)
         more = (
             dataclasses.replace(
-                piece, spec=dataclasses.replace(piece.spec, name=f"copy{i}.{piece.spec.name}")
+                tensor, spec=dataclasses.replace(tensor.spec, name=f"copy{i}.{tensor.name}")
             )
             for i in range(1, times)
-            for piece in pieces
+            for tensor in tensors
         )
-        write(target, Assembly(held.metadata(), (*pieces, *more)))
+        write(target, OutputSpec(held.metadata(), (*tensors, *more)))
 
 
 def copy(source: Path, target: Path, *, sync: bool) -> None:

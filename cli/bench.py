@@ -14,9 +14,9 @@ from mtp_gguf.bench.prompts import SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.profile import AUTO, MAX_DEPTH
-from mtp_gguf.gguf_tools.shards import whole_name
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, usable_cores
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model

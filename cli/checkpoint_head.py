@@ -10,9 +10,8 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.fit import check_fit
+from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.remote import hub_model
-from mtp_gguf.gguf_tools.surgery import Model, open_model
 
 from .options import DraftOptions
 from .progress import byte_progress
@@ -82,7 +81,7 @@ def converted_head(
         )
         with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
             planned = plan_head(checkpoint, request, Path(folder) / "head.gguf", source)
-            check_fit(base, planned.preview)
+            planned.preview.head.check_fit(base.head)
             for note in planned.plan.notes:
                 if "draft vocabulary" in note:
                     typer.echo(f"note: {note}", err=True)

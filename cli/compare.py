@@ -15,9 +15,8 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import find_draft_vocabulary
 from mtp_gguf.gguf_tools.head import part_of
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
-from mtp_gguf.gguf_tools.surgery import Model
-from mtp_gguf.gguf_tools.trunk import head_names, is_head_alone
 
 from .progress import byte_progress, printable, reports_errors
 
@@ -146,9 +145,9 @@ def _checkpoint(
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     part = HeadChoice.NONE
-    if is_head_alone(model):
+    if model.head.is_alone:
         part = HeadChoice.ALONE
-    elif head_names(model):
+    elif model.head.names:
         part = HeadChoice.WITH_TRUNK
     hub_id, named = hub_model(source) or (source, None)
     with open_checkpoint(hub_id, revision or named, part, None) as checkpoint:

@@ -8,7 +8,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.output import check_output
 
 from .convert_model import Planned, local_weights, planned

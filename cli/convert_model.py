@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.surgery import Model, open_model
+from mtp_gguf.gguf_tools.model import Model, open_model
 
 from .options import DraftOptions
 from .progress import byte_progress

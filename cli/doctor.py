@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.gguf_tools.doctor import Diagnosis, diagnose
+from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.remote import hub_model, open_any_model
-from mtp_gguf.gguf_tools.surgery import Model, open_model
 
 from .checkpoint_head import fetched, open_source
 from .progress import human_bytes, printable, reports_errors

@@ -9,20 +9,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from mtp_gguf.gguf_tools.draft_list import (
-    DraftList,
-    list_faults,
-    read_draft_list,
-    required_ids,
-    vocabulary_size,
-)
-from mtp_gguf.gguf_tools.draft_surgery import check_head, rewritten, with_list, without_list
+from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
+from mtp_gguf.gguf_tools.draft_rewrite import check_head, rewritten, with_list, without_list
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.in_place import hide_list, replace_list
+from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.surgery import Assembly, Model, open_model, write
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 
 from .options import DraftOptions
 from .progress import byte_progress, printable, reports_errors
@@ -194,8 +189,8 @@ def calibrate(
         if in_place:
             _change(opened, keys)
         else:
-            assembly = with_list(opened, keys, DraftLayout.IDS)
-            write_file("fastmtp", assembly, target, [*opened.paths, *prompts], overwrite)
+            spec = with_list(opened, keys, DraftLayout.IDS)
+            write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite)
     report_file(target)
 
 
@@ -265,7 +260,7 @@ def show(
             typer.echo("\n".join(map(str, held.ids)))
             return
         required = required_ids(opened)
-        faults = list_faults(held.ids, vocabulary_size(opened) or 0, required)
+        faults = list_faults(held.ids, opened.vocabulary_size or 0, required)
         if as_json:
             typer.echo(json.dumps(_fields(held, faults), indent=1))
             return
@@ -301,10 +296,10 @@ def _change(model: Model, keys: Mapping[str, Value] | None) -> None:
     typer.echo(f"written anew: {reason}")
 
 
-def _write_anew(path: Path, assembly: Assembly) -> None:
+def _write_anew(path: Path, spec: OutputSpec) -> None:
     mode = path.stat().st_mode
-    with byte_progress("fastmtp", assembly.nbytes) as progress:
-        write(path, assembly, progress)
+    with byte_progress("fastmtp", spec.nbytes) as progress:
+        write(path, spec, progress)
     os.chmod(path, mode & 0o7777)
 
 

@@ -12,9 +12,9 @@ import typer
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.doctor import original_of
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
-from mtp_gguf.gguf_tools.surgery import Model
 
 from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
 from .checkpoint_head import converted_head
@@ -113,12 +113,12 @@ def graft(
                     keys = draft.ranked_for(_tokenizer_of(opened, donor, draft)).metadata(
                         with_ids=True
                     )
-                assembly = transplant.graft(opened, donor, keys)
-                write_file(title, assembly, target, [*sources, *_local(donor)], overwrite)
+                spec = transplant.graft(opened, donor, keys)
+                write_file(title, spec, target, [*sources, *_local(donor)], overwrite)
         else:
             with converted_head(opened, source, revision, head_type, draft, target) as donor:
-                assembly = transplant.graft(opened, donor)
-                write_file(title, assembly, target, sources, overwrite)
+                spec = transplant.graft(opened, donor)
+                write_file(title, spec, target, sources, overwrite)
         original = original_of(opened)
     check = None if no_check else _checked(target)
     if as_json:

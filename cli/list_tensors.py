@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.listing import ListedTensor, Listing, list_gguf, list_safetensors
-from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import ListedTensor, Listing, list_model, list_safetensors
+from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
 
 from .progress import count_types, human_bytes, printable, reports_errors
@@ -79,7 +79,7 @@ def _listing(model: str) -> Listing:
         with closing(source):
             return list_safetensors([read_safetensors(source)])
     with remote.open_remote_model(model) as opened:
-        return list_gguf(opened.files)
+        return list_model(opened)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.model import Model
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.draft_vocabulary import DraftVocabulary

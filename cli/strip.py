@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools import transplant
-from mtp_gguf.gguf_tools.surgery import open_model
+from mtp_gguf.gguf_tools.model import open_model
 
 from .progress import reports_errors
 from .written import output_path, report_file, write_file
@@ -34,7 +34,7 @@ def strip(
     mtp-gguf strip Qwen3.5-9B-Q4_K_M.gguf -o trunk.gguf
     """
     with open_model(model) as opened:
-        assembly = transplant.strip(opened)
+        spec = transplant.strip(opened)
         target = output_path(output, model, "{}-no-mtp")
-        write_file("strip", assembly, target, opened.paths, overwrite)
+        write_file("strip", spec, target, opened.paths, overwrite)
     report_file(target, "mtp-gguf graft {} --from MODEL")

@@ -1,4 +1,4 @@
-"""What the commands of surgery share: naming an output, writing it, saying what came of it."""
+"""What the commands that rewrite GGUFs share: naming an output, writing it, reporting on it."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 import typer
 
 from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.listing import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.shards import whole_name
-from mtp_gguf.gguf_tools.surgery import Assembly, write
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 
 from .progress import byte_progress, count_types, human_bytes, printable
 
@@ -26,12 +26,12 @@ def output_path(output: Path | None, source: Path, pattern: str) -> Path:
 
 
 def write_file(
-    title: str, assembly: Assembly, output: Path, sources: Sequence[Path], overwrite: bool
+    title: str, spec: OutputSpec, output: Path, sources: Sequence[Path], overwrite: bool
 ) -> None:
     """Check that `output` may be written, then write it with progress on standard error."""
     check_output(output, list(sources), overwrite)
-    with byte_progress(title, assembly.nbytes) as progress:
-        write(output, assembly, progress)
+    with byte_progress(title, spec.nbytes) as progress:
+        write(output, spec, progress)
 
 
 def head_of(output: Path) -> HeadReport:

@@ -19,9 +19,8 @@ from mtp_gguf.gguf_tools.compare import (
 )
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
-from mtp_gguf.gguf_tools.surgery import Model
-from mtp_gguf.gguf_tools.trunk import head_suffixes
 
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
 from .checkpoint_side import CheckpointSide
@@ -88,7 +87,7 @@ def measure_head(
     numbers (ggml's own decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.ALONE)
-    block = {name for name, _ in head_suffixes(model)}
+    block = set(model.head.suffixes)
     source = shlex.quote(name)
     path = shlex.quote(str(model.path))
     mend = (

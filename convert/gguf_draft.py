@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.draft_list import required_ids, vocabulary_size
+from mtp_gguf.gguf_tools.draft_list import required_ids
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.model import Model
 
 from . import draft_vocabulary
 from .draft_vocabulary import DraftVocabulary, Encoder
@@ -34,7 +34,7 @@ def rank_for_gguf(
     size: None takes the default. open_tokenizer: opens that of a GGUF. RequestError when the
     request does not fit the vocabulary.
     """
-    n_vocab = vocabulary_size(model)
+    n_vocab = model.vocabulary_size
     if not n_vocab:
         raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
     required = required_ids(model)
@@ -64,7 +64,7 @@ def rank_by_own_output(
     write follow by how often they are in the prompts, then by id.
     progress: called with the number of tokens just written. RequestError when it writes nothing.
     """
-    n_vocab = vocabulary_size(model)
+    n_vocab = model.vocabulary_size
     if not n_vocab:
         raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
     required = required_ids(model)

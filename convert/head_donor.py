@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.format import GgufFile, lay_out
-from mtp_gguf.gguf_tools.surgery import Model
+from mtp_gguf.gguf_tools.model import Model
 
 from .checkpoint import Checkpoint
 from .plan import Plan, Request, Shard

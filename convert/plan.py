@@ -12,7 +12,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.head import part_of
-from mtp_gguf.gguf_tools.shards import shard_path
+from mtp_gguf.gguf_tools.model import shard_path
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native import ggml
 

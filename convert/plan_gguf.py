@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.draft_list import BEFORE_TOKENIZER, vocabulary_size, without_draft_keys
-from mtp_gguf.gguf_tools.draft_surgery import without_list
+from mtp_gguf.gguf_tools.draft_list import BEFORE_TOKENIZER, without_draft_keys
+from mtp_gguf.gguf_tools.draft_rewrite import without_list
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import (
     EMBEDDING_TENSOR,
@@ -22,15 +22,15 @@ from mtp_gguf.gguf_tools.fastmtp import (
     SHORT_HEAD_SUFFIX,
     DraftLayout,
 )
-from mtp_gguf.gguf_tools.fit import plain_shape
 from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.head import block_of, plain_shape
+from mtp_gguf.gguf_tools.model import Metadata, Model
 from mtp_gguf.gguf_tools.remote import RemoteSource
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, inserted
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.surgery import Assembly, Metadata, Model, Piece, inserted
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
 from mtp_gguf.gguf_tools.transplant import extract, graft, strip
-from mtp_gguf.gguf_tools.trunk import block_of, head_names, is_head_alone, trunk_layers
 
 from .checkpoint import Checkpoint, PlacedTensor
 from .draft_vocabulary import DraftVocabulary
@@ -72,17 +72,17 @@ def make_gguf_plans(
     draft: the list that the request asks for, ranked. RequestError where the model is quantized
     already, and where head or draft vocabulary cannot be what was asked for.
     """
-    assembly = _parts(model, request.head, donor, draft)
-    trunk = trunk_layers(model)
-    layout = _layout(assembly)
+    output = _parts(model, request.head, donor, draft)
+    trunk = model.head.trunk_layers
+    layout = _layout(output)
     if draft is not None:
         assert request.draft is not None
         layout = request.draft.layout
-        assembly = _without_list(model, assembly)
+        output = _without_list(model, output)
         keys = draft.metadata(layout is DraftLayout.IDS)
-        assembly = Assembly(inserted(assembly.metadata, keys, BEFORE_TOKENIZER), assembly.pieces)
-    metadata = _quantized_metadata(assembly.metadata, request)
-    targets, weights, id_map = _weights(model, assembly, donor)
+        output = OutputSpec(inserted(output.metadata, keys, BEFORE_TOKENIZER), output.tensors)
+    metadata = _quantized_metadata(output.metadata, request)
+    targets, weights, id_map = _weights(model, output, donor)
     kept = without_choice(
         str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
     )
@@ -107,7 +107,7 @@ def make_gguf_plans(
 
 def _parts(
     model: Model, head: HeadChoice, donor: Donor | None, draft: DraftVocabulary | None
-) -> Assembly:
+) -> OutputSpec:
     """The part of the model that was asked for, with the head that was asked for."""
     if donor is not None:
         if head is HeadChoice.ALONE:
@@ -117,32 +117,32 @@ def _parts(
             )
         return graft(model, donor.model, draft.metadata(with_ids=True) if draft else None)
     claimed = model.first.integer(f"{model.architecture}.nextn_predict_layers")
-    if head is HeadChoice.NONE and (head_names(model) or claimed):
+    if head is HeadChoice.NONE and (model.head.names or claimed):
         return strip(model)
-    if head is HeadChoice.ALONE and not is_head_alone(model):
+    if head is HeadChoice.ALONE and not model.head.is_alone:
         return extract(model)
-    if draft is not None and not head_names(model):
+    if draft is not None and not model.head.names:
         raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-    return Assembly(model.metadata(), tuple(model.piece(name) for name in model.tensors))
+    return OutputSpec(model.metadata(), copies(model))
 
 
-def _layout(assembly: Assembly) -> DraftLayout | None:
+def _layout(output: OutputSpec) -> DraftLayout | None:
     """The layout of the draft vocabulary that is there already."""
-    names = [piece.name for piece in assembly.pieces]
+    names = [tensor.name for tensor in output.tensors]
     if ID_MAP_TENSOR not in names:
-        return DraftLayout.IDS if IDS_KEY in assembly.metadata else None
+        return DraftLayout.IDS if IDS_KEY in output.metadata else None
     short = any(name.endswith(SHORT_HEAD_SUFFIX) for name in names)
     return DraftLayout.TABLE if short else DraftLayout.SIDECAR
 
 
-def _without_list(model: Model, assembly: Assembly) -> Assembly:
+def _without_list(model: Model, output: OutputSpec) -> OutputSpec:
     without_list(model)  # refuses where the list's rows are the only output
-    pieces = tuple(
-        p
-        for p in assembly.pieces
-        if p.name != ID_MAP_TENSOR and not p.name.endswith(SHORT_HEAD_SUFFIX)
+    tensors = tuple(
+        t
+        for t in output.tensors
+        if t.name != ID_MAP_TENSOR and not t.name.endswith(SHORT_HEAD_SUFFIX)
     )
-    return Assembly(without_draft_keys(assembly.metadata), pieces)
+    return OutputSpec(without_draft_keys(output.metadata), tensors)
 
 
 def _quantized_metadata(metadata: Metadata, request: Request) -> Metadata:
@@ -160,32 +160,32 @@ def _is_small(key: str) -> bool:
 
 
 def _weights(
-    model: Model, assembly: Assembly, donor: Donor | None
+    model: Model, output: OutputSpec, donor: Donor | None
 ) -> tuple[tuple[Target, ...], Checkpoint, NDArray[np.int64] | None]:
-    """Targets for the pieces, where their weights are, and a stored list of ids."""
+    """Targets for the tensors, where their weights are, and a stored list of ids."""
     lent = donor.targets if donor and donor.targets else {}
     tensors: dict[str, PlacedTensor] = {}
     targets = []
     id_map = None
-    for piece in assembly.pieces:
-        if piece.name == ID_MAP_TENSOR:
-            assert piece.source is not None
-            id_map = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), "<i8")
-        elif piece.name in lent:
-            targets.append(lent[piece.name])
+    for copy in output.tensors:
+        if copy.name == ID_MAP_TENSOR:
+            assert copy.source is not None
+            id_map = np.frombuffer(copy.source.read(copy.offset, copy.spec.nbytes), "<i8")
+        elif copy.name in lent:
+            targets.append(lent[copy.name])
         else:
-            tensors[piece.name] = _placed(piece)
-            shape = plain_shape(piece.spec.shape)
-            targets.append(Target(piece.name, shape, Recipe((piece.name,))))
+            tensors[copy.name] = _placed(copy)
+            shape = plain_shape(copy.spec.shape)
+            targets.append(Target(copy.name, shape, Recipe((copy.name,))))
     config = donor.checkpoint.config if donor and donor.checkpoint else {}
     others = donor.checkpoint.tensors if donor and donor.checkpoint else {}
     folder = model.paths[0]
     return tuple(targets), Checkpoint(folder, config, {**others, **tensors}, (), ()), id_map
 
 
-def _placed(piece: Piece) -> PlacedTensor:
-    """Where a piece's weights are, checked to be such as can be quantized."""
-    spec, source = piece.spec, piece.source
+def _placed(copy: TensorCopy) -> PlacedTensor:
+    """Where a tensor's weights are, checked to be such as can be quantized."""
+    spec, source = copy.spec, copy.source
     assert isinstance(source, FileSource | RemoteSource)
     if spec.type not in _READABLE:
         raise RequestError(
@@ -198,7 +198,7 @@ def _placed(piece: Piece) -> PlacedTensor:
             f"{source.name}: {spec.name}: expected dimensions from 1, found {list(spec.shape)}"
         )
     shape = tuple(reversed(plain_shape(spec.shape)))
-    stored = StoredTensor(spec.name, spec.type.name, shape, piece.offset, spec.nbytes)
+    stored = StoredTensor(spec.name, spec.type.name, shape, copy.offset, spec.nbytes)
     return PlacedTensor(stored, source)
 
 
@@ -211,7 +211,7 @@ def _output(model: Model, targets: tuple[Target, ...]) -> Target:
     """The target whose rows are the vocabulary; the embedding where the model is tied."""
     held = {t.name: t for t in targets}
     output = held.get(OUTPUT_TENSOR) or held.get(EMBEDDING_TENSOR)
-    n_vocab = vocabulary_size(model)
+    n_vocab = model.vocabulary_size
     if output is None or output.shape[1:] != (n_vocab,):
         found = "none" if output is None else f"shape {list(output.shape)}"
         raise RequestError(

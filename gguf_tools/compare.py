@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .fit import plain_shape
 from .format import ArrayRef, Scalar, tensor_bytes
-from .surgery import Model
+from .head import plain_shape
+from .model import Model
 from .tensor_types import BY_NAME, TensorType
 
 R = TypeVar("R")

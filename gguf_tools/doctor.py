@@ -13,22 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 from sys import byteorder
 
-from .draft_list import (
-    HIDDEN_IDS_KEY,
-    list_faults,
-    read_draft_list,
-    required_ids,
-    vocabulary_size,
-)
+from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
 from .errors import FormatError, RequestError
-from .fastmtp import DraftLayout, StoredDraftVocabulary, find_draft_vocabulary
-from .fit import check_fit, missing_suffixes, shape_faults
+from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
-from .head import ARCHITECTURES
+from .head import MtpHead
 from .memory import DraftMemory, draft_memory
-from .surgery import Model
+from .model import Model
 from .tensor_types import F32
-from .trunk import head_suffixes, is_head_alone, trunk_layers
 
 _HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
 # Bits per weight of IQ4_XS, the least that tests of published heads found harmless.
@@ -91,22 +83,20 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     context, depth: for the estimate of memory.
     """
     head = separate or model
-    findings = list(_architecture(model))
-    if not findings:
-        findings = list(_blocks(model))
-    if not findings and separate is not None:
-        findings = list(_separate(model, separate))
-    if not findings:
-        findings = [*_presence(model, head), *_layer_lists(head)]
+    findings = []
     draft = None
-    if not any(f.severity is Severity.FAULT for f in findings):
-        findings += [*_shapes(head), *_norms(head, model), *_precision(head), *_tokens(head)]
+    if separate is not None:
+        findings = [*_trunk_findings(model), *_separate(model, separate)]
+    if not findings:
+        findings = list(_head_findings(model, head))
+    if not findings:
+        findings = [*_norms(head, model), *_precision(head), *_tokens(head)]
         draft, on_draft = _draft_vocabulary(head)
         findings += on_draft
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
         path=str(model.path),
-        head=_head_text(head) if sound else None,
+        head=_head_text(head.head) if sound else None,
         draft=draft,
         runs_with=tuple(_runs_with(model, head, draft)) if sound else (),
         memory=draft_memory(model, head, draft, context, depth) if sound else None,
@@ -127,31 +117,16 @@ def original_of(model: Model) -> str:
     return match[1] if match else "ORIGINAL"
 
 
-def _architecture(model: Model) -> Iterator[Finding]:
-    if model.architecture not in ARCHITECTURES:
-        yield Finding(
-            "architecture",
-            Severity.FAULT,
-            f"architecture {model.architecture!r} is not one of {', '.join(ARCHITECTURES)}, the "
-            "ones whose head is known here",
-        )
-
-
-def _blocks(model: Model) -> Iterator[Finding]:
-    try:
-        trunk_layers(model)
-    except (RequestError, FormatError) as error:
-        yield Finding(
-            "blocks",
-            Severity.FAULT,
-            str(error),
-            f"mtp-gguf convert {original_of(model)} --mtp-f16",
-        )
+def _trunk_findings(model: Model) -> Iterator[Finding]:
+    """Faults of a trunk whose head is in another file."""
+    for finding in _head_findings(model, model):
+        if finding.code in ("architecture", "blocks"):
+            yield finding
 
 
 def _separate(model: Model, head: Model) -> Iterator[Finding]:
     try:
-        check_fit(model, head)
+        head.head.check_fit(model.head)
     except (RequestError, FormatError) as error:
         yield Finding(
             "does-not-fit",
@@ -161,77 +136,28 @@ def _separate(model: Model, head: Model) -> Iterator[Finding]:
         )
 
 
-def _presence(model: Model, head: Model) -> Iterator[Finding]:
-    """A head that is not there, in part there, hidden, or wrongly counted."""
-    architecture = head.architecture
-    trunk = trunk_layers(head)
-    claimed = head.first.integer(f"{architecture}.nextn_predict_layers") or 0
-    blocks = head.first.integer(f"{architecture}.block_count")
-    missing = missing_suffixes(head)
-    held = head_suffixes(head)
+def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
+    """What keeps the head from being used, each fault with the command that repairs it."""
     original = original_of(model)
-    if not held:
-        code, text = "no-head", "the file has no MTP head"
-        if claimed:
-            code = "claimed-head"
-            text = f"the metadata claim {claimed} MTP layer, but no tensor of it is there"
-        mend = f"mtp-gguf graft {_quoted(model)} --from {original}"
-        yield Finding(code, Severity.FAULT, text, mend)
-    elif missing:
-        experts = [s for s in missing if "_exps." in s]
-        what = "its experts are half present" if experts else "it is incomplete"
-        yield Finding(
-            "incomplete-head",
-            Severity.FAULT,
-            f"the MTP head is in block {trunk}, but {what}: {', '.join(missing[:3])} "
-            f"{'and more are' if len(missing) > 3 else 'missing'}"
-            f"{' missing' if len(missing) > 3 else ''}",
-            _regraft(head, original),
-        )
-    elif not claimed:
-        yield Finding(
-            "hidden-head",
-            Severity.FAULT,
-            f"the MTP head is there (block {trunk}), but {architecture}.nextn_predict_layers is "
-            "missing or 0, so nothing will use it",
-            _regraft(head, str(head.path)),
-        )
-    elif blocks != trunk + claimed:
-        yield Finding(
-            "block-count",
-            Severity.FAULT,
-            f"{architecture}.block_count is {blocks}, expected {trunk + claimed}: {trunk} trunk "
-            f"layers and {claimed} MTP layer",
-            _regraft(head, str(head.path)),
-        )
-
-
-def _layer_lists(head: Model) -> Iterator[Finding]:
-    """`recurrent_layers` must have an entry for each block, and false for the MTP block."""
-    key = f"{head.architecture}.attention.recurrent_layers"
-    if not isinstance(head.first.keys.get(key), ArrayRef) or not head_suffixes(head):
-        return
-    entries = head.first.array(key) or []
-    trunk = trunk_layers(head)
-    claimed = head.first.integer(f"{head.architecture}.nextn_predict_layers") or 0
-    if claimed and (len(entries) != trunk + claimed or any(entries[trunk:])):
-        yield Finding(
-            "recurrent-layers",
-            Severity.FAULT,
-            f"{key} has {len(entries)} entries, expected {trunk + claimed} with false for the "
-            "MTP block",
-            _regraft(head, str(head.path)),
-        )
-
-
-def _shapes(head: Model) -> Iterator[Finding]:
-    for fault in shape_faults(head, head):
-        yield Finding("head-shape", Severity.FAULT, fault, _regraft(head, original_of(head)))
+    fixes = {
+        "architecture": "",
+        "blocks": f"mtp-gguf convert {original} --mtp-f16",
+        "no-head": f"mtp-gguf graft {_quoted(model)} --from {original}",
+        "claimed-head": f"mtp-gguf graft {_quoted(model)} --from {original}",
+        "hidden-head": _regraft(head, str(head.path)),
+        "block-count": _regraft(head, str(head.path)),
+        "recurrent-layers": _regraft(head, str(head.path)),
+        "shared-tensors": f"mtp-gguf convert {original} --mtp-f16",
+        "draft-vocabulary": _new_list(head),
+    }
+    for fault in head.head.faults:
+        fix = fixes.get(fault.code, _regraft(head, original))
+        yield Finding(fault.code, Severity.FAULT, fault.text, fix)
 
 
 def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
     """Norm weights as the file has them: one plus what the checkpoint has."""
-    norms = {name: _values(head, name) for name, s in head_suffixes(head) if _is_norm(head, name)}
+    norms = {name: _values(head, name) for name in head.head.suffixes if _is_norm(head, name)}
     mend = _regraft(head, original_of(head))
     for name, values in norms.items():
         if not all(map(math.isfinite, values)):
@@ -264,7 +190,7 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
 def _precision(head: Model) -> Iterator[Finding]:
     low = [
         name
-        for name, _ in head_suffixes(head)
+        for name in head.head.suffixes
         if (tensor := head.tensors[name]).type.is_quantized
         and 8 * tensor.type.block_bytes / tensor.type.block_length < _LEAST_BITS
     ]
@@ -283,7 +209,7 @@ def _tokens(head: Model) -> Iterator[Finding]:
     """A tokenizer that disagrees with the embedding or with itself: llama.cpp refuses the file."""
     mend = f"mtp-gguf convert {original_of(head)} --mtp-f16"
     tokens = head.first.keys.get("tokenizer.ggml.tokens")
-    rows = vocabulary_size(head)
+    rows = head.vocabulary_size
     count = tokens.count if isinstance(tokens, ArrayRef) else 0
     if count and rows is not None and count != rows:
         text = f"the tokenizer has {count} tokens, but the embedding {rows} rows"
@@ -306,9 +232,8 @@ def _tokens(head: Model) -> Iterator[Finding]:
 
 
 def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[Finding]]:
-    mend = f"mtp-gguf fastmtp add {_quoted(head)} --corpus FILES"
+    mend = _new_list(head)
     try:
-        about = find_draft_vocabulary(head.first, head.tensors)
         held = read_draft_list(head)
     except FormatError as error:
         return None, [Finding("draft-vocabulary", Severity.FAULT, str(error), mend)]
@@ -316,7 +241,7 @@ def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[F
     if held is not None:
         if held.about.layout is DraftLayout.SIDECAR:
             mend = "mtp-gguf fastmtp add MODEL --layout sidecar --corpus FILES"
-        for fault in list_faults(held.ids, vocabulary_size(head) or 0, required_ids(head)):
+        for fault in list_faults(held.ids, head.vocabulary_size or 0, required_ids(head)):
             text = f"the draft vocabulary is unsound: {fault}"
             findings.append(Finding("draft-vocabulary", Severity.FAULT, text, mend))
         if held.about.layout is not DraftLayout.IDS:
@@ -334,37 +259,30 @@ def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[F
     if HIDDEN_IDS_KEY in head.first.keys:
         text = "the file has a draft vocabulary that is hidden and not used"
         findings.append(Finding("hidden-list", Severity.NOTE, text, f"{mend} --in-place"))
-    return about, findings
+    return held.about if held else None, findings
 
 
 def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:
     """llama-server as it is, our server, and our own runner in the same process."""
     stock = draft is None or draft.layout is DraftLayout.IDS
-    trunk = "TRUNK.gguf" if is_head_alone(model) else _quoted(model)
-    separate = head is not model or is_head_alone(model)
+    trunk = "TRUNK.gguf" if model.head.is_alone else _quoted(model)
+    separate = head is not model or model.head.is_alone
     files = f"-m {trunk}" + (f" -md {_quoted(head)}" if separate else "")
     if stock:
         yield f"llama-server {files} --spec-type draft-mtp"
     option = f" --head {_quoted(head)}" if separate else ""
     yield f"mtp-gguf serve {trunk}{option}" + ("" if stock else "  (patched server)")
     if separate:
-        path = "TRUNK.gguf" if is_head_alone(model) else str(model.path)
+        path = "TRUNK.gguf" if model.head.is_alone else str(model.path)
         yield f"python: mtp_gguf.native.MTPLlama({path!r}, mtp_head={str(head.path)!r})"
     else:
         libraries = "" if stock else "  (libraries of mtp-gguf build-server, docs/server.md)"
         yield f"mtp-gguf generate {trunk} -p PROMPT{libraries}"
 
 
-def _head_text(head: Model) -> str:
-    names = [n for n, _ in head_suffixes(head)]
-    kinds: dict[str, int] = {}
-    for name in names:
-        tensor = head.tensors[name]
-        if len(tensor.shape) > 1:
-            kinds[tensor.type.name] = kinds.get(tensor.type.name, 0) + 1
-    ranked = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-    types = ", ".join(f"{count} {kind}" for kind, count in ranked)
-    return f"block {trunk_layers(head)} ({types})"
+def _head_text(head: MtpHead) -> str:
+    types = ", ".join(f"{count} {kind}" for kind, count in head.types.items())
+    return f"block {head.trunk_layers} ({types})"
 
 
 def _is_norm(model: Model, name: str) -> bool:
@@ -374,7 +292,7 @@ def _is_norm(model: Model, name: str) -> bool:
 
 def _trunk_norm(model: Model) -> Sequence[float]:
     """A norm of the trunk's last layer, to see where raised weights lie in this model."""
-    name = f"blk.{trunk_layers(model) - 1}.post_attention_norm.weight"
+    name = f"blk.{model.head.trunk_layers - 1}.post_attention_norm.weight"
     return _values(model, name) if name in model.tensors and _is_norm(model, name) else ()
 
 
@@ -390,6 +308,10 @@ def _regraft(head: Model, source: str) -> str:
         f"mtp-gguf strip {_quoted(head)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o mended.gguf"
     )
+
+
+def _new_list(head: Model) -> str:
+    return f"mtp-gguf fastmtp add {_quoted(head)} --corpus FILES"
 
 
 def _quoted(model: Model) -> str:

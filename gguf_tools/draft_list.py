@@ -9,7 +9,6 @@ from sys import byteorder
 
 from .fastmtp import (
     COVERAGE_KEY,
-    EMBEDDING_TENSOR,
     ID_MAP_TENSOR,
     IDS_KEY,
     SOURCE_KEY,
@@ -18,7 +17,7 @@ from .fastmtp import (
     find_draft_vocabulary,
 )
 from .format import ArrayRef, Value, ValueType
-from .surgery import Metadata, Model
+from .model import Metadata, Model
 
 # A list that is not in use: hidden by `fastmtp remove --in-place`, or by a change in place that was
 # cut off. It differs from the list's own key in its last byte.
@@ -112,21 +111,12 @@ def required_ids(model: Model) -> list[int]:
     if isinstance(model.first.keys.get(_TYPES_KEY), ArrayRef):
         kinds = model.first.array(_TYPES_KEY) or []
         ids |= {i for i, kind in enumerate(kinds) if kind in _SPECIAL_KINDS}
-    n_vocab = vocabulary_size(model) or 0
+    n_vocab = model.vocabulary_size or 0
     for role in ("eos", "eot", "eom"):
         held = model.first.keys.get(f"tokenizer.ggml.{role}_token_id")
         if isinstance(held, int) and 0 <= held < n_vocab:
             ids.add(held)
     return sorted(ids)
-
-
-def vocabulary_size(model: Model) -> int | None:
-    """Rows of the embedding, or else tokens of the tokenizer; None where the file has neither."""
-    embedding = model.tensors.get(EMBEDDING_TENSOR)
-    if embedding is not None:
-        return embedding.shape[-1]
-    tokens = model.first.keys.get("tokenizer.ggml.tokens")
-    return tokens.count if isinstance(tokens, ArrayRef) else None
 
 
 def _are_relative(ids: Sequence[int], n_vocab: int) -> bool:

@@ -79,3 +79,15 @@ def find_draft_vocabulary(
             f"found {found}"
         )
     return StoredDraftVocabulary(layout, size, *about)
+
+
+def vocabulary_size(file: GgufFile, tensors: Mapping[str, TensorInfo]) -> int | None:
+    """Rows of the embedding, or else tokens of the tokenizer; None if the model has neither.
+
+    file: has the metadata. tensors: those of all shards, by name.
+    """
+    embedding = tensors.get(EMBEDDING_TENSOR)
+    if embedding is not None:
+        return embedding.shape[-1]
+    tokens = file.keys.get("tokenizer.ggml.tokens")
+    return tokens.count if isinstance(tokens, ArrayRef) else None

@@ -1,11 +1,16 @@
-"""The MTP head in a GGUF file: which tensors make it, and whether a file can draft."""
+"""The MTP head of a GGUF model: where it begins, what it is made of, and what is wrong with it.
+
+This is the one definition of a complete head. `Model.head` computes it once for everyone who asks.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
-from .errors import FormatError
+from .errors import FormatError, RequestError
 from .fastmtp import (
     EMBEDDING_TENSOR,
     ID_MAP_TENSOR,
@@ -14,11 +19,13 @@ from .fastmtp import (
     DraftLayout,
     StoredDraftVocabulary,
     find_draft_vocabulary,
+    vocabulary_size,
 )
-from .format import GgufFile, TensorInfo
+from .format import ArrayRef, GgufFile, Scalar, TensorInfo
 
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
-ARCHITECTURES = ("qwen35", "qwen35moe")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
+_KINDS = {"qwen35": "dense", "qwen35moe": "mixture of experts"}
+ARCHITECTURES = tuple(_KINDS)
 OUTPUT_NORM_TENSOR = "output_norm.weight"
 TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp takes a file without it for a head alone
 
@@ -50,22 +57,54 @@ REQUIRED_SUFFIXES: Mapping[str, Sequence[str]] = {
         "ffn_down_shexp.weight",
     ),
 }
-
-# Fused tensors that llama.cpp takes for their parts (create_tensor_qkv, create_tensor_gate_up_exps
-# in llama-model.cpp).
-_FUSED: Mapping[str, Sequence[str]] = {
+# Fused tensors that llama.cpp accepts in place of their parts, which they hold one after another
+# (create_tensor_qkv and create_tensor_gate_up_exps in llama-model.cpp); upstream's converter writes
+# them with --fuse-qkv and --fuse-gate-up-exps.
+FUSED_SUFFIXES: Mapping[str, Sequence[str]] = {
     "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
     "ffn_gate_up_exps.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
 }
+
+# Metadata of which the head's file has a copy of its own, which must be that of the trunk.
+_DENSE_KEYS = (
+    "embedding_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.dimension_sections",
+)
+_SHARED_KEYS = {
+    "qwen35": (*_DENSE_KEYS, "feed_forward_length"),
+    "qwen35moe": (
+        *_DENSE_KEYS,
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+    ),
+}
+# Publishers name the unused ids of one vocabulary differently; more is another tokenizer.
+_SAME_TOKENIZER = 0.01
+
+
+@dataclass(frozen=True)
+class HeadFault:
+    """Something that keeps a head from being used. code: for scripts. text: one sentence."""
+
+    code: str
+    text: str
 
 
 @dataclass(frozen=True)
 class HeadReport:
     """Whether a file can draft.
 
-    ready: the head is there and whole. reason: one sentence that says so or what is missing.
-    block: index of the MTP block, None where the metadata names none. types: tensor types of the
-    head's matrices with their number. stock: whether an unpatched llama.cpp loads the file.
+    ready: the head is there and complete. reason: one sentence that says so, or what is missing.
+    block: index of the MTP block; None where there is neither a tensor of it nor metadata for it.
+    types: tensor types of the head's matrices with their number. stock: whether an unpatched
+    llama.cpp loads the file.
     """
 
     ready: bool
@@ -76,76 +115,10 @@ class HeadReport:
     stock: bool
 
 
-def head_report(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
-    """Look for the head of a model: `file` has its metadata, `tensors` are those of all shards.
-
-    Metadata of a wrong type is a reason not to be ready, and no error.
-    """
-    try:
-        return _examine(file, tensors)
-    except FormatError as error:
-        return _not_ready(str(error))
-
-
-def _examine(file: GgufFile, tensors: Sequence[TensorInfo]) -> HeadReport:
-    architecture = file.scalar("general.architecture")
-    if architecture not in ARCHITECTURES:
-        return _not_ready(f"architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
-    blocks = file.integer(f"{architecture}.block_count")
-    layers = file.integer(f"{architecture}.nextn_predict_layers") or 0
-    names = {t.name: t for t in tensors}
-    if not layers:
-        stray = next((n for n in names if ".nextn." in n), None)
-        if stray:
-            return _not_ready(
-                f"{stray} is there, but {architecture}.nextn_predict_layers is 0 or missing"
-            )
-        return _not_ready("the file has no MTP head; mtp-gguf graft puts one on")
-    if layers != 1:
-        return _not_ready(f"{architecture}.nextn_predict_layers is {layers}, and 1 can be run")
-    if blocks is None or blocks < 2:
-        return _not_ready(
-            f"{architecture}.block_count is {blocks}, with an MTP head it is 2 or more"
-        )
-    block = blocks - 1
-    prefix = f"blk.{block}."
-    standing = next((n for n in names if _BLOCK.match(n) and ".nextn." in n), prefix)
-    if not standing.startswith(prefix):
-        return _not_ready(
-            f"{architecture}.block_count is {blocks}, which puts the MTP head in block {block}, "
-            f"but {standing} is there",
-            block,
-        )
-    missing = _missing_suffixes(str(architecture), prefix, names)
-    if missing:
-        return _not_ready(
-            f"the metadata claims an MTP head in block {block}, but {prefix}{missing[0]}"
-            f"{f' and {len(missing) - 1} more are' if len(missing) > 1 else ' is'} missing",
-            block,
-        )
-    for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
-        if needed not in names:
-            return _not_ready(f"{needed} is missing, which the head needs", block)
-    try:
-        draft = find_draft_vocabulary(file, names)
-    except FormatError as error:
-        return _not_ready(str(error), block)
-    types = Counter(
-        t.type.name
-        for t in tensors
-        if t.name.startswith(prefix) and len(t.shape) > 1 and t.name != prefix + SHORT_HEAD_SUFFIX
-    )
-    stock = draft is None or draft.layout is DraftLayout.IDS
-    alone = TRUNK_TENSOR not in names
-    reason = f"{'a head alone, ' if alone else ''}MTP head in block {block}"
-    return HeadReport(True, reason, block, dict(types), draft, stock)
-
-
-def _missing_suffixes(architecture: str, prefix: str, names: Container[str]) -> list[str]:
-    fused = [s for f, parts in _FUSED.items() if prefix + f in names for s in parts]
-    return [
-        s for s in REQUIRED_SUFFIXES[architecture] if prefix + s not in names and s not in fused
-    ]
+def block_of(name: str) -> int | None:
+    """The block that a tensor is in; None for those outside."""
+    match = _BLOCK.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def part_of(name: str, head_block: int | None, layout: DraftLayout | None) -> str:
@@ -153,9 +126,375 @@ def part_of(name: str, head_block: int | None, layout: DraftLayout | None) -> st
     short_output = layout is DraftLayout.SIDECAR and name == OUTPUT_TENSOR
     if name == ID_MAP_TENSOR or short_output or name.endswith(SHORT_HEAD_SUFFIX):
         return "draft vocabulary"
-    match = _BLOCK.match(name)
-    return "head" if match and head_block is not None and int(match[1]) >= head_block else "base"
+    block = block_of(name)
+    return "base" if block is None or head_block is None or block < head_block else "head"
 
 
-def _not_ready(reason: str, block: int | None = None) -> HeadReport:
-    return HeadReport(False, reason, block, {}, None, stock=False)
+def plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the ones at its end, which ggml does not tell from missing ones."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+class MtpHead:
+    """The MTP head of a model, which may be incomplete, wrongly announced, or absent.
+
+    Tensors are believed first, and metadata are asked where no tensor answers: files whose metadata
+    claim a head that is not there, or hide one that is, are what `graft` and `strip` are for.
+
+    path: names the model in messages. file: has the metadata. tensors: those of all shards.
+    """
+
+    def __init__(self, path: Path | str, file: GgufFile, tensors: Mapping[str, TensorInfo]) -> None:
+        self._path = path
+        self._file = file
+        self._tensors = tensors
+
+    @cached_property
+    def architecture(self) -> str:
+        """The model's architecture; RequestError when it is none whose head is known."""
+        architecture = self._file.scalar("general.architecture")
+        if architecture not in ARCHITECTURES:
+            raise RequestError(
+                f"{self._path}: architecture {architecture!r} is not one of "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+        return str(architecture)
+
+    @cached_property
+    def trunk_layers(self) -> int:
+        """Number of trunk layers, which is the index of the MTP block where there is one.
+
+        RequestError when tensors and metadata do not tell, or when blocks are missing.
+        """
+        present = {b for name in self._tensors if (b := block_of(name)) is not None}
+        own = {
+            b for name in self._tensors if ".nextn." in name and (b := block_of(name)) is not None
+        }
+        blocks, claimed = self._block_count, self.claimed_layers
+        if own:
+            first = min(own)
+        elif blocks is None or not 0 <= claimed < blocks:
+            raise RequestError(
+                f"{self._path}: {self.architecture}.block_count is {blocks}, with {claimed} MTP "
+                "layers: where the trunk ends cannot be told"
+            )
+        else:
+            first = blocks - claimed
+        trunk = {block for block in present if block < first}
+        if first == 0 or len(trunk) not in (0, first):
+            raise RequestError(
+                f"{self._path}: expected blocks 0 to {first - 1} before the MTP head, "
+                f"found {len(trunk)} of them"
+            )
+        if not own and present - trunk:
+            raise RequestError(
+                f"{self._path}: expected {first} trunk layers by "
+                f"{self.architecture}.block_count ({blocks}, of these {claimed} MTP layers), "
+                f"found block {max(present)} without nextn tensors"
+            )
+        return first
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of MTP layers whose tensors are there; RequestError when blocks are left out."""
+        first = self.trunk_layers
+        blocks = {b for name in self._tensors if (b := block_of(name)) is not None and b >= first}
+        if blocks and max(blocks) - first + 1 != len(blocks):
+            raise RequestError(
+                f"{self._path}: expected MTP blocks from {first} without gaps, found "
+                f"{len(blocks)} up to {max(blocks)}"
+            )
+        return len(blocks)
+
+    @property
+    def claimed_layers(self) -> int:
+        """Number of MTP layers by the metadata."""
+        return self._file.integer(f"{self.architecture}.nextn_predict_layers") or 0
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tensors of the MTP block and of a stored draft vocabulary, in file order."""
+        first = self.trunk_layers
+        return [
+            name
+            for name in self._tensors
+            if name == ID_MAP_TENSOR or ((block := block_of(name)) is not None and block >= first)
+        ]
+
+    @cached_property
+    def suffixes(self) -> dict[str, str]:
+        """Name to suffix (what follows `blk.N.`) of each tensor of the MTP block."""
+        matches = {name: _BLOCK.fullmatch(name) for name in self.names}
+        return {name: match[2] for name, match in matches.items() if match}
+
+    @cached_property
+    def is_alone(self) -> bool:
+        """Whether the model has no trunk."""
+        return TRUNK_TENSOR not in self._tensors
+
+    @cached_property
+    def missing(self) -> list[str]:
+        """Tensors that the MTP block lacks, as suffixes; all of them where there is no head."""
+        present = set(self.suffixes.values())
+        for fused, parts in FUSED_SUFFIXES.items():
+            if fused in present:
+                present.update(parts)
+        return [s for s in REQUIRED_SUFFIXES[self.architecture] if s not in present]
+
+    def check_complete(self) -> None:
+        """RequestError, naming what is missing, when the MTP block is not complete."""
+        if self.missing:
+            raise RequestError(
+                f"{self._path} has no complete MTP head: {self.missing[0]}"
+                f"{f' and {len(self.missing) - 1} more are' if self.missing[1:] else ' is'} missing"
+            )
+
+    @cached_property
+    def faults(self) -> tuple[HeadFault, ...]:
+        """What keeps the head from being used, in the order of repair; empty for a sound head.
+
+        Metadata of a wrong type are a fault, and raise nothing.
+        """
+        try:
+            _ = self.architecture
+        except (RequestError, FormatError):
+            found = self._file.keys.get("general.architecture")
+            found = "an array" if isinstance(found, ArrayRef) else repr(found)
+            text = f"architecture {found} is not one of {', '.join(ARCHITECTURES)}"
+            return (HeadFault("architecture", text),)
+        try:
+            _ = self.layers
+            stages = (self._presence_faults, self._list_faults, self._shape_faults)
+            for stage in stages:
+                if found_here := tuple(stage()):
+                    return found_here
+        except (RequestError, FormatError) as error:
+            return (HeadFault("blocks", str(error)),)
+        try:
+            _ = self.draft
+        except FormatError as error:
+            return (HeadFault("draft-vocabulary", str(error)),)
+        return ()
+
+    @cached_property
+    def draft(self) -> StoredDraftVocabulary | None:
+        """The draft vocabulary by its headers; FormatError when its parts contradict each other."""
+        return find_draft_vocabulary(self._file, self._tensors)
+
+    @cached_property
+    def types(self) -> Mapping[str, int]:
+        """Tensor types of the head's matrices with their number, the most frequent first."""
+        matrices = [
+            self._tensors[name].type.name
+            for name, suffix in self.suffixes.items()
+            if len(self._tensors[name].shape) > 1 and suffix != SHORT_HEAD_SUFFIX
+        ]
+        return dict(sorted(Counter(matrices).items(), key=lambda item: (-item[1], item[0])))
+
+    @cached_property
+    def report(self) -> HeadReport:
+        """Whether the model can draft, in one sentence and a few facts."""
+        if self.faults:
+            fault = self.faults[0]
+            hint = "; mtp-gguf graft adds one" if fault.code == "no-head" else ""
+            return HeadReport(False, fault.text + hint, self._block, {}, None, stock=False)
+        stock = self.draft is None or self.draft.layout is DraftLayout.IDS
+        alone = "a head alone, " if self.is_alone else ""
+        reason = f"{alone}MTP head in block {self.trunk_layers}"
+        return HeadReport(True, reason, self.trunk_layers, self.types, self.draft, stock)
+
+    def check_fit(self, base: "MtpHead") -> None:
+        """RequestError, naming both sides, when this head is not one for the trunk of `base`."""
+        ours, theirs = base.architecture, self.architecture
+        if theirs != ours:
+            raise RequestError(
+                f"{self._path} is {theirs} ({_KINDS[theirs]}), but {base._path} is {ours} "
+                f"({_KINDS[ours]}): its head does not fit"
+            )
+        for key in _SHARED_KEYS[ours]:
+            given, wanted = self._last(key), base._last(key)
+            if given != wanted and None not in (given, wanted):
+                raise RequestError(
+                    f"{self._path} has {key} {given}, but {base._path} has {wanted}: "
+                    "its head does not fit"
+                )
+        if self.trunk_layers != base.trunk_layers:
+            raise RequestError(
+                f"{self._path} has a head for {self.trunk_layers} trunk layers, but {base._path} "
+                f"has {base.trunk_layers}: its head does not fit"
+            )
+        self._check_vocabulary(base)
+        for fault in self._shape_texts(base):
+            raise RequestError(f"{self._path} does not fit {base._path}: {fault}")
+
+    @property
+    def _block_count(self) -> int | None:
+        return self._file.integer(f"{self.architecture}.block_count")
+
+    @property
+    def _block(self) -> int | None:
+        """The block that the head is in, or that it is missing from."""
+        try:
+            return self.trunk_layers if self.suffixes or self.claimed_layers else None
+        except (RequestError, FormatError):
+            return None
+
+    def _presence_faults(self) -> Iterator[HeadFault]:
+        """A head that is not there, in part there, hidden, or wrongly counted."""
+        trunk, claimed, blocks = self.trunk_layers, self.claimed_layers, self._block_count
+        key = f"{self.architecture}.nextn_predict_layers"
+        if not self.suffixes and not claimed:
+            yield HeadFault("no-head", "the file has no MTP head")
+        elif not self.suffixes:
+            text = f"the metadata claims {claimed} MTP layer, but no tensor of it is there"
+            yield HeadFault("claimed-head", text)
+        elif self.missing:
+            missing, present = (
+                [s for s in part if "_exps." in s]
+                for part in (self.missing, self.suffixes.values())
+            )
+            half = ", its experts are half present" if missing and present else ""
+            more = f" and {len(self.missing) - 3} more" if len(self.missing) > 3 else ""
+            yield HeadFault(
+                "incomplete-head",
+                f"the MTP head in block {trunk} is incomplete{half}: {', '.join(self.missing[:3])}"
+                f"{more} {'are' if self.missing[1:] else 'is'} missing",
+            )
+        elif not claimed:
+            yield HeadFault(
+                "hidden-head",
+                f"the MTP head is there (block {trunk}), but {key} is missing or 0, so nothing "
+                "will use it",
+            )
+        elif claimed != 1 or self.layers != 1:
+            yield HeadFault(
+                "layers",
+                f"expected 1 MTP layer, found {claimed} by {key} and {self.layers} by the tensors",
+            )
+        elif blocks != trunk + claimed:
+            yield HeadFault(
+                "block-count",
+                f"{self.architecture}.block_count is {'missing' if blocks is None else blocks}, "
+                f"expected {trunk + claimed}: "
+                f"{trunk} trunk layers and {claimed} MTP layer",
+            )
+        for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
+            if self.suffixes and needed not in self._tensors:
+                yield HeadFault("shared-tensors", f"{needed} is missing, which the head needs")
+
+    def _list_faults(self) -> Iterator[HeadFault]:
+        """`recurrent_layers` must have an entry for each block, and false for the MTP block."""
+        key = f"{self.architecture}.attention.recurrent_layers"
+        if not isinstance(self._file.keys.get(key), ArrayRef):
+            return
+        entries = self._file.array(key) or []
+        blocks = self.trunk_layers + self.claimed_layers
+        if len(entries) != blocks or any(entries[self.trunk_layers :]):
+            yield HeadFault(
+                "recurrent-layers",
+                f"{key} has {len(entries)} entries, expected {blocks} with false for the MTP block",
+            )
+
+    def _shape_faults(self) -> Iterator[HeadFault]:
+        return (HeadFault("head-shape", text) for text in self._shape_texts(self))
+
+    def _shape_texts(self, base: "MtpHead") -> Iterator[str]:
+        """What is wrong with the shapes of the head by the sizes of `base`."""
+        for name, suffix in self.suffixes.items():
+            wanted = base._shapes.get(suffix)
+            found = self._tensors[name].shape
+            if wanted is not None and plain_shape(found) != wanted:
+                hint = ""
+                if suffix == "nextn.eh_proj.weight" and plain_shape(found) == wanted[::-1]:
+                    hint = " (transposed)"
+                yield f"{name}: expected shape {list(wanted)}, found {list(found)}{hint}"
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes in ggml order of an MTP block's tensors, by suffix, as the trunk's sizes say.
+
+        Suffixes whose sizes the metadata lack are left out.
+        """
+        width, heads, kv = map(
+            self._size, ("embedding_length", "attention.head_count", "attention.head_count_kv")
+        )
+        key, value = self._size("attention.key_length"), self._size("attention.value_length")
+        ffn = self._size("feed_forward_length")
+        shared = self._size("expert_shared_feed_forward_length")
+        experts, expert_ffn = self._size("expert_count"), self._size("expert_feed_forward_length")
+        queries, keys, values = 2 * heads * key, kv * key, kv * value
+        fused = queries + keys + values if min(queries, keys, values) else 0
+        shapes = {
+            "nextn.eh_proj.weight": (2 * width, width),
+            "nextn.enorm.weight": (width,),
+            "nextn.hnorm.weight": (width,),
+            "nextn.shared_head_norm.weight": (width,),
+            "nextn.embed_tokens.weight": (
+                width,
+                vocabulary_size(self._file, self._tensors) or 0,
+            ),
+            "attn_norm.weight": (width,),
+            "post_attention_norm.weight": (width,),
+            "attn_q.weight": (width, queries),
+            "attn_k.weight": (width, keys),
+            "attn_v.weight": (width, values),
+            "attn_qkv.weight": (width, fused),
+            "attn_output.weight": (heads * value, width),
+            "attn_q_norm.weight": (key,),
+            "attn_k_norm.weight": (key,),
+            "ffn_gate.weight": (width, ffn),
+            "ffn_up.weight": (width, ffn),
+            "ffn_down.weight": (ffn, width),
+            "ffn_gate_inp.weight": (width, experts),
+            "ffn_gate_exps.weight": (width, expert_ffn, experts),
+            "ffn_up_exps.weight": (width, expert_ffn, experts),
+            "ffn_gate_up_exps.weight": (width, 2 * expert_ffn, experts),
+            "ffn_down_exps.weight": (expert_ffn, width, experts),
+            "ffn_gate_inp_shexp.weight": (width,),
+            "ffn_gate_shexp.weight": (width, shared),
+            "ffn_up_shexp.weight": (width, shared),
+            "ffn_down_shexp.weight": (shared, width),
+        }
+        return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
+
+    def _check_vocabulary(self, base: "MtpHead") -> None:
+        ours, theirs = (vocabulary_size(head._file, head._tensors) for head in (base, self))
+        if None not in (ours, theirs) and ours != theirs:
+            raise RequestError(
+                f"{self._path} has a vocabulary of {theirs} tokens, but {base._path} has one of "
+                f"{ours}: its head does not fit"
+            )
+        differing = _differing_tokens(base._file, self._file)
+        if differing and differing > _SAME_TOKENIZER * (ours or differing):
+            raise RequestError(
+                f"{self._path} and {base._path} have different tokenizers ({differing} tokens "
+                "differ): its head does not fit"
+            )
+
+    def _size(self, key: str) -> int:
+        found = self._last(key)
+        return found if isinstance(found, int) else 0
+
+    def _last(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
+        """A value of the architecture; of a per-layer array the last entry, else all of them."""
+        full = f"{self.architecture}.{key}"
+        if not isinstance(self._file.keys.get(full), ArrayRef):
+            return self._file.scalar(full)
+        entries = self._file.array(full) or []
+        if key.endswith("dimension_sections"):
+            return tuple(entries)
+        return entries[-1] if entries else None
+
+
+def _differing_tokens(a: GgufFile, b: GgufFile) -> int | None:
+    """In how many places two token lists differ; None where one of them is not there."""
+    key = "tokenizer.ggml.tokens"
+    if not all(isinstance(file.keys.get(key), ArrayRef) for file in (a, b)):
+        return None
+    if a.raw(key) == b.raw(key):
+        return 0
+    ours, theirs = a.array(key) or [], b.array(key) or []
+    shared = sum(x == y for x, y in zip(ours, theirs, strict=False))
+    return max(len(ours), len(theirs)) - shared

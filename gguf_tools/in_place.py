@@ -14,7 +14,7 @@ from .draft_list import HIDDEN_IDS_KEY
 from .errors import OutputError
 from .fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
 from .format import ArrayRef, GgufFile, TensorSpec, Value, ValueType, lay_out
-from .surgery import header_keys
+from .model import header_keys
 
 _BLOCK_BYTES = 1 << 16
 

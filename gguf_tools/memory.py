@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR, StoredDraftVocabulary
 from .format import ArrayRef, padded
-from .surgery import Model
-from .trunk import head_names, trunk_layers
+from .model import Model
 
 _F16_BYTES, _F32_BYTES = 2, 4
 # llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts that
@@ -56,7 +55,7 @@ def draft_memory(
     key_values = _size(head, "attention.head_count_kv") * (
         _size(head, "attention.key_length") + _size(head, "attention.value_length")
     )
-    stored = sum(head.tensors[name].nbytes for name in head_names(head))
+    stored = sum(head.tensors[name].nbytes for name in head.head.names)
     if head is not trunk:
         stored = sum(tensor.nbytes for tensor in head.tensors.values())
     rows = whole = 0
@@ -102,7 +101,7 @@ def _channels(model: Model) -> int:
 
 
 def _recurrent_layers(model: Model) -> int:
-    trunk = trunk_layers(model)
+    trunk = model.head.trunk_layers
     key = f"{model.architecture}.attention.recurrent_layers"
     if isinstance(model.first.keys.get(key), ArrayRef):
         return sum(map(bool, (model.first.array(key) or [])[:trunk]))

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FormatError
+from .model import shard_paths, whole_name
 from .output import OutputFile
-from .shards import shard_paths, whole_name
 from .sources import FileSource
 from .system import KERNELS, Machine, this_machine
 

@@ -18,8 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from .errors import FormatError, RemoteError
 from .format import GgufFile
-from .shards import shard_names
-from .surgery import Model, open_model
+from .model import Model, open_model, shard_names
 
 if TYPE_CHECKING:
     import requests

@@ -7,6 +7,7 @@ else may stand in it: what the reader has no use for is refused and not skipped.
 """
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ DTYPE_BITS = {
     "C64": 64,
 }
 
+# The index of a checkpoint in several files, and how these are numbered.
+INDEX_NAME = "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
+
 _FIELDS = ("dtype", "shape", "data_offsets")
 _SHOWN = 80  # characters of a foreign value in a message
 
@@ -68,6 +73,38 @@ class SafetensorsFile:
     source: Source
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The safetensors files of `folder`: those its index names, or else all of them.
+
+    FormatError when there is none, or when one that the index or the numbering asks for is missing.
+    """
+    present = {p.name for p in folder.glob("*.safetensors")}
+    if not present:
+        raise FormatError(f"{folder}: expected safetensors files in the folder, found none")
+    named = _indexed(folder / INDEX_NAME) or present
+    wanted = set(named)
+    for match in filter(None, map(_SHARD_NAME.fullmatch, named)):
+        count = match[3]
+        wanted |= {f"{match[1]}-{i:05}-of-{count}.safetensors" for i in range(1, int(count) + 1)}
+    if missing := sorted(wanted - present):
+        others = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise FormatError(f"{folder}: expected {len(wanted)} files, {missing[0]!r}{others} missing")
+    return [folder / name for name in sorted(wanted)]
+
+
+def _indexed(path: Path) -> set[str] | None:
+    """The files that an index names; None when there is no index."""
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return set(map(str, weight_map.values()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: expected a JSON object whose weight_map has file names, found: {error!r}"
+        ) from None
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

@@ -1,7 +1,7 @@
 """Putting an MTP head onto a model, taking it off, and taking it out: what the result shall hold.
 
-Each function answers with an `Assembly`; nothing is written here. The trunk's tensors and all
-metadata that do not speak of layers stay as they are.
+Each function returns an `OutputSpec`; nothing is written here. The trunk's tensors and all metadata
+that do not depend on the number of layers stay as they are.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from .draft_list import (
     list_faults,
     read_draft_list,
     required_ids,
-    vocabulary_size,
     without_draft_keys,
 )
 from .errors import RequestError
@@ -24,11 +23,9 @@ from .fastmtp import (
     SHORT_HEAD_SUFFIX,
     DraftLayout,
 )
-from .fit import check_fit, missing_suffixes
 from .format import ArrayRef, Scalar, Value, ValueType
-from .size_label import relabelled
-from .surgery import Assembly, Metadata, Model, inserted
-from .trunk import check_architecture, head_layers, head_names, is_head_alone, trunk_layers
+from .model import Metadata, Model
+from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
 
 # Arrays with one entry per block (llama.cpp's get_key_or_arr), where a file has them as arrays;
 # the MTP block is full attention, and takes the sizes of the trunk's last layer.
@@ -44,7 +41,7 @@ _BEFORE_SSM = (".ssm.", ".attention.recurrent_layers")
 _SHARED_TENSORS = (EMBEDDING_TENSOR, "output_norm.weight", OUTPUT_TENSOR)
 
 
-def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -> Assembly:
+def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -> OutputSpec:
     """`base` with the MTP head of `donor`, which is a whole model or a head alone.
 
     draft: keys of a draft vocabulary in the `ids` layout; None takes over the donor's own, which
@@ -53,76 +50,65 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
     RequestError when the head does not fit, is incomplete, or is the second one.
     """
     architecture = check_takes_a_head(base)
-    check_architecture(donor)
-    missing = missing_suffixes(donor)
-    if missing:
-        raise RequestError(
-            f"{donor.path} has no whole MTP head: {missing[0]}"
-            f"{f' and {len(missing) - 1} more are' if len(missing) > 1 else ' is'} missing"
-        )
-    check_fit(base, donor)
+    donor.head.check_complete()
+    donor.head.check_fit(base.head)
     if draft is None:
         draft = _carried(donor, base)
-    trunk = trunk_layers(base)
-    metadata = without_draft_keys(_with_layers(base, architecture, trunk, head_layers(donor)))
+    trunk = base.head.trunk_layers
+    metadata = without_draft_keys(_with_layers(base, architecture, trunk, donor.head.layers))
     metadata = inserted(metadata, draft, BEFORE_TOKENIZER)
-    names = head_names(donor)
+    names = donor.head.names
     if IDS_KEY in draft:
         names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
-    head = [donor.piece(name) for name in names]
-    pieces = (
-        *(p for p in head if p.name == ID_MAP_TENSOR),
-        *(base.piece(name) for name in base.tensors),
-        *(p for p in head if p.name != ID_MAP_TENSOR),
+    head = [TensorCopy.of(donor, name) for name in names]
+    tensors = (
+        *(t for t in head if t.name == ID_MAP_TENSOR),
+        *(TensorCopy.of(base, name) for name in base.tensors),
+        *(t for t in head if t.name != ID_MAP_TENSOR),
     )
-    return relabelled((base.piece(n).spec for n in base.tensors), Assembly(metadata, pieces))
+    return relabelled(base, OutputSpec(metadata, tensors))
 
 
 def check_takes_a_head(base: Model) -> str:
     """The architecture of `base`; RequestError when it is no model without a head."""
-    architecture = check_architecture(base)
-    if is_head_alone(base):
+    architecture = base.head.architecture
+    if base.head.is_alone:
         raise RequestError(f"{base.path} is a head alone; graft wants a trunk to put a head on")
-    if head_names(base):
+    if base.head.names:
         raise RequestError(
-            f"{base.path} has an MTP head in block {trunk_layers(base)} already; take it off "
+            f"{base.path} has an MTP head in block {base.head.trunk_layers} already; take it off "
             f"first: mtp-gguf strip {base.path}"
         )
     return architecture
 
 
-def strip(model: Model) -> Assembly:
+def strip(model: Model) -> OutputSpec:
     """`model` without its head and its draft vocabulary; RequestError when it has none."""
-    architecture = check_architecture(model)
-    if is_head_alone(model):
+    architecture = model.head.architecture
+    if model.head.is_alone:
         raise RequestError(f"{model.path} is a head alone; without it nothing would be left")
-    trunk = trunk_layers(model)
-    taken = set(head_names(model))
+    trunk = model.head.trunk_layers
+    taken = set(model.head.names)
     claimed = model.first.integer(f"{architecture}.nextn_predict_layers") or 0
     if not taken and not claimed and not any(key in model.first.keys for key in DRAFT_KEYS):
         raise RequestError(f"{model.path} has no MTP head to take off")
     metadata = without_draft_keys(_with_layers(model, architecture, trunk, 0))
-    pieces = tuple(model.piece(name) for name in model.tensors if name not in taken)
-    return relabelled((model.piece(n).spec for n in model.tensors), Assembly(metadata, pieces))
+    tensors = tuple(TensorCopy.of(model, name) for name in model.tensors if name not in taken)
+    return relabelled(model, OutputSpec(metadata, tensors))
 
 
-def extract(model: Model) -> Assembly:
+def extract(model: Model) -> OutputSpec:
     """The head of `model` as a file of its own, in llama.cpp's `mtp-` layout.
 
     It holds the MTP block, the embedding, the last norm, the output where the model is not tied,
     and the draft vocabulary in the layout that the model has.
     """
-    check_architecture(model)
-    if is_head_alone(model):
+    model.head.check_complete()
+    if model.head.is_alone:
         raise RequestError(f"{model.path} is a head alone already")
-    missing = missing_suffixes(model)
-    if missing:
-        raise RequestError(f"{model.path} has no whole MTP head: {missing[0]} is missing")
-    wanted = {*_SHARED_TENSORS, *head_names(model)}
-    pieces = tuple(model.piece(name) for name in model.tensors if name in wanted)
-    return relabelled(
-        (model.piece(n).spec for n in model.tensors), Assembly(model.metadata(), pieces)
-    )
+    wanted = {*_SHARED_TENSORS, *model.head.names}
+    tensors = tuple(TensorCopy.of(model, name) for name in model.tensors if name in wanted)
+    return relabelled(model, OutputSpec(model.metadata(), tensors))
 
 
 def _carried(donor: Model, base: Model) -> dict[str, Value]:
@@ -130,7 +116,7 @@ def _carried(donor: Model, base: Model) -> dict[str, Value]:
     held = read_draft_list(donor)
     if held is None:
         return {}
-    faults = list_faults(held.ids, vocabulary_size(base) or 0, required_ids(base))
+    faults = list_faults(held.ids, base.vocabulary_size or 0, required_ids(base))
     if faults:
         raise RequestError(
             f"{donor.path}: the draft vocabulary cannot be taken over: {faults[0]}; make a new "

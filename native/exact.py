@@ -26,7 +26,7 @@ from typing import Any
 import llama_cpp
 
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
-from mtp_gguf.gguf_tools.shards import shard_paths
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 

@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
-from mtp_gguf.gguf_tools.listing import list_tensors
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
@@ -548,10 +548,11 @@ def _settings(
 def _layout_hint(model: Path) -> str:
     """What to do about a draft vocabulary that stock llama.cpp cannot load; "" for others."""
     try:
-        head = list_tensors(model).head
+        with open_model(model) as opened:
+            head = opened.head.report
     except (MtpGgufError, OSError):
         return ""
-    if head is None or head.draft is None or head.stock:
+    if head.draft is None or head.stock:
         return ""
     return (
         f"; its draft vocabulary is stored as a {head.draft.layout.value}, which llama.cpp loads "

@@ -1,15 +1,13 @@
 """What serving takes to know of a model: its file, its head, how deep to draft."""
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, DraftLayout
-from mtp_gguf.gguf_tools.format import open_gguf
-from mtp_gguf.gguf_tools.head import TRUNK_TENSOR, HeadReport, head_report
-from mtp_gguf.gguf_tools.shards import shard_paths
+from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
 
 _SMALL = 1.5e9  # weights
 
@@ -73,22 +71,17 @@ def open_model(path: Path) -> ModelFile:
         raise FormatError(
             f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'none'}"
         )
-    paths = shard_paths(path)
-    with ExitStack() as stack:
-        files = [stack.enter_context(open_gguf(p)) for p in paths]
-        first = files[0]
-        tensors = [tensor for file in files for tensor in file.tensors]
-    names = {tensor.name: tensor for tensor in tensors}
-    report = head_report(first, tensors)
-    embedding = names.get(EMBEDDING_TENSOR)
-    return ModelFile(
-        path=paths[0],
-        head=report,
-        alone=report.ready and TRUNK_TENSOR not in names,
-        architecture=str(first.scalar("general.architecture")),
-        embedding=embedding.shape if embedding else (),
-        weights=sum(math.prod(tensor.shape) for tensor in tensors),
-    )
+    with open_gguf_model(path) as model:
+        report = model.head.report
+        embedding = model.tensors.get(EMBEDDING_TENSOR)
+        return ModelFile(
+            path=model.paths[0],
+            head=report,
+            alone=report.ready and model.head.is_alone,
+            architecture=str(model.architecture),
+            embedding=embedding.shape if embedding else (),
+            weights=sum(math.prod(tensor.shape) for tensor in model.tensors.values()),
+        )
 
 
 def choose_head(model: ModelFile, named: Path | None) -> ServedModel:

@@ -151,24 +151,20 @@ class TestSameBytes:
     def test_norms_that_are_not_in_f32(self, files: Files, output: Path) -> None:
         """What llama-quantize leaves alone keeps the type it has, whatever that is."""
         from mtp_gguf.gguf_tools.format import TensorSpec  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.surgery import (  # noqa: PLC0415
-            Assembly,
-            Piece,
-            open_model,
-            write,
-        )
+        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
         from mtp_gguf.gguf_tools.tensor_types import F16  # noqa: PLC0415
 
         source = output / "half-norms.gguf"
         with open_model(files.get(BARE)) as model:
-            pieces = []
+            tensors = []
             for name in model.tensors:
-                piece = model.piece(name)
+                tensor = TensorCopy.of(model, name)
                 if name.endswith("_norm.weight"):
                     data = np.frombuffer(model.read(name), "<f4").astype("<f2").tobytes()
-                    piece = Piece(TensorSpec(name, piece.spec.shape, F16), data=data)
-                pieces.append(piece)
-            write(source, Assembly(model.metadata(), tuple(pieces)))
+                    tensor = TensorCopy(TensorSpec(name, tensor.spec.shape, F16), data=data)
+                tensors.append(tensor)
+            write(source, OutputSpec(model.metadata(), tuple(tensors)))
         for quant in ("Q4_K_M", "F32"):
             theirs = quantize(source, output / "theirs.gguf", quant)
             options = "--quant", quant, "--overwrite", "--tensor-type", "norm=F32"
@@ -376,7 +372,8 @@ class TestRefused:
         self, key: str, value: int | None, word: str, files: Files, output: Path
     ) -> None:
         from mtp_gguf.gguf_tools.format import Value, ValueType  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.surgery import Assembly, open_model, write  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.rewrite import OutputSpec, copies, write  # noqa: PLC0415
 
         source = output / "x.gguf"
         with open_model(files.get(TINY)) as model:
@@ -384,7 +381,7 @@ class TestRefused:
             del metadata[f"qwen35.{key}"]
             if value is not None:
                 metadata[f"qwen35.{key}"] = Value(ValueType.U32, value)
-            write(source, Assembly(metadata, tuple(map(model.piece, model.tensors))))
+            write(source, OutputSpec(metadata, copies(model)))
         arguments = [source, "-o", output / "y.gguf"]
         refused(arguments, "x.gguf", word, "mtp-gguf doctor", output=output)
 

@@ -11,13 +11,7 @@ from byte_source import ByteSource
 
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary
 from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.head import (
-    ARCHITECTURES,
-    REQUIRED_SUFFIXES,
-    HeadReport,
-    head_report,
-    part_of,
-)
+from mtp_gguf.gguf_tools.head import ARCHITECTURES, REQUIRED_SUFFIXES, HeadReport, MtpHead, part_of
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, I64, TensorType
 
 HEAD = 3  # block of the head: the trunk has blocks 0 to 2
@@ -76,7 +70,7 @@ class Model:
         layout = lay_out({k: v for k, v in metadata.items() if v is not None}, specs)
         data = layout.header + bytes(layout.size - len(layout.header))
         file = GgufFile(ByteSource(data))
-        return head_report(file, file.tensors)
+        return MtpHead("bytes", file, file.by_name).report
 
 
 def moved(target: int) -> dict[str, Any]:
@@ -99,44 +93,40 @@ NEXTN, COUNT = "qwen35.nextn_predict_layers", "qwen35.block_count"
 NOT_READY: dict[str, tuple[Model, str]] = {
     "no head": (
         Model({NEXTN: None, COUNT: u32(HEAD)}, NO_HEAD),
-        "the file has no MTP head; mtp-gguf graft puts one on",
+        "the file has no MTP head; mtp-gguf graft adds one",
     ),
     "no head, said so": (
         Model({NEXTN: u32(0), COUNT: u32(HEAD)}, NO_HEAD),
-        "the file has no MTP head; mtp-gguf graft puts one on",
+        "the file has no MTP head; mtp-gguf graft adds one",
     ),
     "claimed but absent": (
         Model(tensors=NO_HEAD),
-        f"the metadata claims an MTP head in block 3, but {PREFIX}nextn.eh_proj.weight and "
-        "13 more are missing",
+        "the metadata claims 1 MTP layer, but no tensor of it is there",
     ),
     "claimed, block_count not raised, absent": (
         Model({COUNT: u32(HEAD)}, NO_HEAD),
-        "the metadata claims an MTP head in block 2, but blk.2.nextn.eh_proj.weight and "
-        "12 more are missing",
+        f"bytes: expected 2 trunk layers by {COUNT} (3, of these 1 MTP layers), found block 2 "
+        "without nextn tensors",
     ),
     "stray head tensors": (
         Model({NEXTN: None}),
-        f"{PREFIX}nextn.eh_proj.weight is there, but {NEXTN} is 0 or missing",
+        f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so nothing will use it",
     ),
     "block_count not raised": (
         Model({COUNT: u32(HEAD)}),
-        f"{COUNT} is 3, which puts the MTP head in block 2, but {PREFIX}nextn.eh_proj.weight "
-        "is there",
+        f"{COUNT} is 3, expected 4: 3 trunk layers and 1 MTP layer",
     ),
     "block_count raised twice": (
         Model({COUNT: u32(HEAD + 2)}),
-        f"{COUNT} is 5, which puts the MTP head in block 4, but {PREFIX}nextn.eh_proj.weight "
-        "is there",
+        f"{COUNT} is 5, expected 4: 3 trunk layers and 1 MTP layer",
     ),
     "head in the wrong block": (
         Model(tensors=moved(13)),
-        f"{COUNT} is 4, which puts the MTP head in block 3, but blk.13.nextn.eh_proj.weight "
-        "is there",
+        "bytes: expected blocks 0 to 12 before the MTP head, found 3 of them",
     ),
     "one tensor missing": (
         Model(tensors=without("ffn_up.weight")),
-        f"the metadata claims an MTP head in block 3, but {PREFIX}ffn_up.weight is missing",
+        "the MTP head in block 3 is incomplete: ffn_up.weight is missing",
     ),
     "dense head on an MoE base": (
         Model(
@@ -146,8 +136,8 @@ NOT_READY: dict[str, tuple[Model, str]] = {
             },
             architecture="qwen35moe",
         ),
-        f"the metadata claims an MTP head in block 3, but {PREFIX}ffn_gate_inp.weight and "
-        "7 more are missing",
+        "the MTP head in block 3 is incomplete: ffn_gate_inp.weight, ffn_gate_exps.weight, "
+        "ffn_up_exps.weight and 5 more are missing",
     ),
     "no embeddings": (
         Model(tensors={"token_embd.weight": None}),
@@ -159,19 +149,19 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "two MTP layers": (
         Model({NEXTN: u32(2)}),
-        f"{NEXTN} is 2, and 1 can be run",
+        f"expected 1 MTP layer, found 2 by {NEXTN} and 1 by the tensors",
     ),
     "a negative number of MTP layers": (
         Model({NEXTN: Value(ValueType.I32, -1)}),
-        f"{NEXTN} is -1, and 1 can be run",
+        f"expected 1 MTP layer, found -1 by {NEXTN} and 1 by the tensors",
     ),
     "no block_count": (
         Model({COUNT: None}),
-        f"{COUNT} is None, with an MTP head it is 2 or more",
+        f"{COUNT} is missing, expected 4: 3 trunk layers and 1 MTP layer",
     ),
     "block_count 1": (
         Model({COUNT: u32(1)}),
-        f"{COUNT} is 1, with an MTP head it is 2 or more",
+        f"{COUNT} is 1, expected 4: 3 trunk layers and 1 MTP layer",
     ),
     "another architecture": (
         Model({"general.architecture": text("llama")}),
@@ -183,7 +173,7 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "architecture a list": (
         Model({"general.architecture": Value(ValueType.STRING, ["qwen35"])}),
-        "bytes: general.architecture: expected one value, found an array",
+        "architecture an array is not one of qwen35, qwen35moe",
     ),
     "block_count a text": (
         Model({COUNT: text("4")}),
@@ -235,7 +225,9 @@ def test_says_what_is_missing(model: Model, reason: str) -> None:
 @pytest.mark.parametrize("suffix", REQUIRED_SUFFIXES["qwen35moe"])
 def test_every_required_tensor_is_missed(suffix: str) -> None:
     report = Model(tensors=without(suffix), architecture="qwen35moe").report()
-    assert report.reason.endswith(f"but {PREFIX}{suffix} is missing")
+    half = ", its experts are half present" if "_exps." in suffix else ""
+    text = f"the MTP head in block {HEAD} is incomplete{half}: {suffix} is missing"
+    assert report.reason == text
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -25,9 +25,8 @@ from mtp_gguf.gguf_tools.format import (
     lay_out,
     open_gguf,
 )
-from mtp_gguf.gguf_tools.listing import ListedTensor, list_tensors
+from mtp_gguf.gguf_tools.model import ListedTensor, list_tensors, shard_path, shard_paths
 from mtp_gguf.gguf_tools.safetensors import open_safetensors
-from mtp_gguf.gguf_tools.shards import shard_path, shard_paths
 from mtp_gguf.gguf_tools.tensor_types import F32
 
 DRAFT = 64
@@ -206,7 +205,7 @@ def test_json_without_a_head(folder: Path, checkpoints: Checkpoints) -> None:
     model = convert(checkpoints, folder / "bare.gguf", "--no-mtp")
     assert as_json(model)["head"] == {
         "ready": False,
-        "reason": "the file has no MTP head; mtp-gguf graft puts one on",
+        "reason": "the file has no MTP head; mtp-gguf graft adds one",
         "block": None,
         "types": {},
         "draft": None,
@@ -249,7 +248,7 @@ def verdict(*arguments: object) -> str:
         (
             ["--no-mtp"],
             "cannot draft: the file has no MTP head",
-            "mtp-gguf graft puts one on",
+            "mtp-gguf graft adds one",
         ),
     ],
     ids=["head", "ids", "table", "sidecar", "head only", "no head"],

@@ -8,6 +8,7 @@ from itertools import product
 from statistics import mean
 
 import pytest
+
 from bench.depth_simulator import (
     MAX_DEPTH,
     Curve,
@@ -19,7 +20,6 @@ from bench.depth_simulator import (
     rate,
     rough,
 )
-
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.errors import NativeError
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 
 import pytest
+
 from bench.depth_simulator import Curve, Cycle, line, play, rate
 
 MAX_DEPTH = 4  # as depth auto has it unless more is asked for

@@ -10,7 +10,7 @@ from byte_source import ByteSource
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, lay_out
-from mtp_gguf.gguf_tools.head import head_report, part_of
+from mtp_gguf.gguf_tools.head import MtpHead, part_of
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
 
 # A reader may slide its window, which is larger than what is fuzzed here, once for each field that
@@ -43,7 +43,7 @@ def gguf(data: bytes) -> None:
     assert [(t.name, t.shape, t.type) for t in again.tensors] == [
         (t.name, t.shape, t.type) for t in file.tensors
     ]
-    report = head_report(file, file.tensors)
+    report = MtpHead("bytes", file, file.by_name).report
     assert report.ready or report.reason
     layout_of_draft = report.draft.layout if report.draft else None
     assert all(part_of(t.name, report.block, layout_of_draft) for t in file.tensors)

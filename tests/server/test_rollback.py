@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
-from mtp_gguf.gguf_tools.surgery import open_model
+from mtp_gguf.gguf_tools.model import open_model
 from server.conftest import Files
 from server.on_libraries import answer, walk
 from server.rollback_walk import SEQUENCES

@@ -11,7 +11,8 @@ from pathlib import Path
 from checkpoints import SPECS, Spec, write_checkpoint
 from conversions import check_refusal, held, invoke
 
-from mtp_gguf.gguf_tools.surgery import Assembly, Metadata, Piece, open_model, write
+from mtp_gguf.gguf_tools.model import Metadata, open_model
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
 
 # Dense and MoE, tied and not, rows that blocks do not divide, more value heads than key heads.
 COVERED = [
@@ -83,15 +84,15 @@ def edited(
     target: Path,
     *,
     metadata: Callable[[Metadata], object] = lambda _: None,
-    pieces: Callable[[dict[str, Piece]], object] = lambda _: None,
+    tensors: Callable[[dict[str, TensorCopy]], object] = lambda _: None,
 ) -> Path:
     """A copy of a GGUF after the edits had their way with its keys and tensors."""
     with open_model(source) as model:
         keys = model.metadata()
-        tensors = {name: model.piece(name) for name in model.tensors}
+        copies = {name: TensorCopy.of(model, name) for name in model.tensors}
         metadata(keys)
-        pieces(tensors)
-        write(target, Assembly(keys, tuple(tensors.values())))
+        tensors(copies)
+        write(target, OutputSpec(keys, tuple(copies.values())))
     return target
 
 

@@ -16,7 +16,7 @@ from conversions import invoke
 from mtp_gguf.cli import acceptance as graft_end
 from mtp_gguf.cli.progress import human_bytes
 from mtp_gguf.gguf_tools import system
-from mtp_gguf.gguf_tools.surgery import Piece
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
@@ -49,16 +49,16 @@ def graft(demo: Path, donor: Path, target: Path, *options: object) -> dict[str, 
     return fields
 
 
-def shuffle(pieces: dict[str, Piece]) -> None:
+def shuffle(tensors: dict[str, TensorCopy]) -> None:
     """The inputs of the head's projection in another order: a head that learned something else."""
     name = "blk.4.nextn.eh_proj.weight"
-    piece = pieces[name]
-    assert piece.source is not None
-    assert piece.spec.type.name == "F16"
-    values = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), np.float16)
-    rows = values.reshape(piece.spec.shape[::-1])
+    tensor = tensors[name]
+    assert tensor.source is not None
+    assert tensor.spec.type.name == "F16"
+    values = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.float16)
+    rows = values.reshape(tensor.spec.shape[::-1])
     order = np.random.default_rng(3).permutation(rows.shape[1])
-    pieces[name] = Piece(piece.spec, data=np.ascontiguousarray(rows[:, order]).tobytes())
+    tensors[name] = TensorCopy(tensor.spec, data=np.ascontiguousarray(rows[:, order]).tobytes())
 
 
 def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
 
 
 def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
-    donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", pieces=shuffle)
+    donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", tensors=shuffle)
     arguments = (demo / "trunk.gguf", "--from", donor, "-o", tmp_path / "made.gguf")
     report = succeed("graft", *arguments)
     assert "warning: that is poor" in report

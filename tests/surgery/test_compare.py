@@ -17,7 +17,8 @@ from conversions import check_refusal, edit_tensors, invoke
 
 from mtp_gguf.gguf_tools.compare import explained_error
 from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32
 from mtp_gguf.native import ggml
 from surgery.models import COVERED, DENSE, MOE, Models, edited, refused
@@ -46,16 +47,16 @@ def compare(first: Path, second: Path, *options: object, code: int) -> dict[str,
 def changed(source: Path, target: Path, name: str, change: Callable[[Any], Any]) -> Path:
     """A file whose F32 tensor `name` went through `change`, in the order of its rows."""
 
-    def edit(pieces: dict[str, Piece]) -> None:
-        piece = pieces[name]
-        assert piece.source is not None
-        assert piece.spec.type is F32
-        data = piece.source.read(piece.offset, piece.spec.nbytes)
-        values = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        tensor = tensors[name]
+        assert tensor.source is not None
+        assert tensor.spec.type is F32
+        data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
+        values = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
         data = np.ascontiguousarray(change(values), np.float32).tobytes()
-        pieces[name] = Piece(piece.spec, data=data)
+        tensors[name] = TensorCopy(tensor.spec, data=data)
 
-    return edited(source, target, pieces=edit)
+    return edited(source, target, tensors=edit)
 
 
 # ---------------------------------------------------------------------- the numbers
@@ -220,14 +221,14 @@ def test_values_too_large_for_their_squares(models: Models, tmp_path: Path) -> N
 
 
 def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None:
-    def rearrange(pieces: dict[str, Piece]) -> None:
-        del pieces["blk.1.ssm_a"]
-        piece = pieces["blk.4.attn_k.weight"]
-        spec = dataclasses.replace(piece.spec, shape=(128, 256))
-        pieces["blk.4.attn_k.weight"] = dataclasses.replace(piece, spec=spec)
-        pieces["new"] = dataclasses.replace(
-            pieces["output_norm.weight"],
-            spec=dataclasses.replace(pieces["output_norm.weight"].spec, name="new"),
+    def rearrange(tensors: dict[str, TensorCopy]) -> None:
+        del tensors["blk.1.ssm_a"]
+        tensor = tensors["blk.4.attn_k.weight"]
+        spec = dataclasses.replace(tensor.spec, shape=(128, 256))
+        tensors["blk.4.attn_k.weight"] = dataclasses.replace(tensor, spec=spec)
+        tensors["new"] = dataclasses.replace(
+            tensors["output_norm.weight"],
+            spec=dataclasses.replace(tensors["output_norm.weight"].spec, name="new"),
         )
 
     def rename(keys: Metadata) -> None:
@@ -238,7 +239,7 @@ def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
 
     whole = models.gguf(DENSE, *UNIFORM)
-    broken = edited(whole, tmp_path / "b.gguf", metadata=rename, pieces=rearrange)
+    broken = edited(whole, tmp_path / "b.gguf", metadata=rename, tensors=rearrange)
     found = compare(broken, whole, code=1)
     verdicts = {n: d["verdict"] for n, d in found["tensors"].items() if d["verdict"] != "same"}
     assert verdicts == {
@@ -278,11 +279,11 @@ def test_integers_are_compared(models: Models, tmp_path: Path) -> None:
     options = (*UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
     table = models.gguf(DENSE, *options)
 
-    def other(pieces: dict[str, Piece]) -> None:
+    def other(tensors: dict[str, TensorCopy]) -> None:
         data = np.arange(100, dtype="<i8").tobytes()
-        pieces["d2t"] = dataclasses.replace(pieces["d2t"], source=None, offset=0, data=data)
+        tensors["d2t"] = dataclasses.replace(tensors["d2t"], source=None, offset=0, data=data)
 
-    made = edited(table, tmp_path / "b.gguf", pieces=other)
+    made = edited(table, tmp_path / "b.gguf", tensors=other)
     found = compare(made, table, code=1)["tensors"]
     assert {n for n, d in found.items() if d["verdict"] != "same"} == {"d2t"}
 

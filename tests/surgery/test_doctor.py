@@ -17,7 +17,8 @@ from checkpoints import SPECS, Spec
 from conversions import edit_json, edit_tensors, invoke
 
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
-from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.replay import replays
@@ -62,33 +63,33 @@ def set_key(name: str, value: int | None) -> Callable[[Metadata], None]:
     return edit
 
 
-def drop(*names: str) -> Callable[[dict[str, Piece]], None]:
-    def edit(pieces: dict[str, Piece]) -> None:
-        for name in [n for n in pieces if n.startswith(names)]:
-            del pieces[name]
+def drop(*names: str) -> Callable[[dict[str, TensorCopy]], None]:
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        for name in [n for n in tensors if n.startswith(names)]:
+            del tensors[name]
 
     return edit
 
 
-def f32(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Piece]], None]:
+def f32(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, TensorCopy]], None]:
     """Change the values of F32 tensors whose names have `name` in them."""
 
-    def edit(pieces: dict[str, Piece]) -> None:
-        for key in [n for n in pieces if name in n and n.startswith(HEAD)]:
-            piece = pieces[key]
-            assert piece.source is not None
-            data = piece.source.read(piece.offset, piece.spec.nbytes)
-            values = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        for key in [n for n in tensors if name in n and n.startswith(HEAD)]:
+            tensor = tensors[key]
+            assert tensor.source is not None
+            data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
+            values = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
             made = np.ascontiguousarray(change(values), np.float32).tobytes()
-            pieces[key] = Piece(piece.spec, data=made)
+            tensors[key] = TensorCopy(tensor.spec, data=made)
 
     return edit
 
 
-def transpose(pieces: dict[str, Piece]) -> None:
+def transpose(tensors: dict[str, TensorCopy]) -> None:
     name = HEAD + "nextn.eh_proj.weight"
-    spec = TensorSpec(name, pieces[name].spec.shape[::-1], pieces[name].spec.type)
-    pieces[name] = dataclasses.replace(pieces[name], spec=spec)
+    spec = TensorSpec(name, tensors[name].spec.shape[::-1], tensors[name].spec.type)
+    tensors[name] = dataclasses.replace(tensors[name], spec=spec)
 
 
 def recurrent(keys: Metadata) -> None:
@@ -223,7 +224,7 @@ def test_the_report_reads_well(models: Models) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "metadata", "pieces"),
+    ("code", "metadata", "tensors"),
     [
         ("claimed-head", None, drop(HEAD)),
         ("incomplete-head", None, drop(HEAD + "nextn.eh_proj", HEAD + "ffn_up")),
@@ -237,13 +238,13 @@ def test_the_report_reads_well(models: Models) -> None:
     ],
 )
 def test_faults_and_their_cure(
-    code: str, metadata: Any, pieces: Any, models: Models, tmp_path: Path, monkeypatch: Any
+    code: str, metadata: Any, tensors: Any, models: Models, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
     nothing = lambda _: None  # noqa: E731
     broken = edited(
-        whole, tmp_path / "b.gguf", metadata=metadata or nothing, pieces=pieces or nothing
+        whole, tmp_path / "b.gguf", metadata=metadata or nothing, tensors=tensors or nothing
     )
     fields = doctor(broken, code=1)
     assert [f["code"] for f in fields["findings"]] == [code]
@@ -273,11 +274,11 @@ def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -
     monkeypatch.chdir(tmp_path)
     whole = models.gguf(MOE, *UNIFORM)
 
-    def halve(pieces: dict[str, Piece]) -> None:
-        for name in [n for n in pieces if n.startswith("blk.3.ffn_") and "_exps." in n]:
-            *rest, experts = pieces[name].spec.shape
-            spec = TensorSpec(name, (*rest, experts // 2), pieces[name].spec.type)
-            pieces[name] = dataclasses.replace(pieces[name], spec=spec)
+    def halve(tensors: dict[str, TensorCopy]) -> None:
+        for name in [n for n in tensors if n.startswith("blk.3.ffn_") and "_exps." in n]:
+            *rest, experts = tensors[name].spec.shape
+            spec = TensorSpec(name, (*rest, experts // 2), tensors[name].spec.type)
+            tensors[name] = dataclasses.replace(tensors[name], spec=spec)
 
     for index, (edit, code, words) in enumerate(
         (
@@ -285,7 +286,7 @@ def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -
             (halve, "head-shape", "ffn_gate_exps.weight: expected shape"),
         )
     ):
-        broken = edited(whole, tmp_path / f"{index}.gguf", pieces=edit)
+        broken = edited(whole, tmp_path / f"{index}.gguf", tensors=edit)
         findings = doctor(broken, code=1)["findings"]
         assert {f["code"] for f in findings} == {code}
         assert any(words in f["text"] for f in findings), findings
@@ -304,7 +305,7 @@ def test_norms_are_suspected_and_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = models.gguf(DENSE, *UNIFORM)
-    broken = edited(whole, tmp_path / "b.gguf", pieces=f32("norm.weight", change))
+    broken = edited(whole, tmp_path / "b.gguf", tensors=f32("norm.weight", change))
     [finding] = doctor(broken, code=0)["findings"]
     assert (finding["code"], finding["severity"]) == (code, "warning")
     fields = doctor(broken, "--source", models.checkpoint(DENSE), code=1)
@@ -331,7 +332,7 @@ def test_the_projection_is_measured(
     plain = edited(
         models.gguf(DENSE, "--quant", "F32", "--mtp-type", "F32"),
         tmp_path / "plain.gguf",
-        pieces=f32("eh_proj", change),
+        tensors=f32("eh_proj", change),
     )
     broken = plain if head == "F32" else requantized(plain, tmp_path / "b.gguf")
     assert doctor(broken, code=0)["findings"] == []
@@ -346,17 +347,17 @@ def test_the_projection_is_measured(
 def requantized(source: Path, target: Path) -> Path:
     """A copy whose eh_proj is Q8_0, as a publisher would have it."""
 
-    def quantize(pieces: dict[str, Piece]) -> None:
+    def quantize(tensors: dict[str, TensorCopy]) -> None:
         name = HEAD + "nextn.eh_proj.weight"
-        piece = pieces[name]
-        assert piece.source is not None
-        data = piece.source.read(piece.offset, piece.spec.nbytes)
-        rows = np.frombuffer(data, np.float32).reshape(piece.spec.shape[::-1])
+        tensor = tensors[name]
+        assert tensor.source is not None
+        data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
+        rows = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
         packed = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
-        spec = TensorSpec(name, piece.spec.shape, BY_NAME["Q8_0"])
-        pieces[name] = Piece(spec, data=packed.tobytes())
+        spec = TensorSpec(name, tensor.spec.shape, BY_NAME["Q8_0"])
+        tensors[name] = TensorCopy(spec, data=packed.tobytes())
 
-    return edited(source, target, pieces=quantize)
+    return edited(source, target, tensors=quantize)
 
 
 def test_the_head_of_another_fine_tune(models: Models) -> None:
@@ -412,11 +413,11 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
     assert finding["code"] == "draft-vocabulary"
     table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
 
-    def narrow(pieces: dict[str, Piece]) -> None:
+    def narrow(tensors: dict[str, TensorCopy]) -> None:
         spec = TensorSpec("d2t", (50,), BY_NAME["I64"])
-        pieces["d2t"] = dataclasses.replace(pieces["d2t"], spec=spec)
+        tensors["d2t"] = dataclasses.replace(tensors["d2t"], spec=spec)
 
-    broken = edited(table, tmp_path / "c.gguf", pieces=narrow)
+    broken = edited(table, tmp_path / "c.gguf", tensors=narrow)
     [finding] = doctor(broken, code=1)["findings"]
     assert "expected 50 rows" in finding["text"]
 
@@ -437,14 +438,14 @@ def test_unsound_maps(
     """The same faults in `d2t`, as a file with rows of its own has it."""
     monkeypatch.chdir(tmp_path)
 
-    def alter(pieces: dict[str, Piece]) -> None:
-        piece = pieces["d2t"]
-        assert piece.source is not None
-        ids = np.frombuffer(piece.source.read(piece.offset, piece.spec.nbytes), np.int64)
-        pieces["d2t"] = Piece(piece.spec, data=change(ids).astype(np.int64).tobytes())
+    def alter(tensors: dict[str, TensorCopy]) -> None:
+        tensor = tensors["d2t"]
+        assert tensor.source is not None
+        ids = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.int64)
+        tensors["d2t"] = TensorCopy(tensor.spec, data=change(ids).astype(np.int64).tobytes())
 
     table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
-    broken = edited(table, tmp_path / "b.gguf", pieces=alter)
+    broken = edited(table, tmp_path / "b.gguf", tensors=alter)
     faults = [f for f in doctor(broken, code=1)["findings"] if f["severity"] == "fault"]
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
     assert any(words in f["text"] for f in faults), faults
@@ -471,7 +472,7 @@ def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> N
     for edit, code in ((fewer, "tokenizer"), (llama, "architecture")):
         broken = edited(models.gguf(DENSE), tmp_path / f"{code}.gguf", metadata=edit)
         assert [f["code"] for f in doctor(broken, code=1)["findings"]] == [code]
-    holed = edited(models.gguf(DENSE), tmp_path / "holed.gguf", pieces=drop("blk.1."))
+    holed = edited(models.gguf(DENSE), tmp_path / "holed.gguf", tensors=drop("blk.1."))
     assert [f["code"] for f in doctor(holed, code=1)["findings"]] == ["blocks"]
 
 

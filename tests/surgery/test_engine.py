@@ -14,9 +14,10 @@ from conversions import held
 from mtp_gguf.gguf_tools import output as output_module
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
 from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.surgery import Assembly, Metadata, Piece, open_model, write
 from mtp_gguf.gguf_tools.tensor_types import F32
 from mtp_gguf.gguf_tools.transplant import graft
 from surgery.models import DENSE, Models, edited, refused, succeed
@@ -75,8 +76,8 @@ def test_copies_in_parts(models: Models, tmp_path: Path, monkeypatch: pytest.Mon
     whole = models.gguf(DENSE, *UNIFORM)
     done: list[int] = []
     with open_model(whole) as model:
-        pieces = tuple(model.piece(name) for name in model.tensors)
-        write(tmp_path / "x.gguf", Assembly(model.metadata(), pieces), done.append)
+        tensors = copies(model)
+        write(tmp_path / "x.gguf", OutputSpec(model.metadata(), tensors), done.append)
         last = model.first.tensors[-1]
         assert sum(done) == last.offset + last.nbytes - model.first.data_offset
     assert (tmp_path / "x.gguf").read_bytes() == whole.read_bytes()
@@ -86,11 +87,11 @@ def test_a_source_that_shrinks_while_it_is_copied(models: Models, tmp_path: Path
     source = tmp_path / "source.gguf"
     source.write_bytes(models.gguf(DENSE, *UNIFORM).read_bytes())
     with open_model(source) as model:
-        assembly = Assembly(model.metadata(), tuple(model.piece(n) for n in model.tensors))
+        spec = OutputSpec(model.metadata(), copies(model))
         os.truncate(source, 500_000)
         before = held(tmp_path)
         with pytest.raises(FormatError, match=r"source.gguf: the file ends at byte 500000"):
-            write(tmp_path / "x.gguf", assembly)
+            write(tmp_path / "x.gguf", spec)
     assert held(tmp_path) == before
 
 
@@ -121,11 +122,11 @@ def test_tensors_given_as_bytes_and_another_alignment(models: Models, tmp_path: 
     def align(keys: Metadata) -> None:
         keys["general.alignment"] = Value(ValueType.U32, 256)
 
-    def add(pieces: dict[str, Piece]) -> None:
-        pieces["extra"] = Piece(TensorSpec("extra", (16,), F32), data=data)
+    def add(tensors: dict[str, TensorCopy]) -> None:
+        tensors["extra"] = TensorCopy(TensorSpec("extra", (16,), F32), data=data)
 
     whole = models.gguf(DENSE, *UNIFORM)
-    made = edited(whole, tmp_path / "x.gguf", metadata=align, pieces=add)
+    made = edited(whole, tmp_path / "x.gguf", metadata=align, tensors=add)
     with open_gguf(made) as file, open_gguf(whole) as original:
         assert file.alignment == 256
         for tensor in file.tensors:
@@ -202,13 +203,14 @@ def test_shards_that_do_not_belong_together(models: Models, tmp_path: Path) -> N
     (tmp_path / "ok.gguf").unlink()
 
     swapped = copy(0, 2, 1, *order[3:])
-    words = ("expected shard 2 of", "found shard 3 of")
+    words = ("split.no: expected 1 by the file's name, found 2",)
     refused(tmp_path, "strip", swapped, "-o", tmp_path / "x.gguf", words=words)
     twice = copy(0, 1, 1, *order[3:])
-    refused(tmp_path, "strip", twice, "-o", tmp_path / "x.gguf", words=("is in both",))
+    words = ("split.no: expected 2 by the file's name, found 1",)
+    refused(tmp_path, "strip", twice, "-o", tmp_path / "x.gguf", words=words)
     alone = tmp_path / "renamed.gguf"
     alone.write_bytes(shards[0].read_bytes())
-    words = ("expected shard 1 of 1", f"found shard 1 of {len(shards)}")
+    words = (f"split.count: expected 1 by the file's name, found {len(shards)}",)
     refused(tmp_path, "strip", alone, "-o", tmp_path / "x.gguf", words=words)
     missing = copy(*order)
     (tmp_path / shards[-1].name).unlink()

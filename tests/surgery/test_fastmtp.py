@@ -13,7 +13,7 @@ from conversions import held, tensors_of, value_of
 
 from mtp_gguf.gguf_tools.draft_list import list_faults
 from mtp_gguf.gguf_tools.format import ArrayRef, Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.surgery import Metadata
+from mtp_gguf.gguf_tools.model import Metadata
 from surgery.models import DENSE, MOE, Models, edited, greedy_text, refused, succeed
 
 UNIFORM = ("--quant", "Q8_0")

@@ -12,7 +12,7 @@ from checkpoints import SPECS, Spec
 from conversions import edit_json, edit_tensors, held, value_of
 
 from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.surgery import Metadata
+from mtp_gguf.gguf_tools.model import Metadata
 from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
 
 UNIFORM = ("--quant", "Q8_0")

@@ -21,9 +21,10 @@ import pytest
 
 from mtp_gguf.gguf_tools import copies, output
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.surgery import Assembly, open_model, write
 from surgery.models import DENSE, Models
 
 BLOCK = 4096
@@ -124,8 +125,8 @@ def test_a_model_shares_the_blocks_of_its_base(models: Models, tmp_path: Path) -
         # Key: its length and text, type, the string's length.
         filler = Value(ValueType.STRING, "x" * (BLOCK - 8 - 6 - 4 - 8))
         metadata = {**model.metadata(), "filler": filler}
-        pieces = tuple(model.piece(name) for name in model.tensors)
-        write(tmp_path / "made.gguf", Assembly(metadata, pieces))
+        tensors = copies(model)
+        write(tmp_path / "made.gguf", OutputSpec(metadata, tensors))
         with open_gguf(tmp_path / "made.gguf") as made:
             assert made.data_offset == model.first.data_offset + BLOCK
             for old, new in zip(model.first.tensors, made.tensors, strict=True):

@@ -19,8 +19,9 @@ from hub_server import Hub
 from mtp_gguf.gguf_tools import remote
 from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.remote import RemoteSource, file_url, hub_model, is_remote
-from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import F32
 from surgery.models import DENSE, MOE, Models, edited, refused, succeed
 from surgery.web import Handler, Web
@@ -610,7 +611,7 @@ def test_offline_nothing_is_asked_for(
 def test_a_piece_of_a_remote_model(models: Models) -> None:
     web = Web(models.gguf(DENSE).parent)
     with web, remote.open_remote_model(web.url("model.gguf")) as model:
-        piece = model.piece("blk.4.nextn.enorm.weight")
-        assert piece.spec == TensorSpec(piece.name, (256,), F32)
-        assert isinstance(piece, Piece)
-        assert len(model.read(piece.name)) == 1024
+        tensor = TensorCopy.of(model, "blk.4.nextn.enorm.weight")
+        assert tensor.spec == TensorSpec(tensor.name, (256,), F32)
+        assert isinstance(tensor, TensorCopy)
+        assert len(model.read(tensor.name)) == 1024

@@ -10,7 +10,8 @@ from checkpoints import SPECS, Spec
 from conversions import differing, tensors_of, value_of
 
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
-from mtp_gguf.gguf_tools.surgery import Metadata, Piece
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from surgery.models import COVERED, DENSE, MOE, Models, edited, greedy_text, refused, succeed
 
 
@@ -123,14 +124,14 @@ def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> N
 # ------------------------------------------------------- files that lost or hide a head
 
 
-def drop_head(pieces: dict[str, Piece]) -> None:
-    for name in [name for name in pieces if name.startswith("blk.4.")]:
-        del pieces[name]
+def drop_head(tensors: dict[str, TensorCopy]) -> None:
+    for name in [name for name in tensors if name.startswith("blk.4.")]:
+        del tensors[name]
 
 
 def test_a_head_that_is_claimed_and_missing_is_put_back(models: Models, tmp_path: Path) -> None:
     whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
-    claims = edited(whole, tmp_path / "claims.gguf", pieces=drop_head)
+    claims = edited(whole, tmp_path / "claims.gguf", tensors=drop_head)
     succeed("graft", "--no-check", claims, "--from", whole, "-o", tmp_path / "made.gguf")
     assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(whole)) == []
     assert value_of(tmp_path / "made.gguf", "qwen35.block_count") == 5
@@ -160,11 +161,11 @@ def test_strip_believes_the_tensors(
 
 
 def test_half_a_head_is_stripped_and_not_extracted(models: Models, tmp_path: Path) -> None:
-    def halve(pieces: dict[str, Piece]) -> None:
-        del pieces["blk.4.nextn.eh_proj.weight"], pieces["blk.4.ffn_up.weight"]
+    def halve(tensors: dict[str, TensorCopy]) -> None:
+        del tensors["blk.4.nextn.eh_proj.weight"], tensors["blk.4.ffn_up.weight"]
 
-    half = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "half.gguf", pieces=halve)
-    refused(tmp_path, "extract", half, words=("half.gguf", "no whole MTP head", "eh_proj"))
+    half = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "half.gguf", tensors=halve)
+    refused(tmp_path, "extract", half, words=("half.gguf", "no complete MTP head", "eh_proj"))
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     made = tmp_path / "made.gguf"
     refused(
@@ -239,12 +240,12 @@ def test_another_tokenizer(models: Models, tmp_path: Path) -> None:
 def test_a_transposed_projection(models: Models, tmp_path: Path) -> None:
     name = "blk.4.nextn.eh_proj.weight"
 
-    def transpose(pieces: dict[str, Piece]) -> None:
-        spec = pieces[name].spec
+    def transpose(tensors: dict[str, TensorCopy]) -> None:
+        spec = tensors[name].spec
         turned = TensorSpec(name, spec.shape[::-1], spec.type)
-        pieces[name] = dataclasses.replace(pieces[name], spec=turned)
+        tensors[name] = dataclasses.replace(tensors[name], spec=turned)
 
-    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", pieces=transpose)
+    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", tensors=transpose)
     base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     words = (name, "expected shape [512, 256]", "found [256, 512] (transposed)")
@@ -260,9 +261,9 @@ def test_what_has_nothing_to_cut(models: Models, tmp_path: Path) -> None:
         (("strip", trunk), ("has no MTP head",)),
         (("strip", head), ("head alone",)),
         (("extract", head), ("head alone already",)),
-        (("extract", trunk), ("no whole MTP head",)),
+        (("extract", trunk), ("no complete MTP head",)),
         (("graft", head, "--from", whole), ("head alone",)),
-        (("graft", trunk, "--from", trunk), ("no whole MTP head",)),
+        (("graft", trunk, "--from", trunk), ("no complete MTP head",)),
         (("graft", whole, "--from", head), ("already", "mtp-gguf strip")),
     ):
         refused(tmp_path, *arguments, "-o", target, words=words)
@@ -279,11 +280,11 @@ def test_another_architecture(models: Models, tmp_path: Path) -> None:
 
 
 def test_blocks_that_no_model_has(models: Models, tmp_path: Path) -> None:
-    def hole(pieces: dict[str, Piece]) -> None:
-        for name in [name for name in pieces if name.startswith("blk.2.")]:
-            del pieces[name]
+    def hole(tensors: dict[str, TensorCopy]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.2.")]:
+            del tensors[name]
 
-    holed = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "holed.gguf", pieces=hole)
+    holed = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "holed.gguf", tensors=hole)
     words = ("expected blocks 0 to 3", "found 3 of them")
     refused(tmp_path, "strip", holed, "-o", tmp_path / "x.gguf", words=words)
 

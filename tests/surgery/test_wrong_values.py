@@ -8,7 +8,7 @@ import pytest
 from conversions import invoke
 
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.surgery import Metadata
+from mtp_gguf.gguf_tools.model import Metadata
 from surgery.models import DENSE, Models, edited, refused
 
 VALUES = (

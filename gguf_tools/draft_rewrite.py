@@ -17,15 +17,15 @@ from .fastmtp import (
     DraftLayout,
     find_draft_vocabulary,
 )
-from .fit import missing_suffixes
 from .format import GgufFile, TensorSpec, Value
-from .surgery import Assembly, Model, Piece, header_keys, inserted
+from .head import block_of
+from .model import Model, header_keys
+from .rewrite import OutputSpec, TensorCopy, inserted
 from .tensor_types import I64
 from .transplant import extract
-from .trunk import block_of, check_architecture, is_head_alone, trunk_layers
 
 
-def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> Assembly:
+def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> OutputSpec:
     """`model` with the draft vocabulary that `keys` describe, in place of one that it has.
 
     keys: those of the `ids` layout, the list itself among them. In the `sidecar` layout the result
@@ -37,30 +37,30 @@ def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> A
     ids = [int(i) for i in held]
     if layout is DraftLayout.IDS:
         plain = without_list(model)
-        return Assembly(inserted(plain.metadata, keys, BEFORE_TOKENIZER), plain.pieces)
+        return OutputSpec(inserted(plain.metadata, keys, BEFORE_TOKENIZER), plain.tensors)
     others = {key: value for key, value in keys.items() if key != IDS_KEY}
-    id_map = Piece(
+    id_map = TensorCopy(
         TensorSpec(ID_MAP_TENSOR, (len(ids),), I64),
         data=b"".join(i.to_bytes(8, "little", signed=True) for i in ids),
     )
     if layout is DraftLayout.TABLE:
         plain = without_list(model)
-        name = f"blk.{trunk_layers(model)}.{SHORT_HEAD_SUFFIX}"
-        pieces = plain.pieces
+        name = f"blk.{model.head.trunk_layers}.{SHORT_HEAD_SUFFIX}"
+        tensors = plain.tensors
     else:
-        plain = without_list(model) if is_head_alone(model) else extract(model)
+        plain = without_list(model) if model.head.is_alone else extract(model)
         name = OUTPUT_TENSOR
         dropped = (OUTPUT_TENSOR, ID_MAP_TENSOR)
-        pieces = tuple(
-            p
-            for p in plain.pieces
-            if p.name not in dropped and not p.name.endswith(SHORT_HEAD_SUFFIX)
+        tensors = tuple(
+            t
+            for t in plain.tensors
+            if t.name not in dropped and not t.name.endswith(SHORT_HEAD_SUFFIX)
         )
     metadata = inserted(without_draft_keys(plain.metadata), others, BEFORE_TOKENIZER)
-    return Assembly(metadata, _placed(_placed(pieces, id_map), _output_rows(model, name, ids)))
+    return OutputSpec(metadata, _placed(_placed(tensors, id_map), _output_rows(model, name, ids)))
 
 
-def without_list(model: Model) -> Assembly:
+def without_list(model: Model) -> OutputSpec:
     """`model` without its draft vocabulary, if it has one.
 
     RequestError when its only output is the one whose rows are the list's (`sidecar`).
@@ -71,37 +71,36 @@ def without_list(model: Model) -> Assembly:
             f"{model.path}: its output has the {about.size} rows of its draft vocabulary and no "
             "others; take the head out of the whole model anew: mtp-gguf extract MODEL"
         )
-    pieces = tuple(
-        model.piece(name)
+    tensors = tuple(
+        TensorCopy.of(model, name)
         for name in model.tensors
         if name != ID_MAP_TENSOR and not name.endswith(SHORT_HEAD_SUFFIX)
     )
-    return Assembly(without_draft_keys(model.metadata()), pieces)
+    return OutputSpec(without_draft_keys(model.metadata()), tensors)
 
 
-def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> Assembly:
+def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> OutputSpec:
     """One file, or the first of several shards, with `keys` for its draft vocabulary's.
 
     For lists in the `ids` layout: the tensors stay, whichever shard they are in.
     """
     metadata = inserted(without_draft_keys(header_keys(file)), keys, BEFORE_TOKENIZER)
     specs = (TensorSpec(t.name, t.shape, t.type) for t in file.tensors)
-    pieces = zip(specs, file.tensors, strict=True)
-    return Assembly(metadata, tuple(Piece(s, file.source, t.offset) for s, t in pieces))
+    tensors = zip(specs, file.tensors, strict=True)
+    return OutputSpec(metadata, tuple(TensorCopy(s, file.source, t.offset) for s, t in tensors))
 
 
 def check_head(model: Model) -> None:
-    """RequestError when the model has no whole MTP head that a draft vocabulary could serve."""
-    check_architecture(model)
-    missing = missing_suffixes(model)
+    """RequestError when the model has no complete MTP head that a draft vocabulary could serve."""
+    missing = model.head.missing
     if missing:
         raise RequestError(
             f"{model.path}: a draft vocabulary belongs to an MTP head, and {missing[0]} is "
-            "missing; put a head on first: mtp-gguf graft"
+            "missing; add a head first: mtp-gguf graft"
         )
 
 
-def _output_rows(model: Model, name: str, ids: Sequence[int]) -> Piece:
+def _output_rows(model: Model, name: str, ids: Sequence[int]) -> TensorCopy:
     """The rows `ids` of the output, or of the embedding where the model is tied."""
     output = model.tensors.get(OUTPUT_TENSOR) or model.tensors.get(EMBEDDING_TENSOR)
     if output is None or len(output.shape) != 2 or output.shape[1] <= max(ids):
@@ -110,14 +109,14 @@ def _output_rows(model: Model, name: str, ids: Sequence[int]) -> Piece:
             f"{model.path}: expected an output of more than {max(ids)} rows, found {found}"
         )
     spec = TensorSpec(name, (output.shape[0], len(ids)), output.type)
-    return Piece(spec, model.source_of(output.name), output.offset, rows=ids)
+    return TensorCopy(spec, model.source_of(output.name), output.offset, rows=ids)
 
 
-def _placed(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
-    """`pieces` with one more, where the converter's order has it."""
-    key = _order(piece.name)
-    at = next((i for i, other in enumerate(pieces) if _order(other.name) > key), len(pieces))
-    return (*pieces[:at], piece, *pieces[at:])
+def _placed(tensors: tuple[TensorCopy, ...], new: TensorCopy) -> tuple[TensorCopy, ...]:
+    """`tensors` with one more, where the converter's order has it."""
+    key = _order(new.name)
+    at = next((i for i, other in enumerate(tensors) if _order(other.name) > key), len(tensors))
+    return (*tensors[:at], new, *tensors[at:])
 
 
 def _order(name: str) -> tuple[int, str]:

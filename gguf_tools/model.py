@@ -1,0 +1,257 @@
+"""A model on disk: a GGUF with all its shards, opened by its headers, and lists of its tensors.
+
+Everything that works on a GGUF opens it as a `Model`. Listings cover safetensors files as well.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .errors import FormatError
+from .fastmtp import vocabulary_size
+from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
+from .head import HeadReport, MtpHead, part_of
+from .safetensors import SafetensorsFile, open_safetensors, safetensors_files
+from .sources import Source
+
+Metadata = dict[str, Value | RawValue]
+
+SPLIT_INDEX_KEY = "split.no"
+SPLIT_COUNT_KEY = "split.count"
+SPLIT_KEYS = (SPLIT_INDEX_KEY, SPLIT_COUNT_KEY, "split.tensors.count")
+
+_SHARD_NAME = re.compile(r"(.*[^/])-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+# Names of MTP tensors in a checkpoint: of a text model, and of one with a vision tower.
+_SOURCE_HEAD = re.compile(r"(model\.)?(language_model\.)?mtp\.")
+
+
+class Model:
+    """A GGUF model open for reading: `first` has the metadata, `tensors` those of all shards.
+
+    path: what it is called in messages, an address where it is not a local file. A context manager
+    that closes the files. FormatError for shards of different models, which llama.cpp cannot load
+    either.
+    """
+
+    def __init__(self, path: Path | str, files: tuple[GgufFile, ...]) -> None:
+        self.path = path
+        self.files = files
+        self.first = files[0]
+        self.tensors: dict[str, TensorInfo] = {}
+        self._source: dict[str, Source] = {}
+        for index, file in enumerate(files):
+            self._check_split(index, file)
+        for file in files:
+            for tensor in file.tensors:
+                if tensor.name in self.tensors:
+                    raise FormatError(
+                        f"{file.source.name}: tensor {tensor.name!r} is also in "
+                        f"{self._source[tensor.name].name}"
+                    )
+                self.tensors[tensor.name] = tensor
+                self._source[tensor.name] = file.source
+        for file in files:
+            self._check_tensor_count(file)
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files:
+            file.source.close()
+
+    def _check_split(self, index: int, file: GgufFile) -> None:
+        for key, expected in ((SPLIT_INDEX_KEY, index), (SPLIT_COUNT_KEY, len(self.files))):
+            found = file.integer(key)
+            if found != expected and (len(self.files) > 1 or (found or 0) > 1):
+                raise FormatError(
+                    f"{file.source.name}: {key}: expected {expected} by the file's name, "
+                    f"found {found}"
+                )
+
+    def _check_tensor_count(self, file: GgufFile) -> None:
+        total = file.integer("split.tensors.count")
+        if total not in (None, len(self.tensors)):
+            raise FormatError(
+                f"{file.source.name}: split.tensors.count: expected {len(self.tensors)}, the "
+                f"number of tensors in all shards, found {total}"
+            )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, to be compared with an output's path."""
+        return [Path(file.source.name) for file in self.files]
+
+    @property
+    def architecture(self) -> str | None:
+        """`general.architecture`, where it is text."""
+        found = self.first.scalar("general.architecture")
+        return found if isinstance(found, str) else None
+
+    @cached_property
+    def head(self) -> MtpHead:
+        """The MTP head, which may be incomplete or absent."""
+        return MtpHead(self.path, self.first, self.tensors)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Rows of the embedding, or else tokens of the tokenizer; None if it has neither."""
+        return vocabulary_size(self.first, self.tensors)
+
+    def metadata(self) -> Metadata:
+        """All keys but those of the split, arrays unread."""
+        return {key: v for key, v in header_keys(self.first).items() if key not in SPLIT_KEYS}
+
+    def source_of(self, name: str) -> Source:
+        """The file that has the tensor `name`."""
+        return self._source[name]
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes `start` to `start + length` of the tensor `name`; all from `start` by default."""
+        tensor = self.tensors[name]
+        length = tensor.nbytes - start if length is None else length
+        return self._source[name].read(tensor.offset + start, length)
+
+
+def open_model(path: Path) -> Model:
+    """Open the GGUF at `path` with all its shards; FormatError when they do not fit together."""
+    with ExitStack() as stack:
+        files = tuple(stack.enter_context(open_gguf(shard)) for shard in shard_paths(path))
+        model = Model(path, files)
+        stack.pop_all()
+        return model
+
+
+def header_keys(file: GgufFile) -> Metadata:
+    """All keys of one file as they would be written again, arrays unread."""
+    return {
+        key: file.raw(key) if isinstance(found, ArrayRef) else file.value(key)
+        for key, found in file.keys.items()
+    }
+
+
+# ------------------------------------------------------------------------------- shards
+
+
+def shard_path(path: Path, index: int, count: int) -> Path:
+    """The name of shard `index` (from 0) of a model that would be called `path` in one piece."""
+    return path.with_name(f"{path.stem}-{index + 1:05}-of-{count:05}.gguf")
+
+
+def whole_name(path: Path) -> str:
+    """What the model that `path` belongs to would be called in one piece."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    return path.name if match is None else f"{match[1]}.gguf"
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """All shards of the model that `path` is a shard of, or `path` alone.
+
+    FormatError when one of them is missing, or when the name has an impossible count.
+    """
+    paths = [Path(name) for name in shard_names(str(path))]
+    for shard in paths if _SHARD_NAME.fullmatch(str(path)) else ():
+        if not shard.is_file():
+            raise FormatError(f"{path}: expected {len(paths)} shards, {shard.name} is missing")
+    return paths
+
+
+def shard_names(name: str) -> list[str]:
+    """All shards of the model that the file `name` is a shard of, or `name` alone.
+
+    name: a path or an address. FormatError when it has an impossible count.
+    """
+    match = _SHARD_NAME.fullmatch(name)
+    if match is None:
+        return [name]
+    index, count = int(match[2]), int(match[3])
+    if not 1 <= index <= count:
+        raise FormatError(f"{name}: expected a shard of 1 to {count} by its name, found {index}")
+    return [f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+# ------------------------------------------------------------------------------ listing
+
+
+@dataclass(frozen=True)
+class ListedTensor:
+    """One line of a listing: `shape` in the order of its format, `offset` from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    nbytes: int
+    offset: int
+    part: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of a model, and the report on its head.
+
+    head: for GGUF; None for safetensors, where the tensors' names say whether there is one.
+    """
+
+    tensors: tuple[ListedTensor, ...]
+    head: HeadReport | None
+
+
+def list_tensors(path: Path) -> Listing:
+    """List the model at `path` by its headers alone; any shard stands for the whole model."""
+    if path.is_dir():
+        return _list_local_safetensors(safetensors_files(path))
+    if not path.exists():
+        raise FormatError(f"{path}: expected a file or folder, found none")
+    if path.suffix == ".safetensors":
+        return _list_local_safetensors([path])
+    with open_model(path) as model:
+        return list_model(model)
+
+
+def list_model(model: Model) -> Listing:
+    """List a GGUF by its headers, wherever it is."""
+    report = model.head.report
+    layout = report.draft.layout if report.draft else None
+    tensors = tuple(
+        ListedTensor(
+            t.name,
+            t.shape,
+            t.type.name,
+            t.nbytes,
+            t.offset,
+            part_of(t.name, report.block, layout),
+            Path(model.source_of(t.name).name).name,
+        )
+        for t in model.tensors.values()
+    )
+    return Listing(tensors, report)
+
+
+def _list_local_safetensors(paths: list[Path]) -> Listing:
+    files = []
+    for path in paths:
+        files.append(open_safetensors(path))
+        files[-1].source.close()
+    return list_safetensors(files)
+
+
+def list_safetensors(files: Sequence[SafetensorsFile]) -> Listing:
+    """List safetensors files by their headers, wherever they are."""
+    tensors = tuple(
+        ListedTensor(
+            t.name,
+            t.shape,
+            t.dtype,
+            t.nbytes,
+            t.offset,
+            "head" if _SOURCE_HEAD.match(t.name) else "base",
+            Path(file.source.name).name,
+        )
+        for file in files
+        for t in file.tensors.values()
+    )
+    return Listing(tensors, None)
