@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
-from mtp_gguf.server.address import check_free, check_helpers, resolve
+from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import ServerCommand, server_command
 from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
@@ -90,7 +90,7 @@ def serve(
         return
     check_free(address)
     if rpc is not None:
-        check_helpers(rpc)
+        check_rpc_servers(rpc)
     typer.echo(shlex.join(command.words), err=True)
     raise typer.Exit(_run(command, model.name))
 

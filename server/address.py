@@ -1,4 +1,4 @@
-"""The address that a server listens at, and those of the machines that help it."""
+"""The address that a server listens on, and those of its RPC servers."""
 
 import errno
 import ipaddress
@@ -25,29 +25,29 @@ class Address:
         return not all(ipaddress.ip_address(ip).is_loopback for _, ip in self.bound)
 
     def url(self, scheme: str, prefix: str) -> str:
-        """Where this machine reaches it."""
+        """The URL by which this machine reaches it."""
         host = _ANY.get(self.host, self.host)
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{prefix}"
 
 
 def resolve(host: str, port: int) -> Address:
-    """The address of `host`; RequestError when it is none that llama-server binds as one host."""
+    """Resolve `host`; RequestError if llama-server cannot bind it as a single host."""
     if not host or "," in host or host.endswith(".sock"):
         raise RequestError(f"--host: expected one IP address or name, found {host!r}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the second for what no name can be, as `a..b`
-        why = getattr(error, "strerror", None) or "not a host's name"
-        raise RequestError(f"--host: {host!r} is no address of this machine: {why}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a possible name, such as `a..b`
+        why = getattr(error, "strerror", None) or "not a host name"
+        raise RequestError(f"--host: {host!r} is not an address of this machine: {why}") from None
     bound = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
     return Address(host, port, tuple(bound))
 
 
 def check_free(address: Address) -> None:
-    """RequestError when something listens there, or when we may not."""
+    """RequestError if the port is taken or may not be used."""
     for family, ip in address.bound:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do, so that connections in TIME_WAIT do not count as a listener.
+            # As servers do, so that connections in TIME_WAIT do not count as listeners.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((ip, address.port))
@@ -55,15 +55,15 @@ def check_free(address: Address) -> None:
             except OSError as error:
                 another = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
                 raise RequestError(
-                    f"{address.host}:{address.port} cannot be listened at: {error.strerror}; "
+                    f"{address.host}:{address.port} cannot listen there: {error.strerror}; "
                     f"choose another {another}"
                 ) from None
 
 
-def check_helpers(endpoints: str) -> None:
+def check_rpc_servers(endpoints: str) -> None:
     """RequestError unless an RPC server answers at each of `endpoints`, `HOST:PORT,…`.
 
-    llama-server itself aborts with a stack trace where one is missing.
+    llama-server itself aborts with a stack trace if one is missing.
     """
     for endpoint in endpoints.split(","):
         host, _, port = endpoint.rpartition(":")

@@ -14,14 +14,14 @@ from .address import Address
 from .find import LlamaServer
 from .model import ServedModel
 
-# What `serve` itself decides, and so must know, in all spellings that llama-server takes.
+# Options that `serve` sets itself, in all spellings of llama-server, and their names in `serve`.
 _OURS = {
     "-m": "MODEL",
     "--model": "MODEL",
     "--host": "--host",
     "--port": "--port",
 }
-# What makes a server draft step by step, or without the head: it cannot choose how deep then.
+# Options that switch the fused draft off, and with it the choice of depth by the server.
 _STEPWISE = (
     "--no-spec-draft-fused",
     "--spec-type",
@@ -34,10 +34,10 @@ _KEY_VARIABLES = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A command line for llama-server, and what follows from it.
+    """A command line for llama-server.
 
-    health: the address that answers 200 once the model is loaded. notes: sentences for the user
-    on what the server will not do with the file.
+    health: URL that answers 200 once the model is loaded. notes: sentences for the user on
+    features of the file that the server will not use.
     """
 
     words: tuple[str, ...]
@@ -55,22 +55,27 @@ def server_command(
     allow_public: bool,
     passed: Sequence[str],
 ) -> ServerCommand:
-    """Put the command together.
+    """Build the command line.
 
-    model: has a head where it shall draft. depth: what the user wants; None for what `tuned`, the
-    model's profile, says, and without one for "auto", where the server can choose for itself, or a
-    default by the model's size. rpc: `HOST:PORT,…` of ggml's RPC servers. passed: the user's own
-    options, handed on as they are, after ours.
+    Args:
+        model: drafts if it has a `head_file`.
+        depth: the user's choice. None uses the depth of `tuned`, else "auto" if the server
+            supports it, else a default by the size of the model.
+        tuned: settings of the model's profile.
+        rpc: `HOST:PORT,…` of ggml's RPC servers.
+        passed: the user's llama-server options, appended unchanged.
 
-    ServerError when the server cannot load the file, or cannot draft though it should.
-    RequestError when `passed` or `address` needs another word of the user.
+    Raises:
+        ServerError: the server cannot load the file, or cannot draft.
+        RequestError: `passed` or `address` is not allowed.
+
     """
     for option in map(_spelled, passed):
         if option in _OURS:
-            raise RequestError(f"{option} after `--`: give it to serve as {_OURS[option]}, before")
+            raise RequestError(f"{option} after `--`: give it to serve itself, as {_OURS[option]}")
     if address.public and not allow_public and not _has_key(passed):
         raise RequestError(
-            f"--host {address.host}: others can reach it, and there is no API key: "
+            f"--host {address.host}: other machines can reach it and there is no API key; "
             "pass one after `--` (--api-key), or --allow-public"
         )
     notes = [*_check_layouts(server, model)]
@@ -81,22 +86,24 @@ def server_command(
     if model.head_file:
         if not server.drafts:
             raise ServerError(
-                f"{server.path} ({server.version}): knows no draft-mtp: make one that does with "
-                "`mtp-gguf build-server`, or serve with --no-draft"
+                f"{server.path} ({server.version}): does not support draft-mtp; build one that "
+                "does with mtp-gguf build-server, or serve with --no-draft"
             )
         if depth == AUTO and not server.auto:
             raise ServerError(
-                f"{server.path} ({server.version}): cannot choose how deep to draft: give "
-                "--spec-draft-n-max a number, or make one that can with `mtp-gguf build-server`"
+                f"{server.path} ({server.version}): cannot choose the depth itself; give "
+                "--spec-draft-n-max a number, or build one that can with mtp-gguf build-server"
             )
         if depth is None:
             depth = _depth(server, model, tuned, passed)
         if depth == 0:
-            notes.append("serves without drafting, which was slower when it was tuned")
+            notes.append(
+                "serving without drafting, which was the fastest setting when the model was tuned"
+            )
         else:
             words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
-            if model.head_beside:
-                words += ["-md", str(model.head_beside)]
+            if model.separate_head:
+                words += ["-md", str(model.separate_head)]
             if tuned and server.fused:
                 words += _tuned_words(tuned)
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
@@ -107,7 +114,7 @@ def server_command(
 def _depth(
     server: LlamaServer, model: ServedModel, tuned: DraftSettings | None, passed: Sequence[str]
 ) -> int | Literal["auto"]:
-    """How deep to draft without the user's word."""
+    """The depth if the user gives none."""
     if tuned and tuned.depth != AUTO:
         return tuned.depth
     if server.auto and not any(option in passed for option in _STEPWISE):
@@ -116,7 +123,7 @@ def _depth(
 
 
 def _tuned_words(tuned: DraftSettings) -> Sequence[str]:
-    """What a profile says beside the depth, where it differs from llama-server's defaults."""
+    """The other settings of a profile that differ from llama-server's defaults."""
     values = {
         "--spec-draft-n-vocab": tuned.fastmtp_size,
         "--spec-draft-threads": tuned.draft_threads,
@@ -125,26 +132,26 @@ def _tuned_words(tuned: DraftSettings) -> Sequence[str]:
 
 
 def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:
-    """Compare what the files hold with what the server reads; gives what is to be said of it."""
+    """Notes on what the server ignores; ServerError if it cannot load the draft vocabulary."""
     if server.fastmtp:
         return ()
     for file in (model.file, model.head_file):
         if file and file.head.ready and not file.head.stock and file.head.draft:
             raise ServerError(
                 f"{file.path}: {server.path} cannot load its FastMTP layout "
-                f"({file.head.draft.layout.value}): make a server that can with "
-                "`mtp-gguf build-server`, or convert with `--fastmtp-layout ids`"
+                f"({file.head.draft.layout.value}): build a server that can with "
+                "mtp-gguf build-server, or convert with --fastmtp-layout ids"
             )
     if model.draft_layout is DraftLayout.IDS:
         return (
-            "this llama-server ignores the file's FastMTP vocabulary and drafts over the whole "
-            "one: `mtp-gguf build-server` makes one that uses it",
+            "this llama-server ignores the file's FastMTP draft vocabulary and drafts over the "
+            "whole vocabulary; mtp-gguf build-server builds one that uses it",
         )
     return ()
 
 
 def _spelled(word: str) -> str:
-    """An option as it is documented; llama-server takes underscores in it, too."""
+    """An option as documented; llama-server also accepts underscores."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
@@ -155,6 +162,6 @@ def _has_key(passed: Sequence[str]) -> bool:
 
 
 def _value(passed: Sequence[str], option: str, variable: str) -> str | None:
-    """What the server will take for `option`: the last one passed, else the environment's."""
+    """The value that the server will use: the last one passed, else that of the environment."""
     given = [value for name, value in pairwise(passed) if _spelled(name) == option]
     return given[-1] if given else os.environ.get(variable)

@@ -1,4 +1,4 @@
-"""Finding a llama-server, and asking it what it can do."""
+"""Finds a llama-server and asks it for its capabilities."""
 
 import os
 import platform
@@ -14,18 +14,18 @@ from .build import find_build
 
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 
-_ABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N")  # as --help has them
+_CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N")  # as spelled in --help
 
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """A llama-server that answered.
+    """A llama-server and its capabilities.
 
-    version: the first line of its --version. drafts: it knows `--spec-type draft-mtp`. fastmtp: it
-    drafts with the FastMTP vocabularies of Qwen3.5 files, which takes `patches/`. fused: it can
-    draft in one graph, which takes them, too. auto: it then can choose how deep, by itself.
+    version: the first line of --version. drafts: supports `--spec-type draft-mtp`. The others need
+    `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
+    graph. auto: chooses the depth itself.
     """
 
     path: Path
@@ -37,15 +37,15 @@ class LlamaServer:
 
     @property
     def kernels(self) -> str:
-        """What it multiplies a few rows with on this CPU, as in Machine: patches/ has x86-64's."""
+        """Its kernels on this CPU, named as in Machine."""
         x86 = platform.machine() in ("x86_64", "AMD64")
         return PATCHED if self.fastmtp and x86 else STOCK
 
 
 def find_server(named: Path | None) -> Path:
-    """The llama-server to run: `named`, the environment's, our build, the one on the PATH.
+    """The llama-server to run: `named`, that of the environment, our build, or that on the PATH.
 
-    ServerError when what was named cannot be run, or when there is none at all.
+    ServerError if the named one cannot be run, or if there is none.
     """
     if named:
         return _executable(named, "--llama-server")
@@ -56,19 +56,19 @@ def find_server(named: Path | None) -> Path:
     if found := shutil.which("llama-server"):
         return Path(found)
     raise ServerError(
-        "no llama-server found: make one with `mtp-gguf build-server`, "
+        "no llama-server found; build one with mtp-gguf build-server, "
         f"or name one with --llama-server or {VARIABLE}"
     )
 
 
 def ask(path: Path) -> LlamaServer:
-    """What the server at `path` can do, by its own words; ServerError when it does not say."""
+    """Read the capabilities of the server at `path` from its --help; ServerError if it fails."""
     version = _answer(path, "--version")
     usage = _answer(path, "--help")
     if "--spec-type" not in usage and "--model" not in usage:
-        raise ServerError(f"{path}: expected a llama-server, but its --help is another program's")
+        raise ServerError(f"{path}: expected a llama-server, found another program by its --help")
     first = version.strip().splitlines() or ["no version"]
-    return LlamaServer(path, first[0], *(word in usage for word in _ABILITIES))
+    return LlamaServer(path, first[0], *(word in usage for word in _CAPABILITIES))
 
 
 def _answer(path: Path, option: str) -> str:
@@ -93,7 +93,7 @@ def _answer(path: Path, option: str) -> str:
 
 
 def _executable(path: Path, origin: str) -> Path:
-    found = shutil.which(path)  # takes a name on the PATH as well as a file
+    found = shutil.which(path)  # a file or a name on the PATH
     if found is None:
         raise ServerError(f"{origin}: expected a program, found none at {path}")
     return Path(found)

@@ -1,4 +1,4 @@
-"""Running a llama-server as a child: its log, its health, signals to it, its end."""
+"""Runs a llama-server as a child process: log, health, signals, exit code."""
 
 import http.client
 import signal
@@ -22,20 +22,24 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunningServer:
-    """A llama-server in a process group of its own, so that it gets each signal once: from us.
+    """A llama-server in its own process group, so that it receives each signal once, from us.
 
-    While it loads its log is kept back, the last lines for the case that it dies. `show_log` lets
-    go of the rest. As a context manager: leaving ends the server.
+    While it loads, only the last lines of its log are kept, for error messages. From `show_log` on,
+    its output goes to `log`. Leaving the context manager kills the server.
     """
 
     def __init__(
         self, command: Sequence[str], health: str, log: BinaryIO, *, forward: bool = True
     ) -> None:
-        """Start it.
+        """Start the server.
 
-        command: its words, the program first. health: the address that answers 200 when it is
-        ready. log: where its output goes from `show_log` on. forward: signals are the server's;
-        else they stay ours, and only wait until it is started.
+        Args:
+            command: program and arguments.
+            health: URL that answers 200 when the server is ready.
+            log: receives the output after `show_log`.
+            forward: pass signals on to the server. Otherwise they are only deferred until it is
+                started.
+
         """
         self._health = health
         self._opener = _local_opener()
@@ -46,11 +50,11 @@ class RunningServer:
         self.signalled = False
         self._started = False
         self._early: list[int] = []
-        # Before the start: a signal in between would leave a server that nobody ends.
+        # Set before the start, since a signal in between would leave an orphaned server.
         self._handlers = {
             number: signal.signal(number, self._forward)
             for number in _FORWARDED
-            if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP on purpose
         }
         try:
             self._process = subprocess.Popen(
@@ -79,7 +83,7 @@ class RunningServer:
         return self
 
     def wait_until_ready(self, waiting: Callable[[float], None]) -> bool:
-        """Wait until the model is loaded; False when the server ended before.
+        """Wait until the model is loaded; False if the server exits first.
 
         waiting: called with the seconds since the start, several times a second.
         """
@@ -92,18 +96,18 @@ class RunningServer:
         return False
 
     def show_log(self) -> None:
-        """From now on, what the server writes goes to the log at once."""
+        """Write the server's output to the log from now on."""
         with self._tail_lock:
             self._shown = True
 
     def wait(self) -> int:
-        """Wait until the server ends; its exit code, or 128 plus the signal that ended it."""
+        """Wait for the exit of the server; its code, or 128 plus the number of the signal."""
         code = self._process.wait()
         self._reader.join(timeout=1.0)  # a child of the server may hold the pipe open
         return 128 - code if code < 0 else code
 
     def last_lines(self) -> list[str]:
-        """The end of what the server wrote while it loaded."""
+        """The last lines that the server printed while loading."""
         with self._tail_lock:
             return [line.decode(errors="replace").rstrip() for line in self._tail]
 
@@ -144,7 +148,7 @@ class RunningServer:
 
 
 def _local_opener() -> urllib.request.OpenerDirector:
-    """Asks this very machine: past all proxies, content with a certificate of its own making."""
+    """An opener for this machine: no proxies, and self-signed certificates are accepted."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""What serving takes to know of a model: its file, its head, how deep to draft."""
+"""What `serve` needs to know about a model: its file, its head, its default depth."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _SMALL = 1.5e9  # weights
 class ModelFile:
     """A GGUF model by its headers.
 
-    path: the file that llama.cpp is given, the first shard. alone: a whole head without a trunk.
-    embedding: shape of the token embedding, (width, vocabulary). weights: number of weights, all
-    experts counted.
+    path: the file passed to llama.cpp, the first shard. alone: a complete head without a trunk.
+    embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
+    including all experts.
     """
 
     path: Path
@@ -29,44 +29,44 @@ class ModelFile:
     weights: int
 
     def fits(self, other: "ModelFile") -> bool:
-        """Whether one can be the head of the other, as far as headers tell."""
+        """Whether one can be the head of the other, judging by the headers."""
         return (self.architecture, self.embedding) == (other.architecture, other.embedding)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model to be served: `head_file` is the file with its head, None where it cannot draft."""
+    """A model to serve. head_file: the file with its head; None if it cannot draft."""
 
     file: ModelFile
     head_file: ModelFile | None
 
     @property
-    def head_beside(self) -> Path | None:
-        """The file to be given to llama.cpp as a draft model, where the head has its own."""
+    def separate_head(self) -> Path | None:
+        """The file to pass as a draft model; None if the head is in the model's own file."""
         other = self.head_file is not None and self.head_file is not self.file
         return self.head_file.path if self.head_file and other else None
 
     @property
     def draft_layout(self) -> DraftLayout | None:
-        """How the head's draft vocabulary is stored; None where it has none."""
+        """Layout of the head's draft vocabulary; None if it has none."""
         draft = self.head_file.head.draft if self.head_file else None
         return draft.layout if draft else None
 
     @property
     def draft_depth(self) -> int:
-        """A `--spec-draft-n-max` to begin with.
+        """The default of `--spec-draft-n-max` for servers that cannot choose it.
 
-        1 for mixtures of experts, whose every further token brings further experts to be read, and
-        for small models, where a step of drafting costs as much as it can save: llama-server with
-        a head that is right 80 % of the time gave 37 / 36 / 31 tokens a second at depth 1 / 2 / 3
-        with a 0.8B model and 10.2 / 10.4 / 9.7 with a 4B one. Else 2.
+        It is 1 for mixtures of experts, where every further token reads further experts, and for
+        small models, where a draft costs as much as it can save; otherwise 2. Measured with stock
+        llama-server and a head that is right 80 % of the time: 37 / 36 / 31 tokens per second at
+        depth 1 / 2 / 3 for a 0.8B model, 10.2 / 10.4 / 9.7 for a 4B model.
         """
         moe = self.file.architecture == "qwen35moe"
         return 1 if moe or self.file.weights < _SMALL else 2
 
 
 def open_model(path: Path) -> ModelFile:
-    """Look at a GGUF model; any shard stands for the whole. FormatError when it is not sound."""
+    """Read the headers of a GGUF model, given any of its shards; FormatError if it is damaged."""
     if not path.is_file():
         raise FormatError(
             f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'none'}"
@@ -85,14 +85,14 @@ def open_model(path: Path) -> ModelFile:
 
 
 def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
-    """Find the head that `model` drafts with: the `named` file, its own, or one beside it.
+    """Find the head of `model`: the `named` file, its own, or the only one beside it.
 
-    RequestError says what is missing, or which files there are to choose from.
+    RequestError if there is none, or more than one to choose from.
     """
     if model.alone:
         raise RequestError(
-            f"{model.path}: is a head alone; serve the model that it belongs to, "
-            "and it is found beside it or named with --head"
+            f"{model.path}: contains only a head; serve its model, "
+            "and name this file with --head unless it is beside the model"
         )
     if named:
         head = open_model(named)
@@ -109,23 +109,23 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
     if len(beside) > 1:
         names = ", ".join(head.path.name for head in beside)
         raise RequestError(
-            f"{model.path}: several heads stand beside it ({names}): choose with --head"
+            f"{model.path}: several heads are beside it ({names}); choose one with --head"
         )
     if not beside:
         raise RequestError(
-            f"{model.path}: cannot draft: {model.head.reason}; --no-draft serves it without, "
-            "--head names a file that has its head"
+            f"{model.path}: cannot draft: {model.head.reason}; serve it with --no-draft, "
+            "or name a file that has its head with --head"
         )
     return ServedModel(model, beside[0])
 
 
 def _heads_beside(model: ModelFile) -> list[ModelFile]:
-    """Heads alone that fit the model, by the name that publishers give them."""
+    """Head-only files beside the model that fit it, found by the name that publishers use."""
     found = []
     for path in sorted(model.path.parent.glob("mtp-*.gguf")):
         try:
             head = open_model(path)
-        except FormatError:  # another's file; whoever means it names it and is told
+        except FormatError:  # not a usable head; naming it explicitly reports the error
             continue
         if head.alone and head.head.ready and head.fits(model):
             found.append(head)

@@ -236,7 +236,7 @@ def test_files_beside_that_do_not_fit_are_left_alone(
 
 def test_a_named_head_must_be_one(patched: Path, files: Files) -> None:
     assert "cannot draft" in refusal(patched, files("plain"), "--head", files("base"))
-    assert "is a head alone" in refusal(patched, files("head"))
+    assert "contains only a head" in refusal(patched, files("head"))
 
 
 def test_any_shard_stands_for_the_model(patched: Path, files: Files) -> None:
