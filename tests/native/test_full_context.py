@@ -40,7 +40,7 @@ def decode_raw(trunk: Trunk, seq: int, tokens: list[int]) -> int:
 @pytest.mark.parametrize("unified", KINDS, ids=NAMES)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_prompt_that_does_not_fit_changes_nothing(dial: Any, mode: str, unified: bool) -> None:
-    """It would be decoded in pieces, of which the first ones fit; the head's drafts stay as well."""
+    """It would be decoded in pieces, of which the first ones fit; the head forgets nothing."""
     path, others = dial.models.gguf("dense-tied"), 150 if unified else 0
     drafts = []
     for too_much in (False, True):

@@ -14,7 +14,7 @@ import pytest
 from checkpoints import SPECS, write_checkpoint
 from conversions import invoke
 
-from mtp_gguf.gguf_tools import cli
+from mtp_gguf.gguf_tools import errors
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE
 
@@ -26,7 +26,7 @@ class Files(Protocol):
         """The file of a layout in the table below, from `checkpoints.SPECS` or the `demo`."""
 
 
-DEMO = Path(cli.__file__).parents[1] / "demo_model"
+DEMO = Path(errors.__file__).parent / "demo_model"
 
 _SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
 _OPTIONS: dict[str, tuple[str, ...]] = {
