@@ -17,13 +17,22 @@ from mtp_gguf.native.session import Rollback, Session
 class Trunk:
     """One thread, no repacked weights."""
 
-    def __init__(self, path: Path, n_rs_seq: int, n_ctx: int = 256, n_seq_max: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        n_rs_seq: int,
+        n_ctx: int = 256,
+        n_seq_max: int = 1,
+        unified: bool = False,
+    ) -> None:
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self.model
         context = llama_cpp.llama_context_default_params()
-        context.n_ctx, context.n_batch, context.n_ubatch = n_ctx * n_seq_max, 64, 64
+        context.n_ctx = n_ctx if unified else n_ctx * n_seq_max
+        context.kv_unified = unified
+        context.n_batch = context.n_ubatch = 64
         context.n_rs_seq, context.n_seq_max = n_rs_seq, n_seq_max
         context.n_threads = context.n_threads_batch = 1
         self.context = llama_cpp.llama_init_from_model(self.model, context)
@@ -51,11 +60,19 @@ class Trunk:
 
 @contextmanager
 def opened_session(
-    path: Path, mode: str, depth: int, n_ctx: int = 256, n_seq_max: int = 1
+    path: Path,
+    mode: str,
+    depth: int,
+    n_ctx: int = 256,
+    n_seq_max: int = 1,
+    unified: bool = False,
 ) -> Iterator[tuple[Session, Trunk]]:
-    """A session with a head on a trunk of its own, closed at the end."""
+    """A session with a head on a trunk of its own, closed at the end.
+
+    n_ctx: positions of each sequence; unified: of all of them together.
+    """
     snapshots = depth if mode == "snapshot" else 0
-    with closing(Trunk(path, snapshots, n_ctx, n_seq_max)) as trunk:
+    with closing(Trunk(path, snapshots, n_ctx, n_seq_max, unified)) as trunk:
         # The context may be larger than asked for; the head must cover it.
         real = llama_cpp.llama_n_ctx_seq(trunk.context)
         with (

@@ -227,19 +227,22 @@ MTP_API mtp_status mtp_session_reset_stats(mtp_session * session);
 MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t * out);
 
 /* Appends tokens to a sequence: trunk and head. Logits are left for the last token, or for all
- * (all_logits; row i of the last batch of the context's n_batch). On failure the sequence is
- * empty, or as MTP_ERROR_FULL says, unchanged. */
+ * (all_logits; row i of the last batch of the context's n_batch). MTP_ERROR_FULL where they do not
+ * fit, which in a unified KV cache other sequences decide, too: nothing is changed. On another failure
+ * after its arguments were checked the sequence is empty. */
 MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
                                       int32_t n, bool all_logits);
 
 /* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth, or
- * MTP_DEPTH_AUTO; fewer come where the context ends or the head knows too little. out_tokens,
- * out_probs: [depth], [max_depth] for MTP_DEPTH_AUTO. */
+ * MTP_DEPTH_AUTO; fewer come where the context is full or the head knows too little. out_tokens,
+ * out_probs: [depth], [max_depth] for MTP_DEPTH_AUTO. Failures are those of mtp_session_decode: no cycle
+ * is open after one. */
 MTP_API mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                    int32_t * out_tokens, float * out_probs, int32_t * out_n);
 
 /* Rows are asked for in order, each once its draft is accepted. *out: the index for
- * llama_get_logits_ith and llama_sampler_sample. */
+ * llama_get_logits_ith and llama_sampler_sample. Where llama.cpp fails the sequence is empty and the
+ * cycle ended. */
 MTP_API mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * out);
 
 /* n_accepted: of the drafts of this cycle. The sequence is then 1 + n_accepted tokens longer. */
@@ -322,8 +325,8 @@ MTP_API mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32
 
 /* Brings a checkpoint back into a sequence, as often as wanted. There are no logits of it: decode a
  * token next. What does not fit is refused and nothing is changed: tokens gone, a copy on the device
- * that is gone, another model (MTP_ERROR_STATE), a context that is too small (MTP_ERROR_FULL).
- * Where llama.cpp itself fails the sequence is empty. A whole one brings back the trunk alone where
+ * that is gone, another model (MTP_ERROR_STATE), a context without room for it (MTP_ERROR_FULL).
+ * On another failure the sequence is empty. A whole one brings back the trunk alone where
  * the head is another one or none; a head's needs the trunk's state in place before. */
 MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
 

@@ -171,25 +171,24 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
     const int64_t before = cache_->next(seq);
     const int64_t ahead = std::max<int64_t>(0, n_rows - n_batch_);
     feed(seq, first, tokens, hidden, ahead);
-    DraftGraph * g;
     try {
-        g = &run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead, depth,
-                 drawing);
+        DraftGraph & g = run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead,
+                             depth, drawing);
+        for (int32_t step = 0; step < depth; ++step) {
+            const int32_t index = g.index(step);
+            if (index < 0 || index >= vocabulary_.size()) {
+                throw Error(MTP_ERROR_BACKEND, format("the draft graph chose row %d of %lld", index,
+                                                      (long long) vocabulary_.size()));
+            }
+            out_tokens[step] = vocabulary_.target_id(index);
+            out_probs[step] = g.probability(step);
+            if (out_logits != nullptr) {
+                g.logits(step, out_logits + int64_t(step) * vocabulary_.size());
+            }
+        }
     } catch (...) {
         cache_->truncate(seq, before);
         throw;
-    }
-    for (int32_t step = 0; step < depth; ++step) {
-        const int32_t index = g->index(step);
-        if (index < 0 || index >= vocabulary_.size()) {
-            throw Error(MTP_ERROR_BACKEND, format("the draft graph chose row %d of %lld", index,
-                                                  (long long) vocabulary_.size()));
-        }
-        out_tokens[step] = vocabulary_.target_id(index);
-        out_probs[step] = g->probability(step);
-        if (out_logits != nullptr) {
-            g->logits(step, out_logits + int64_t(step) * vocabulary_.size());
-        }
     }
 }
 

@@ -25,7 +25,8 @@ constexpr size_t kLateRows = 64;
 
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
     : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
-      sequences_(size_t(trunk_.n_seq_max())), chooser_(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH)) {
+      sequences_(size_t(trunk_.n_seq_max())),
+      choosers_(sequences_.size(), Depth(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH))) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
@@ -87,7 +88,61 @@ int64_t Session::length(int32_t seq) const {
     return sequences_[size_t(seq)].length;
 }
 
-// Empties a sequence everywhere; what is left to do after a failure in the middle of something.
+// How many tokens two sequences share: those up to where they part.
+static size_t count_shared(const std::vector<uint64_t> & a, const std::vector<uint64_t> & b) {
+    size_t low = 0;
+    size_t high = std::min(a.size(), b.size());
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (a[middle] == b[middle]) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Positions of a unified KV cache that sequences other than `without` hold, rejected drafts included.
+int64_t Session::cells(int32_t without) const {
+    size_t cells = 0;
+    for (size_t i = 0; trunk_.unified() && i < sequences_.size(); ++i) {
+        const std::vector<uint64_t> & marks = sequences_[i].marks;
+        size_t counted = 0; // with a sequence before this one
+        for (size_t other = 0; other < i; ++other) {
+            if (int32_t(other) != without) {
+                counted = std::max(counted, count_shared(marks, sequences_[other].marks));
+            }
+        }
+        if (int32_t(i) != without) {
+            cells += marks.size() - counted;
+        }
+    }
+    return int64_t(cells);
+}
+
+// Positions of a unified KV cache that are not this sequence's.
+int64_t Session::cells_beside(int32_t seq) const {
+    return trunk_.unified() ? cells(-1) - sequences_[size_t(seq)].decoded : 0;
+}
+
+// How many more tokens fit into a sequence.
+int64_t Session::room(int32_t seq) const {
+    return trunk_.n_ctx() - sequences_[size_t(seq)].length - cells_beside(seq);
+}
+
+void Session::require_room(int32_t seq, int64_t n) const {
+    if (n <= room(seq)) {
+        return;
+    }
+    const int64_t others = cells_beside(seq);
+    throw Error(MTP_ERROR_FULL,
+                format("the context of %lld positions is full: %lld tokens after %lld%s", (long long) trunk_.n_ctx(),
+                       (long long) n, (long long) sequences_[size_t(seq)].length,
+                       others > 0 ? format(" and %lld of other sequences", (long long) others).c_str() : ""));
+}
+
+// Empties a sequence everywhere.
 void Session::forget(int32_t seq) {
     trunk_.remove_tail(seq, 0);
     if (head_ != nullptr) {
@@ -112,35 +167,37 @@ void Session::settle(int32_t seq) {
     ++stats_.rollbacks;
     const bool copied = !s.checkpoint.empty();
     const int64_t start = copied ? s.checkpoint_first : s.length;
-    if (copied) {
-        trunk_.restore(seq, s.checkpoint);
-    }
-    if (!trunk_.remove_tail(seq, start)) {
-        forget(seq);
-        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
-                                              (long long) start));
-    }
-    for (int64_t at = start; at < s.length; at += params_.max_rows) {
-        const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
-        trunk_.decode(seq, at, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
-    }
-    s.decoded = s.length;
-    s.marks.resize(size_t(s.length));
+    change(seq, [&] {
+        if (copied) {
+            trunk_.restore(seq, s.checkpoint);
+        }
+        if (!trunk_.remove_tail(seq, start)) {
+            throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
+                                                  (long long) start));
+        }
+        s.decoded = start;
+        s.marks.resize(size_t(start));
+        for (int64_t at = start; at < s.length; at += params_.max_rows) {
+            const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
+            run_trunk(seq, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
+        }
+    });
     s.removable = 0; // a rollback is single-use: the older snapshots went with it
     s.checkpoint.clear();
     s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
     s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
 }
 
-// Decodes tokens after what counts. On failure other than a full context the sequence is emptied,
-// as nobody knows how much of it llama.cpp has done.
+// Decodes tokens after those that are decoded. Room for them was counted before: without it another
+// has changed the context's memory.
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
-        if (error.status != MTP_ERROR_FULL) {
-            forget(seq);
+        if (error.status == MTP_ERROR_FULL) {
+            throw Error(MTP_ERROR_STATE, format("%s, where the session counts %lld: expected mtp_session_sync after "
+                                                "another change of its memory", error.what(), (long long) room(seq)));
         }
         throw;
     }
@@ -207,27 +264,27 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                                                    (long long) trunk_.n_vocab() - 1, tokens[i]));
         }
     }
-    if (n > trunk_.n_ctx() - s.length) {
-        throw Error(MTP_ERROR_FULL, format("the context of %lld positions is full: %lld tokens after %lld",
-                                           (long long) trunk_.n_ctx(), (long long) n, (long long) s.length));
-    }
+    require_room(seq, n);
     settle(seq);
     s.checkpoint.clear();
-    for (int64_t done = 0; done < n;) {
-        const int64_t now = std::min(n - done, trunk_.n_batch());
-        {
-            Stopwatch watch(stats_.prefill_ms);
-            run_trunk(seq, tokens + done, now, all_logits);
-            keep_tail(s, s.length, tokens + done, now);
+    s.told.unverified = -1; // other tokens come in its place
+    change(seq, [&] {
+        for (int64_t done = 0; done < n;) {
+            const int64_t now = std::min(n - done, trunk_.n_batch());
+            {
+                Stopwatch watch(stats_.prefill_ms);
+                run_trunk(seq, tokens + done, now, all_logits);
+                keep_tail(s, s.length, tokens + done, now);
+            }
+            s.length += now;
+            stats_.prefilled += now;
+            done += now;
+            if (drafting()) {
+                Stopwatch watch(stats_.prefill_head_ms);
+                feed_head(seq);
+            }
         }
-        s.length += now;
-        stats_.prefilled += now;
-        done += now;
-        if (drafting()) {
-            Stopwatch watch(stats_.prefill_head_ms);
-            feed_head(seq);
-        }
-    }
+    });
 }
 
 // Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
@@ -270,55 +327,49 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         require(out_tokens, "out_tokens");
         require(out_probs, "out_probs");
     }
-    if (s.length >= trunk_.n_ctx()) {
-        throw Error(MTP_ERROR_FULL, format("the context of %lld positions is full", (long long) trunk_.n_ctx()));
-    }
+    require_room(seq, 1);
+    const int32_t most = int32_t(std::min<int64_t>(depth, room(seq) - 1));
     const double undo_before = stats_.rollback_ms;
     settle(seq);
-    tell(s, token, stats_.rollback_ms - undo_before);
-    const int32_t room = int32_t(std::min<int64_t>(depth, trunk_.n_ctx() - s.length - 1));
-    const int32_t wanted = chosen ? chooser_.plan(room) : room;
-    const double draft_before = stats_.draft_ms;
-    const int32_t drafted = drafting() ? draft(seq, token, wanted, out_tokens, out_probs, drawing) : 0;
-    const int32_t n = chosen ? chooser_.keep(out_probs, drafted, drawing == nullptr) : drafted;
-    if (chosen) {
-        Told & told = s.told;
-        told.open = true;
-        told.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
-        std::copy_n(out_probs, drafted, told.probabilities.begin());
-        told.unverified = n < drafted ? out_tokens[n] : -1;
-    }
-
-    cycle_ = Cycle();
-    cycle_.verify_before = stats_.verify_ms;
-    Stopwatch watch(stats_.verify_ms);
-    cycle_.seq = seq;
-    cycle_.first = s.length;
-    cycle_.tokens.assign(1, token);
-    cycle_.tokens.insert(cycle_.tokens.end(), out_tokens, out_tokens + n);
-    s.checkpoint.clear();
-    const bool copies = params_.rollback == MTP_ROLLBACK_CHECKPOINT || params_.rollback == MTP_ROLLBACK_HOST;
-    if (n > 0 && copies && trunk_.recurrent()) {
-        trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
-        s.checkpoint_first = s.length;
-    }
-    cycle_.open = true;
-    try {
-        verify_more();
-    } catch (...) {
-        cycle_.open = false;
-        s.told.open = false;
-        if (head_ != nullptr) {
-            head_->rollback(seq, cycle_.first); // the token's row: it may not come again
+    tell(seq, token, stats_.rollback_ms - undo_before);
+    Depth & chooser = choosers_[size_t(seq)];
+    const int32_t wanted = chosen ? chooser.plan(most) : most;
+    int32_t n = 0;
+    change(seq, [&] {
+        const double draft_before = stats_.draft_ms;
+        const int32_t drafted = drafting() ? draft(seq, token, wanted, out_tokens, out_probs, drawing) : 0;
+        n = chosen ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
+        if (chosen) {
+            Told & told = s.told;
+            told.open = true;
+            told.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
+            std::copy_n(out_probs, drafted, told.probabilities.begin());
+            told.unverified = n < drafted ? out_tokens[n] : -1;
         }
-        throw;
-    }
+
+        cycle_ = Cycle();
+        cycle_.verify_before = stats_.verify_ms;
+        Stopwatch watch(stats_.verify_ms);
+        cycle_.seq = seq;
+        cycle_.first = s.length;
+        cycle_.tokens.assign(1, token);
+        cycle_.tokens.insert(cycle_.tokens.end(), out_tokens, out_tokens + n);
+        s.checkpoint.clear();
+        const bool copies = params_.rollback == MTP_ROLLBACK_CHECKPOINT || params_.rollback == MTP_ROLLBACK_HOST;
+        if (n > 0 && copies && trunk_.recurrent()) {
+            trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
+            s.checkpoint_first = s.length;
+        }
+        verify_more();
+        cycle_.open = true;
+    });
     return n;
 }
 
 // Tells the choice of depth about the last cycle of a sequence, which `token` follows.
-void Session::tell(Sequence & s, int32_t token, double undo_ms) {
-    Told & told = s.told;
+void Session::tell(int32_t seq, int32_t token, double undo_ms) {
+    const Sequence & s = sequences_[size_t(seq)];
+    Told & told = sequences_[size_t(seq)].told;
     if (!told.open) {
         return;
     }
@@ -329,7 +380,7 @@ void Session::tell(Sequence & s, int32_t token, double undo_ms) {
     if (outcome.next_right < 0 && told.unverified >= 0 && told.end == s.length) {
         outcome.next_right = token == told.unverified;
     }
-    chooser_.report(outcome);
+    choosers_[size_t(seq)].report(outcome);
 }
 
 // Decodes the next tokens of the cycle, which follow what is accepted, as many as a batch takes.
@@ -355,7 +406,7 @@ int32_t Session::row(int32_t row) {
     }
     if (row == cycle_.rows) { // the caller accepted all drafts before it
         Stopwatch watch(stats_.verify_ms);
-        verify_more();
+        change(cycle_.seq, [&] { verify_more(); });
     }
     return row - int32_t(cycle_.batch_first);
 }
@@ -471,19 +522,24 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
     const int32_t n = begin(seq, token, depth, drafts, q, most > 0 ? &drawing : nullptr);
     for (int32_t i = 0;; ++i) {
         const int32_t at = row(i);
-        Stopwatch watch(stats_.sample_ms);
-        read_distribution(at);
-        if (i < n && sampling_->uniform() * q[i] < target_.of(drafts[i])) {
-            out[i] = drafts[i];
-            continue;
+        try {
+            Stopwatch watch(stats_.sample_ms);
+            read_distribution(at);
+            if (i < n && sampling_->uniform() * q[i] < target_.of(drafts[i])) {
+                out[i] = drafts[i];
+                continue;
+            }
+            Told & told = sequences_[size_t(seq)].told;
+            if (i < n) {
+                subtract_draft(i);
+            } else if (told.open && told.unverified >= 0) {
+                told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
+            }
+            out[i] = sampling_->draw(target_);
+        } catch (...) { // logits that are no numbers
+            end(i);
+            throw;
         }
-        Told & told = sequences_[size_t(seq)].told;
-        if (i < n) {
-            subtract_draft(i);
-        } else if (told.open && told.unverified >= 0) {
-            told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
-        }
-        out[i] = sampling_->draw(target_);
         end(i);
         return i + 1;
     }

@@ -47,7 +47,7 @@ public:
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
-        chooser_.set_costs(verify_ms, n_verify, draft_ms, n_draft);
+        choosers_.front().set_costs(verify_ms, n_verify, draft_ms, n_draft); // costs hold for all of them
     }
 
 private:
@@ -75,7 +75,8 @@ private:
         int64_t checkpoint_first = 0; // which began at this position
 
         // One for each decoded token, never the same twice: whether what stands at a position is
-        // still what stood there when a checkpoint was made.
+        // still what stood there when a checkpoint was made. Sequences of which one was copied from
+        // the other have the same marks, from position 0 up to where they part.
         std::vector<uint64_t> marks;
 
         Told told;
@@ -95,6 +96,20 @@ private:
     Sequence & sequence(int32_t seq);
     void check_idle() const;
     bool drafting() const { return head_ != nullptr && params_.max_depth > 0; }
+    int64_t cells(int32_t without) const;
+    int64_t cells_beside(int32_t seq) const;
+    int64_t room(int32_t seq) const;
+    void require_room(int32_t seq, int64_t n) const;
+    // Makes a change to a sequence, which is empty if that fails: nobody knows how much of it was done.
+    template <typename Change>
+    void change(int32_t seq, Change && change) {
+        try {
+            change();
+        } catch (...) {
+            forget(seq);
+            throw;
+        }
+    }
     void settle(int32_t seq);
     void forget(int32_t seq);
     void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
@@ -102,7 +117,7 @@ private:
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();
-    void tell(Sequence & s, int32_t token, double undo_ms);
+    void tell(int32_t seq, int32_t token, double undo_ms);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing);
     void read_distribution(int32_t row);
@@ -111,7 +126,7 @@ private:
     void set_length(int32_t seq, int64_t length);
     void keep_last(int32_t seq, const Checkpoint & c);
     void restore_head(int32_t seq, const Checkpoint & c);
-    void check_checkpoint(const Sequence & s, const Checkpoint & c) const;
+    void check_checkpoint(int32_t seq, const Checkpoint & c) const;
 
     Trunk trunk_;
     Head * head_;
@@ -120,7 +135,7 @@ private:
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
-    Depth chooser_; // where the depth is MTP_DEPTH_AUTO
+    std::vector<Depth> choosers_; // of each sequence, where the depth is MTP_DEPTH_AUTO
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;             // of the row at hand

@@ -56,18 +56,21 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
 }
 
 // Refuses, before anything is touched, what does not fit this session.
-void Session::check_checkpoint(const Sequence & s, const Checkpoint & c) const {
+void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
+    const Sequence & s = sequences_[size_t(seq)];
     if (in_place(c.kind)) {
         if (size_t(c.length) > s.marks.size() || s.marks[size_t(c.length) - 1] != c.mark) {
             throw Error(MTP_ERROR_STATE,
                         format("checkpoint: expected the %lld tokens that it was made of, found that they have been "
                                "removed since; only a whole one outlives that", (long long) c.length));
         }
+        trunk_.check(c.recurrent);
         return;
     }
-    if (c.length > trunk_.n_ctx()) {
-        throw Error(MTP_ERROR_FULL, format("checkpoint: expected at most %lld tokens, the context's size, found %lld",
-                                           (long long) trunk_.n_ctx(), (long long) c.length));
+    const int64_t most = trunk_.n_ctx() - cells(seq);
+    if (c.length > most) {
+        throw Error(MTP_ERROR_FULL, format("checkpoint: expected at most %lld tokens, the context's free size, found %lld",
+                                           (long long) most, (long long) c.length));
     }
     if (c.trunk_fingerprint != trunk_.fingerprint()) {
         throw Error(MTP_ERROR_STATE, format("checkpoint: expected one of this model (%016llx), found another's (%016llx)",
@@ -128,19 +131,16 @@ void Session::restore_head(int32_t seq, const Checkpoint & c) {
 void Session::restore(int32_t seq, const Checkpoint & c) {
     check_idle();
     Sequence & s = sequence(seq);
-    check_checkpoint(s, c);
-    if (c.kind == MTP_CHECKPOINT_HEAD) {
-        if (trunk_.length(seq) != c.length) {
-            throw Error(MTP_ERROR_STATE, format("checkpoint: expected a trunk that holds its %lld tokens, found %lld",
-                                                (long long) c.length, (long long) trunk_.length(seq)));
-        }
-        set_length(seq, c.length);
-        restore_head(seq, c);
-        return;
+    check_checkpoint(seq, c);
+    if (c.kind == MTP_CHECKPOINT_HEAD && trunk_.length(seq) != c.length) {
+        throw Error(MTP_ERROR_STATE, format("checkpoint: expected a trunk that holds its %lld tokens, found %lld",
+                                            (long long) c.length, (long long) trunk_.length(seq)));
     }
-    try {
-        if (c.kind == MTP_CHECKPOINT_WHOLE) {
-            trunk_.restore_whole(seq, c.length, c.trunk);
+    change(seq, [&] {
+        if (!in_place(c.kind)) {
+            if (c.kind == MTP_CHECKPOINT_WHOLE) {
+                trunk_.restore_whole(seq, c.length, c.trunk);
+            }
             set_length(seq, c.length);
             restore_head(seq, c);
             return;
@@ -152,20 +152,15 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
             throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not remove the tokens from position %lld on",
                                                   (long long) c.length));
         }
-    } catch (const Error & error) {
-        if (error.status != MTP_ERROR_STATE) { // a copy that is gone: nothing is done
-            forget(seq);
+        s.decoded = s.length = c.length;
+        s.removable = 0;
+        s.checkpoint.clear();
+        s.marks.resize(size_t(c.length));
+        if (head_ != nullptr) {
+            head_->rollback(seq, c.length);
         }
-        throw;
-    }
-    s.decoded = s.length = c.length;
-    s.removable = 0;
-    s.checkpoint.clear();
-    s.marks.resize(size_t(c.length));
-    if (head_ != nullptr) {
-        head_->rollback(seq, c.length);
-    }
-    keep_last(seq, c);
+        keep_last(seq, c);
+    });
 }
 
 void Session::copy(int32_t from, int32_t to) {
@@ -180,19 +175,16 @@ void Session::copy(int32_t from, int32_t to) {
     if (source.length == 0) {
         return;
     }
-    try {
+    change(to, [&] {
         trunk_.copy(from, to, source.length);
-    } catch (...) {
-        forget(to);
-        throw;
-    }
-    target = source;
-    target.removable = 0; // its snapshots did not come along
-    target.checkpoint.clear();
-    target.told = {}; // the cycle was the source's
-    if (head_ != nullptr) {
-        head_->cache().copy(from, to);
-    }
+        target = source;
+        target.removable = 0; // its snapshots did not come along
+        target.checkpoint.clear();
+        target.told = {}; // the cycle was the source's
+        if (head_ != nullptr) {
+            head_->cache().copy(from, to);
+        }
+    });
 }
 
 } // namespace mtp

@@ -22,6 +22,7 @@ Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
     n_seq_max_ = llama_n_seq_max(context);
     n_snapshots_ = llama_n_rs_seq(context);
     stamps_.assign(size_t(n_seq_max_), 0);
+    unified_ = n_seq_max_ > 1 && llama_n_ctx_seq(context) == llama_n_ctx(context);
     recurrent_ = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 }
 
@@ -126,11 +127,15 @@ void Trunk::save(int32_t seq, bool on_device, Copy & out) {
     }
 }
 
-void Trunk::restore(int32_t seq, const Copy & saved) {
+void Trunk::check(const Copy & saved) const {
     if (saved.on_device && (size_t(saved.seq) >= stamps_.size() || stamps_[size_t(saved.seq)] != saved.stamp)) {
         throw Error(MTP_ERROR_STATE, format("the copy on the device of sequence %d is gone: a newer one has taken its "
                                             "place; keep it in host memory", saved.seq));
     }
+}
+
+void Trunk::restore(int32_t seq, const Copy & saved) {
+    check(saved);
     set_state(context_, seq, saved.bytes, partial(saved.on_device));
 }
 

@@ -24,6 +24,7 @@ public:
     int64_t n_seq_max() const { return n_seq_max_; }
     int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
     bool recurrent() const { return recurrent_; } // a part of the memory cannot be cut
+    bool unified() const { return unified_; } // all sequences share the n_ctx() positions
 
     // Decodes n <= n_batch tokens at positions first, ... . Fewer than min_rows get companions after
     // them, which are computed alike and taken back: then no other token can be. MTP_ERROR_FULL when
@@ -59,8 +60,10 @@ public:
     };
     void save(int32_t seq, bool on_device, Copy & out);
 
-    // MTP_ERROR_STATE, and nothing done, when a newer copy has taken its place; MTP_ERROR_BACKEND when
-    // llama.cpp fails, and the sequence is then undefined.
+    // MTP_ERROR_STATE when a newer copy has taken its place in device memory.
+    void check(const Copy & saved) const;
+
+    // What check() refuses, and MTP_ERROR_BACKEND when llama.cpp fails: the sequence is then undefined.
     void restore(int32_t seq, const Copy & saved);
 
     // Everything that the context keeps of a sequence of `length` tokens, as trunk_state.h has it.
@@ -83,6 +86,7 @@ private:
     llama_context * context_;
     bool wants_hidden_ = false;
     bool recurrent_;
+    bool unified_;
     int64_t n_ctx_;
     int64_t n_batch_;
     int64_t n_embd_;

@@ -115,3 +115,27 @@ def test_in_mtp_llama(dial: Any, options: dict[str, Any]) -> None:
 def test_what_cannot_be_is_refused(dial: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(NativeError, match=message):
         MTPLlama(str(dial("tiny")), n_ctx=64, **options)
+
+
+def test_each_sequence_has_a_choice_of_its_own(dial: Any) -> None:
+    """Drafts of the one are always right, of the other never; costs are the same for both."""
+    path = dial("tiny", hit=1.0)
+    with closing(Trunk(path, 4, n_seq_max=2)) as trunk:
+        n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
+        with (
+            Head(path, n_ctx=n_ctx, n_seq_max=2, n_threads=1) as head,
+            Session(trunk.context, head, max_depth=4) as session,
+        ):
+            drafted: list[list[int]] = [[], []]
+            for seq in range(2):
+                session.decode(PROMPT, seq)
+            for _ in range(40):
+                for seq in range(2):
+                    drafts = session.begin(7, "auto", seq)
+                    drafted[seq].append(len(drafts))
+                    accepted = 0 if seq else len(drafts)
+                    for row in range(accepted + 1):
+                        session.row(row)
+                    session.end(accepted)
+    assert sum(drafted[0][20:]) > 30
+    assert sum(drafted[1][20:]) < 10

@@ -121,11 +121,12 @@ def test_repeated_rejections(dial) -> None:
         assert np.abs(got - plain_logits(path, PROMPT + tokens)).max() < STATE_TOLERANCE
 
 
+@pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
-def test_sequences_do_not_mix(dial, mode: str) -> None:
+def test_sequences_do_not_mix(dial, mode: str, unified: bool) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
     prompts = [PROMPT, PROMPT[::-1][:7]]
-    with opened_session(path, mode, 3, n_seq_max=2) as (session, trunk):
+    with opened_session(path, mode, 3, n_seq_max=2, unified=unified) as (session, trunk):
         texts: list[list[int]] = []
         for seq, prompt in enumerate(prompts):
             session.decode(prompt, seq)
@@ -140,11 +141,14 @@ def test_sequences_do_not_mix(dial, mode: str) -> None:
     assert np.abs(got - plain_logits(path, PROMPT + texts[0])).max() < STATE_TOLERANCE
 
 
+@pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_undone_waits_while_another_sequence_decodes(dial, mode: str) -> None:
+def test_what_is_undone_waits_while_another_sequence_decodes(
+    dial, mode: str, unified: bool
+) -> None:
     """llama.cpp's rollback is pending until the next decode, which may be another sequence's."""
     path, cycle = dial("tiny", hit=0.3), dial.successors("tiny")
-    with opened_session(path, mode, 3, n_seq_max=3) as (session, trunk):
+    with opened_session(path, mode, 3, n_seq_max=3, unified=unified) as (session, trunk):
         texts = []
         for seq in range(3):
             session.decode(PROMPT[seq:], seq)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from server.conftest import Files
+from server.on_libraries import answer
+from server.tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.server
 
@@ -108,3 +110,51 @@ def test_logits_are_each_token_s_own(patched_server: Path, files: Files) -> None
     assert {name: error for name, (error, _) in found.items() if not error <= ROUNDING} == {}
     in_place = {name: place for name, (_, place) in found.items()}
     assert in_place == {name: place for name, (_, place) in BATCHES.items()}
+
+
+# What makes the library run or reserve another graph before a state is saved, after a batch whose
+# logits were left in the first one's memory.
+AFTERWARDS = """
+import json, sys
+import llama_cpp as llama
+import numpy as np
+from server.rollback_walk import WHOLE, Context
+
+params = llama.llama_model_default_params()
+params.use_extra_bufts = False
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+
+def copy_to_another_stream(context):
+    llama.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
+
+def shift_positions(context):
+    llama.llama_memory_seq_rm(context.memory, 0, 2, 3)
+    llama.llama_memory_seq_add(context.memory, 0, 3, -1, -1)
+
+def sample_in_the_graph(context):
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_greedy())
+    assert llama.llama_set_sampler(context.context, 0, chain)
+
+def row(context, i):
+    found = llama.llama_get_logits_ith(context.context, i)
+    return np.ctypeslib.as_array(found, (context.n_vocab,)).tolist() if found else None
+
+context = Context(model, 0)
+want = context.decode([(seq, i, 5 + 7 * i) for seq in range(2) for i in range(5)]).tolist()
+globals()[sys.argv[2]](context)
+size = llama.llama_state_seq_get_size_ext(context.context, 0, WHOLE)
+print(json.dumps([size > 0, want == [row(context, i) for i in range(len(want))]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "change", ["copy_to_another_stream", "shift_positions", "sample_in_the_graph"]
+)
+def test_logits_outlast_the_saving_of_a_state(
+    patched_server: Path, files: Files, tmp_path: Path, change: str
+) -> None:
+    """As in stock llama.cpp: they are valid until the next batch."""
+    shifted = change == "shift_positions"
+    model = write_tiny_llama(tmp_path / "tiny.gguf") if shifted else files("plain")
+    assert answer(patched_server.parent, AFTERWARDS, model, change) == [True, True]

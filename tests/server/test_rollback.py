@@ -100,3 +100,33 @@ def test_undoing_eight_tokens_takes_no_eight_states(patched_server: Path, files:
     # llama.cpp rounds both sizes to a hundredth
     log = SEQUENCES * 8 * memory.state_log / (1 << 20)
     assert replay - none == pytest.approx(log, abs=0.011)
+
+
+# The least of many times, so that a busy machine does not matter. Four tokens wait in the log.
+TIMES = """
+import json, sys, time
+import llama_cpp as llama
+from server.rollback_walk import WHOLE, Context
+
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
+context = Context(model, 4)
+context.decode([(0, i, 5 + i) for i in range(6)])
+
+def least(call):
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+state = context.save(0, WHOLE)
+size = least(lambda: llama.llama_state_seq_get_size_ext(context.context, 0, WHOLE))
+data = least(lambda: llama.llama_state_seq_get_data_ext(context.context, state, len(state), 0, WHOLE))
+print(json.dumps([size, data]))
+"""
+
+
+def test_the_size_of_a_state_is_known_without_a_replay(patched_server: Path, files: Files) -> None:
+    size, data = answer(patched_server.parent, TIMES, files("plain"))
+    assert 5 * size < data
