@@ -45,7 +45,9 @@ def generate(
     temperature: Annotated[
         float, typer.Option("--temp", min=0.0, max=100.0, help="0: greedy.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=-1, max=2**32 - 2, help="Seed of the sampler; -1: random.")
+    ] = 0,
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads.")] = None,
     gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU; -1: all.")] = 0,
     rollback: Annotated[
@@ -100,8 +102,8 @@ def generate(
             n_threads=threads,
             n_threads_batch=threads,
             n_gpu_layers=gpu_layers,
-            seed=seed,
         )
+        llm.set_seed(seed)  # as an option of Llama's, 0 would be random, too
     for note in notes:
         typer.echo(f"mtp-gguf: {note.message}", err=True)
     with closing(llm):

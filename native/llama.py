@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
 from collections.abc import Generator, Sequence
 from copy import copy
@@ -343,7 +344,8 @@ class MTPLlama(llama_cpp.Llama):
             and self._head.draws
         )
         if by_rejection:
-            self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=self._seed)
+            seed = secrets.randbits(64) if _is_random(self._seed) else self._seed
+            self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         # Python has to see each token before the next is sampled, or keep its scores.
         stepwise = logits_processor is not None or self._logits_all
         try:
@@ -504,6 +506,7 @@ class MTPLlama(llama_cpp.Llama):
     def _sample(self, row: int) -> int:
         """A token of the sampler's. C calls its Python parts, where an interrupt would be lost."""
         sampler: Any = self._sampler
+        self.session.argmax(row)  # raises where llama.cpp's samplers would sort NaNs
         with HeldInterrupts():
             token: int = sampler.sample(self._ctx, row)
         return token
@@ -559,6 +562,11 @@ def _layout_hint(model: Path) -> str:
         "with patches alone: let LLAMA_CPP_LIB_PATH be the last line of `mtp-gguf build-server "
         "--where`, or pass this file as mtp_head beside its trunk"
     )
+
+
+def _is_random(seed: int) -> bool:
+    """Whether llama.cpp's samplers would choose a seed by themselves: -1, as 32 bits."""
+    return seed % 2**32 == llama_cpp.LLAMA_DEFAULT_SEED
 
 
 def _guarded(processors: Any, failures: list[BaseException]) -> Any:

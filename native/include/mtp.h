@@ -254,6 +254,9 @@ MTP_API mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
 MTP_API mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
 
+/* Whatever chooses a token of a row, here and below, checks the row's logits: MTP_ERROR_BACKEND where
+ * one of them is NaN or infinite, -Inf excepted, or where there is nothing but -Inf. */
+
 /* A chain whose distribution is known: top-k, top-p, min-p, temperature, in this order, as
  * llama.cpp's samplers of these names. */
 typedef struct mtp_sampling {

@@ -2,10 +2,17 @@
 
 #include "error.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace mtp {
+
+// Entries of the draft vocabulary whose weights are summed up together. Among so many, and among as
+// many blocks, F32 tells the running sums apart; along a whole vocabulary it would swallow what
+// comes after a large one.
+constexpr int64_t DRAW_BLOCK = 512;
 
 // Builds the tensors of one graph. Shapes are in ggml's order; R rows or 1.
 class DraftGraph::Builder {
@@ -31,7 +38,7 @@ public:
         if (g_.key_.draws) {
             g_.sharpness_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "sharpness");
             g_.cutoff_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "cutoff");
-            g_.uniforms_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, depth), "uniforms");
+            g_.uniforms_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, 4, depth), "uniforms");
         }
 
         ggml_tensor * x = project(g_.embedding_, g_.hidden_);
@@ -197,39 +204,71 @@ private:
         return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(column->ne[0] - 1)), GGML_TYPE_I32);
     }
 
-    // An index [1] drawn with the weights [n, 1]: the first whose running sum passes u times the
-    // total. As many running sums do as there are indices from it on, which is how it is counted.
-    ggml_tensor * draw(ggml_tensor * weights, ggml_tensor * u) {
-        const float n = float(weights->ne[0]);
-        ggml_tensor * threshold = ggml_mul(ctx_, ggml_sum_rows(ctx_, weights), u);
-        ggml_tensor * passed = ggml_step(ctx_, ggml_sub(ctx_, ggml_cumsum(ctx_, weights), threshold));
+    // Running sums of parts [n], as shares of the last of them.
+    ggml_tensor * running_shares(ggml_tensor * parts) {
+        ggml_tensor * sums = ggml_cumsum(ctx_, parts);
+        ggml_tensor * total = ggml_view_1d(ctx_, sums, 1, size_t(sums->ne[0] - 1) * sizeof(float));
+        return ggml_div(ctx_, sums, total);
+    }
+
+    // The index, [1] F32, of the first of running shares [n] that passes a uniform of this step. As
+    // many pass as there are from it on, which is how it is counted. The uniform's two parts are
+    // subtracted one after the other, so that no bit of it is lost.
+    ggml_tensor * first_to_pass(ggml_tensor * shares, int64_t step, int64_t uniform) {
+        const auto part = [&](int64_t i) {
+            const size_t at = size_t(step) * g_.uniforms_->nb[1] + size_t(2 * uniform + i) * sizeof(float);
+            return ggml_view_1d(ctx_, g_.uniforms_, 1, at);
+        };
+        const float n = float(shares->ne[0]);
+        ggml_tensor * passed = ggml_step(ctx_, ggml_sub(ctx_, ggml_sub(ctx_, shares, part(0)), part(1)));
         ggml_tensor * index = ggml_scale_bias(ctx_, ggml_sum_rows(ctx_, passed), -1.0f, n);
-        index = ggml_clamp(ctx_, index, 0.0f, n - 1); // a sum rounded to less than the threshold
-        return ggml_reshape_1d(ctx_, ggml_cast(ctx_, index, GGML_TYPE_I32), 1);
+        return ggml_clamp(ctx_, index, 0.0f, n - 1); // NaNs pass nothing
+    }
+
+    // An index [1] drawn with the weights [n, 1]: a block, and then an entry of it. A token's
+    // probability is the product of the two steps between running shares, whatever was rounded in
+    // them: they are kept for whoever asks.
+    ggml_tensor * draw(ggml_tensor * weights, int64_t step) {
+        const int64_t n = weights->ne[0];
+        const int64_t blocks = (n + DRAW_BLOCK - 1) / DRAW_BLOCK;
+        if (blocks * DRAW_BLOCK > n) {
+            weights = ggml_pad(ctx_, weights, int(blocks * DRAW_BLOCK - n), 0, 0, 0);
+        }
+        ggml_tensor * rows = ggml_reshape_2d(ctx_, weights, DRAW_BLOCK, blocks);
+        ggml_tensor * block_shares = running_shares(ggml_reshape_1d(ctx_, ggml_sum_rows(ctx_, rows), blocks));
+        ggml_tensor * block = first_to_pass(block_shares, step, 0);
+        ggml_tensor * row = ggml_get_rows(ctx_, rows, ggml_cast(ctx_, block, GGML_TYPE_I32));
+        ggml_tensor * inner_shares = running_shares(ggml_reshape_1d(ctx_, row, DRAW_BLOCK));
+        ggml_tensor * inner = first_to_pass(inner_shares, step, 1);
+        ggml_tensor * index = ggml_add(ctx_, ggml_scale(ctx_, block, float(DRAW_BLOCK)), inner);
+        index = ggml_clamp(ctx_, index, 0.0f, float(n - 1)); // what pads the last block is no entry
+        for (ggml_tensor * tensor : {weights, block_shares, inner_shares}) {
+            output(tensor);
+        }
+        g_.weights_.push_back(weights);
+        g_.block_shares_.push_back(block_shares);
+        g_.inner_shares_.push_back(inner_shares);
+        return ggml_cast(ctx_, index, GGML_TYPE_I32); // exact below 2^24
     }
 
     // Logits of one hidden state, what is chosen of them, and how probable that is.
     void draft(ggml_tensor * hidden, int64_t step) {
         ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
         ggml_tensor * index = largest(logits);                        // [1]
-        ggml_tensor * probability;
         if (g_.key_.draws) {
             ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);
             ggml_tensor * kept = ggml_step(ctx_, ggml_sub(ctx_, logits, lowest));
-            ggml_tensor * weights = ggml_mul(ctx_, ggml_soft_max(ctx_, ggml_mul(ctx_, logits, g_.sharpness_)), kept);
-            index = draw(weights, ggml_view_1d(ctx_, g_.uniforms_, 1, size_t(step) * sizeof(float)));
-            probability = ggml_div(ctx_, element(weights, index), ggml_sum_rows(ctx_, weights));
-            output(weights);
-            g_.weights_.push_back(weights);
+            ggml_tensor * likely = ggml_soft_max(ctx_, ggml_mul(ctx_, logits, g_.sharpness_));
+            index = draw(ggml_mul(ctx_, likely, kept), step);
         } else {
-            probability = element(ggml_soft_max(ctx_, logits), index);
+            ggml_tensor * probability = element(ggml_soft_max(ctx_, logits), index);
+            output(probability);
+            g_.probabilities_.push_back(probability);
         }
         output(logits);
         output(index);
-        output(probability);
         g_.logits_.push_back(logits);
         g_.indices_.push_back(index);
-        g_.probabilities_.push_back(probability);
     }
 
     DraftGraph & g_;
@@ -303,6 +342,17 @@ void DraftGraph::bind(const ggml_tensor * keys, const ggml_tensor * values) {
     }
 }
 
+// Each number of [0, 1) as a multiple of 2^-24 and one of 2^-48 below that: floats hold both.
+static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
+    std::vector<float> out;
+    for (const double number : numbers) {
+        const double first = std::floor(number * 0x1p24) * 0x1p-24;
+        out.push_back(float(first));
+        out.push_back(float(std::floor((number - first) * 0x1p48) * 0x1p-48));
+    }
+    return out;
+}
+
 void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
                      const Drawing * drawing) {
     bind(cache.keys(seq), cache.values(seq));
@@ -354,7 +404,7 @@ void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, 
         const float cutoff = drawing->cutoff - 1e-5f; // the token that sets the bar must pass it
         ggml_backend_tensor_set(sharpness_, &drawing->inverse_temperature, 0, sizeof(float));
         ggml_backend_tensor_set(cutoff_, &cutoff, 0, sizeof(float));
-        ggml_backend_tensor_set(uniforms_, drawing->uniforms.data(), 0, ggml_nbytes(uniforms_));
+        ggml_backend_tensor_set(uniforms_, in_two_parts(drawing->uniforms).data(), 0, ggml_nbytes(uniforms_));
     }
 
     const ggml_status status = ggml_backend_graph_compute(backend_, graph_);
@@ -364,16 +414,33 @@ void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, 
     }
 }
 
+static std::vector<float> read(const ggml_tensor * tensor) {
+    std::vector<float> out(size_t(ggml_nelements(tensor)));
+    ggml_backend_tensor_get(tensor, out.data(), 0, ggml_nbytes(tensor));
+    return out;
+}
+
 int32_t DraftGraph::index(int64_t step) const {
     int32_t out = 0;
     ggml_backend_tensor_get(indices_[size_t(step)], &out, 0, sizeof(out));
     return out;
 }
 
+// The step up to running share i; 0 where there is none, as between NaNs.
+static double share(const float * shares, int64_t i) {
+    const double out = double(shares[i]) - (i == 0 ? 0.0 : double(shares[i - 1]));
+    return out > 0 ? out : 0;
+}
+
 float DraftGraph::probability(int64_t step) const {
     float out = 0;
-    ggml_backend_tensor_get(probabilities_[size_t(step)], &out, 0, sizeof(out));
-    return out;
+    if (!key_.draws) {
+        ggml_backend_tensor_get(probabilities_[size_t(step)], &out, 0, sizeof(out));
+        return out;
+    }
+    const int32_t drawn = index(step);
+    return float(share(read(block_shares_[size_t(step)]).data(), drawn / DRAW_BLOCK) *
+                 share(read(inner_shares_[size_t(step)]).data(), drawn % DRAW_BLOCK));
 }
 
 void DraftGraph::logits(int64_t step, float * out) const {
@@ -381,10 +448,29 @@ void DraftGraph::logits(int64_t step, float * out) const {
     ggml_backend_tensor_get(tensor, out, 0, ggml_nbytes(tensor));
 }
 
-void DraftGraph::weights(int64_t step, std::vector<float> & out) const {
-    ggml_tensor * tensor = weights_[size_t(step)];
-    out.resize(size_t(tensor->ne[0]));
-    ggml_backend_tensor_get(tensor, out.data(), 0, ggml_nbytes(tensor));
+void DraftGraph::drawn_from(int64_t step, std::vector<double> & out) const {
+    const std::vector<float> weights = read(weights_[size_t(step)]);
+    const std::vector<float> block_shares = read(block_shares_[size_t(step)]);
+    out.resize(weights.size());
+    std::vector<float> inner(DRAW_BLOCK);
+    for (size_t block = 0; block < block_shares.size(); ++block) {
+        const float * row = weights.data() + block * DRAW_BLOCK;
+        double * to = out.data() + block * DRAW_BLOCK;
+        const double chance = share(block_shares.data(), int64_t(block));
+        if (chance == 0) {
+            std::fill(to, to + DRAW_BLOCK, 0.0);
+            continue;
+        }
+        std::partial_sum(row, row + DRAW_BLOCK, inner.begin()); // in F32, as ggml's cumsum
+        const float total = inner.back();
+        for (float & sum : inner) {
+            sum /= total;
+        }
+        for (int64_t i = 0; i < DRAW_BLOCK; ++i) {
+            to[i] = chance * share(inner.data(), i);
+        }
+    }
+    out.resize(size_t(logits_[size_t(step)]->ne[0]));
 }
 
 void DraftGraph::collect_ops(std::set<std::string> & names) const {

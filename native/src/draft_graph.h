@@ -26,8 +26,8 @@ namespace mtp {
 // too far below the largest.
 struct Drawing {
     float inverse_temperature;
-    float cutoff;                // <= 0, distance from the largest logit
-    std::vector<float> uniforms; // one for each step, in [0, 1)
+    float cutoff;                 // <= 0, distance from the largest logit
+    std::vector<double> uniforms; // two for each step, in [0, 1)
 };
 
 class DraftGraph {
@@ -61,13 +61,14 @@ public:
     void run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
              const Drawing * drawing);
 
-    // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits.
+    // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits. The
+    // probability is 0 where a drawing graph had none to draw by, as among NaNs.
     int32_t index(int64_t step) const;
     float probability(int64_t step) const;
     void logits(int64_t step, float * out) const;
 
-    // The distribution that step s drew from, [draft vocabulary], not normed; for a graph that draws.
-    void weights(int64_t step, std::vector<float> & out) const;
+    // The probabilities that step s drew by, [draft vocabulary]; for a graph that draws.
+    void drawn_from(int64_t step, std::vector<double> & out) const;
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;
@@ -95,10 +96,12 @@ private:
     ggml_tensor * mask_ = nullptr;           // [n_kv, D] F16
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
     ggml_tensor * cutoff_ = nullptr;         // [1] F32, of a logit below the largest
-    ggml_tensor * uniforms_ = nullptr;       // [D] F32
-    std::vector<ggml_tensor *> weights_;       // D of [draft vocabulary, 1] F32
+    ggml_tensor * uniforms_ = nullptr;       // [4, D] F32, each uniform in two parts
+    std::vector<ggml_tensor *> weights_;       // D of [DRAW_BLOCK, blocks] F32, zeros at the end
+    std::vector<ggml_tensor *> block_shares_;  // D of [blocks] F32, running shares of the total
+    std::vector<ggml_tensor *> inner_shares_;  // D of [DRAW_BLOCK] F32, those in the block drawn
     std::vector<ggml_tensor *> indices_;       // D of [1] I32
-    std::vector<ggml_tensor *> probabilities_; // D of [1, 1] F32
+    std::vector<ggml_tensor *> probabilities_; // D of [1, 1] F32, for a graph that does not draw
     std::vector<ggml_tensor *> logits_;        // D of [draft vocabulary, 1] F32
 };
 

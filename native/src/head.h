@@ -38,8 +38,8 @@ public:
     // Whether the device can draw drafts, and not only take the likeliest.
     bool draws() const { return draws_; }
 
-    // What the last drawn draft drew its step from, [draft vocabulary], not normed.
-    void draft_weights(int64_t step, std::vector<float> & out) const { last_drawn_->weights(step, out); }
+    // The probabilities that the last drawn draft drew its step by, [draft vocabulary].
+    void drawn_from(int64_t step, std::vector<double> & out) const { last_drawn_->drawn_from(step, out); }
 
     void check_seq(int32_t seq) const;
 

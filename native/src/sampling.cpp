@@ -7,33 +7,44 @@
 
 namespace mtp {
 
+[[noreturn]] static void refuse_logits(const float * logits, int64_t n) {
+    const float * wrong = std::find_if(logits, logits + n, [](float logit) { return !(logit < INFINITY); });
+    const std::string found = wrong == logits + n ? std::string("-inf for all of them")
+                                                  : format("%s for token %lld", std::isnan(*wrong) ? "nan" : "inf",
+                                                           (long long) (wrong - logits));
+    throw Error(MTP_ERROR_BACKEND, "the trunk's logits: expected numbers to choose a token by, found " + found +
+                                       "; the model's weights are damaged, or its device computes wrongly");
+}
+
 // In lanes that compilers turn into vectors: std::max_element takes three times as long, which shows
 // where a vocabulary of 248,320 is read for every token.
 int32_t argmax(const float * logits, int64_t n) {
     constexpr int64_t n_lanes = 32;
     float lanes[n_lanes];
+    uint32_t wrong[n_lanes] = {}; // whether a lane met a NaN, which no comparison finds, or +Inf
     std::fill(lanes, lanes + n_lanes, logits[0]);
     int64_t at = 0;
     for (; at + n_lanes <= n; at += n_lanes) {
         for (int64_t lane = 0; lane < n_lanes; ++lane) {
             lanes[lane] = logits[at + lane] > lanes[lane] ? logits[at + lane] : lanes[lane];
+            wrong[lane] |= !(logits[at + lane] < INFINITY);
         }
     }
     float largest = *std::max_element(lanes, lanes + n_lanes);
+    bool any_wrong = std::any_of(wrong, wrong + n_lanes, [](uint32_t w) { return w != 0; });
     for (; at < n; ++at) {
         largest = std::max(largest, logits[at]);
+        any_wrong |= !(logits[at] < INFINITY);
     }
-    const float * found = std::find(logits, logits + n, largest);
-    return found == logits + n ? 0 : int32_t(found - logits);
+    if (any_wrong || largest == -INFINITY) {
+        refuse_logits(logits, n);
+    }
+    return int32_t(std::find(logits, logits + n, largest) - logits);
 }
 
 double Distribution::of(int32_t token) const {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-        if (tokens[i] == token) {
-            return probabilities[i];
-        }
-    }
-    return 0;
+    const auto found = std::find(tokens.begin(), tokens.end(), token);
+    return found == tokens.end() ? 0 : weights[size_t(found - tokens.begin())] / total;
 }
 
 Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(params.seed) {
@@ -48,13 +59,14 @@ Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(param
     }
 }
 
-void Sampling::distribution(const float * logits, int64_t n, Distribution & out) {
+void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out) {
     const auto above = [](const Candidate & a, const Candidate & b) {
         return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
     };
+    const double largest = logits[likeliest];
     const size_t k = params_.top_k > 0 ? size_t(std::min<int64_t>(params_.top_k, n)) : size_t(n);
 
-    // The k largest, in order. A heap whose top is the smallest of them lets most logits go by.
+    // The k largest. A heap whose top is the smallest of them lets most logits go by.
     candidates_.clear();
     for (int64_t i = 0; i < n; ++i) {
         const Candidate candidate = {logits[i], int32_t(i)};
@@ -69,59 +81,59 @@ void Sampling::distribution(const float * logits, int64_t n, Distribution & out)
             std::push_heap(candidates_.begin(), candidates_.end(), above);
         }
     }
-    std::sort(candidates_.begin(), candidates_.end(), above);
+    if (k < size_t(n) || params_.top_p < 1) { // a whole vocabulary is drawn from as it stands
+        std::sort(candidates_.begin(), candidates_.end(), above);
+    }
 
     // top-p: the fewest that reach the sum, one at least. min-p: by the largest.
-    const double largest = candidates_.front().logit;
-    size_t kept = candidates_.size();
     if (params_.top_p < 1) {
         double total = 0;
         for (const Candidate & c : candidates_) {
             total += std::exp(c.logit - largest);
         }
         double sum = 0;
-        for (kept = 0; kept < candidates_.size();) {
+        size_t kept = 0;
+        while (kept < candidates_.size()) {
             sum += std::exp(candidates_[kept++].logit - largest) / total;
             if (sum >= params_.top_p) {
                 break;
             }
         }
+        candidates_.resize(kept);
     }
-    if (params_.min_p > 0) {
-        const double lowest = largest + std::log(double(params_.min_p));
-        while (kept > 1 && candidates_[kept - 1].logit < lowest) {
-            --kept;
-        }
-    }
-
-    reach_ = candidates_[kept - 1].logit - candidates_.front().logit;
+    const double lowest = params_.min_p > 0 ? largest + std::log(double(params_.min_p)) : -INFINITY;
 
     out.tokens.clear();
-    out.probabilities.clear();
-    double total = 0;
-    for (size_t i = 0; i < kept; ++i) {
-        const double weight = std::exp((candidates_[i].logit - largest) / params_.temperature);
+    out.weights.clear();
+    out.total = 0;
+    double least = largest;
+    for (const Candidate & c : candidates_) {
+        const double weight = c.logit < lowest ? 0 : std::exp((c.logit - largest) / params_.temperature);
         if (weight > 0) {
-            out.tokens.push_back(candidates_[i].token);
-            out.probabilities.push_back(weight);
-            total += weight;
+            out.tokens.push_back(c.token);
+            out.weights.push_back(weight);
+            out.total += weight;
+            least = std::min<double>(least, c.logit);
         }
     }
-    for (double & p : out.probabilities) {
-        p /= total;
-    }
+    reach_ = float(least - largest);
 }
 
+// The same sums as `total` is made of, so that a token is found, and one that can come.
 int32_t Sampling::draw(const Distribution & p) {
-    const double u = uniform();
+    const double threshold = uniform() * p.total;
     double sum = 0;
-    for (size_t i = 0; i + 1 < p.tokens.size(); ++i) {
-        sum += p.probabilities[i];
-        if (u < sum) {
-            return p.tokens[i];
+    size_t last = 0;
+    for (size_t i = 0; i < p.tokens.size(); ++i) {
+        if (p.weights[i] > 0) {
+            last = i;
+            sum += p.weights[i];
+            if (threshold < sum) {
+                break;
+            }
         }
     }
-    return p.tokens.back();
+    return p.tokens[last];
 }
 
 } // namespace mtp

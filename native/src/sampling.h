@@ -10,15 +10,17 @@
 
 namespace mtp {
 
-// A distribution over few tokens: probabilities above 0, their sum 1.
+// A distribution over some tokens: weights that are not negative, and their sum in this order, above 0.
 struct Distribution {
     std::vector<int32_t> tokens;
-    std::vector<double> probabilities;
+    std::vector<double> weights;
+    double total = 0;
 
-    double of(int32_t token) const; // 0 for a token that it does not have
+    double of(int32_t token) const; // its probability, 0 for a token that it does not have
 };
 
-// The first of the largest of n >= 1 logits; 0 where NaNs leave none.
+// The first of the largest of n >= 1 logits. MTP_ERROR_BACKEND where they are none to choose from: a
+// NaN or +Inf among them, or -Inf alone.
 int32_t argmax(const float * logits, int64_t n);
 
 class Sampling {
@@ -27,8 +29,9 @@ public:
 
     const mtp_sampling & params() const { return params_; }
 
-    // The distribution of llama.cpp's chain top-k, top-p, min-p, temperature over n logits.
-    void distribution(const float * logits, int64_t n, Distribution & out);
+    // The distribution of llama.cpp's chain top-k, top-p, min-p, temperature over n logits; likeliest:
+    // what argmax gave for them, and so has checked.
+    void distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out);
 
     // How far the last distribution reached: logit of its least likely token minus the largest, <= 0.
     float reach() const { return reach_; }

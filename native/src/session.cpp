@@ -150,6 +150,11 @@ void Session::forget(int32_t seq) {
     }
     sequences_[size_t(seq)] = Sequence();
     cycle_.open = false;
+    const auto empty = [](const Sequence & s) { return s.decoded == 0; };
+    if (damaged_ && std::all_of(sequences_.begin(), sequences_.end(), empty)) {
+        trunk_.clear();
+        damaged_ = false;
+    }
 }
 
 // How many tokens can be taken back from the end of what is decoded.
@@ -431,8 +436,15 @@ void Session::end(int32_t n_accepted) {
     cycle_.open = false;
 }
 
-int32_t Session::argmax(int32_t row) const {
-    return mtp::argmax(trunk_.logits(row), trunk_.n_vocab());
+// Whatever chooses a token of a row asks this first, which checks its logits.
+int32_t Session::argmax(int32_t row) {
+    const float * logits = trunk_.logits(row);
+    try {
+        return mtp::argmax(logits, trunk_.n_vocab());
+    } catch (...) {
+        damaged_ = true;
+        throw;
+    }
 }
 
 int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out) {
@@ -444,8 +456,9 @@ int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler *
         const int32_t at = row(i);
         try {
             Stopwatch watch(stats_.sample_ms);
-            out[i] = sampler ? llama_sampler_sample(sampler, trunk_.context(), at) : argmax(at);
-        } catch (...) { // a grammar that allows nothing
+            const int32_t likeliest = argmax(at);
+            out[i] = sampler ? llama_sampler_sample(sampler, trunk_.context(), at) : likeliest;
+        } catch (...) { // logits that are none, or a grammar that allows nothing
             end(i);
             throw;
         }
@@ -461,7 +474,8 @@ void Session::read_distribution(int32_t row) {
     if (!sampling_) {
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
     }
-    sampling_->distribution(trunk_.logits(row), trunk_.n_vocab(), target_);
+    const int32_t likeliest = argmax(row);
+    sampling_->distribution(trunk_.logits(row), trunk_.n_vocab(), likeliest, target_);
 }
 
 int32_t Session::sample(int32_t row) {
@@ -469,7 +483,7 @@ int32_t Session::sample(int32_t row) {
     return sampling_->draw(target_);
 }
 
-// target_ becomes max(0, p - q), normed, q being what this step of the draft drew from.
+// target_ becomes max(0, p - q), q being what this step of the draft drew from.
 void Session::subtract_draft(int64_t step) {
     const DraftVocabulary & vocabulary = head_->vocabulary();
     if (draft_index_.empty()) {
@@ -478,25 +492,18 @@ void Session::subtract_draft(int64_t step) {
             draft_index_[size_t(vocabulary.target_id(int32_t(i)))] = int32_t(i);
         }
     }
-    head_->draft_weights(step, draft_weights_);
-    double total = 0;
-    for (const float weight : draft_weights_) {
-        total += weight;
-    }
+    head_->drawn_from(step, drawn_from_);
     Distribution & p = target_;
     double left = 0;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
         const int32_t index = draft_index_[size_t(p.tokens[i])];
-        const double q = index < 0 ? 0 : draft_weights_[size_t(index)] / total;
-        p.probabilities[i] = std::max(0.0, p.probabilities[i] - q);
-        left += p.probabilities[i];
+        const double q = index < 0 ? 0 : drawn_from_[size_t(index)];
+        p.weights[i] = std::max(0.0, p.weights[i] / p.total - q);
+        left += p.weights[i];
     }
+    p.total = left;
     if (left <= 0) { // p and q agree up to rounding: a rejection that rounding alone made
         read_distribution(int32_t(step - cycle_.batch_first));
-        return;
-    }
-    for (double & probability : p.probabilities) {
-        probability /= left;
     }
 }
 
@@ -514,8 +521,8 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
     // The filters on the draft's side: as far down from the likeliest token as they went in the
     // trunk's last row. Any q is right, as long as nothing of this cycle decides about it.
     Drawing drawing = {1.0f / sampling_->params().temperature, sampling_->reach(), {}};
-    for (int32_t i = 0; i < most; ++i) {
-        drawing.uniforms.push_back(float(sampling_->uniform()));
+    for (int32_t i = 0; i < 2 * most; ++i) {
+        drawing.uniforms.push_back(sampling_->uniform());
     }
     int32_t drafts[MTP_MAX_DEPTH];
     float q[MTP_MAX_DEPTH];
@@ -525,14 +532,14 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
         try {
             Stopwatch watch(stats_.sample_ms);
             read_distribution(at);
-            if (i < n && sampling_->uniform() * q[i] < target_.of(drafts[i])) {
+            if (i < n && q[i] > 0 && sampling_->uniform() * q[i] < target_.of(drafts[i])) {
                 out[i] = drafts[i];
                 continue;
             }
             Told & told = sequences_[size_t(seq)].told;
             if (i < n) {
                 subtract_draft(i);
-            } else if (told.open && told.unverified >= 0) {
+            } else if (told.open && told.unverified >= 0 && q[n] > 0) {
                 told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
             }
             out[i] = sampling_->draw(target_);

@@ -37,7 +37,7 @@ public:
     int32_t row(int32_t row);
     void end(int32_t n_accepted);
     int32_t step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out);
-    int32_t argmax(int32_t row) const;
+    int32_t argmax(int32_t row);
     void set_sampling(const mtp_sampling & params) { sampling_ = std::make_unique<Sampling>(params); }
     int32_t sample(int32_t row);
     int32_t step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out);
@@ -136,10 +136,11 @@ private:
     Cycle cycle_;
     mtp_session_stats stats_ = {};
     std::vector<Depth> choosers_; // of each sequence, where the depth is MTP_DEPTH_AUTO
+    bool damaged_ = false; // a row's logits were none: what made them may stay in the memory's states
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;             // of the row at hand
-    std::vector<float> draft_weights_; // scratch
+    std::vector<double> drawn_from_;   // scratch
     std::vector<int32_t> draft_index_; // of a target id in the draft vocabulary, -1: none
 };
 

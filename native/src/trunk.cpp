@@ -92,6 +92,10 @@ bool Trunk::remove_tail(int32_t seq, int64_t first) {
     return llama_memory_seq_rm(llama_get_memory(context_), seq, llama_pos(first), -1);
 }
 
+void Trunk::clear() {
+    llama_memory_clear(llama_get_memory(context_), /*data*/ true);
+}
+
 int64_t Trunk::length(int32_t seq) const {
     return int64_t(llama_memory_seq_pos_max(llama_get_memory(context_), seq)) + 1;
 }

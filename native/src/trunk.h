@@ -44,6 +44,10 @@ public:
     // Calls llama_memory_seq_rm for the tail from `first` on; what it says.
     bool remove_tail(int32_t seq, int64_t first);
 
+    // Empties all sequences and zeroes the memory: llama.cpp begins a sequence with a state multiplied
+    // by zero, which a NaN in the cell would outlive.
+    void clear();
+
     // Positions in the memory: 0 when the sequence is empty.
     int64_t length(int32_t seq) const;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp
 import numpy as np
 import pytest
+import typer
 from checkpoints import SPECS
 from chi_square import far_off, one_sample, two_samples
 from llama_samplers import Chain
 from native_trunk import Trunk
+from typer.testing import CliRunner
 
+from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.session import Session
@@ -186,3 +190,43 @@ def test_generate_chooses_rejection_where_the_distribution_is_known(dial) -> Non
             assert texts[0]["choices"] == texts[1]["choices"]
             shares[rejection] = llm.mtp_stats.acceptance[0]
     assert shares[True] > shares[False]
+
+
+@pytest.mark.parametrize("depth", [0, 3, "auto"])
+def test_seed_minus_one_is_random_as_in_llama_cpp(dial, depth) -> None:
+    """By rejection, by equality, and where no seed was given; other seeds repeat their text."""
+    hot = {"temperature": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "max_tokens": 30}
+    options = {"depth": depth, "n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
+    with closing(MTPLlama(str(dial("tiny")), seed=-1, **options)) as llm:
+
+        def text(**settings: Any) -> str:
+            llm.reset()
+            answer: Any = llm.create_completion(PROMPT, **hot, **settings)
+            return str(answer["choices"][0]["text"])
+
+        def tokens() -> tuple[int, ...]:
+            chain = {"temp": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0}
+            return tuple(itertools.islice(llm.generate(PROMPT, **chain), 30))
+
+        assert len({tokens() for _ in range(4)}) == 4
+        for settings in ({}, {"presence_penalty": 0.1}):  # the second by equality
+            assert len({text(seed=-1, **settings) for _ in range(4)}) == 4
+            assert len({text(seed=llama_cpp.LLAMA_DEFAULT_SEED, **settings) for _ in range(2)}) == 2
+            if depth != "auto":  # whose depths are measured
+                assert len({text(seed=5, **settings) for _ in range(2)}) == 1
+
+
+def test_the_command_takes_a_random_seed(dial) -> None:
+    app = typer.Typer()
+    app.command()(generate_command)
+    words = [str(dial("tiny", gain=GAIN)), "-p", "aha", "-n", "30", "-c", "128", "-t", "1"]
+    words += ["--temp", "1", "--depth", "2", "--no-profile"]
+
+    def text(seed: int) -> str:
+        done = CliRunner().invoke(app, [*words, "--seed", str(seed)], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    assert len({text(-1) for _ in range(3)}) == 3
+    for seed in (0, 7):
+        assert text(seed) == text(seed)

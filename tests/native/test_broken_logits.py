@@ -1,0 +1,98 @@
+"""Logits that are no numbers end a text with an error by name, and not the process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from broken_logits import CHAINS, PROMPT, TOKENS
+from patched_build import patched_libraries, run_on
+
+from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.gguf_tools.tensor_types import F32
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEPTHS = (0, 3, "auto")
+HUGE = 3e38
+WHICH = 7  # the token whose logit is changed
+GOOD = 4  # tokens of a text before its context becomes wrong
+
+
+def table(path: Path, name: str) -> np.ndarray:
+    """A matrix of a model in F32, [rows, width]."""
+    with open_gguf(path) as file:
+        stored = next(t for t in file.tensors if t.name == name)
+        assert stored.type is F32
+        values = np.frombuffer(bytes(file.source.read(stored.offset, stored.nbytes)), np.float32)
+        return values.reshape(stored.shape[::-1]).copy()
+
+
+def tensor(values: np.ndarray) -> tuple[tuple[int, ...], Any, bytes]:
+    return tuple(values.shape[::-1]), F32, values.astype(np.float32).tobytes()
+
+
+@pytest.fixture
+def models_by_fault(dial, rewrite) -> dict[str, str]:
+    """Models whose text is a known cycle, and what is wrong with their logits.
+
+    Embeddings have a large number in dimension 0, so that the hidden state has one there, too.
+    """
+    path = dial("tiny", quant="F32", head="F32")
+    embedding, output = table(path, "token_embd.weight"), table(path, "output.weight")
+    norm = table(path, "output_norm.weight")
+    embedding[:, 0] = 20
+
+    def model(**changed: np.ndarray) -> str:
+        tensors = {"token_embd.weight": embedding, **changed}
+        named = {name.replace("__", "."): tensor(values) for name, values in tensors.items()}
+        return str(rewrite(path, tensors=named))
+
+    def with_logit(rows: Any, value: float) -> np.ndarray:
+        changed = output.copy()
+        changed[rows, 0] = value
+        return changed
+
+    text = [PROMPT[-1]]
+    for _ in range(GOOD):
+        text.append(dial.successors("tiny")[text[-1]])
+    late = embedding.copy()
+    late[text[-1]] = np.nan
+    return {
+        "nan everywhere": model(output_norm__weight=np.full_like(norm, np.nan)),
+        "one nan": model(output__weight=with_logit(WHICH, np.nan)),
+        "one inf": model(output__weight=with_logit(WHICH, HUGE)),
+        "-inf everywhere": model(output__weight=with_logit(slice(None), -HUGE)),
+        "one -inf": model(output__weight=with_logit(WHICH, -HUGE)),
+        "later": model(token_embd__weight=late),
+    }
+
+
+EXPECTED = "the trunk's logits: expected numbers to choose a token by, found "
+FOUND = {
+    "nan everywhere": "nan for token 0",
+    "one nan": f"nan for token {WHICH}",
+    "one inf": f"inf for token {WHICH}",
+    "-inf everywhere": "-inf for all of them",
+    "later": "nan for token 0",
+}
+
+
+@pytest.mark.parametrize("libraries", ["stock", "patched"])
+def test_a_text_ends_with_an_error(libraries, models_by_fault, dial) -> None:
+    folder = patched_libraries() if libraries == "patched" else None
+    said = run_on(folder, "broken_logits", json.dumps(models_by_fault), *DEPTHS, timeout=120)
+    ended = json.loads(said)
+    assert ended.keys() == models_by_fault.keys()
+    for fault, by_way in ended.items():
+        assert len(by_way) == len(DEPTHS) * len(CHAINS)
+        for way, (tokens, error) in by_way.items():
+            if fault == "one -inf":  # what masks do: the token never comes
+                assert (len(tokens), error) == (TOKENS, ""), way
+                assert WHICH not in tokens
+                continue
+            assert error.startswith(EXPECTED + FOUND[fault]), (fault, way, error)
+            assert len(tokens) == (GOOD if fault == "later" else 0), (fault, way, tokens)
