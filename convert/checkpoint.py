@@ -1,6 +1,5 @@
 """A Hugging Face checkpoint folder: its config and the names, shapes and places of its tensors."""
 
-import json
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,8 +13,11 @@ from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, StoredTensor, open_
 from mtp_gguf.gguf_tools.sources import FileSource
 
 from .config import ConfigReader
+from .json_files import read_json_object
 
 INDEX_NAME = "model.safetensors.index.json"
+LAYERS_KEY = "mtp_num_hidden_layers"
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,9})\.")
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -58,14 +60,29 @@ class Checkpoint:
         """This checkpoint with the `mtp.*` tensors of another one in place of its own."""
         own = {name: t for name, t in self.tensors.items() if not is_head(name)}
         head = {name: t for name, t in other.tensors.items() if is_head(name)}
-        key = "mtp_num_hidden_layers"
-        layers = other.text_config.get(key)
-        config = {**self.config, key: layers}
+        layers = other.mtp_layers()
+        config = {**self.config, LAYERS_KEY: layers}
         if isinstance(config.get("text_config"), dict):
-            config["text_config"] = {**config["text_config"], key: layers}
+            config["text_config"] = {**config["text_config"], LAYERS_KEY: layers}
         folders = (*self.folders, *other.folders)
         sources = (*self.sources, *other.sources)
         return Checkpoint(self.folder, config, {**own, **head}, folders, sources)
+
+    def mtp_layers(self) -> int:
+        """Number of MTP layers: by the config, or where it names none, by the tensors.
+
+        Some publishers leave the number out, and configs on the hub cannot be edited.
+        """
+        reader = ConfigReader(str(self.folder / "config.json"), self.config)
+        if claimed := reader.size(LAYERS_KEY, 0, least=0):
+            return claimed
+        found = (_MTP_LAYER.match(canonical_name(name)) for name in self.tensors)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
+
+    @property
+    def head_folder(self) -> Path:
+        """The folder that the MTP head is from: that of the donor, where there is one."""
+        return self.folders[-1]
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -75,7 +92,20 @@ class Checkpoint:
 
 def is_head(name: str) -> bool:
     """Whether a tensor belongs to the MTP head."""
-    return name.startswith(("mtp.", "model.mtp.", "model.language_model.mtp."))
+    return canonical_name(name).startswith("mtp.")
+
+
+def canonical_name(name: str) -> str:
+    """A tensor's name as a text model alone has it, without what its holders put around it.
+
+    torch.compile and PEFT prefix the names of the models that they wrap, multimodal models that of
+    the language model in them.
+    """
+    for wrapper in ("_orig_mod.", "base_model.model.", "language_model."):
+        name = name.replace(wrapper, "")
+    if name.startswith("model.mtp.") or name == "model.lm_head.weight":
+        name = name.removeprefix("model.")
+    return name
 
 
 def open_checkpoint(
@@ -118,19 +148,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a folder with config.json, found none")
     return read_json_object(folder / "config.json")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`; CheckpointError when there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: expected this file, found none") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON, found: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 def read_weight_map(folder: Path) -> dict[str, str] | None:

@@ -7,35 +7,51 @@ import numpy as np
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
 LARGEST_SIZE = (1 << 31) - 1
+_SHOWN_DIGITS = 40
 LARGEST_F32 = float(np.finfo(np.float32).max)
+
+
+# transformers ties the embeddings of a multimodal model by the key outside text_config alone.
+_DECIDED_OUTSIDE = "tie_word_embeddings"
 
 
 class ConfigReader:
     """Typed access to a config.json; a value of another type is named in the error.
 
-    What stands in text_config, as multimodal models have it, goes before what stands outside.
+    A value in text_config, which multimodal models have, goes before one outside. A null stands for
+    a value that is not set, in either place: transformers writes one for every unset key.
     """
 
     def __init__(self, where: str, config: dict[str, Any]) -> None:
         self.where = where
-        text_config = config.get("text_config") or {}
-        if not isinstance(text_config, dict):
-            raise CheckpointError(
-                f"{where}: text_config: expected an object, found {text_config!r:.60}"
-            )
-        self.config = {**config, **text_config}
+        text_config = config.get("text_config")
+        if not isinstance(text_config, dict | None):
+            raise self.fault("text_config", "an object", text_config)
+        outside = {key: value for key, value in config.items() if value is not None}
+        inside = {key: value for key, value in (text_config or {}).items() if value is not None}
+        self.config = {**outside, **inside}
+        if _DECIDED_OUTSIDE in outside:
+            self.config[_DECIDED_OUTSIDE] = outside[_DECIDED_OUTSIDE]
 
     def fault(self, key: str, expected: str, found: object) -> CheckpointError:
         """An error about `key`, to be raised."""
-        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r:.80}")
+        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {shown(found)}")
+
+    @property
+    def architecture(self) -> str | None:
+        """The model's class in transformers; None where the config names none."""
+        named = self.config.get("architectures")
+        if named is None:
+            return None
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise self.fault("architectures", "a list of names", named)
+        return named[0] if named else None
 
     def size(
         self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE
     ) -> int:
-        """A whole number from `least` to `most`; `default` where the key is absent or null."""
-        value = self.config.get(key)
-        if value is None and default is not None:
-            return default
+        """A whole number from `least` to `most`; `default` where the key is not set."""
+        value = self.config.get(key, default)
         if not is_whole(value) or not least <= value <= most:
             raise self.fault(key, f"a whole number from {least} to {most}", value)
         return value
@@ -48,31 +64,50 @@ class ConfigReader:
         least: float = -LARGEST_F32,
         most: float = LARGEST_F32,
     ) -> float:
-        """The number under `key` of the config or of an object in it, which F32 can hold."""
-        value = holder.get(key, default)
+        """The number under `key` of the config or of an object in it, which F32 can hold.
+
+        `default` where the key is not set.
+        """
+        value = holder.get(key)
+        if value is None:
+            return default
         if not (is_whole(value) or isinstance(value, float)) or not least <= value <= most:
             raise self.fault(key, f"a number from {least:g} to {most:g}", value)
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false where the key is absent."""
+        """True or false; false where the key is not set."""
         value = self.config.get(key, False)
         if not isinstance(value, bool):
             raise self.fault(key, "true or false", value)
         return value
 
     def rope(self) -> dict[str, Any]:
-        """The rope parameters, whichever of the two places they stand in."""
-        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            raise self.fault("rope_parameters", "an object", rope)
-        merged = dict(rope)
+        """The rope parameters that are set, wherever they stand.
+
+        As transformers has it: rope_scaling, the older name, goes before rope_parameters, and what
+        either lacks may stand beside it.
+        """
+        merged: dict[str, Any] = {}
+        for key in ("rope_parameters", "rope_scaling"):
+            found = self.config.get(key)
+            if not isinstance(found, dict | None):
+                raise self.fault(key, "an object", found)
+            merged = found or merged
+        merged = {key: value for key, value in merged.items() if value is not None}
         for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
-            if key not in merged and self.config.get(key) is not None:
-                merged[key] = self.config[key]
+            if key in self.config:
+                merged.setdefault(key, self.config[key])
         return merged
 
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value of JSON is a whole number (Python counts true and false among them)."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """A value of JSON for a message: on one line, and short however long the value is."""
+    if is_whole(value) and abs(value) >= 10**_SHOWN_DIGITS:
+        return "a number of too many digits"
+    return f"{value!r:.80}"

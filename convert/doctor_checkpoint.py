@@ -22,15 +22,14 @@ from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 
-from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
+from .checkpoint import LAYERS_KEY, Checkpoint, is_head, open_checkpoint, read_config
 from .checkpoint_side import CheckpointSide
-from .config import ConfigReader
+from .config import ConfigReader, is_whole
 from .family import HeadChoice, find_family
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .source_rows import SourceRows
 
-_LAYERS_KEY = "mtp_num_hidden_layers"
 _SLICE_ROWS = 1024  # of a matrix in F32 at a time
 
 
@@ -162,7 +161,7 @@ class _Part:
 
 def _head(folder: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
     """A head that is claimed and absent, there and not claimed, or half there."""
-    layers = _layers(checkpoint)
+    layers = checkpoint.mtp_layers()
     names = [name for name in checkpoint.tensors if is_head(name)]
     quoted = shlex.quote(str(folder))
     if not names:
@@ -170,17 +169,9 @@ def _head(folder: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
         code = "no-head"
         if layers:
             code = "claimed-head"
-            text = f"{_LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
+            text = f"{LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
         mend = f"mtp-gguf convert {quoted} --mtp-from {_origin(folder)} --mtp-f16"
         yield Finding(code, Severity.FAULT, text, mend)
-        return
-    if not layers:
-        yield Finding(
-            "hidden-head",
-            Severity.FAULT,
-            f"the checkpoint has {len(names)} mtp.* tensors, but {_LAYERS_KEY} is 0 or missing",
-            f"set {_LAYERS_KEY} to 1 in {folder / 'config.json'}",
-        )
         return
     yield from _experts(folder, checkpoint, names)
 
@@ -194,20 +185,17 @@ def _experts(folder: Path, checkpoint: Checkpoint, names: list[str]) -> Iterator
         for name in names
         if (number := name.partition(".mlp.experts.")[2].partition(".")[0]).isdecimal()
     }
-    if found and isinstance(expected, int) and found != set(range(expected)):
-        absent = sorted(set(range(min(expected, 1 << 16))) - found)
+    if not found or not is_whole(expected):
+        return
+    absent = next((number for number in range(expected) if number not in found), None)
+    if absent is not None:
         yield Finding(
             "incomplete-head",
             Severity.FAULT,
-            f"the head's experts are half present: {len(found)} of {expected}"
-            + (f", expert {absent[0]} is missing" if absent else ""),
+            f"the head's experts are half present: {len(found)} of {expected}, expert {absent} is "
+            "missing",
             f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}",
         )
-
-
-def _layers(checkpoint: Checkpoint) -> int:
-    reader = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
-    return reader.size(_LAYERS_KEY, 0, least=0)
 
 
 def _origin(folder: Path) -> str:

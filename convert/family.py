@@ -9,6 +9,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value
 
 from .checkpoint import Checkpoint
+from .config import ConfigReader
 from .recipe import Target
 
 
@@ -60,8 +61,7 @@ def find_family(config: dict[str, Any], where: Path) -> Family:
     from . import qwen3_5  # noqa: PLC0415  (families import this module)
 
     families: tuple[Family, ...] = (qwen3_5,)
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else None
+    architecture = ConfigReader(str(where), config).architecture
     for family in families:
         if architecture in family.ARCHITECTURES:
             return family

@@ -13,10 +13,9 @@ import gguf
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType
 
-from .checkpoint import read_json_object
 from .config import LARGEST_F32, LARGEST_SIZE, is_whole
+from .json_files import read_json_object
 from .recipe import Target
-from .tokenizer import collected
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -45,7 +44,7 @@ def general_metadata(
         held.sampling_penalty_repeat = penalty
     collector = gguf.GGUFWriter(path=None, arch="")
     held.set_gguf_meta_model(collector)
-    keys = collected(collector)
+    keys = _collected(collector)
     _check_sampling(folder, keys)
     return {
         "general.type": Value(ValueType.STRING, "model"),
@@ -123,3 +122,30 @@ def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:
             shared += size
     total = sum(prod(t.shape) for t in targets)
     return total, shared, expert, experts
+
+
+def _collected(writer: gguf.GGUFWriter) -> dict[str, Value]:
+    """The keys that the gguf package's writer was given, as values of our own."""
+    keys = {}
+    for key, held in writer.kv_data[0].items():
+        if key == "general.architecture":
+            continue
+        kind = held.type if held.type is not gguf.GGUFValueType.ARRAY else held.sub_type
+        if kind is None:  # an array whose element type follows from its first element
+            kind = gguf.GGUFValueType.get_type(held.value[0])
+        keys[key] = Value(ValueType[_VALUE_TYPES.get(kind.name, kind.name)], held.value)
+    return keys
+
+
+_VALUE_TYPES = {
+    "UINT8": "U8",
+    "INT8": "I8",
+    "UINT16": "U16",
+    "INT16": "I16",
+    "UINT32": "U32",
+    "INT32": "I32",
+    "UINT64": "U64",
+    "INT64": "I64",
+    "FLOAT32": "F32",
+    "FLOAT64": "F64",
+}

@@ -20,7 +20,8 @@ from .plan import Content, DraftRequest, Plan, Request, imatrix_metadata, plans_
 from .precision import FILE_TYPES
 from .recipe import Recipe, Target
 from .source_rows import SourceRows
-from .tokenizer import load_tokenizer, special_ids, tokenizer_metadata
+from .tokenizer import special_ids, tokenizer_metadata
+from .tokenizer_files import load_tokenizer
 
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
@@ -30,13 +31,13 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     rows = SourceRows(checkpoint)
     for target in blueprint.targets:
         rows.check(target)
-    tokenizer = load_tokenizer(checkpoint.folder)
-    required = special_ids(checkpoint.folder, tokenizer, blueprint.n_vocab)
+    files = load_tokenizer(checkpoint.folder)
+    required = special_ids(files, blueprint.n_vocab)
     draft, layout = None, None
     if request.draft:
         if not blueprint.n_mtp:
             raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-        draft = _rank(request.draft, tokenizer, required, blueprint.n_vocab)
+        draft = _rank(request.draft, files.tokenizer, required, blueprint.n_vocab)
         layout = request.draft.layout
     targets = blueprint.targets
     id_map = None
@@ -53,9 +54,7 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         **blueprint.hparams,
         **imatrix_metadata(request.imatrix),
         **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
-        **tokenizer_metadata(
-            checkpoint.folder, tokenizer, blueprint.n_vocab, request.tokenizer_pre
-        ),
+        **tokenizer_metadata(files, blueprint.n_vocab, request.tokenizer_pre),
     }
     content = Content(
         metadata=metadata,

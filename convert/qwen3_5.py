@@ -23,7 +23,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .checkpoint import Checkpoint, is_head
+from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head
 from .config import LARGEST_SIZE, ConfigReader, is_whole
 from .family import Blueprint, HeadChoice
 from .recipe import Arithmetic, Order, Recipe, Target
@@ -32,9 +32,10 @@ DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 MOE = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
 ARCHITECTURES: tuple[str, ...] = DENSE + MOE
 
-# llama.cpp requires the sections; transformers assumes these (Qwen3_5TextRotaryEmbedding) when
-# the config has none.
+# What transformers assumes where the config says nothing (Qwen3_5TextRotaryEmbedding and
+# RotaryEmbeddingConfigMixin). llama.cpp requires the sections.
 DEFAULT_MROPE_SECTION = [11, 11, 10]
+DEFAULT_ROPE_THETA = 10_000.0
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 
 
@@ -280,15 +281,19 @@ VISION = ("model.visual.", "visual.")
 VISION_NOTE = (
     "vision tower; make the mmproj file with llama.cpp's convert_hf_to_gguf.py --mmproj FOLDER"
 )
+# Buffers that older versions of transformers stored, and every version computes.
+COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+COMPUTED_NOTE = "computed by the runtime, not stored"
+LORA = ".lora_"
 
 
 def wants(name: str, head: HeadChoice) -> bool:
     """Whether a conversion of this part of the model reads the source tensor `name`."""
-    if name.startswith(VISION):
+    if canonical_name(name).startswith(VISION):
         return False
     if head is HeadChoice.NONE:
         return not is_head(name)
-    return head is HeadChoice.WITH_TRUNK or not _canonical(name).startswith("model.layers.")
+    return head is HeadChoice.WITH_TRUNK or not canonical_name(name).startswith("model.layers.")
 
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
@@ -299,7 +304,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """
     where = str(checkpoint.folder / "config.json")
     reader = ConfigReader(where, checkpoint.config)
-    dims = read_dims(reader)
+    dims = read_dims(reader, checkpoint.mtp_layers())
     claims = _Claims(checkpoint, dims)
     _check_head_is_there(checkpoint, dims, claims, head)
 
@@ -348,14 +353,15 @@ def _check_head_is_there(
         return
     if dims.n_mtp:
         raise CheckpointError(
-            f"{config}: mtp_num_hidden_layers is {dims.n_mtp}, but the checkpoint has no mtp.* "
+            f"{config}: {LAYERS_KEY} is {dims.n_mtp}, but the checkpoint has no mtp.* "
             "tensor (first missing: mtp.fc.weight); either convert without the head (--no-mtp), "
             "or take it from the original model (--mtp-from ORIGINAL), or download a checkpoint "
             "that still has it"
         )
     raise CheckpointError(
-        f"{config}: mtp_num_hidden_layers is 0 or missing, but the checkpoint has {len(found)} "
-        f"mtp.* tensors (first: {found[0]}); set it to 1 to use them, or pass --no-mtp"
+        f"{checkpoint.head_folder}: the MTP head is incomplete: expected mtp.layers.* tensors, "
+        f"found {len(found)} others (first: {found[0]}); convert without the head (--no-mtp), or "
+        "take it from the original model (--mtp-from ORIGINAL)"
     )
 
 
@@ -366,13 +372,16 @@ class _Claims:
         self._checkpoint = checkpoint
         self._dims = dims
         self._actual: dict[str, str] = {}
-        self._vision: list[str] = []
+        self._unused: dict[str, str] = {}
         self._taken: set[str] = set()
         for name in checkpoint.tensors:
-            if name.startswith(VISION):
-                self._vision.append(name)
+            canonical = canonical_name(name)
+            if canonical.startswith(VISION):
+                self._unused[name] = VISION_NOTE
                 continue
-            canonical = _canonical(name)
+            if canonical.endswith(COMPUTED):
+                self._unused[name] = COMPUTED_NOTE
+                continue
             if canonical in self._actual:
                 raise CheckpointError(
                     f"{checkpoint.folder}: {name!r} and {self._actual[canonical]!r} are the "
@@ -390,8 +399,9 @@ class _Claims:
         """Claim a source tensor: its name in the files."""
         name = self._actual.get(canonical)
         if name is None:
+            folder = self._checkpoint.head_folder if is_head(canonical) else self._checkpoint.folder
             raise CheckpointError(
-                f"{self._checkpoint.folder}: {canonical}: expected shape {list(shape)} by the "
+                f"{folder}: {canonical}: expected shape {list(shape)} by the "
                 "config, found no such tensor"
             )
         found = self._checkpoint.tensors[name].stored.shape
@@ -420,7 +430,7 @@ class _Claims:
         unwanted: the prefix of a part of the model that is not converted, and why.
         CheckpointError when a tensor outside of it was claimed by nobody.
         """
-        skipped = dict.fromkeys(self._vision, VISION_NOTE)
+        skipped = dict(self._unused)
         lost = []
         for canonical in sorted(self._actual.keys() - self._taken):
             if unwanted and canonical.startswith(unwanted[0]):
@@ -428,6 +438,12 @@ class _Claims:
             else:
                 lost.append(self._actual[canonical])
         if lost:
+            adapter = next((name for name in lost if LORA in name), None)
+            if adapter is not None:
+                raise CheckpointError(
+                    f"{self._checkpoint.folder}: {adapter!r} is part of a LoRA adapter; merge it "
+                    "into the model first (merge_and_unload of peft) and convert the result"
+                )
             raise CheckpointError(
                 f"{self._checkpoint.folder}: {len(lost)} tensors have no place in this model, "
                 f"first {lost[0]!r}; the checkpoint is of a kind that is not known here"
@@ -439,14 +455,6 @@ def ggml_shape(shape: Shape) -> Shape:
     """A source shape in ggml order, without trailing ones (as ggml_n_dims counts)."""
     out = [n for i, n in enumerate(shape) if n != 1 or i == len(shape) - 1]
     return tuple(reversed(out))
-
-
-def _canonical(name: str) -> str:
-    """A tensor's name without the prefixes of multimodal checkpoints."""
-    name = name.replace("language_model.", "")
-    if name.startswith("model.mtp.") or name == "model.lm_head.weight":
-        name = name.removeprefix("model.")
-    return name
 
 
 def _trunk_targets(claims: _Claims, dims: Dims) -> Iterator[Target]:
@@ -496,11 +504,13 @@ def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[
         yield Target(target + entry.target, shape, recipe)
 
 
-def read_dims(c: ConfigReader) -> Dims:
-    """The sizes of the config; absent ones default as in transformers' Qwen3_5TextConfig."""
-    moe = c.config["architectures"][0] in MOE
+def read_dims(c: ConfigReader, n_mtp: int) -> Dims:
+    """The sizes of the config; absent ones default as in transformers' Qwen3_5TextConfig.
+
+    n_mtp: number of MTP layers, which a config may leave out.
+    """
+    moe = c.architecture in MOE
     layers = c.size("num_hidden_layers")
-    n_mtp = c.size("mtp_num_hidden_layers", 0, least=0)
     if layers + n_mtp > MAX_LAYERS:
         raise c.fault("num_hidden_layers", f"at most {MAX_LAYERS} with the MTP layers", layers)
     dims = Dims(
@@ -560,7 +570,7 @@ def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value
 
     keys: dict[str, Value] = {
         "block_count": u32(d.layers + n_mtp),
-        "context_length": u32(c.size("max_position_embeddings", 32768)),
+        "context_length": u32(_context_length(c)),
         "embedding_length": u32(d.hidden),
     }
     if d.ffn:
@@ -571,8 +581,7 @@ def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value
         **_rope_scaling(c, rope),
         "rope.dimension_sections": Value(ValueType.I32, _mrope_sections(c, rope)),
     }
-    if "rope_theta" in rope:
-        keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", 0, least=0))
+    keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", DEFAULT_ROPE_THETA, least=0))
     keys["attention.layer_norm_rms_epsilon"] = f32(eps)
     if d.moe:
         keys |= {
@@ -601,6 +610,10 @@ def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value
     return {f"{arch}.{key}": value for key, value in keys.items()}
 
 
+def _context_length(c: ConfigReader) -> int:
+    return c.size("max_position_embeddings", 32768)
+
+
 def _mrope_sections(c: ConfigReader, rope: dict[str, Any]) -> tuple[int, ...]:
     sections = rope.get("mrope_section", DEFAULT_MROPE_SECTION)
     whole = isinstance(sections, list) and all(
@@ -622,16 +635,17 @@ def _rope_scaling(c: ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
         "rope.scaling.factor": Value(ValueType.F32, c.number(rope, "factor", 1.0, least=0)),
     }
     if kind == "yarn":
-        original = rope.get("original_max_position_embeddings")
+        original = rope.get("original_max_position_embeddings", _context_length(c))
         if not is_whole(original) or not 0 < original <= LARGEST_SIZE:
             raise c.fault("original_max_position_embeddings", "a whole number for yarn", original)
         keys["rope.scaling.original_context_length"] = Value(ValueType.U32, original)
+        factor = "attention_factor" if "attention_factor" in rope else "attn_factor"
         for ours, theirs in (
             ("yarn_ext_factor", "extrapolation_factor"),
-            ("yarn_attn_factor", "attention_factor"),
+            ("yarn_attn_factor", factor),
             ("yarn_beta_fast", "beta_fast"),
             ("yarn_beta_slow", "beta_slow"),
         ):
-            if rope.get(theirs) is not None:
+            if theirs in rope:
                 keys[f"rope.scaling.{ours}"] = Value(ValueType.F32, c.number(rope, theirs, 0.0))
     return keys

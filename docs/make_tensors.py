@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.convert import qwen3_5
-from mtp_gguf.convert.checkpoint import Checkpoint, PlacedTensor
+from mtp_gguf.convert.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
 from mtp_gguf.convert.config import ConfigReader
 from mtp_gguf.convert.family import Blueprint, HeadChoice
 from mtp_gguf.convert.precision import Override, choose_types
@@ -151,7 +151,8 @@ class _Model:
     """A real shape of the family without its weights, planned with the default types."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.dims = qwen3_5.read_dims(ConfigReader("config.json", config))
+        reader = ConfigReader("config.json", config)
+        self.dims = qwen3_5.read_dims(reader, reader.size(LAYERS_KEY))
         checkpoint = Checkpoint(Path("model"), config, dict(_sources(self.dims)), (), ())
         self.blueprint: Blueprint = qwen3_5.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
         self.targets = {t.name: t for t in self.blueprint.targets}

@@ -8,6 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from .errors import FormatError
 
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER_START = b"version https://git-lfs.github.com/spec/"
+_POINTER_LIMIT = 1024
+
 
 class Source(Protocol):
     """A seekable source of bytes, as the readers of this package need it."""
@@ -51,6 +55,12 @@ class FileSource:
             self.size = os.fstat(self._fd).st_size
         except OSError as error:
             raise FormatError(f"{path}: cannot be opened: {error.strerror}") from None
+        if self.size < _POINTER_LIMIT and self.read(0, self.size).startswith(_POINTER_START):
+            self.close()
+            raise FormatError(
+                f"{path}: expected the file itself, found a Git LFS pointer to it; run git lfs "
+                "pull in its folder and try again"
+            )
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; FormatError when the file ends before."""

@@ -511,8 +511,7 @@ def test_checkpoints_whose_config_and_weights_disagree(models: Models, tmp_path:
 
     folder = models.copy(DENSE, tmp_path)
     edit_json(folder / "config.json", lambda c: c.pop("mtp_num_hidden_layers"))
-    [finding] = doctor(folder, code=1)["findings"]
-    assert finding["code"] == "hidden-head"
+    assert doctor(folder, code=0)["findings"] == []  # counted, as convert does
     edit_json(folder / "config.json", lambda c: c.update(mtp_num_hidden_layers=1))
     assert doctor(folder, code=0)["findings"] == []
 

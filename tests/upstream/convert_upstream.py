@@ -40,6 +40,11 @@ class UpstreamError(RuntimeError):
     """One of upstream's steps failed; the message is what it printed."""
 
 
+def offline() -> dict[str, str]:
+    """The environment in which transformers asks no server for anything."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
 def convert(
     folder: Path, out: Path, outtype: str, flags: Sequence[str] = (), pre: str | None = "qwen35"
 ) -> Path:
@@ -50,10 +55,7 @@ def convert(
     source = str(llama_cpp_source())
     command = [sys.executable, "-c", _RUN, source, pre or "", str(folder)]
     command += ["--outtype", outtype, "--outfile", str(out), *flags]
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **offline}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=offline())
     if done.returncode or not out.is_file():
         raise UpstreamError(done.stderr[-4000:])
     return out

@@ -1,0 +1,258 @@
+"""Loading the tokenizer of a checkpoint: tokenizer.json, or vocab.json with merges.txt.
+
+What tokenizer_config.json adds is added here as transformers does it, so that every id is that
+which the model was trained with.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from .config import is_whole, shown
+from .json_files import parse_json_object, read_json_object, read_text
+
+SETTINGS_NAME = "tokenizer_config.json"
+# The split of Qwen3.5, of whose tokenizer vocab.json and merges.txt are parts.
+QWEN35_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+NAMED_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Names that transformers' tokenizer of the family gives where the settings have none.
+_DEFAULT_TOKEN = "<|endoftext|>"
+_DEFAULT_NAMES = ("eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizerFiles:
+    """A tokenizer and what its files say about it.
+
+    path: the file that the tokens are from. definition: tokenizer.json as it stands, empty where
+    there is none. settings: tokenizer_config.json, empty where there is none. merges: pairs, as
+    text with a space between. splits: the regular expressions that split text before merging.
+    """
+
+    folder: Path
+    path: Path
+    tokenizer: Tokenizer
+    definition: dict[str, Any]
+    settings: dict[str, Any]
+    merges: tuple[str, ...]
+    splits: tuple[str, ...]
+
+
+def load_tokenizer(folder: Path) -> TokenizerFiles:
+    """The tokenizer of a checkpoint; CheckpointError when it is absent or damaged.
+
+    It encodes texts as they are: what the files say about padding, truncation and dropout belongs
+    to training, and is off.
+    """
+    settings = read_json_object(folder / SETTINGS_NAME) if (folder / SETTINGS_NAME).exists() else {}
+    path = folder / "tokenizer.json"
+    if path.exists() or not (folder / "vocab.json").exists():
+        definition, tokenizer = _from_definition(path)
+        merges = _merges_of(definition) or _optional_merges(folder)
+        splits = tuple(_split_patterns(definition.get("pre_tokenizer")))
+    else:
+        path, definition, splits = folder / "vocab.json", {}, (QWEN35_SPLIT,)
+        merges = _read_merges(folder / "merges.txt")
+        tokenizer = _from_vocabulary(path, merges)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.model.dropout = None
+    _add_tokens(tokenizer, folder, settings)
+    return TokenizerFiles(folder, path, tokenizer, definition, settings, merges, splits)
+
+
+def _from_definition(path: Path) -> tuple[dict[str, Any], Tokenizer]:
+    text = read_text(path)
+    definition = parse_json_object(text, path)
+    _check_is_bpe(path, definition)
+    try:
+        return definition, Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path}: expected a tokenizer, found: {error}") from None
+
+
+def _from_vocabulary(path: Path, merges: tuple[str, ...]) -> Tokenizer:
+    vocabulary = read_json_object(path)
+    for token, number in vocabulary.items():
+        if not is_whole(number) or not 0 <= number < 1 << 32:
+            raise CheckpointError(f"{path}: {token!r:.80}: expected an id, found {shown(number)}")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    try:
+        tokenizer = Tokenizer(BPE(vocabulary, pairs))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path}: expected a vocabulary of its merges: {error}") from None
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN35_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _check_is_bpe(path: Path, definition: dict[str, Any]) -> None:
+    model = definition.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "BPE":
+        raise CheckpointError(f"{path}: model.type: expected BPE, found {kind!r:.60}")
+    assert isinstance(model, dict)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        # Byte-level BPE has none; the tokenizers package aborts on merges that lack theirs.
+        if model.get(key):
+            raise CheckpointError(f"{path}: model.{key}: expected none, found {model[key]!r:.60}")
+
+
+def _merges_of(definition: dict[str, Any]) -> tuple[str, ...]:
+    """The merges of tokenizer.json as llama.cpp wants them, spaces inside a token as bytes."""
+    merges = definition["model"].get("merges") or []
+    return tuple(
+        merge if isinstance(merge, str) else " ".join(part.replace(" ", "\u0120") for part in merge)
+        for merge in merges
+    )
+
+
+def _optional_merges(folder: Path) -> tuple[str, ...]:
+    path = folder / "merges.txt"
+    return _read_merges(path) if path.exists() else ()
+
+
+def _read_merges(path: Path) -> tuple[str, ...]:
+    """The pairs of merges.txt, one per line after a line of comment."""
+    merges = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        parts = line.split()
+        if not parts or (number == 1 and line.startswith("#")):
+            continue
+        if len(parts) != 2:
+            raise CheckpointError(f"{path}: line {number}: expected two tokens, found {line!r:.80}")
+        merges.append(" ".join(parts))
+    return tuple(merges)
+
+
+def _split_patterns(node: Any) -> Iterator[str]:
+    if not isinstance(node, dict):
+        return
+    pattern = node.get("pattern")
+    if node.get("type") == "Split" and isinstance(pattern, dict) and "Regex" in pattern:
+        yield str(pattern["Regex"])
+    for child in node.get("pretokenizers") or []:
+        yield from _split_patterns(child)
+
+
+# ------------------------------------------------------------------------------ added tokens
+
+
+def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
+    """Add the tokens of tokenizer_config.json, or of the files that older checkpoints have."""
+    path = folder / SETTINGS_NAME
+    if "added_tokens_decoder" in settings:
+        names, extra = _named_tokens(path, settings)
+        listed = _listed_tokens(path, settings["added_tokens_decoder"])
+    else:
+        older = folder / "special_tokens_map.json"
+        if older.exists():
+            path, settings = older, {**settings, **read_json_object(older)}
+        names, extra = _named_tokens(path, settings)
+        listed = _older_tokens(folder, names, extra)
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    wanted = {}
+    for content, token in listed.items():
+        special = token.special or content in names
+        if content not in known or _flags(known[content]) != (*_flags(token)[:-1], special):
+            token.special = special
+            wanted[content] = token
+    for content in (*names, *extra):
+        if content not in known and content not in wanted:
+            wanted[content] = names.get(content) or _special(content)
+    for content, token in known.items():
+        if content in names and not token.special and content not in wanted:
+            token.special = True
+            wanted[content] = token
+    tokenizer.add_tokens([*wanted.values()])
+
+
+def _flags(token: AddedToken) -> tuple[bool, bool, bool, bool, bool]:
+    return token.single_word, token.lstrip, token.rstrip, token.normalized, token.special
+
+
+def _special(content: str) -> AddedToken:
+    return AddedToken(content, special=True)
+
+
+def _named_tokens(
+    path: Path, settings: dict[str, Any]
+) -> tuple[dict[str, AddedToken], tuple[str, ...]]:
+    """Special tokens that the settings give a role, by their text; the texts of those without."""
+    standard = {f"{kind}_token" for kind in NAMED_KINDS}
+    values = {**dict.fromkeys(_DEFAULT_NAMES, _DEFAULT_TOKEN), **settings}
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    roles = {
+        key: value
+        for key, value in values.items()
+        if key in standard or (key.endswith("_token") and isinstance(value, str))
+    }
+    if isinstance(extra, dict):
+        roles |= extra
+        extra = []
+    if not isinstance(extra, list):
+        raise CheckpointError(f"{path}: extra_special_tokens: expected a list, found {extra!r:.60}")
+    names = {}
+    for key, value in roles.items():
+        if value is not None:
+            token = _token(f"{path}: {key}", value, special=True)
+            names[token.content] = token
+    others = [_token(f"{path}: extra_special_tokens", value, special=True) for value in extra]
+    return names, tuple(token.content for token in others)
+
+
+def _listed_tokens(path: Path, listed: object) -> dict[str, AddedToken]:
+    """The added tokens of tokenizer_config.json by their text, in the order of their ids."""
+    where = f"{path}: added_tokens_decoder"
+    if not isinstance(listed, dict) or not all(key.isdecimal() for key in listed):
+        raise CheckpointError(f"{where}: expected tokens by id, found {listed!r:.60}")
+    ordered = sorted(listed.items(), key=lambda item: (len(item[0].lstrip("0")), item[0]))
+    tokens = [_token(f"{where}: {number:.20}", value) for number, value in ordered]
+    return {token.content: token for token in tokens}
+
+
+def _older_tokens(
+    folder: Path, names: dict[str, AddedToken], extra: tuple[str, ...]
+) -> dict[str, AddedToken]:
+    """The added tokens of added_tokens.json, in the order of their ids."""
+    path = folder / "added_tokens.json"
+    if not path.exists():
+        return {}
+    listed = read_json_object(path)
+    for text, number in listed.items():
+        if not is_whole(number):
+            raise CheckpointError(f"{path}: {text!r:.80}: expected an id, found {shown(number)}")
+    tokens = {}
+    for text in sorted(listed, key=lambda text: (listed[text], text)):
+        special = text in names or text in extra
+        tokens[text] = AddedToken(text, normalized=not special, special=special)
+    return tokens
+
+
+def _token(where: str, value: object, special: bool = False) -> AddedToken:
+    """A token as the settings write it: its text, or an object with its text and flags."""
+    if isinstance(value, str):
+        return AddedToken(value, special=special)
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    fields = dict(value) if isinstance(value, dict) else {}
+    content = fields.pop("content", None)
+    fields.pop("__type", None)
+    known = {key: fields.pop(key) for key in flags if key in fields}
+    if not isinstance(content, str) or not all(isinstance(flag, bool) for flag in known.values()):
+        raise CheckpointError(f"{where}: expected a token, found {value!r:.80}")
+    return AddedToken(content, **{"special": special, **known})
