@@ -122,7 +122,8 @@ def least(call):
 
 state = context.save(0, WHOLE)
 size = least(lambda: llama.llama_state_seq_get_size_ext(context.context, 0, WHOLE))
-data = least(lambda: llama.llama_state_seq_get_data_ext(context.context, state, len(state), 0, WHOLE))
+save = llama.llama_state_seq_get_data_ext
+data = least(lambda: save(context.context, state, len(state), 0, WHOLE))
 print(json.dumps([size, data]))
 """
 
