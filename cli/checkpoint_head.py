@@ -29,8 +29,8 @@ def open_source(source: str, revision: str | None) -> "Checkpoint":
 
     hub_id, named = hub_model(source) or (source, None)
     if looks_like_hub_id(hub_id):
-        return open_hub_checkpoint(hub_id, revision or named, HeadChoice.ALONE)
-    return open_checkpoint(source, revision, HeadChoice.ALONE, None)
+        return open_hub_checkpoint(hub_id, revision or named, HeadChoice.BLOCK)
+    return open_checkpoint(source, revision, HeadChoice.BLOCK, None)
 
 
 def fetched(checkpoint: "Checkpoint", folder: str) -> "Checkpoint":
@@ -70,7 +70,7 @@ def converted_head(
     with open_source(source, revision) as checkpoint:
         request = Request(
             quant=_vehicle(base),
-            head=HeadChoice.ALONE,
+            head=HeadChoice.BLOCK,
             head_type=kind,
             draft=DraftRequest(DraftLayout.IDS, draft.size, draft.corpus, draft.ids_file)
             if draft.wanted

@@ -115,7 +115,7 @@ def _donor(base: Model, mtp_from: str, request: "Request", stack: ExitStack) -> 
     pre = base.first.scalar("tokenizer.ggml.pre")
     asked = Request(
         quant="F16",
-        head=HeadChoice.ALONE,
+        head=HeadChoice.BLOCK,
         head_type=request.head_type,
         tokenizer_pre=pre if isinstance(pre, str) else None,
         output=Path("head.gguf"),

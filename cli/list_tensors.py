@@ -19,6 +19,9 @@ from mtp_gguf.gguf_tools.safetensors import read_safetensors
 from .progress import count_types, human_bytes, printable, reports_errors
 from .written import head_verdict
 
+# Types of weights that are not quantized.
+_PLAIN = ("F64", "F32", "F16", "BF16")
+
 
 class SortKey(str, Enum):
     """Orders of the lines."""
@@ -66,7 +69,21 @@ def list_tensors(
         typer.echo(line)
     for line in _parts(listing.tensors):
         typer.echo(line)
-    typer.echo(_verdict(listing))
+    typer.echo(_verdict(listing, _refusal(model, listing)))
+
+
+def _refusal(model: str, listing: Listing) -> str | None:
+    """Why the checkpoint at `model` cannot be converted as it is quantized; None where it can."""
+    if all(t.type in _PLAIN for t in listing.tensors) or listing.head is not None:
+        return None
+    folder = Path(model) if Path(model).is_dir() else Path(model).parent
+    if not (folder / "config.json").is_file():
+        return None
+    from mtp_gguf.convert.checkpoint import read_config, read_quantization  # noqa: PLC0415
+    from mtp_gguf.convert.quantized import refused  # noqa: PLC0415  (NumPy)
+
+    quantization = read_quantization(folder, read_config(folder))
+    return refused(quantization) if quantization else None
 
 
 def _listing(model: str) -> Listing:
@@ -128,9 +145,14 @@ def _parts(tensors: Sequence[ListedTensor]) -> list[str]:
     return lines
 
 
-def _verdict(listing: Listing) -> str:
+def _verdict(listing: Listing, refusal: str | None) -> str:
     if listing.head is None:
-        count = sum(t.part == "head" for t in listing.tensors)
+        head = [t for t in listing.tensors if t.part == "head"]
+        count = len(head)
+        if refusal:
+            lent = "; its MTP head is in 16 bits and can be taken from it (graft --from)"
+            whole = count and all(t.type in _PLAIN for t in head)
+            return f"cannot be converted: {printable(refusal)}{lent if whole else ''}"
         if count:
             return f"can draft once converted: {count} mtp.* tensors are there"
         return "cannot draft: no mtp.* tensor is there"

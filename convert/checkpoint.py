@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint folder: its config and the names, shapes and places of its tensors."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,24 +9,48 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.remote import RemoteSource
-from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, StoredTensor, open_safetensors
+from mtp_gguf.gguf_tools.safetensors import (
+    INDEX_NAME,
+    TORCH_INDEX_NAME,
+    SafetensorsFile,
+    StoredTensor,
+    weight_files,
+)
 from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.torch_file import open_weights
 
 from .config import ConfigReader
 from .json_files import read_json_object
 
-INDEX_NAME = "model.safetensors.index.json"
 LAYERS_KEY = "mtp_num_hidden_layers"
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,9})\.")
-_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+_SHARD = re.compile(r"((?:pytorch_)?model)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
+_MODELOPT_NAME = "hf_quant_config.json"
+_QUANTO_NAME = "quanto_qmap.json"  # all that Optimum Quanto says
+_MODELOPT_KEYS = ("quant_algo", "quant_method", "format", "config_groups", "quantized_layers")
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """What a checkpoint says of how its weights are stored in fewer bits.
+
+    where: the file that says so, for messages. config: its `quantization_config`, as it stands.
+    """
+
+    where: str
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """A tensor of the checkpoint and the open file that holds it."""
+    """A tensor of the checkpoint and the open file that holds it.
+
+    quantization: that of the checkpoint which the tensor comes from.
+    """
 
     stored: StoredTensor
     source: FileSource | RemoteSource
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,7 @@ def open_checkpoint(
     elsewhere: opens a shard that is not in the folder, by its name.
     """
     config = read_config(folder)
+    quantization = read_quantization(folder, config)
     tensors: dict[str, PlacedTensor] = {}
     origin: dict[str, str] = {}
     with ExitStack() as opened:
@@ -126,7 +151,7 @@ def open_checkpoint(
         for name in shard_names(folder, wanted, whole=elsewhere is None):
             path = folder / name
             away = elsewhere if elsewhere is not None and not path.is_file() else None
-            file = away(name) if away is not None else open_safetensors(path)
+            file = away(name) if away is not None else open_weights(path)
             assert isinstance(file.source, FileSource | RemoteSource)
             sources.append(file.source)
             opened.callback(file.source.close)
@@ -136,7 +161,7 @@ def open_checkpoint(
                         f"{folder}: tensor {tensor.name!r} is in both {origin[tensor.name]} "
                         f"and {name}"
                     )
-                tensors[tensor.name] = PlacedTensor(tensor, file.source)
+                tensors[tensor.name] = PlacedTensor(tensor, file.source, quantization)
                 origin[tensor.name] = name
         _check_against_index(folder, origin)
         opened.pop_all()
@@ -150,12 +175,40 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / "config.json")
 
 
-def read_weight_map(folder: Path) -> dict[str, str] | None:
+def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | None:
+    """What `config` and NVIDIA ModelOpt's own file beside it say of quantization; None if nothing.
+
+    The two are put together as llama.cpp's converter does.
+    """
+    where = folder / "config.json"
+    held = ConfigReader(str(where), config).config.get("quantization_config")
+    held = {} if held is None else held
+    if not isinstance(held, dict):
+        raise CheckpointError(
+            f"{where}: quantization_config: expected an object, found {held!r:.80}; convert from "
+            "the original 16-bit checkpoint"
+        )
+    if not held and (folder / _QUANTO_NAME).exists():
+        held = {"quant_method": "quanto"}
+    beside = folder / _MODELOPT_NAME
+    if beside.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
+        modelopt = read_json_object(beside)
+        producer, said = (modelopt.get(key) or {} for key in ("producer", "quantization"))
+        if not isinstance(producer, dict) or not isinstance(said, dict):
+            raise CheckpointError(f"{beside}: expected objects in producer and quantization")
+        method = held.get("quant_method") or str(producer.get("name") or "").lower() or None
+        given = {key: said[key] for key in _MODELOPT_KEYS if said.get(key) is not None}
+        if given:
+            where, held = beside, {**held, "quant_method": method, **given}
+    return Quantization(str(where), held) if held else None
+
+
+def read_weight_map(folder: Path, index_name: str = INDEX_NAME) -> dict[str, str] | None:
     """Tensor name to file name, as the index of `folder` has it; None when there is no index.
 
     A file name that is not a plain name inside the folder is refused.
     """
-    path = folder / INDEX_NAME
+    path = folder / index_name
     if not path.exists():
         return None
     weight_map = read_json_object(path).get("weight_map")
@@ -174,57 +227,75 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
 def shard_names(
     folder: Path, wanted: Callable[[str], bool] = lambda _: True, whole: bool = True
 ) -> list[str]:
-    """The safetensors files of `folder` that hold wanted tensors.
+    """The files of `folder` that hold wanted tensors.
 
     whole: none may be missing; otherwise a checkpoint without an index is one file.
     """
-    weight_map = read_weight_map(folder)
+    index_name, weight_map = _index(folder)
     if weight_map is not None:
         names = sorted({file for tensor, file in weight_map.items() if wanted(tensor)})
         absent = [name for name in names if not (folder / name).is_file()]
         if absent and whole:
             raise CheckpointError(
-                f"{folder}: {INDEX_NAME} names {len(absent)} files that "
+                f"{folder}: {index_name} names {len(absent)} files that "
                 f"are missing: {', '.join(absent[:3])}{', …' if len(absent) > 3 else ''}; "
                 "finish the download and try again"
             )
         return names
-    names = sorted(p.name for p in folder.glob("model*.safetensors"))
+    names = weight_files(folder)
     if not names and not whole:
         return ["model.safetensors"]
     if not names:
-        others = sorted(p.name for p in folder.glob("*.bin"))
-        found = f"only {others[0]}, which is a pickle" if others else "none"
         raise CheckpointError(
-            f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+            f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, "
+            f"found {_found_instead(folder)}"
         )
     for name in names:
         if match := _SHARD.fullmatch(name):
-            total = int(match[2])
+            total = int(match[3])
             missing = [
                 shard
                 for i in range(1, total + 1)
-                if (shard := f"model-{i:05}-of-{total:05}.safetensors") not in names
+                if (shard := f"{match[1]}-{i:05}-of-{total:05}.{match[4]}") not in names
             ]
             if missing:
                 raise CheckpointError(f"{folder}: expected {total} shards, {missing[0]} is missing")
     return names
 
 
-def _check_against_index(folder: Path, origin: dict[str, str]) -> None:
+def _index(folder: Path) -> tuple[str, dict[str, str] | None]:
+    """The name of the index of `folder` and what it says; that of `.bin` files where alone."""
     weight_map = read_weight_map(folder)
+    if weight_map is None and all(name.endswith(".bin") for name in weight_files(folder)):
+        return TORCH_INDEX_NAME, read_weight_map(folder, TORCH_INDEX_NAME)
+    return INDEX_NAME, weight_map
+
+
+def _found_instead(folder: Path) -> str:
+    """What lies in a folder without weights that are known, for a message."""
+    if any(folder.glob("adapter_model.*")):
+        return (
+            "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "
+            "save_pretrained)"
+        )
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
+    return f"only {others[0]}" if others else "none"
+
+
+def _check_against_index(folder: Path, origin: dict[str, str]) -> None:
+    index_name, weight_map = _index(folder)
     if weight_map is None:
         return
     read = set(origin.values())
     for name, file in weight_map.items():
         if file in read and origin.get(name) != file:
             raise FormatError(
-                f"{folder / INDEX_NAME}: tensor {name!r}: expected in {file}, "
+                f"{folder / index_name}: tensor {name!r}: expected in {file}, "
                 f"found {'in ' + origin[name] if name in origin else 'nowhere'}"
             )
     for name, file in origin.items():
         if name not in weight_map:
             raise FormatError(
-                f"{folder / file}: tensor {name!r} is not in {INDEX_NAME}, which should name "
+                f"{folder / file}: tensor {name!r} is not in {index_name}, which should name "
                 "every tensor"
             )

@@ -9,9 +9,10 @@ from mtp_gguf.gguf_tools.format import Scalar, ValueType
 
 from .checkpoint import Checkpoint
 from .family import HeadChoice, find_family
-from .source_rows import DTYPES, SourceRows
+from .source_rows import SourceRows
+from .weights import PLAIN_DTYPES
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in PLAIN_DTYPES.items()}
 
 
 class CheckpointSide:

@@ -85,7 +85,7 @@ def measure_head(
     name: what the user called the checkpoint, for the command that mends. decode: turns blocks into
     numbers (ggml's own decoder).
     """
-    side = CheckpointSide(checkpoint, HeadChoice.ALONE)
+    side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
     block = set(model.head.suffixes)
     source = shlex.quote(name)
     path = shlex.quote(str(model.path))

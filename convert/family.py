@@ -14,11 +14,16 @@ from .recipe import Target
 
 
 class HeadChoice(Enum):
-    """Which part of the model is wanted: trunk and MTP head, the trunk, or the head alone."""
+    """Which part of the model is wanted: trunk and MTP head, the trunk, or the head alone.
+
+    The head alone comes with embedding and output, as a file that a runtime loads. The block is
+    what of it a model with these of its own needs.
+    """
 
     WITH_TRUNK = "with the trunk"
     NONE = "none"
     ALONE = "alone"
+    BLOCK = "block"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +33,8 @@ class Blueprint:
     hparams: the architecture's metadata, without the tokenizer and general.*.
     targets: every tensor; sources that are used by none stand in `skipped` with the reason.
     n_trunk: number of trunk layers; the MTP block is block `n_trunk`.
-    output: the target whose rows are the output vocabulary (token_embd.weight when tied).
+    output: the target whose rows are the output vocabulary (token_embd.weight when tied); None
+    where only the MTP block is wanted.
     """
 
     architecture: str
@@ -38,7 +44,7 @@ class Blueprint:
     n_trunk: int
     n_mtp: int
     n_vocab: int
-    output: Target
+    output: Target | None
 
 
 class Family(Protocol):

@@ -19,8 +19,14 @@ from huggingface_hub.errors import (
 )
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, MtpGgufError
+from mtp_gguf.gguf_tools.safetensors import (
+    INDEX_NAME,
+    TORCH_PATTERN,
+    WEIGHT_PATTERNS,
+    weight_files,
+)
 
-from .checkpoint import INDEX_NAME, read_config, read_weight_map
+from .checkpoint import read_config, read_weight_map
 from .family import HeadChoice, find_family
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -79,13 +85,17 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
     except EntryNotFoundError as error:
         # Offline nobody can say that there is none; but it is fetched before any weights.
         offline = isinstance(error, LocalEntryNotFoundError)
-        if offline and not [*config.parent.glob("model*.safetensors")]:
+        if offline and not weight_files(config.parent):
             raise
-        shards = ["model*.safetensors"]
+        shards = [*WEIGHT_PATTERNS]
     else:
         weight_map = read_weight_map(Path(index).parent) or {}
         shards = sorted(
             {glob.escape(file) for tensor, file in weight_map.items() if family.wants(tensor, head)}
         )
-    folder = snapshot_download(hub_id, revision=revision, allow_patterns=[*_SMALL_FILES, *shards])
-    return Path(folder)
+    folder = Path(
+        snapshot_download(hub_id, revision=revision, allow_patterns=[*_SMALL_FILES, *shards])
+    )
+    if not any(folder.glob("*.safetensors")):
+        snapshot_download(hub_id, revision=revision, allow_patterns=[TORCH_PATTERN])
+    return folder

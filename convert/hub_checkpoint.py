@@ -82,10 +82,10 @@ def with_local_head(
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
     local = FileSource(path)
-    fetched = {
-        name: PlacedTensor(replace(checkpoint.tensors[name].stored, offset=offset), local)
-        for name, offset in places.items()
-    }
+    fetched = {}
+    for name, offset in places.items():
+        held = checkpoint.tensors[name]
+        fetched[name] = replace(held, stored=replace(held.stored, offset=offset), source=local)
     return replace(
         checkpoint,
         tensors={**checkpoint.tensors, **fetched},

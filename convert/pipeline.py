@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.output import OutputFile, commit_all
 from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
-from mtp_gguf.gguf_tools.tensor_types import F32, TensorType
+from mtp_gguf.gguf_tools.tensor_types import F32, NVFP4, TensorType
 from mtp_gguf.native import ggml
 
 from .imatrix import Imatrix
 from .plan import Plan, PlannedTensor
 from .recipe import Target
-from .source_rows import DTYPES, Rows, SourceRows
+from .source_rows import SourceRows
+from .weights import PLAIN_DTYPES, Rows
 
 # Values of one slice at most, so that its copies (source, F32, reordered, result) stay within
 # some 24 bytes each; with many workers slices shrink, so that all together keep to the budget.
@@ -195,8 +196,9 @@ def _encoded(
     """The bytes of a slice at a type, as a contiguous array."""
     target = job.tensor.target
     if target is None or source is None:
-        assert job.tensor.data is not None
-        return np.ascontiguousarray(job.tensor.data, "<i8")
+        data = job.tensor.data
+        assert data is not None
+        return np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
     try:
         return encode(source, kind, _importance(job, target, kind, imatrix))
     except ggml.GgmlError as error:
@@ -213,7 +215,9 @@ def encode(
 
     GgmlError when they hold NaN or infinity, or weights that are too large for the type.
     """
-    if rows.dtype != DTYPES.get(kind.name):
+    if kind is NVFP4:
+        return rows  # blocks of the checkpoint, as they are
+    if rows.dtype != PLAIN_DTYPES.get(kind.name):
         if kind is not F32:
             return ggml.quantize(kind, rows, importance)
         rows = ggml.to_f32(rows)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import shard_path
-from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
+from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, TensorType
 from mtp_gguf.native import ggml
 
 from .draft_vocabulary import DraftVocabulary
@@ -21,7 +21,7 @@ from .family import HeadChoice
 from .general import file_stem
 from .imatrix import Imatrix
 from .plan_notes import notes
-from .precision import FILE_TYPES, Override, choose_types
+from .precision import FILE_TYPES, NVFP4_FILE_TYPE, UNQUANTIZED, Override, choose_types
 from .recipe import Target
 
 FILE_TYPE_KEY = "general.file_type"
@@ -68,7 +68,7 @@ class Content:
     targets: every tensor made from weights. id_map: ids that are written as a tensor.
     head_blocks: the blocks of the MTP head. layout: that of the draft vocabulary, if there is one.
     draft: the draft vocabulary that was asked for. skipped: source tensors that are not used, with
-    the reason.
+    the reason. scales: F32 vectors to write beside the targets, by name.
     """
 
     metadata: Mapping[str, Value | RawValue]
@@ -78,6 +78,7 @@ class Content:
     layout: DraftLayout | None
     draft: DraftVocabulary | None
     skipped: dict[str, str]
+    scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,7 @@ class PlannedTensor:
     spec: TensorSpec
     part: str
     target: Target | None = None
-    data: NDArray[np.int64] | None = None
+    data: NDArray[np.int64] | NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,10 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         *request.overrides,
         *(Override(rf"^blk\.{block}\.", request.head_type) for block in content.head_blocks),
     )
-    metadata = {**content.metadata, FILE_TYPE_KEY: Value(ValueType.U32, FILE_TYPES[quant])}
+    file_type = FILE_TYPES[quant]
+    if quant in UNQUANTIZED and any(t.fixed is NVFP4 for t in content.targets):
+        file_type = NVFP4_FILE_TYPE
+    metadata = {**content.metadata, FILE_TYPE_KEY: Value(ValueType.U32, file_type)}
     architecture = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
     types = choose_types(content.targets, architecture, quant, overrides, imatrix)
     _check_importance(types, imatrix)
@@ -157,6 +161,9 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
     if content.id_map is not None:
         spec = TensorSpec(ID_MAP_TENSOR, (len(content.id_map),), I64)
         tensors.append(PlannedTensor(spec, part(spec.name), data=content.id_map))
+    for name, scale in content.scales.items():
+        spec = TensorSpec(name, scale.shape, F32)
+        tensors.append(PlannedTensor(spec, part(name), data=scale))
     tensors.sort(key=lambda t: file_order(t.spec.name))
     path = _output_path(request, metadata, quant)
     specs = [(t.spec, t.target) for t in tensors]

@@ -1,6 +1,6 @@
 """Plans for a Hugging Face checkpoint: its family names the tensors, its tokenizer the tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +10,22 @@ from tokenizers import Tokenizer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.tensor_types import NVFP4
+from mtp_gguf.gguf_tools.trunk import block_of
 
 from . import draft_vocabulary
 from .checkpoint import Checkpoint
 from .draft_vocabulary import DraftVocabulary
-from .family import find_family
+from .family import Blueprint, HeadChoice, find_family
 from .general import general_metadata
 from .plan import Content, DraftRequest, Plan, Request, imatrix_metadata, plans_of
 from .precision import FILE_TYPES
+from .quantized import wants_16_bit_inputs
 from .recipe import Recipe, Target
 from .source_rows import SourceRows
 from .tokenizer import special_ids, tokenizer_metadata
 from .tokenizer_files import load_tokenizer
+from .weights import Nvfp4Weight
 
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
@@ -31,20 +35,19 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     rows = SourceRows(checkpoint)
     for target in blueprint.targets:
         rows.check(target)
-    files = load_tokenizer(checkpoint.folder)
-    required = special_ids(files, blueprint.n_vocab)
-    draft, layout = None, None
-    if request.draft:
-        if not blueprint.n_mtp:
-            raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-        draft = _rank(request.draft, files.tokenizer, required, blueprint.n_vocab)
-        layout = request.draft.layout
+    tokens, draft = _vocabulary(checkpoint, request, blueprint)
+    layout = request.draft.layout if request.draft else None
     targets = blueprint.targets
     id_map = None
-    if draft is not None and layout is not None:
+    if draft is not None and layout is not None and layout is not DraftLayout.IDS:
+        assert blueprint.output is not None  # a block alone is asked for with ids
         targets, id_map = with_draft_rows(
             targets, blueprint.output, blueprint.n_trunk, draft, layout
         )
+    kept = {}
+    if request.head is not HeadChoice.ALONE:
+        kept = nvfp4_kept(targets, rows, range(blueprint.n_trunk))
+    targets = tuple(replace(t, fixed=NVFP4) if t.name in kept else t for t in targets)
     general = general_metadata(
         checkpoint.folder, request.model_name, blueprint.targets, FILE_TYPES[request.quant]
     )
@@ -52,9 +55,10 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         "general.architecture": Value(ValueType.STRING, blueprint.architecture),
         **general,
         **blueprint.hparams,
+        **nvfp4_metadata(kept),
         **imatrix_metadata(request.imatrix),
         **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
-        **tokenizer_metadata(files, blueprint.n_vocab, request.tokenizer_pre),
+        **tokens,
     }
     content = Content(
         metadata=metadata,
@@ -64,8 +68,80 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         layout=layout,
         draft=draft,
         skipped=blueprint.skipped,
+        scales=nvfp4_scales(kept),
     )
     return plans_of(content, request)
+
+
+def _vocabulary(
+    checkpoint: Checkpoint, request: Request, blueprint: Blueprint
+) -> tuple[dict[str, Value], DraftVocabulary | None]:
+    """The tokenizer's keys, and the draft vocabulary where one is asked for.
+
+    A block goes to a model that has a tokenizer, so its own checkpoint need not have one.
+    """
+    folder, n_vocab = checkpoint.folder, blueprint.n_vocab
+    bare = request.head is HeadChoice.BLOCK and request.draft is None
+    if bare and not any((folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
+        return {}, None
+    files = load_tokenizer(folder)
+    required = special_ids(files, n_vocab)
+    draft = None
+    if request.draft:
+        if not blueprint.n_mtp:
+            raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
+        draft = _rank(request.draft, files.tokenizer, required, n_vocab)
+    return tokenizer_metadata(files, n_vocab, request.tokenizer_pre), draft
+
+
+def nvfp4_kept(
+    targets: Sequence[Target], rows: SourceRows, blocks: range
+) -> dict[str, list[Nvfp4Weight]]:
+    """The targets that keep the checkpoint's NVFP4 blocks, by name, with their sources.
+
+    blocks: those of the trunk. The MTP head is written in the type asked for it: a head in NVFP4 is
+    in no other tool's reach.
+    """
+    kept = {}
+    for target in targets:
+        block = block_of(target.name)
+        if block is None or block in blocks:
+            sources = rows.nvfp4_sources(target)
+            if sources and target.name.endswith(".weight"):
+                kept[target.name] = sources
+    return kept
+
+
+def nvfp4_scales(kept: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray[np.float32]]:
+    """The `.scale` and `.input_scale` tensors beside NVFP4 blocks, one value for each expert.
+
+    Left out, as by llama.cpp's converter, where all of them are 1.
+    """
+    scales = {}
+    for name, sources in kept.items():
+        stem = name.removesuffix("weight")
+        for suffix, values in (
+            ("scale", [source.tensor_scale() for source in sources]),
+            ("input_scale", [source.input_scale() for source in sources]),
+        ):
+            scale = np.array(values, np.float32)
+            tolerance = 1e-5 if len(sources) > 1 else 0.0
+            if not np.allclose(scale, 1.0, rtol=tolerance, atol=1e-6):
+                scales[stem + suffix] = scale
+    return scales
+
+
+def nvfp4_metadata(
+    kept: Mapping[str, Sequence[Nvfp4Weight]],
+) -> dict[str, Value]:
+    """Which of the NVFP4 tensors want 16-bit activations (ModelOpt's W4A16_NVFP4)."""
+    names = sorted(name for name, sources in kept.items() if wants_16_bit_inputs(sources[0]))
+    if not names:
+        return {}
+    return {
+        "general.tensor_extra.name": Value(ValueType.STRING, tuple(names)),
+        "general.tensor_extra.prec_a4": Value(ValueType.BOOL, tuple(False for _ in names)),
+    }
 
 
 def with_draft_rows(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtp_gguf.gguf_tools.format import TensorSpec
+from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
 from .imatrix import Imatrix
 from .precision import Override, block_length
@@ -25,6 +26,8 @@ def notes(
     for reason in sorted(set(skipped.values())):
         count = sum(r == reason for r in skipped.values())
         yield f"{count} source tensors skipped: {reason}"
+    if kept := sum(target is not None and target.fixed is NVFP4 for _, target in tensors):
+        yield f"{kept} tensors stay in NVFP4, as the checkpoint has them"
     for block in (256, 128, 64, 32):
         narrow = [
             spec

@@ -69,6 +69,8 @@ FILE_TYPES = {
     "TQ1_0": 36,
     "TQ2_0": 37,
 }
+# MOSTLY_NVFP4 of enum llama_ftype, which only the checkpoint's own blocks make.
+NVFP4_FILE_TYPE = 39
 # Mixes of types with blocks of 32 values; those of the others have 256.
 _SMALL_BLOCKS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "MXFP4_MOE")
 UNQUANTIZED = {"F32": F32, "F16": F16, "BF16": BF16}

@@ -26,6 +26,7 @@ from mtp_gguf.gguf_tools.tensor_types import F32
 from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head
 from .config import LARGEST_SIZE, ConfigReader, is_whole
 from .family import Blueprint, HeadChoice
+from .quantized import check_schemes, weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
 
 DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
@@ -293,6 +294,8 @@ def wants(name: str, head: HeadChoice) -> bool:
         return False
     if head is HeadChoice.NONE:
         return not is_head(name)
+    if head is HeadChoice.BLOCK:
+        return is_head(name)
     return head is HeadChoice.WITH_TRUNK or not canonical_name(name).startswith("model.layers.")
 
 
@@ -305,24 +308,20 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     where = str(checkpoint.folder / "config.json")
     reader = ConfigReader(where, checkpoint.config)
     dims = read_dims(reader, checkpoint.mtp_layers())
+    check_schemes(tensor for name, tensor in checkpoint.tensors.items() if wants(name, head))
     claims = _Claims(checkpoint, dims)
     _check_head_is_there(checkpoint, dims, claims, head)
 
-    trunk = [] if head is HeadChoice.ALONE else list(_trunk_targets(claims, dims))
-    embedding = claims.take("", "", EMBEDDING)
-    shared = [claims.take("", "", OUTPUT_NORM), embedding]
-    if claims.has(OUTPUT.source):
-        shared.append(claims.take("", "", OUTPUT))
-    elif not dims.tied:
-        raise CheckpointError(
-            f"{where}: tie_word_embeddings is false, but the checkpoint has no {OUTPUT.source}"
-        )
+    alone = head in (HeadChoice.ALONE, HeadChoice.BLOCK)
+    trunk = [] if alone else list(_trunk_targets(claims, dims))
+    shared = [] if head is HeadChoice.BLOCK else _shared_targets(claims, dims, where)
     with_head = dims.n_mtp and head is not HeadChoice.NONE
     mtp = list(_mtp_targets(claims, dims)) if with_head else []
     skipped = claims.skipped(
         {
-            HeadChoice.ALONE: ("model.layers.", "trunk (--head-only)"),
-            HeadChoice.NONE: ("mtp.", "MTP head (--no-mtp)"),
+            HeadChoice.ALONE: (("model.layers.",), "trunk (--head-only)"),
+            HeadChoice.BLOCK: (("model.", "lm_head."), "outside the MTP head"),
+            HeadChoice.NONE: (("mtp.",), "MTP head (--no-mtp)"),
         }.get(head)
     )
     n_mtp = dims.n_mtp if mtp else 0
@@ -335,8 +334,20 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         n_trunk=dims.layers,
         n_mtp=n_mtp,
         n_vocab=dims.vocab,
-        output=shared[-1],
+        output=shared[-1] if shared else None,
     )
+
+
+def _shared_targets(claims: "_Claims", dims: Dims, where: str) -> list[Target]:
+    """What trunk and head share; the last one's rows are the output vocabulary."""
+    shared = [claims.take("", "", OUTPUT_NORM), claims.take("", "", EMBEDDING)]
+    if claims.has(OUTPUT.source):
+        shared.append(claims.take("", "", OUTPUT))
+    elif not dims.tied:
+        raise CheckpointError(
+            f"{where}: tie_word_embeddings is false, but the checkpoint has no {OUTPUT.source}"
+        )
+    return shared
 
 
 def _check_head_is_there(
@@ -344,9 +355,10 @@ def _check_head_is_there(
 ) -> None:
     found = claims.names_under("mtp.")
     config = checkpoint.folder / "config.json"
-    if head is HeadChoice.ALONE and not found:
+    if head in (HeadChoice.ALONE, HeadChoice.BLOCK) and not found:
+        option = "--head-only: " if head is HeadChoice.ALONE else ""
         raise CheckpointError(
-            f"{checkpoint.folder}: --head-only: expected mtp.* tensors, found none; "
+            f"{checkpoint.folder}: {option}expected mtp.* tensors, found none; "
             "use the publisher's original checkpoint, or --mtp-from to take them from another one"
         )
     if head is HeadChoice.NONE or bool(found) == bool(dims.n_mtp):
@@ -370,11 +382,12 @@ class _Claims:
 
     def __init__(self, checkpoint: Checkpoint, dims: Dims) -> None:
         self._checkpoint = checkpoint
+        self._weights = weights_of(checkpoint.tensors)
         self._dims = dims
         self._actual: dict[str, str] = {}
         self._unused: dict[str, str] = {}
         self._taken: set[str] = set()
-        for name in checkpoint.tensors:
+        for name in self._weights.by_name:
             canonical = canonical_name(name)
             if canonical.startswith(VISION):
                 self._unused[name] = VISION_NOTE
@@ -404,13 +417,13 @@ class _Claims:
                 f"{folder}: {canonical}: expected shape {list(shape)} by the "
                 "config, found no such tensor"
             )
-        found = self._checkpoint.tensors[name].stored.shape
-        if found != shape:
+        weight = self._weights.by_name[name]
+        if weight.shape != shape:
             raise CheckpointError(
-                f"{self._checkpoint.tensors[name].source.name}: {name}: expected shape "
-                f"{list(shape)} by the config, found {list(found)}"
+                f"{weight.where}: {name}: expected shape {list(shape)} by the config, "
+                f"found {list(weight.shape)}"
             )
-        self._taken |= {canonical, canonical + "_scale_inv"}
+        self._taken.add(canonical)
         return name
 
     def take(self, source_prefix: str, target_prefix: str, entry: Entry) -> Target:
@@ -424,13 +437,13 @@ class _Claims:
             fixed=F32 if entry.always_f32 else None,
         )
 
-    def skipped(self, unwanted: tuple[str, str] | None) -> dict[str, str]:
+    def skipped(self, unwanted: tuple[tuple[str, ...], str] | None) -> dict[str, str]:
         """Sources left on purpose, with the reason.
 
-        unwanted: the prefix of a part of the model that is not converted, and why.
+        unwanted: the prefixes of a part of the model that is not converted, and why.
         CheckpointError when a tensor outside of it was claimed by nobody.
         """
-        skipped = dict(self._unused)
+        skipped = {**self._unused, **self._weights.unused}
         lost = []
         for canonical in sorted(self._actual.keys() - self._taken):
             if unwanted and canonical.startswith(unwanted[0]):

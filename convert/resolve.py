@@ -40,8 +40,8 @@ def open_model(
 def open_donor(model: str) -> Checkpoint:
     """A hub id or a folder, for its head alone; of one on the hub only headers are fetched."""
     if looks_like_hub_id(model):
-        return open_hub_checkpoint(model, None, HeadChoice.ALONE)
-    return _open(model, None, HeadChoice.ALONE)
+        return open_hub_checkpoint(model, None, HeadChoice.BLOCK)
+    return _open(model, None, HeadChoice.BLOCK)
 
 
 def _open_head(model: str) -> Checkpoint:

@@ -1,186 +1,103 @@
-"""Rows of a recipe's sources, as numbers: reads slices, dequantizes block-wise FP8, reorders."""
+"""Rows of a recipe's sources, as numbers: reads slices, dequantizes, reorders."""
 
-from functools import cache, lru_cache
-from math import prod
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
-from .checkpoint import Checkpoint, PlacedTensor
-from .config import is_whole
+from .checkpoint import Checkpoint
+from .quantized import weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
-
-Rows: TypeAlias = NDArray[Any]
-"""Two dimensions, C order, of F32, F16 or BF16 (ml_dtypes.bfloat16)."""
-
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-}
-SCALE_SUFFIX = "_scale_inv"
-_SCALES_KEPT = 64  # slices of a tensor follow one another, so few need keeping
-
-
-def check_quantization(checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """Rows and columns of a scale block when the checkpoint is FP8; None when it is not quantized.
-
-    CheckpointError for every other scheme.
-    """
-    where = f"{checkpoint.folder / 'config.json'}: quantization_config"
-    quantization = checkpoint.text_config.get("quantization_config")
-    if quantization is None:
-        return None
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8":
-        raise CheckpointError(
-            f"{where}: quant_method: expected fp8 or none, found {method!r}; "
-            "convert from the original 16-bit checkpoint"
-        )
-    block = quantization.get("weight_block_size")
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or not all(is_whole(n) and n > 0 for n in block)
-    ):
-        raise CheckpointError(
-            f"{where}: weight_block_size: expected [rows, columns], found {block!r}"
-        )
-    return block[0], block[1]
+from .weights import Nvfp4Weight, Rows, Weight, nvfp4_blocks, nvfp4_group_order, row_count
 
 
 class SourceRows:
     """Reads the rows of targets from a checkpoint; safe to call from several threads."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tensors = checkpoint.tensors
-        self._block = check_quantization(checkpoint)
-        self._scales = lru_cache(_SCALES_KEPT)(self._read_scales)
+        self._weights = weights_of(checkpoint.tensors).by_name
 
     def check(self, target: Target) -> None:
-        """Raise CheckpointError when a source of the target is of a type that cannot be read."""
+        """Raise CheckpointError when a source of the target cannot be read."""
         for name in target.recipe.sources:
-            stored = self._tensors[name].stored
-            if stored.dtype not in DTYPES:
-                raise CheckpointError(
-                    f"{self._tensors[name].source.name}: {name}: dtype: expected one of "
-                    f"{', '.join(DTYPES)}, found {stored.dtype}"
-                )
-            if stored.dtype == "F8_E4M3" or name + SCALE_SUFFIX in self._tensors:
-                self._check_scales(name)
+            self._weights[name].check()
 
     def dtype(self, target: Target) -> np.dtype[Any]:
         """The type in which the target's rows come: F32, F16 or BF16."""
-        kinds = {self._row_dtype(name) for name in target.recipe.sources}
+        kinds = {self._weights[name].dtype for name in target.recipe.sources}
         if len(kinds) > 1 or target.recipe.arithmetic is not Arithmetic.NONE:
             return np.dtype(np.float32)
         return kinds.pop()
 
+    def nvfp4_sources(self, target: Target) -> list[Nvfp4Weight]:
+        """The sources of a target whose blocks can be kept as they are; none where they cannot."""
+        weights = [self._weights[name] for name in target.recipe.sources]
+        sources = [weight for weight in weights if isinstance(weight, Nvfp4Weight)]
+        whole = target.recipe.arithmetic is Arithmetic.NONE and len(sources) == len(weights)
+        if not whole or target.shape[0] % NVFP4.block_length:
+            return []
+        try:
+            nvfp4_group_order(target.recipe.column_order)
+        except ValueError:
+            return []
+        return sources
+
     def read(self, target: Target, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop` of the target, of type `dtype(target)`."""
+        """Rows `start` to `stop` of the target, of type `dtype(target)`.
+
+        Of a target that keeps its NVFP4 blocks, the bytes of these.
+        """
         recipe = target.recipe
-        if recipe.row_order is None:
-            rows = self._stacked(recipe, start, stop)
-        else:
-            rows = self._gathered(recipe, recipe.row_order[start:stop])
+        if target.fixed is NVFP4:
+            records = self._ordered(recipe, start, stop, _records)
+            return nvfp4_blocks(records, recipe.column_order)
+        rows = self._ordered(recipe, start, stop, _numbers)
         if recipe.column_order is not None:
             rows = rows[:, recipe.column_order]
         rows = _arithmetic(rows, recipe.arithmetic)
         return np.ascontiguousarray(rows, dtype=self.dtype(target))
 
-    def _gathered(self, recipe: Recipe, order: Order) -> Rows:
+    def _ordered(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
+        if recipe.row_order is None:
+            return self._stacked(recipe, start, stop, read)
+        return self._gathered(recipe, recipe.row_order[start:stop], read)
+
+    def _gathered(self, recipe: Recipe, order: Order, read: "_Read") -> Rows:
         """Rows of the stack in the given order, read in runs of consecutive ones."""
         breaks = np.flatnonzero(np.diff(order) != 1) + 1
         runs = [
-            self._stacked(recipe, int(run[0]), int(run[-1]) + 1) for run in np.split(order, breaks)
+            self._stacked(recipe, int(run[0]), int(run[-1]) + 1, read)
+            for run in np.split(order, breaks)
         ]
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
-    def _stacked(self, recipe: Recipe, start: int, stop: int) -> Rows:
+    def _stacked(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
         """Rows `start` to `stop` of all sources, one below the other."""
         parts = []
         above = 0
         for name in recipe.sources:
-            height = row_count(self._tensors[name])
+            weight = self._weights[name]
+            height = row_count(weight)
             low, high = max(start - above, 0), min(stop - above, height)
             if low < high:
-                parts.append(self._tensor_rows(name, low, high))
+                parts.append(read(weight, low, high))
             above += height
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _tensor_rows(self, name: str, start: int, stop: int) -> Rows:
-        tensor = self._tensors[name]
-        dtype = DTYPES[tensor.stored.dtype]
-        columns = tensor.stored.shape[-1]
-        rows = np.empty((stop - start, columns), dtype)
-        offset = tensor.stored.offset + start * columns * dtype.itemsize
-        tensor.source.read_into(offset, rows.view(np.uint8).reshape(-1).data)
-        if name + SCALE_SUFFIX not in self._tensors:
-            return rows
-        return self._dequantized(name, rows, start)
 
-    def _dequantized(self, name: str, rows: Rows, start: int) -> NDArray[np.float32]:
-        """The FP8 rows from `start` of a tensor, times the scale of the block each value is in."""
-        assert self._block is not None
-        scales = self._scales(name)  # (matrices, row blocks, column blocks)
-        height = self._tensors[name].stored.shape[-2]
-        index = np.arange(start, start + len(rows))
-        per_row = scales[index // height, index % height // self._block[0]]
-        values = _to_f32(rows)
-        for block in range(per_row.shape[1]):
-            columns = slice(block * self._block[1], (block + 1) * self._block[1])
-            values[:, columns] *= per_row[:, block, None]
-        return values
-
-    def _read_scales(self, name: str) -> NDArray[np.float32]:
-        shape = self._tensors[name + SCALE_SUFFIX].stored.shape
-        rows = self._tensor_rows(name + SCALE_SUFFIX, 0, prod(shape[:-1]))
-        return _to_f32(rows).reshape(-1, *shape[-2:])
-
-    def _row_dtype(self, name: str) -> np.dtype[Any]:
-        if name + SCALE_SUFFIX in self._tensors:
-            return np.dtype(np.float32)
-        return DTYPES[self._tensors[name].stored.dtype]
-
-    def _check_scales(self, name: str) -> None:
-        scale = self._tensors.get(name + SCALE_SUFFIX)
-        where = f"{self._tensors[name].source.name}: {name}"
-        if scale is None or self._block is None:
-            missing = "its tensor " + name + SCALE_SUFFIX if scale is None else "fp8 in the config"
-            raise CheckpointError(f"{where}: FP8 weights need {missing}, found none")
-        if len(self._tensors[name].stored.shape) < 2:
-            raise CheckpointError(
-                f"{where}: expected scales of matrices only, found {scale.stored.name}"
-            )
-        *outer, rows, columns = self._tensors[name].stored.shape
-        expected = (*outer, -(-rows // self._block[0]), -(-columns // self._block[1]))
-        if scale.stored.shape != expected or scale.stored.dtype not in ("F32", "BF16", "F16"):
-            raise CheckpointError(
-                f"{where}{SCALE_SUFFIX}: expected shape {list(expected)} of F32, F16 or BF16, "
-                f"found {list(scale.stored.shape)} {scale.stored.dtype}"
-            )
+_Read = Callable[[Weight, int, int], Rows]
 
 
-def row_count(tensor: PlacedTensor) -> int:
-    """Number of rows of a tensor taken as a matrix."""
-    return prod(tensor.stored.shape[:-1])
+def _numbers(weight: Weight, start: int, stop: int) -> Rows:
+    return weight.rows(start, stop)
 
 
-def _to_f32(rows: Rows) -> NDArray[np.float32]:
-    if rows.dtype == DTYPES["F8_E4M3"]:
-        return _fp8_values()[rows.view(np.uint8)]
-    return rows.astype(np.float32)
-
-
-@cache
-def _fp8_values() -> NDArray[np.float32]:
-    """The 256 values of F8_E4M3: looking them up is several times faster than converting."""
-    return np.arange(256, dtype=np.uint8).view(DTYPES["F8_E4M3"]).astype(np.float32)
+def _records(weight: Weight, start: int, stop: int) -> NDArray[np.uint8]:
+    assert isinstance(weight, Nvfp4Weight)
+    return weight.records(start, stop)
 
 
 def _arithmetic(rows: Rows, kind: Arithmetic) -> Rows:

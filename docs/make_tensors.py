@@ -17,12 +17,16 @@ from mtp_gguf.convert.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
 from mtp_gguf.convert.config import ConfigReader
 from mtp_gguf.convert.family import Blueprint, HeadChoice
 from mtp_gguf.convert.precision import Override, choose_types
+from mtp_gguf.convert.quantized import SCHEMES
 from mtp_gguf.convert.qwen3_5 import Dims, Entry
 from mtp_gguf.convert.recipe import Target
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import Q8_0
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from real_tools.rows import ROWS, SAME
 
 PAGE = Path(__file__).with_name("tensors.md")
 
@@ -110,6 +114,39 @@ Beside `general.*` (from the model card, the config and the folder's name, by th
 """
 
 
+QUANTIZED = """
+## Quantized checkpoints
+
+What llama.cpp's converter dequantizes is dequantized here, to the same bits, and then written in
+the types asked for. NVFP4 is kept: the blocks of trunk, embedding and output go into the file as
+they are, with their `.scale` and `.input_scale`, whatever `--quant` says; the MTP head takes the
+type asked for it. Rows that ggml's blocks of 64 do not divide are dequantized.
+
+Every other scheme is refused by its name. The MTP head of such a checkpoint can still be taken
+(`graft --from`, `convert --mtp-from`) where it was left in 16 bits. Weights in `pytorch_model.bin`
+are read where no safetensors file is; the pickle in it is not run.
+
+| scheme | `quant_method` | `format` or `quant_algo` | |
+| --- | --- | --- | --- |"""
+
+TOOLS = """
+## What the field's tools write
+
+Each row is a tiny model written by the tool itself, converted here and by llama.cpp's converter
+(`tests/real_tools`).
+
+| tool | call | result |
+| --- | --- | --- |"""
+
+NOT_RUN = """
+Not run: transformers 4 does not know the architecture, nor does AutoAWQ 0.2.9; transformers 5.23
+does not save HQQ, and quantizes to FP8 on GPUs only; `gguf-split` and `llama-imatrix` are programs
+of llama.cpp, which the tests do not build. GPTQ in 8 bits and in its second version,
+compressed-tensors in INT8 and ModelOpt's W4A16_NVFP4 are compared with upstream on matrices that
+the tests lay out themselves (`tests/goldens/quantized-*`).
+"""
+
+
 def page() -> str:
     """The whole page."""
     dense, moe = _Model(DENSE_9B), _Model(MOE_35B)
@@ -139,6 +176,11 @@ def page() -> str:
         f"`blk.N.{qwen3_5.MTP_EMBEDDING.target}`.\n",
         DIFFERENCES,
         *_metadata(dense, moe),
+        QUANTIZED,
+        *_schemes(),
+        TOOLS,
+        *_tools(),
+        NOT_RUN,
     ]
     return "\n".join(sections).rstrip() + "\n"
 
@@ -252,6 +294,19 @@ def _metadata(dense: _Model, moe: _Model) -> Iterator[str]:
         kind = f"array of {value.type.name}" if value.is_array else value.type.name
         cells = [_shown(held.get(key)) for held in both]
         yield f"| `{{arch}}.{key}` | {kind} | {cells[0]} | {cells[1]} |"
+
+
+def _schemes() -> Iterator[str]:
+    for scheme in SCHEMES:
+        kinds = ", ".join(f"`{kind}`" for kind in scheme.formats) or "any"
+        verb = "refused" if scheme.reader is None else "converted"
+        yield f"| {scheme.name} | `{scheme.method}` | {kinds} | {verb} |"
+
+
+def _tools() -> Iterator[str]:
+    for row in ROWS:
+        result = SAME if row.outcome == SAME else f"refused: {row.outcome}"
+        yield f"| {row.tool} | {row.made} | {result} |"
 
 
 def _shown(value: Value | None) -> str:

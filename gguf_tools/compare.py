@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .format import ArrayRef, Scalar, tensor_bytes
 from .head import plain_shape
 from .model import Model
-from .tensor_types import BY_NAME, TensorType
+from .tensor_types import BY_NAME, F32, TensorType
 
 R = TypeVar("R")
 Rows = NDArray[np.float32]
@@ -112,7 +112,11 @@ class _Slice:
 
 
 class GgufSide:
-    """A GGUF model. `decode` turns blocks into numbers (ggml's own decoder)."""
+    """A GGUF model. `decode` turns blocks into numbers (ggml's own decoder).
+
+    What llama.cpp multiplies a product by (`X.scale` beside `X.weight`, as NVFP4 has it) counts to
+    the numbers of the weight; it is no tensor of its own, nor is the scale of its activations.
+    """
 
     exact = False
 
@@ -120,27 +124,48 @@ class GgufSide:
         self.name = str(model.path)
         self._model = model
         self._decode = decode
-        self._tensors = {n: (t.shape, t.type.name) for n, t in model.tensors.items()}
+        self._scales = {
+            weight: name
+            for name, tensor in model.tensors.items()
+            if name.endswith(".scale")
+            and (weight := name.removesuffix("scale") + "weight") in model.tensors
+            and tensor.shape in ((1,), model.tensors[weight].shape[2:])
+            and tensor.type is F32
+        }
+        inputs = (n.removesuffix("weight") + "input_scale" for n in model.tensors)
+        hidden = {*self._scales.values(), *inputs}
+        self._tensors = {
+            n: (t.shape, t.type.name) for n, t in model.tensors.items() if n not in hidden
+        }
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and type of each tensor."""
         return self._tensors
 
-    def raw(self, name: str, start: int, stop: int) -> bytes:
-        """The bytes of these rows."""
-        tensor = self._model.tensors[name]
-        length = tensor.type.row_bytes(tensor.shape[0])
-        return self._model.read(name, start * length, (stop - start) * length)
+    def raw(self, name: str, start: int, stop: int) -> bytes | None:
+        """The bytes of these rows; None where a scale beside them belongs to the numbers."""
+        return None if name in self._scales else self._bytes(name, start, stop)
 
     def values(self, name: str, start: int, stop: int) -> Rows:
         """The numbers of these rows."""
         tensor = self._model.tensors[name]
-        data = self.raw(name, start, stop)
+        data = self._bytes(name, start, stop)
         if tensor.type.name in _PLAIN:
             values = np.frombuffer(data, _PLAIN[tensor.type.name]).astype(np.float32)
         else:
             values = self._decode(tensor.type, data)
-        return values.reshape(stop - start, tensor.shape[0])
+        rows = values.reshape(stop - start, tensor.shape[0])
+        if name not in self._scales:
+            return rows
+        scale = np.frombuffer(self._model.read(self._scales[name]), "<f4")
+        expert = np.arange(start, stop) // tensor.shape[1] if scale.size > 1 else [0]
+        scaled: Rows = rows * scale[expert][:, None]
+        return scaled
+
+    def _bytes(self, name: str, start: int, stop: int) -> bytes:
+        tensor = self._model.tensors[name]
+        length = tensor.type.row_bytes(tensor.shape[0])
+        return self._model.read(name, start * length, (stop - start) * length)
 
 
 def compare_tensors(

@@ -460,14 +460,16 @@ class MtpHead:
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
     def _check_vocabulary(self, base: "MtpHead") -> None:
+        """Refuse another tokenizer; its size may differ, since a head has no rows of it."""
         ours, theirs = (vocabulary_size(head._file, head._tensors) for head in (base, self))
-        if None not in (ours, theirs) and ours != theirs:
-            raise RequestError(
-                f"{self._path} has a vocabulary of {theirs} tokens, but {base._path} has one of "
-                f"{ours}: its head does not fit"
-            )
         differing = _differing_tokens(base._file, self._file)
-        if differing and differing > _SAME_TOKENIZER * (ours or differing):
+        if differing is None:
+            if None not in (ours, theirs) and ours != theirs:
+                raise RequestError(
+                    f"{self._path} has a vocabulary of {theirs} tokens, but {base._path} has one "
+                    f"of {ours}: its head does not fit"
+                )
+        elif differing > _SAME_TOKENIZER * min(ours or differing, theirs or differing):
             raise RequestError(
                 f"{self._path} and {base._path} have different tokenizers ({differing} tokens "
                 "differ): its head does not fit"
@@ -489,12 +491,15 @@ class MtpHead:
 
 
 def _differing_tokens(a: GgufFile, b: GgufFile) -> int | None:
-    """In how many places two token lists differ; None where one of them is not there."""
+    """How many ids have another token on the other side; None where a token list is missing.
+
+    Ids that only one side has do not count: embeddings are resized for tokens of one's own, and to
+    round numbers.
+    """
     key = "tokenizer.ggml.tokens"
     if not all(isinstance(file.keys.get(key), ArrayRef) for file in (a, b)):
         return None
     if a.raw(key) == b.raw(key):
         return 0
     ours, theirs = a.array(key) or [], b.array(key) or []
-    shared = sum(x == y for x, y in zip(ours, theirs, strict=False))
-    return max(len(ours), len(theirs)) - shared
+    return sum(x != y for x, y in zip(ours, theirs, strict=False))

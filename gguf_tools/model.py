@@ -14,8 +14,9 @@ from .errors import FormatError
 from .fastmtp import vocabulary_size
 from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
 from .head import HeadReport, MtpHead, part_of
-from .safetensors import SafetensorsFile, open_safetensors, safetensors_files
+from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
+from .torch_file import open_weights
 
 Metadata = dict[str, Value | RawValue]
 
@@ -203,11 +204,11 @@ class Listing:
 def list_tensors(path: Path) -> Listing:
     """List the model at `path` by its headers alone; any shard stands for the whole model."""
     if path.is_dir():
-        return _list_local_safetensors(safetensors_files(path))
+        return _list_local_weights(checkpoint_files(path))
     if not path.exists():
         raise FormatError(f"{path}: expected a file or folder, found none")
-    if path.suffix == ".safetensors":
-        return _list_local_safetensors([path])
+    if path.suffix in (".safetensors", ".bin"):
+        return _list_local_weights([path])
     with open_model(path) as model:
         return list_model(model)
 
@@ -231,10 +232,10 @@ def list_model(model: Model) -> Listing:
     return Listing(tensors, report)
 
 
-def _list_local_safetensors(paths: list[Path]) -> Listing:
+def _list_local_weights(paths: list[Path]) -> Listing:
     files = []
     for path in paths:
-        files.append(open_safetensors(path))
+        files.append(open_weights(path))
         files[-1].source.close()
     return list_safetensors(files)
 

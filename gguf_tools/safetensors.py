@@ -44,9 +44,12 @@ DTYPE_BITS = {
     "C64": 64,
 }
 
-# The index of a checkpoint in several files, and how these are numbered.
+# The index of a checkpoint in several files, what they are called, and how they are numbered.
 INDEX_NAME = "model.safetensors.index.json"
-_SHARD_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.safetensors")
+TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
+WEIGHT_PATTERNS = ("model*.safetensors", "mtp.safetensors")
+TORCH_PATTERN = "pytorch_model*.bin"
+_SHARD_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 
 _FIELDS = ("dtype", "shape", "data_offsets")
 _SHOWN = 80  # characters of a foreign value in a message
@@ -75,19 +78,31 @@ class SafetensorsFile:
     metadata: dict[str, str]
 
 
-def safetensors_files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder`: those its index names, or else all of them.
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files that hold the weights of a checkpoint without an index.
+
+    That is `model*.safetensors`, with a head that stands alone beside it in `mtp.safetensors`; or,
+    where there is none of these, `pytorch_model*.bin`.
+    """
+    names = {p.name for pattern in WEIGHT_PATTERNS for p in folder.glob(pattern)}
+    return sorted(names or {p.name for p in folder.glob(TORCH_PATTERN)})
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files with the weights of `folder`: those its index names, or else those it has.
 
     FormatError when there is none, or when one that the index or the numbering asks for is missing.
     """
-    present = {p.name for p in folder.glob("*.safetensors")}
+    present = {p.name for p in (*folder.glob("*.safetensors"), *folder.glob(TORCH_PATTERN))}
     if not present:
         raise FormatError(f"{folder}: expected safetensors files in the folder, found none")
-    named = _indexed(folder / INDEX_NAME) or present
+    named = _indexed(folder / INDEX_NAME) or set(weight_files(folder)) or present
+    if all(name.endswith(".bin") for name in named):
+        named = _indexed(folder / TORCH_INDEX_NAME) or named
     wanted = set(named)
     for match in filter(None, map(_SHARD_NAME.fullmatch, named)):
-        count = match[3]
-        wanted |= {f"{match[1]}-{i:05}-of-{count}.safetensors" for i in range(1, int(count) + 1)}
+        count, suffix = match[3], match[4]
+        wanted |= {f"{match[1]}-{i:05}-of-{count}.{suffix}" for i in range(1, int(count) + 1)}
     if missing := sorted(wanted - present):
         others = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise FormatError(f"{folder}: expected {len(wanted)} files, {missing[0]!r}{others} missing")

@@ -29,12 +29,13 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from quantized_layouts import LAYOUTS
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
-DType = Literal["BF16", "F16", "F32", "F8_E4M3"]
+DType = Literal["BF16", "F16", "F32", "F8_E4M3", "U8", "I8", "I32", "I64"]
 
 FP8_BLOCK = 128
 FP8_MAX = 448.0
@@ -44,6 +45,10 @@ NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 
 
@@ -89,10 +94,16 @@ class Spec:
     dtype: DType = "BF16"
     state_dtype: DType = "F32"  # of A_log and linear_attn.norm (mamba_ssm_dtype)
     fp8: bool = False
+    layout: str = ""  # of the matrices: a key of quantized_layouts.LAYOUTS
     shards: int = 1
     jinja_file: bool = True  # False: the chat template stands in tokenizer_config.json
     merge_pairs: bool = True  # False: merges as "a b", as tokenizers wrote them before 0.20
     model_card: bool = False
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether the layout's blocks go into a GGUF as they are."""
+        return bool(self.layout) and LAYOUTS[self.layout].kept
 
     @property
     def q_dim(self) -> int:
@@ -189,6 +200,39 @@ _ALL = (
         nested=True,
         fp8=True,
         shards=2,
+    ),
+    # One for each further way to store matrices in fewer bits. Three V heads per K head move
+    # columns; heads of 32 put two groups of NVFP4 side by side.
+    *(
+        Spec(
+            f"quantized-{layout}",
+            layers=2,
+            interval=2,
+            kv_heads=1,
+            v_heads=6,
+            linear_dim=32,
+            nested=i % 2 == 0,
+            dtype="F16" if layout.startswith("gptq") else "BF16",
+            layout=layout,
+        )
+        for i, layout in enumerate(LAYOUTS)
+    ),
+    Spec(
+        "quantized-moe-modelopt-nvfp4",
+        layers=2,
+        interval=2,
+        experts=4,
+        fused_experts=False,
+        nested=True,
+        layout="modelopt-nvfp4",
+    ),
+    Spec(
+        "quantized-moe-gptq-4",
+        layers=2,
+        interval=2,
+        experts=4,
+        fused_experts=False,
+        layout="gptq-4",
     ),
 )
 SPECS: dict[str, Spec] = {spec.name: spec for spec in _ALL}
@@ -349,6 +393,13 @@ def keeps_precision(name: str) -> bool:
     )
 
 
+def stores_in_fewer_bits(spec: Spec, name: str) -> bool:
+    """Say whether the spec's layout is for this matrix."""
+    if not spec.layout or keeps_precision(name) or name.startswith("model.visual."):
+        return False
+    return LAYOUTS[spec.layout].head or not name.startswith("mtp.")
+
+
 def _stored_dtype(spec: Spec, name: str) -> DType:
     if name.endswith((".A_log", ".linear_attn.norm.weight")):
         return spec.state_dtype
@@ -379,7 +430,11 @@ def stored_tensors(spec: Spec) -> Iterator[tuple[str, Array]]:
     """Yield every tensor as the checkpoint's files hold it: name, dtype, shape, values."""
     for plain, array in _fuse(spec, weights(spec)):
         name, dtype = _stored_name(spec, plain), _stored_dtype(spec, plain)
-        if dtype == "F8_E4M3":
+        if stores_in_fewer_bits(spec, plain):
+            module = name.removesuffix(".weight")
+            for suffix, part in LAYOUTS[spec.layout].store(array).items():
+                yield module + suffix, part
+        elif dtype == "F8_E4M3":
             weight, scale = fp8_blocks(array)
             yield name, weight
             yield name + "_scale_inv", scale
@@ -727,6 +782,8 @@ def config_json(spec: Spec) -> dict[str, Any]:
             "quant_method": "fp8",
             "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
         }
+    if spec.layout and LAYOUTS[spec.layout].config:
+        config["quantization_config"] = LAYOUTS[spec.layout].config
     return {**config, "transformers_version": "5.2.0"}
 
 
@@ -755,6 +812,8 @@ def write_checkpoint(folder: Path, spec: Spec) -> Path:
     write_tokenizer(folder, tokenizer, jinja_file=spec.jinja_file)
 
     _write_json(folder / "config.json", config_json(spec))
+    if spec.layout and LAYOUTS[spec.layout].beside:
+        _write_json(folder / "hf_quant_config.json", LAYOUTS[spec.layout].beside)
     generation = {
         "bos_token_id": token_id("<|endoftext|>"),
         "do_sample": True,

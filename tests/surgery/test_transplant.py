@@ -201,7 +201,6 @@ def other(**changes: object) -> Spec:
         (other(head_dim=32), ("attention.key_length 32", "has 64")),
         (other(intermediate=512), ("feed_forward_length 512", "has 256")),
         (other(layers=8), ("8 trunk layers", "has 4")),
-        (other(vocab_size=1056), ("vocabulary of 1056", "1024")),
         (MOE, ("qwen35moe (mixture of experts)", "qwen35 (dense)")),
     ],
 )
@@ -235,6 +234,22 @@ def test_another_tokenizer(models: Models, tmp_path: Path) -> None:
     target = tmp_path / "x.gguf"
     words = ("different tokenizers", "1024 tokens differ")
     refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
+
+
+def test_a_resized_vocabulary_of_the_same_tokens(models: Models, tmp_path: Path) -> None:
+    """A head has no rows of the vocabulary; without tokens to compare only equal sizes will do."""
+    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    donor = models.gguf(other(vocab_size=1056), *UNIFORM)
+    succeed("graft", "--no-check", base, "--from", donor, "-o", tmp_path / "whole.gguf")
+    (tmp_path / "out").mkdir()
+
+    def forget(keys: Metadata) -> None:
+        del keys["tokenizer.ggml.tokens"]
+
+    bare = edited(donor, tmp_path / "bare.gguf", metadata=forget)
+    words = ("vocabulary of 1056", "1024")
+    target = tmp_path / "out" / "x.gguf"
+    refused(tmp_path / "out", "graft", base, "--from", bare, "-o", target, words=words)
 
 
 def test_a_transposed_projection(models: Models, tmp_path: Path) -> None:
@@ -321,4 +336,5 @@ def test_every_spec_with_a_head_is_covered_or_a_variant() -> None:
     """A new kind of checkpoint shows up here, to be put into COVERED or named as a variant."""
     variants = {"dense-deep", "dense-f16", "dense-f32", "dense-fp8", "moe-fp8"}
     variants |= {"dense-no-mtp", "Qwen3.5-1.5M-Chat-v1.1"}
+    variants |= {spec.name for spec in SPECS.values() if spec.layout}
     assert {spec.name for spec in COVERED} | variants == set(SPECS)

@@ -10,8 +10,8 @@ A golden:
     upstream       version of the sdist, commit of llama.cpp
     checkpoint     hash over the files of the checkpoint
     intermediate   `--outtype` of the file between upstream's two steps. It is chosen to lose
-                   nothing: bf16, f16 and f32 for sources of that kind, f32 for FP8, whose
-                   products of weight and block scale need 12 bits of mantissa. (Only values
+                   nothing: bf16, f16 and f32 for sources of that kind, f32 for quantized ones:
+                   the products of FP8 weight and block scale need 12 bits of mantissa. (Only values
                    that upstream itself computes before writing are at stake: it adds 1 to F16
                    norms in F16, and to BF16 ones in F32.)
     variants       {label: types of the tensors in file order of the quantized file, as one
@@ -29,6 +29,7 @@ import difflib
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,46 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 
 def intermediate(spec: Spec) -> str:
     """Name the `--outtype` that keeps every bit of this checkpoint's weights."""
+    if spec.layout and not spec.keeps_blocks:
+        return "f32"
     return "f32" if spec.fp8 else spec.dtype.lower()
 
 
+def upstreams(spec: Spec, variant: Variant, folder: Path, scratch: Path) -> Description:
+    """What upstream makes of this variant, described; the file is gone."""
+    out = run_upstream(spec, variant, folder, scratch)
+    found = describe(out)
+    out.unlink()
+    return as_quantized(found) if spec.keeps_blocks else found
+
+
+def as_quantized(found: Description) -> Description:
+    """A file of the converter as the quantizer would write it: sorted, no trailing dimension of 1.
+
+    llama.cpp sees neither.
+    """
+
+    def place(name: str) -> tuple[int, str]:
+        block = name.split(".")[1] if name.startswith("blk.") else "-1"
+        return int(block), name
+
+    tensors = {
+        name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
+        for name, t in sorted(found.tensors.items(), key=lambda item: place(item[0]))
+    }
+    return Description(tensors, found.metadata)
+
+
 def run_upstream(spec: Spec, variant: Variant, folder: Path, scratch: Path) -> Path:
-    """Take a checkpoint through both steps; intermediate files are kept in `scratch`."""
+    """Take a checkpoint through both steps; intermediate files are kept in `scratch`.
+
+    Where upstream keeps the checkpoint's blocks, its second step would refuse them: there is none.
+    """
     between = scratch / f"{spec.name}-{variant.part}-{intermediate(spec)}.gguf"
     if not between.is_file():
         convert(folder, between, intermediate(spec), variant.converter_flags())
+    if spec.keeps_blocks:
+        return between
     imatrix = scratch / "imatrix.gguf"
     if variant.imatrix:
         write_imatrix(imatrix, spec)
@@ -150,9 +183,7 @@ def make(spec: Spec) -> str:
         folder = write_checkpoint(Path(scratch) / spec.name, spec)
         found = {}
         for variant in variants(spec):
-            out = run_upstream(spec, variant, folder, Path(scratch))
-            found[variant] = describe(out)
-            out.unlink()
+            found[variant] = upstreams(spec, variant, folder, Path(scratch))
         return to_text(golden(spec, folder, found))
 
 

@@ -108,7 +108,14 @@ _MORE: dict[str, tuple[Variant, ...]] = {
 
 
 def variants(spec: Spec) -> Iterator[Variant]:
-    """List the variants of a checkpoint that have goldens."""
+    """List the variants of a checkpoint that have goldens.
+
+    Of layouts that store matrices in fewer bits, the exact numbers; or the blocks that upstream
+    keeps, which its quantizer would refuse.
+    """
+    if spec.layout:
+        yield Variant("BF16", mtp="BF16") if spec.keeps_blocks else Variant("F32", mtp="F32")
+        return
     for variant in (*CORE, *_MORE.get(spec.name, ())):
         yield variant if spec.mtp else Variant(variant.quant, part="no-mtp")
 

@@ -1,0 +1,417 @@
+"""Quantized checkpoints: the one table of schemes, and which tensors make which weight.
+
+`weights_of` turns the tensors of a checkpoint into weights under the names of the model, whatever
+the scheme. What is converted here is what llama.cpp's converter converts; every other scheme is
+refused by its name, and only where one of its tensors is needed: the head of a quantized checkpoint
+is often left in 16 bits, and may then be taken from it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from .checkpoint import PlacedTensor, Quantization, canonical_name
+from .config import is_whole
+from .weights import (
+    PLAIN_DTYPES,
+    GptqWeight,
+    Nvfp4Weight,
+    PackedWeight,
+    PlainWeight,
+    ScaledWeight,
+    Weight,
+)
+
+Tensors: TypeAlias = Mapping[str, PlacedTensor]
+
+# Scales of activations and of the KV cache, which no weight is made of.
+_ACTIVATIONS = (
+    *(".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point"),
+    *(".activation_scale", "_activation_scale", ".k_scale", ".v_scale", ".q_scale"),
+)
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+ACTIVATION_NOTE = "a scale of activations, which weights do not need"
+
+
+@dataclass
+class Weights:
+    """The weights of a checkpoint by name, and tensors of no use with the reason."""
+
+    by_name: dict[str, Weight] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+
+
+class _UnsupportedError(Exception):
+    """A scheme, or a variant of one, that is not converted: the text names it."""
+
+
+Finder: TypeAlias = Callable[[Tensors, str], Weight | None]
+"""The weight that one tensor stands for, with those beside it: None for what is none itself.
+
+Called with all tensors of the checkpoint and the name of one.
+"""
+Reader: TypeAlias = Callable[["_Config"], Finder]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to store weights in fewer bits.
+
+    name: what it is called. method: `quant_method` in config.json. format: `format` or
+    `quant_algo` there, where that matters. reader: None where the scheme is refused.
+    """
+
+    name: str
+    method: str
+    formats: tuple[str, ...] = ()
+    reader: Reader | None = None
+
+
+class _Config:
+    """Access to a quantization_config from outside: everything may be missing or of any type."""
+
+    def __init__(self, quantization: Quantization) -> None:
+        self.where = quantization.where
+        self.held = quantization.config
+
+    def text(self, key: str) -> str:
+        """A text, in lower case; empty where it is something else."""
+        value = self.held.get(key)
+        return value.lower() if isinstance(value, str) else ""
+
+    def objects(self, key: str) -> list[Mapping[str, Any]]:
+        """The objects in an object by name."""
+        value = self.held.get(key)
+        return [v for v in value.values() if isinstance(v, dict)] if isinstance(value, dict) else []
+
+    def fault(self, key: str, expected: str, found: object) -> CheckpointError:
+        """An error about a key, to be raised."""
+        return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r:.80}")
+
+
+def weights_of(tensors: Tensors) -> Weights:
+    """The weights that `tensors` hold, each by the scheme of the checkpoint it comes from.
+
+    Tensors of a scheme that is refused stay as they are; `check_schemes` says whether they matter.
+    """
+    found = Weights()
+    finders: dict[Quantization | None, Finder | None] = {None: None}
+    for name, tensor in tensors.items():
+        source = tensor.quantization
+        if source not in finders:
+            finders[source] = _finder(source)
+        finder = finders[source]
+        if finder is None:
+            found.by_name[name] = PlainWeight(name, tensor)
+        elif name.endswith(_ACTIVATIONS):
+            found.unused[name] = ACTIVATION_NOTE
+        elif (weight := finder(tensors, name)) is not None:
+            found.by_name[weight.name] = weight
+    return found
+
+
+def check_schemes(tensors: Iterable[PlacedTensor]) -> None:
+    """Raise CheckpointError, by the scheme's name, where `tensors` cannot be converted."""
+    checked: set[Quantization] = set()
+    for tensor in tensors:
+        source, stored = tensor.quantization, tensor.stored
+        if source in checked or stored.dtype in PLAIN_DTYPES:
+            continue
+        if source is None:
+            raise CheckpointError(
+                f"{tensor.source.name}: {stored.name}: dtype: expected one of "
+                f"{', '.join(PLAIN_DTYPES)} without a quantization_config in config.json, found "
+                f"{stored.dtype}"
+            )
+        checked.add(source)
+        if (refusal := refused(source)) is not None:
+            raise CheckpointError(refusal)
+
+
+def refused(quantization: Quantization) -> str | None:
+    """Why a checkpoint of this kind is not converted, in one sentence; None where it is."""
+    try:
+        _reader(_Config(quantization))
+    except _UnsupportedError as error:
+        return (
+            f"{quantization.where}: quantization_config: expected weights in 16 bits or in one of "
+            f"FP8, INT8, GPTQ, W4A16 or NVFP4, found {error}; convert from the original 16-bit "
+            f"checkpoint{_original(Path(quantization.where).parent)}"
+        )
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
+    """Whether the activations of an NVFP4 weight are not to be rounded to 4 bits (W4A16_NVFP4).
+
+    ModelOpt says so for the whole checkpoint, or for modules under their names.
+    """
+    assert weight.values.quantization is not None
+    config = _Config(weight.values.quantization)
+    layers = config.held.get("quantized_layers")
+    by_module = {
+        canonical_name(name): held.get("quant_algo")
+        for name, held in (layers.items() if isinstance(layers, dict) else ())
+        if isinstance(held, dict)
+    }
+    algorithm = config.held.get("quant_algo")
+    # A stack of experts goes by the name that they share.
+    module = _EXPERT.sub(".experts.", canonical_name(weight.name).removesuffix(".weight"))
+    while module:
+        if module in by_module:
+            algorithm = by_module[module]
+            break
+        module = module.rpartition(".")[0]
+    return algorithm == "W4A16_NVFP4"
+
+
+def _finder(quantization: Quantization | None) -> Finder | None:
+    if quantization is None or refused(quantization):
+        return None
+    return _reader(_Config(quantization))
+
+
+def _reader(config: _Config) -> Finder:
+    """What finds the weights; _UnsupportedError or CheckpointError where nothing does."""
+    method = config.text("quant_method")
+    kind = config.text("quant_algo") if method == "modelopt" else config.text("format")
+    for scheme in SCHEMES:
+        if method == scheme.method and (not scheme.formats or kind in scheme.formats):
+            if scheme.reader is None:
+                raise _UnsupportedError(scheme.name)
+            return scheme.reader(config)
+    named = config.held.get("quant_method")
+    same = next((s.name.rpartition(", ")[2] for s in SCHEMES if s.method == method), None)
+    raise _UnsupportedError(
+        f"{same}: {kind or 'no format'}" if same else f"quant_method {named!r:.60}"
+    )
+
+
+def _original(folder: Path) -> str:
+    """The model that the card names as the one this was made of, for the end of a sentence."""
+    import gguf  # noqa: PLC0415  (slow, and wanted only for a refusal)
+
+    try:
+        named = gguf.Metadata.load_model_card(folder).get("base_model")
+    except Exception:  # the YAML reader has exceptions of its own
+        return ""
+    named = named[0] if isinstance(named, list) and named else named
+    plain = isinstance(named, str) and named.count("/") == 1 and named.isprintable()
+    return f" ({named}, by its model card)" if plain else ""
+
+
+# --------------------------------------------------------------------------- the schemes
+
+
+def _scaled(
+    tensors: Tensors, name: str, suffix: str, block: tuple[int, int] | None
+) -> Weight | None:
+    """Values with `suffix` behind their name on the scale; other tensors as they are."""
+    if name.endswith(suffix) and name.removesuffix(suffix) in tensors:
+        return None
+    tensor, scale_name = tensors[name], name + suffix
+    if scale_name not in tensors and tensor.stored.dtype in PLAIN_DTYPES:
+        return PlainWeight(name, tensor)
+    return ScaledWeight(name, tensor, tensors.get(scale_name), scale_name, block)
+
+
+def _fp8(config: _Config) -> Finder:
+    block = _block(config, "weight_block_size", config.held.get("weight_block_size"))
+    return lambda tensors, name: _scaled(tensors, name, "_scale_inv", block)
+
+
+def _block(config: _Config, key: str, value: Any) -> tuple[int, int] | None:
+    """Rows and columns of a block; None where there are no blocks."""
+    if value is None:
+        return None
+    whole = isinstance(value, list) and all(is_whole(n) and n > 0 for n in value)
+    if not whole or len(value) != 2:
+        raise config.fault(key, "[rows, columns] or null", value)
+    return value[0], value[1]
+
+
+def _weights_config(config: _Config) -> Mapping[str, Any]:
+    """What the only group of a compressed-tensors config says of weights."""
+    groups = config.objects("config_groups")
+    if len(groups) != 1:
+        raise _UnsupportedError(f"compressed-tensors with {len(groups)} groups of layers")
+    held = groups[0].get("weights")
+    if not isinstance(held, dict):
+        raise config.fault("config_groups", "an object under weights", held)
+    _check_uncompressed(config)
+    return held
+
+
+def _check_uncompressed(config: _Config) -> None:
+    """Raise _UnsupportedError for what compressed-tensors can do beside quantizing."""
+    sparsity = config.held.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
+        raise _UnsupportedError(f"compressed-tensors, sparse ({sparsity['format']!r:.60})")
+    transforms = config.held.get("transform_config")
+    if isinstance(transforms, dict) and transforms.get("config_groups"):
+        raise _UnsupportedError("compressed-tensors with transforms (transform_config)")
+
+
+def _compressed_8_bit(config: _Config) -> Finder:
+    held = _weights_config(config)
+    strategy = held.get("strategy")
+    if strategy not in ("tensor", "channel", "block") or held.get("symmetric") is False:
+        raise _UnsupportedError(
+            f"compressed-tensors in 8 bits, strategy {strategy!r:.60}"
+            f"{', with zero points' if held.get('symmetric') is False else ''}"
+        )
+    block = None
+    if strategy == "block":
+        block = _block(config, "block_structure", held.get("block_structure"))
+    return lambda tensors, name: _scaled(tensors, name, "_scale", block)
+
+
+def _compressed_packed(config: _Config) -> Finder:
+    held = _weights_config(config)
+    bits, size, strategy = (held.get(key) for key in ("num_bits", "group_size", "strategy"))
+    if strategy not in ("group", "channel") or held.get("type", "int") != "int":
+        raise _UnsupportedError(f"compressed-tensors, packed, strategy {strategy!r:.60}")
+    if held.get("actorder") in ("group", True):
+        raise _UnsupportedError("compressed-tensors, packed in the order of activations (actorder)")
+    if not is_whole(bits) or not 2 <= bits <= 8:
+        raise config.fault("num_bits", "a whole number from 2 to 8", bits)
+    if strategy == "channel":
+        size = None
+    elif not is_whole(size) or size < 1:
+        raise config.fault("group_size", "a whole number from 1", size)
+
+    def find(tensors: Tensors, name: str) -> Weight | None:
+        base = name.removesuffix("_packed")
+        if base == name:
+            part = name.rpartition("_")[0].removesuffix("_zero") + "_packed"
+            return None if part in tensors else PlainWeight(name, tensors[name])
+        words, scale, shape = (_part(tensors, base, s) for s in ("_packed", "_scale", "_shape"))
+        point = tensors.get(base + "_zero_point")
+        return PackedWeight(base, words, scale, point, shape, bits, size)
+
+    return find
+
+
+def _gptq(config: _Config) -> Finder:
+    bits = config.held.get("bits")
+    form = config.text("checkpoint_format") or "gptq"
+    if bits not in (2, 4, 8) or not is_whole(bits):
+        raise _UnsupportedError(f"GPTQ in {bits!r:.60} bits")
+    if form not in ("gptq", "gptq_v2"):
+        raise _UnsupportedError(f"GPTQ in the layout {form!r:.60}")
+
+    def find(tensors: Tensors, name: str) -> Weight | None:
+        base, _, kind = name.rpartition(".")
+        if kind != "qweight":
+            known = kind in ("g_idx", "qzeros", "scales") and base + ".qweight" in tensors
+            return None if known else PlainWeight(name, tensors[name])
+        return GptqWeight(
+            base + ".weight",
+            tensors[name],
+            _part(tensors, base, ".qzeros"),
+            _part(tensors, base, ".scales"),
+            _part(tensors, base, ".g_idx"),
+            bits,
+            offset=1 if form == "gptq" else 0,
+        )
+
+    return find
+
+
+def _modelopt(config: _Config) -> Finder:
+    def find(tensors: Tensors, name: str) -> Weight | None:
+        base = next((name.removesuffix(s) for s in ("_scale_2", "_scale") if name.endswith(s)), "")
+        if base in tensors:
+            return None
+        scale = tensors.get(name + "_scale")
+        if scale is None or tensors[name].stored.dtype != "U8":
+            return _scaled(tensors, name, "_scale", None)
+        inputs = tensors.get(name.removesuffix("weight") + "input_scale")
+        second = tensors.get(name + "_scale_2")
+        return Nvfp4Weight(name, tensors[name], scale, second, inputs, inverted=False)
+
+    return find
+
+
+def _compressed_nvfp4(config: _Config) -> Finder:
+    _check_uncompressed(config)
+
+    def find(tensors: Tensors, name: str) -> Weight | None:
+        base = name.removesuffix("_packed")
+        if base == name:
+            stem = name.removesuffix("_scale").removesuffix("_global").removesuffix("weight")
+            stem = stem.removesuffix("input")
+            known = name.endswith("_scale") and stem + "weight_packed" in tensors
+            return None if known else PlainWeight(name, tensors[name])
+        scale = _part(tensors, base, "_scale")
+        inputs = tensors.get(base.removesuffix("weight") + "input_global_scale")
+        second = tensors.get(base + "_global_scale")
+        return Nvfp4Weight(base, tensors[name], scale, second, inputs, inverted=True)
+
+    return find
+
+
+def _compressed_mixed(config: _Config) -> Finder:
+    formats = {str(group.get("format")) for group in config.objects("config_groups")}
+    if formats != {"nvfp4-pack-quantized"}:
+        raise _UnsupportedError(
+            f"compressed-tensors of several kinds ({', '.join(sorted(formats))})"
+        )
+    return _compressed_nvfp4(config)
+
+
+def _part(tensors: Tensors, base: str, suffix: str) -> PlacedTensor:
+    """A tensor that must be there with others of its name."""
+    found = tensors.get(base + suffix)
+    if found is None:
+        beside = next(name for name in tensors if name.startswith(base))
+        raise CheckpointError(
+            f"{tensors[beside].source.name}: {base + suffix}: expected it beside {beside}, "
+            "found no such tensor"
+        )
+    return found
+
+
+_COMPRESSED = "compressed-tensors"
+SCHEMES: tuple[Scheme, ...] = (
+    Scheme("FP8", "fp8", reader=_fp8),
+    Scheme("GPTQ", "gptq", reader=_gptq),
+    Scheme(
+        "FP8 or INT8, compressed-tensors",
+        _COMPRESSED,
+        ("float-quantized", "int-quantized", "naive-quantized"),
+        _compressed_8_bit,
+    ),
+    Scheme("W4A16, compressed-tensors", _COMPRESSED, ("pack-quantized",), _compressed_packed),
+    Scheme("NVFP4, compressed-tensors", _COMPRESSED, ("nvfp4-pack-quantized",), _compressed_nvfp4),
+    Scheme("NVFP4, compressed-tensors", _COMPRESSED, ("mixed-precision",), _compressed_mixed),
+    Scheme(
+        "FP8 or NVFP4, ModelOpt",
+        "modelopt",
+        ("fp8", "fp8_per_channel_per_token", "nvfp4", "w4a16_nvfp4", "mixed_precision"),
+        _modelopt,
+    ),
+    Scheme("MXFP4, compressed-tensors", _COMPRESSED, ("mxfp4-pack-quantized",)),
+    Scheme("AQLM", "aqlm"),
+    Scheme("AutoRound", "auto-round"),
+    Scheme("AWQ", "awq"),
+    Scheme("BitNet", "bitnet"),
+    Scheme("bitsandbytes", "bitsandbytes"),
+    Scheme("EETQ", "eetq"),
+    Scheme("FBGEMM FP8", "fbgemm_fp8"),
+    Scheme("FP-Quant", "fp_quant"),
+    Scheme("HIGGS", "higgs"),
+    Scheme("HQQ", "hqq"),
+    Scheme("MXFP4", "mxfp4"),
+    Scheme("Quanto", "quanto"),
+    Scheme("Quark", "quark"),
+    Scheme("SpQR", "spqr"),
+    Scheme("torchao", "torchao"),
+    Scheme("VPTQ", "vptq"),
+)

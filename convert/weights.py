@@ -1,0 +1,484 @@
+"""One weight of a model as a checkpoint stores it, and its rows as numbers.
+
+Each class is one way to store a matrix: as it is, or in fewer bits beside scales and zero points.
+All have the shape of the weight itself, so that nobody else need know how it is stored. What comes
+out is what llama.cpp's converter computes (`dequant_model` in its conversion/base.py), to the bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from .checkpoint import PlacedTensor
+
+Rows: TypeAlias = NDArray[Any]
+"""Two dimensions, C order, of F32, F16 or BF16 (ml_dtypes.bfloat16)."""
+
+PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_BYTE_DTYPES: dict[str, np.dtype[Any]] = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I8": np.dtype(np.int8),
+}
+_DTYPES = {
+    **PLAIN_DTYPES,
+    **_BYTE_DTYPES,
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
+_F32 = PLAIN_DTYPES["F32"]
+
+NVFP4_GROUP = 16  # values that share a scale
+_NVFP4_RECORD = 1 + NVFP4_GROUP // 2  # bytes: the scale, then the values, two in each
+_SUPER_BLOCK = 4  # groups in a block of ggml's NVFP4
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+class Weight(Protocol):
+    """A weight under the name that it has in the model."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the model, which need not be that of a tensor in the files."""
+
+    @property
+    def where(self) -> str:
+        """The file it is in, for messages."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, outermost dimension first."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its rows: F32, F16 or BF16."""
+
+    def check(self) -> None:
+        """Raise CheckpointError where what is stored does not make a weight."""
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows `start` to `stop` of the weight taken as a matrix."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlainWeight:
+    """A tensor that holds the weight as it is."""
+
+    name: str
+    tensor: PlacedTensor
+
+    @property
+    def where(self) -> str:
+        """The file it is in."""
+        return self.tensor.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's own."""
+        return self.tensor.stored.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The tensor's own."""
+        return PLAIN_DTYPES[self.tensor.stored.dtype]
+
+    def check(self) -> None:
+        """Raise CheckpointError for a tensor that is no weight."""
+        if self.tensor.stored.dtype not in PLAIN_DTYPES:
+            expected = f"one of {', '.join(PLAIN_DTYPES)}"
+            raise _fault(self, expected, self.tensor.stored.dtype)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows as they are stored."""
+        return _read_rows(self.tensor, start, stop)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWeight:
+    """8-bit values times a scale: one for the tensor, for each row, or for each block.
+
+    scale: None where it is missing. block: rows and columns of a block; None where the scale has
+    the shape of the weight without its last dimensions.
+    """
+
+    name: str
+    values: PlacedTensor
+    scale: PlacedTensor | None
+    scale_name: str
+    block: tuple[int, int] | None
+
+    dtype = _F32
+
+    @property
+    def where(self) -> str:
+        """The file of the values."""
+        return self.values.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the values."""
+        return self.values.stored.shape
+
+    def check(self) -> None:
+        """Raise CheckpointError where the scale is missing or does not fit."""
+        dtype, shape = self.values.stored.dtype, self.shape
+        if dtype not in (*_BYTE_DTYPES, *PLAIN_DTYPES):
+            raise _fault(self, f"one of {', '.join(_BYTE_DTYPES)}", dtype)
+        if self.scale is None:
+            raise CheckpointError(
+                f"{self.where}: {self.name}: FP8 weights need its tensor {self.scale_name}, "
+                "found none"
+            )
+        if len(shape) < 2:
+            raise _fault(self, "scales of matrices only", self.scale_name)
+        found = self.scale.stored
+        if found.dtype not in PLAIN_DTYPES or not self._fits(found.shape):
+            raise CheckpointError(
+                f"{self.where}: {self.scale_name}: expected shape {self._expected()} of F32, F16 "
+                f"or BF16, found {list(found.shape)} {found.dtype}"
+            )
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The values of these rows, each times its scale."""
+        assert self.scale is not None
+        *_, height, width = self.shape
+        scales = _as_f32(_read_all(self.scale))
+        if self.block is None:
+            # One scale for a row, a matrix or all: as many as there are rows, matrices, or one.
+            steps = (prod(self.shape[:-1]) // scales.size, width)
+            scales = scales.reshape(-1, 1)
+            at = np.arange(start, stop) // steps[0]
+        else:
+            steps = self.block
+            scales = scales.reshape(-1, scales.shape[-1])
+            index = np.arange(start, stop)
+            at = index // height * -(-height // steps[0]) + index % height // steps[0]
+        per_row = scales[at]
+        values = _as_f32(_read_rows(self.values, start, stop))
+        for column in range(per_row.shape[1]):
+            values[:, column * steps[1] : (column + 1) * steps[1]] *= per_row[:, column, None]
+        return values
+
+    def _expected(self) -> list[int]:
+        *outer, rows, columns = self.shape
+        if self.block is None:
+            return [*outer, rows, 1]
+        return [*outer, -(-rows // self.block[0]), -(-columns // self.block[1])]
+
+    def _fits(self, scale: tuple[int, ...]) -> bool:
+        if self.block is not None:
+            return list(scale) == self._expected()
+        if len(scale) > len(self.shape):
+            return False
+        padded = scale + (1,) * (len(self.shape) - len(scale))
+        # Dimensions are followed from the left, and those left out on the right: [experts, 1, 1].
+        count = next((i for i, n in enumerate(padded) if n != self.shape[i]), len(padded))
+        return count < len(padded) and all(n == 1 for n in padded[count:])
+
+
+@dataclass(frozen=True, eq=False)
+class GptqWeight:
+    """GPTQ: `bits` wide values packed along the input, stored transposed.
+
+    qweight: I32 [inputs * bits / 32, outputs]. qzeros: I32 [groups, outputs * bits / 32].
+    scales: [groups, outputs]. g_idx: I32 [inputs], the group of each input. offset: what is added
+    to a stored zero point (the first version of the format stores them less one).
+    """
+
+    name: str
+    qweight: PlacedTensor
+    qzeros: PlacedTensor
+    scales: PlacedTensor
+    g_idx: PlacedTensor
+    bits: int
+    offset: int
+
+    dtype = _F32
+
+    @property
+    def where(self) -> str:
+        """The file of the values."""
+        return self.qweight.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs."""
+        return (*self.qweight.stored.shape[1:], *self.g_idx.stored.shape)
+
+    def check(self) -> None:
+        """Raise CheckpointError where the four tensors do not fit together."""
+        per_word = 32 // self.bits
+        outputs, inputs = self.shape if len(self.shape) == 2 else (0, 0)
+        groups = self.scales.stored.shape[0] if self.scales.stored.shape else 0
+        for tensor, shape, dtypes in (
+            (self.qweight, (inputs // per_word, outputs), ("I32",)),
+            (self.qzeros, (groups, outputs // per_word), ("I32",)),
+            (self.scales, (groups, outputs), tuple(PLAIN_DTYPES)),
+            (self.g_idx, (inputs,), ("I32",)),
+        ):
+            _check_part(tensor, shape, dtypes, f"for GPTQ in {self.bits} bits")
+        if inputs % per_word or outputs % per_word:
+            raise _fault(self, f"multiples of {per_word} values", list(self.shape))
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """These outputs, which are columns of what is stored."""
+        per_word = 32 // self.bits
+        groups = _read_all(self.g_idx)
+        if groups.size and not 0 <= groups.min() <= groups.max() < self.scales.stored.shape[0]:
+            raise _fault(self, f"g_idx below {self.scales.stored.shape[0]}", int(groups.max()))
+        first = start // per_word
+        words = _read_columns(self.qzeros, first, -(-stop // per_word))
+        zeros = _unpacked(words, self.bits)[:, start - first * per_word :][:, : stop - start]
+        scales = _as_f32(_read_columns(self.scales, start, stop))
+        values = _unpacked(_read_columns(self.qweight, start, stop).T, self.bits)
+        steps = values.astype(np.int32) - (zeros.astype(np.int32) + self.offset).T[:, groups]
+        weight: NDArray[np.float32] = scales.T[:, groups] * steps.astype(np.float32)
+        return weight
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """Integers of `bits` bits in I32 words along the row, with a scale for each group of a row.
+
+    compressed-tensors' pack-quantized. words: I32 [rows, ceil(columns / values in a word)].
+    scale: [rows, groups]. zero_point: I32 [ceil(rows / values in a word), groups], packed along
+    the rows; None means half of the range. shape_tensor: I64 [2], the weight's shape once more.
+    """
+
+    name: str
+    words: PlacedTensor
+    scale: PlacedTensor
+    zero_point: PlacedTensor | None
+    shape_tensor: PlacedTensor
+    bits: int
+    group_size: int | None
+
+    dtype = _F32
+
+    @property
+    def where(self) -> str:
+        """The file of the values."""
+        return self.words.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns: all groups of a row, or all its words where it is one group."""
+        words, scale = self.words.stored.shape, self.scale.stored.shape
+        if len(words) != 2 or len(scale) != 2:
+            return words
+        columns = words[1] * (32 // self.bits)
+        return words[0], columns if self.group_size is None else scale[1] * self.group_size
+
+    def check(self) -> None:
+        """Raise CheckpointError where the tensors do not fit together."""
+        per_word = 32 // self.bits
+        rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
+        groups = 1 if self.group_size is None else columns // self.group_size
+        how = f"for {self.bits} bits in groups of {self.group_size or columns}"
+        _check_part(self.words, (rows, -(-columns // per_word)), ("I32",), how)
+        _check_part(self.scale, (rows, groups), tuple(PLAIN_DTYPES), how)
+        _check_part(self.shape_tensor, (2,), ("I64", "I32"), how)
+        if self.zero_point is not None:
+            _check_part(self.zero_point, (-(-rows // per_word), groups), ("I32",), how)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The values of these rows less their zero points, times their scales."""
+        said = _read_all(self.shape_tensor).tolist()
+        if said != list(self.shape):
+            raise _fault(self, f"shape {list(self.shape)} by its parts", said)
+        scale = _as_f32(_read_rows(self.scale, start, stop))
+        values = _unpacked(_read_rows(self.words, start, stop), self.bits)
+        grouped = values[:, : self.shape[1]].reshape(*scale.shape, -1).astype(np.int32)
+        offset: NDArray[Any] | int = 1 << (self.bits - 1)
+        if self.zero_point is not None:
+            per_word = 32 // self.bits
+            first = start // per_word
+            words = _read_rows(self.zero_point, first, -(-stop // per_word))
+            points = _unpacked(words.T, self.bits).T[start - first * per_word :][: stop - start]
+            offset = points.astype(np.int32)[:, :, None]
+        weight: NDArray[np.float32] = (grouped - offset).astype(np.float32) * scale[:, :, None]
+        return weight.reshape(stop - start, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Nvfp4Weight:
+    """NVFP4: 4-bit floats, a scale in 8 bits for 16 of them, and one more for the whole tensor.
+
+    values: U8 [rows, columns / 2]. scale: F8_E4M3 [rows, columns / 16]. second: the tensor's scale;
+    None means 1. inputs: the scale of the activations, of which only the runtime knows the use.
+    inverted: second and inputs are stored as their reciprocals.
+    """
+
+    name: str
+    values: PlacedTensor
+    scale: PlacedTensor
+    second: PlacedTensor | None
+    inputs: PlacedTensor | None
+    inverted: bool
+
+    dtype = _F32
+
+    @property
+    def where(self) -> str:
+        """The file of the values."""
+        return self.values.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        *outer, packed = self.values.stored.shape or (0,)
+        return (*outer, packed * 2)
+
+    def check(self) -> None:
+        """Raise CheckpointError where the tensors do not fit together."""
+        rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
+        groups = columns // NVFP4_GROUP
+        _check_part(self.values, (rows, groups * NVFP4_GROUP // 2), ("U8",), "for NVFP4")
+        _check_part(self.scale, (rows, groups), ("F8_E4M3",), "for NVFP4")
+        for one in (self.second, self.inputs):
+            if one is not None and prod(one.stored.shape) != 1:
+                raise _fault(self, f"one value in {one.stored.name}", list(one.stored.shape))
+            if one is not None and one.stored.dtype not in PLAIN_DTYPES:
+                raise _fault(self, f"a float in {one.stored.name}", one.stored.dtype)
+
+    def tensor_scale(self) -> float:
+        """The scale of the whole tensor, a number of F32."""
+        return self._scalar(self.second)
+
+    def input_scale(self) -> float:
+        """The scale of its activations, a number of F32."""
+        return self._scalar(self.inputs)
+
+    def _scalar(self, tensor: PlacedTensor | None) -> float:
+        if tensor is None:
+            return 1.0
+        value = _as_f32(_read_all(tensor)).reshape(1)
+        with np.errstate(divide="ignore"):
+            value = np.float32(1) / value if self.inverted else value
+        if not np.isfinite(value).all():
+            raise _fault(self, f"a finite scale in {tensor.stored.name}", float(value[0]))
+        return float(value[0])
+
+    def records(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows as groups of nine bytes: the scale, then the values in ggml's order."""
+        scale = _read_rows(self.scale, start, stop).view(np.uint8) & 0x7F
+        if (scale == 0x7F).any():
+            raise _fault(self, f"scales that are finite in {self.scale.stored.name}", "NaN")
+        pairs = _read_rows(self.values, start, stop).reshape(*scale.shape, -1)
+        codes = np.stack([pairs & 0x0F, pairs >> 4], axis=-1).reshape(*scale.shape, NVFP4_GROUP)
+        half = NVFP4_GROUP // 2
+        packed = codes[..., :half] | (codes[..., half:] << 4)
+        return np.concatenate([scale[..., None], packed], axis=-1).reshape(stop - start, -1)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The numbers: values times scale times the tensor's scale."""
+        records = self.records(start, stop).reshape(stop - start, -1, _NVFP4_RECORD)
+        scale = records[..., :1].view(_BYTE_DTYPES["F8_E4M3"]).astype(np.float32)
+        packed = records[..., 1:]
+        values = _E2M1[np.concatenate([packed & 0x0F, packed >> 4], axis=-1)] * scale
+        weight: NDArray[np.float32] = values * np.float32(self.tensor_scale())
+        return weight.reshape(stop - start, -1)
+
+
+def nvfp4_group_order(column_order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """The order of groups that an order of columns means; ValueError where it divides groups."""
+    if column_order is None:
+        return None
+    groups = column_order.reshape(-1, NVFP4_GROUP)
+    whole = (groups == groups[:, :1] + np.arange(NVFP4_GROUP)).all()
+    if not whole or (groups[:, 0] % NVFP4_GROUP).any():
+        raise ValueError("columns that share a scale are not neighbours")
+    return groups[:, 0] // NVFP4_GROUP
+
+
+def nvfp4_blocks(
+    records: NDArray[np.uint8], column_order: NDArray[np.int64] | None
+) -> NDArray[np.uint8]:
+    """Rows of records as blocks of ggml: four scales, then the values of the four groups."""
+    groups = records.reshape(len(records), -1, _NVFP4_RECORD)
+    order = nvfp4_group_order(column_order)
+    if order is not None:
+        groups = groups[:, order]
+    blocks = groups.reshape(len(records), -1, _SUPER_BLOCK, _NVFP4_RECORD)
+    scales = blocks[..., 0]
+    values = blocks[..., 1:].reshape(*scales.shape[:-1], -1)
+    return np.concatenate([scales, values], axis=-1).reshape(len(records), -1)
+
+
+def row_count(weight: Weight) -> int:
+    """Number of rows of a weight taken as a matrix."""
+    return prod(weight.shape[:-1])
+
+
+def _fault(weight: Weight, expected: str, found: object) -> CheckpointError:
+    return CheckpointError(f"{weight.where}: {weight.name}: expected {expected}, found {found}")
+
+
+def _check_part(
+    tensor: PlacedTensor, shape: Sequence[int], dtypes: Sequence[str], how: str
+) -> None:
+    stored = tensor.stored
+    if stored.shape != tuple(shape) or stored.dtype not in dtypes:
+        raise CheckpointError(
+            f"{tensor.source.name}: {stored.name}: expected shape {list(shape)} of "
+            f"{' or '.join(dtypes)} {how}, found {list(stored.shape)} {stored.dtype}"
+        )
+
+
+def _read_rows(tensor: PlacedTensor, start: int, stop: int) -> Rows:
+    dtype = _DTYPES[tensor.stored.dtype]
+    columns = tensor.stored.shape[-1] if tensor.stored.shape else 1
+    rows = np.empty((stop - start, columns), dtype)
+    offset = tensor.stored.offset + start * columns * dtype.itemsize
+    tensor.source.read_into(offset, rows.view(np.uint8).reshape(-1).data)
+    return rows
+
+
+def _read_columns(tensor: PlacedTensor, start: int, stop: int) -> Rows:
+    """Columns `start` to `stop` of a matrix, row by row: the rows may be far longer than these."""
+    dtype = _DTYPES[tensor.stored.dtype]
+    height, width = tensor.stored.shape
+    columns = np.empty((height, stop - start), dtype)
+    for index, row in enumerate(columns.view(np.uint8).reshape(height, -1)):
+        offset = tensor.stored.offset + (index * width + start) * dtype.itemsize
+        tensor.source.read_into(offset, row.data)
+    return columns
+
+
+def _read_all(tensor: PlacedTensor) -> Rows:
+    """A small tensor whole, in its own shape."""
+    return _read_rows(tensor, 0, prod(tensor.stored.shape[:-1])).reshape(tensor.stored.shape)
+
+
+def _unpacked(words: Rows, bits: int) -> NDArray[np.uint8]:
+    """The values of `bits` bits in words of 32, the lowest first, along the last dimension."""
+    shifts = np.arange(0, 32 - (bits - 1), bits, dtype=np.uint32)
+    unsigned = np.ascontiguousarray(words).view(np.uint32)
+    values: NDArray[np.uint32] = (unsigned[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    return values.astype(np.uint8).reshape(len(words), -1)
+
+
+def _as_f32(rows: Rows) -> NDArray[np.float32]:
+    """Values as F32, always a copy."""
+    if rows.dtype.itemsize == 1:
+        return _byte_values(rows.dtype)[rows.view(np.uint8)]
+    return rows.astype(np.float32)
+
+
+@cache
+def _byte_values(dtype: np.dtype[Any]) -> NDArray[np.float32]:
+    """The 256 values of an 8-bit type: looking them up is several times faster than converting."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
