@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from copy import copy
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import llama_cpp
 import numpy as np
@@ -31,7 +33,11 @@ from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .model_file import check_trunk
-from .session import MtpStats, Rollback, Session
+from .session import NO_STATS, MtpStats, Rollback, Session
+from .turns import Turns
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
@@ -40,6 +46,46 @@ DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 # batch of the rest is still large enough to be as fast as any.
 KEPT_PROMPT = 256
 KEPT_BEFORE_END = 64
+
+
+def _at_once(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """A method as one turn; llama_cpp.Llama's own one where there is no session."""
+
+    @wraps(method)
+    def call(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        with llm._turns.whole():
+            llm._check_open()
+            return cast("_R", llm._bind(method)(*args, **options))
+
+    return call
+
+
+def _streaming(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """A generator as one turn, from its first item to its end; likewise."""
+
+    @wraps(method)
+    def read(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        return cast("_R", llm._in_turn(llm._bind(method)(*args, **options)))
+
+    return read
+
+
+def _of_text(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """A chat without pictures: llama_cpp's handlers evaluate them past the session."""
+
+    @wraps(method)
+    def chat(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
+        find = getattr(handler, "get_image_urls", None)  # of those that evaluate pictures
+        messages = options["messages"] if "messages" in options else args[0]
+        if not llm._plain and find is not None and find(messages):
+            raise NativeError(
+                "messages: expected text, found pictures, which a session cannot follow; load the "
+                "model as llama_cpp.Llama for them"
+            )
+        return method(llm, *args, **options)
+
+    return chat
 
 
 class MTPLlama(llama_cpp.Llama):
@@ -63,9 +109,13 @@ class MTPLlama(llama_cpp.Llama):
     drafted: runs that must repeat to the token need a number, or exact and temperature 0.
 
     All other arguments are llama_cpp.Llama's; flash_attn is on by default where the trunk is on a
-    CPU with patched libraries, whose kernels are faster that way. Raises HeadMissingError for a
-    model without a head (depth=0 runs it plainly), ModelRefusedError with llama.cpp's last log
-    lines when it cannot be loaded. Close it, or use contextlib.closing.
+    CPU with patched libraries, whose kernels are faster that way.
+
+    What cannot draft (a model without a head or of another architecture, embedding=True,
+    vocab_only=True) is run by llama_cpp.Llama's own methods, with a warning that says why, unless
+    depth is a number or exact is set: HeadMissingError or NativeError then. depth=0 decodes any
+    model plainly. ModelRefusedError, with llama.cpp's last log lines, when a model cannot be
+    loaded. Close it, or use contextlib.closing.
     """
 
     def __init__(
@@ -83,17 +133,19 @@ class MTPLlama(llama_cpp.Llama):
         keep_prompt: bool = True,
         draft_threads: int | None = None,
         profile: bool = True,
+        busy: Literal["wait", "raise"] = "wait",
         **options: Any,
     ) -> None:
+        self._turns = Turns(wait=busy == "wait")
+        self._closed = False
         self._session: Session | None = None
         self._head: Head | None = None
         self._prompt: Checkpoint | None = None
+        if busy not in ("wait", "raise"):
+            raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected none, the model drafts for itself")
-        if options.get("embedding"):
-            raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
         device = _trunk_device(options)
-        _choose_attention(options, device)
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -103,14 +155,30 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f'depth: expected 0 to {MAX_DEPTH} or "auto", found {depth!r}')
         if not 0 <= max_depth <= MAX_DEPTH:
             raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
+        optional = asked[0] in (None, AUTO) and not exact and depth != 0
+        why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
+        self._plain = why is not None  # run by llama_cpp.Llama's methods, without a session
+        if self._plain and depth != 0:
+            if not optional:
+                raise NativeError(f"{why}: expected a plain llama_cpp.Llama, or depth=0 with it")
+            _note(model_path, f"{why}; decoding without drafts, as llama_cpp.Llama does")
+            depth = 0
+        self._mode = Rollback.parse(settings.rollback)
+        batch = _batch_size(options)
+        # A batch takes a token and its drafts; for its snapshots llama.cpp wants one more.
+        room = max(batch - (2 if self._mode is Rollback.SNAPSHOT else 1), 0)
+        if optional and room < (max_depth if depth == AUTO else depth):
+            _note(model_path, f"batches of {batch} leave room for {room} drafts")
+            max_depth, depth = room, depth if room and depth == AUTO else room
+        if not self._plain:
+            _choose_attention(options, device)
         self.depth = depth
         self.max_depth = max_depth if depth == AUTO else depth
         self._rejection = rejection
         self._keep_prompt = keep_prompt
         self._origin = 0
-        self._mode = Rollback.parse(settings.rollback)
         self._mtp_options = {
-            "depth": depth,
+            "depth": settings.depth,
             "max_depth": max_depth,
             "rollback": settings.rollback,
             "exact": exact,
@@ -121,6 +189,7 @@ class MTPLlama(llama_cpp.Llama):
             "keep_prompt": keep_prompt,
             "draft_threads": settings.draft_threads,
             "profile": False,
+            "busy": busy,
         }
         self._batches = Batches()
         if exact:
@@ -152,6 +221,10 @@ class MTPLlama(llama_cpp.Llama):
             hint = _layout_hint(Path(model_path))
             raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
         _log.listen(verbose)  # what comes now has other reasons
+        if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
+            self._plain = True  # a session follows a text through the context's memory
+        if self._plain:
+            return
         # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
         # Without logits_all nothing is ever written into scores; one row serves those who look.
@@ -186,7 +259,8 @@ class MTPLlama(llama_cpp.Llama):
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
-        params.load_mtp = False
+        if not self._plain:
+            params.load_mtp = False
         held = self._held
         self._progress = llama_cpp.llama_progress_callback(lambda *_: not held.ends_all)
         params.progress_callback = self._progress
@@ -202,14 +276,17 @@ class MTPLlama(llama_cpp.Llama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         drafts = self.max_depth if self._mode is Rollback.SNAPSHOT else 0
-        params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
+        if not self._plain:
+            params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
         self._context_params = params
 
     @property
     def session(self) -> Session:
-        """The session underneath; NativeError once closed."""
+        """The session underneath; NativeError once closed, and for a model that has none."""
         if self._session is None:
-            raise NativeError("the model is closed")
+            if self._closed:
+                raise NativeError("the model is closed")
+            raise NativeError("the model has no session: llama_cpp.Llama's methods run it")
         return self._session
 
     @property
@@ -220,7 +297,7 @@ class MTPLlama(llama_cpp.Llama):
     @property
     def mtp_stats(self) -> MtpStats:
         """What drafting did since the model was loaded or `session.reset_stats()`."""
-        return self.session.stats()
+        return NO_STATS if self._plain and not self._closed else self.session.stats()
 
     @property
     def token_origin(self) -> int:
@@ -245,6 +322,10 @@ class MTPLlama(llama_cpp.Llama):
         self._prompt = None
         self._session = None
         self._head = None
+        # All that llama_cpp.Llama does goes through these, and would meet freed memory.
+        self._model = self._ctx = self._batch = self.tokenizer_ = _CLOSED
+        self._closed = True
+        self._turns.end_all()
 
     def __enter__(self) -> MTPLlama:
         return self
@@ -254,16 +335,17 @@ class MTPLlama(llama_cpp.Llama):
 
     # ------------------------------------------------------------- llama_cpp.Llama's surface
 
+    @_at_once
     def reset(self) -> None:
         """Forget all tokens."""
         self.n_tokens = 0
         self._requires_eval = True
         self.session.remove(0)
 
+    @_at_once
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to what is evaluated; ContextFullError when they do not fit."""
-        if self.session.length() != self.n_tokens:
-            self.session.remove(self.n_tokens)
+        self._settle()
         for start in range(0, len(tokens), self.n_batch):
             batch = list(tokens[start : start + self.n_batch])
             self.session.decode(batch, all_logits=self._logits_all)
@@ -275,6 +357,39 @@ class MTPLlama(llama_cpp.Llama):
             self.n_tokens += len(batch)
             self._requires_eval = False
 
+    embed = _at_once(llama_cpp.Llama.embed)
+    create_chat_completion = _of_text(llama_cpp.Llama.create_chat_completion)
+    _create_completion = _streaming(llama_cpp.Llama._create_completion)
+
+    def _bind(self, method: Any) -> Any:
+        """A method of this model, or llama_cpp.Llama's of its name where there is no session."""
+        return getattr(super(), method.__name__) if self._plain else method.__get__(self)
+
+    def _in_turn(self, inner: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Read a stream as one turn, whose pieces run only as long as no other turn follows."""
+        if self._turns.within():
+            yield from inner
+            return
+        turn = self._turns.begin(inner.close)
+        try:
+            answer = None
+            while True:
+                self._check_open()
+                with self._turns.run(turn):
+                    try:
+                        item = inner.send(answer)
+                    except StopIteration:
+                        return
+                answer = yield item
+        finally:
+            inner.close()
+            self._turns.end(turn)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NativeError("the model is closed")
+
+    @_streaming
     def generate(
         self,
         tokens: Sequence[int],
@@ -353,6 +468,9 @@ class MTPLlama(llama_cpp.Llama):
                 self._eval_prompt(self._reuse_prefix(list(tokens)))
             else:
                 self.eval(tokens)
+            if self._requires_eval:
+                raise NativeError("prompt: expected at least one token, found none")
+            self._requires_eval = True  # the logits at the end are not those of the last token
             forced: Sequence[int] | None = None
             while True:
                 sampled = self._sample_on(greedy, by_rejection, stepwise, failures)
@@ -371,9 +489,10 @@ class MTPLlama(llama_cpp.Llama):
         finally:
             self._align()
 
+    @_at_once
     def save_state(self) -> Any:
         """The state as llama_cpp.Llama has it, and with it the head's: `mtp_head`, bytes."""
-        self.session.remove(self.n_tokens)
+        self._settle()
         state: Any = super().save_state()
         state.mtp_head = b""
         if self._head is not None and self._head.next_position():
@@ -381,6 +500,7 @@ class MTPLlama(llama_cpp.Llama):
                 state.mtp_head = saved.to_bytes()
         return state
 
+    @_at_once
     def load_state(self, state: Any) -> None:
         """Load a state. Drafting goes on as it was; after one of llama_cpp.Llama it learns anew.
 
@@ -414,10 +534,12 @@ class MTPLlama(llama_cpp.Llama):
         At least one token is left, for its logits. Recurrent state can only be taken back by a few
         tokens: otherwise all begins anew.
         """
-        known = self._input_ids[: len(tokens) - 1]
+        if not self._requires_eval and tokens == self._input_ids.tolist():
+            return []  # the logits of its last token are there
+        known = self._input_ids[: max(len(tokens) - 1, 0)]
         differs = np.flatnonzero(known != np.asarray(tokens[: len(known)]))
         common = int(differs[0]) if len(differs) else len(known)
-        if 0 < common < self.n_tokens:
+        if 0 < common < self.session.length():
             try:
                 self.session.remove(common)
             except NativeError:
@@ -425,7 +547,22 @@ class MTPLlama(llama_cpp.Llama):
         if common == 0:
             self.reset()
         self.n_tokens = common
+        self._requires_eval = True
         return tokens[common:]
+
+    def _settle(self) -> None:
+        """Make the session hold what n_tokens says: a stream may have stopped amid accepted drafts.
+
+        What the recurrent state cannot take back is evaluated anew.
+        """
+        if self.session.length() == self.n_tokens:
+            return
+        try:
+            self.session.remove(self.n_tokens)
+        except NativeError:
+            self.session.remove(0)
+            if self.n_tokens:
+                self.session.decode(self._input_ids.tolist())
 
     def _back_to_prompt(self, most: int) -> int:
         """Restore the kept prompt, if it is no longer than `most`; its length, or 0."""
@@ -501,7 +638,8 @@ class MTPLlama(llama_cpp.Llama):
                     self.input_ids[self.n_tokens] = token
                     accepted += 1
             finally:
-                session.end(accepted)
+                if not session.closed:
+                    session.end(accepted)
 
     def _sample(self, row: int) -> int:
         """A token of the sampler's. C calls its Python parts, where an interrupt would be lost."""
@@ -516,13 +654,21 @@ class MTPLlama(llama_cpp.Llama):
         self.scores[position, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
 
     def _align(self) -> None:
-        """After a generation, however it ended: the trunk holds what n_tokens says, or nothing."""
-        if self._session is None:
+        """After a generation, however it ended: drop what nobody has read, if that can be now."""
+        if self._session is None or self._session.closed:
             return
-        try:
-            self.session.remove(self.n_tokens)
-        except NativeError:
-            self.reset()
+        with suppress(NativeError):
+            self._session.remove(self.n_tokens)
+
+
+class _Closed:
+    """In the place of what is freed: whatever is asked of it, the answer is that."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NativeError("the model is closed")
+
+
+_CLOSED: Any = _Closed()
 
 
 def _settings(
@@ -546,6 +692,34 @@ def _settings(
         base.draft_threads if draft_threads is None else draft_threads,
     )
     return settings, found.costs if found else Costs()
+
+
+def _note(model: str, text: str) -> None:
+    warnings.warn(f"{model}: {text}", stacklevel=3)
+
+
+def _batch_size(options: dict[str, Any]) -> int:
+    """The most tokens that a context of these options of llama_cpp.Llama takes at once."""
+    given = (options.get(name, 512) for name in ("n_ctx", "n_batch", "n_ubatch"))
+    return min((n for n in given if n), default=512)
+
+
+def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> str | None:
+    """What keeps a session, or its head, from a model; None if nothing does.
+
+    A file that is no model is left to llama.cpp, which says so.
+    """
+    for name in ("vocab_only", "embedding"):
+        if options.get(name):
+            return f"{name}=True"
+    if not look_for_head:
+        return None
+    try:
+        with open_model(model) as opened:
+            report = opened.head.report
+    except (MtpGgufError, OSError):
+        return None
+    return None if report.ready else report.reason
 
 
 def _layout_hint(model: Path) -> str:

@@ -69,6 +69,9 @@ class MtpStats:
         return tuple(a / d for a, d in zip(self.accepted, self.drafted, strict=True))
 
 
+NO_STATS = MtpStats(0, 0, 0, 0, (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class Session(Owner):
     """Decodes with a llama.cpp context and a head. Close it, or use `with`.
 

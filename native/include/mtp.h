@@ -183,7 +183,8 @@ typedef struct mtp_session mtp_session;
 
 /* How rejected drafts leave the trunk's recurrent state, which cannot be cut like a KV cache. */
 typedef enum mtp_rollback {
-    MTP_ROLLBACK_SNAPSHOT   = 0, /* the context keeps n_rs_seq snapshots; needs n_rs_seq >= depth */
+    MTP_ROLLBACK_SNAPSHOT   = 0, /* the context keeps n_rs_seq snapshots; needs n_rs_seq >= depth
+                                 * and n_ubatch >= n_rs_seq + 2 */
     MTP_ROLLBACK_CHECKPOINT = 1, /* copy on the device, restore, decode the accepted tokens again */
     MTP_ROLLBACK_TWO_PHASE  = 2, /* decode a draft only once it is accepted: one token at a time */
     MTP_ROLLBACK_HOST       = 3, /* as CHECKPOINT, the copy in host memory */

@@ -41,6 +41,13 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
     if (params_.min_rows > 1 && trunk_.recurrent() && trunk_.n_snapshots() < 1) {
         throw Error(MTP_ERROR_ARGUMENT, "min_rows of 2: expected a context with n_rs_seq of 1 or more, found 0");
     }
+    // llama.cpp keeps the last n_rs_seq + 1 tokens of a batch together, and asserts that more fit.
+    if (trunk_.recurrent() && trunk_.n_snapshots() > 0 && trunk_.n_batch() < trunk_.n_snapshots() + 2) {
+        throw Error(MTP_ERROR_ARGUMENT,
+                    format("n_batch and n_ubatch: expected %lld or more for a context with n_rs_seq of %lld, found %lld",
+                           (long long) trunk_.n_snapshots() + 2, (long long) trunk_.n_snapshots(),
+                           (long long) trunk_.n_batch()));
+    }
     if (trunk_.n_batch() < params_.min_rows) {
         throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for min_rows, found %lld", params_.min_rows,
                                                (long long) trunk_.n_batch()));

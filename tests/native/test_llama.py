@@ -381,7 +381,9 @@ def test_wrong_options(dial) -> None:
         ({"depth": 17}, 'depth: expected 0 to 16 or "auto", found 17'),
         ({"depth": -1}, 'depth: expected 0 to 16 or "auto", found -1'),
         ({"rollback": "magic"}, "rollback: expected one of snapshot"),
-        ({"embedding": True}, "embedding: expected a plain"),
+        ({"embedding": True}, "embedding=True: expected a plain"),
+        ({"vocab_only": True}, "vocab_only=True: expected a plain"),
+        ({"busy": "later"}, 'busy: expected "wait" or "raise", found'),
         ({"draft_model": object()}, "draft_model: expected none"),
         ({"mtp_device": "CUDA9"}, "device: expected one of"),
     ):

@@ -1,0 +1,522 @@
+"""MTPLlama where llama_cpp.Llama stands in other people's code: streams, threads, odd models."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from patched_build import python_on
+
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.errors import HeadMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMPT = [3, 1, 4, 1, 5]
+OTHER = [9, 2, 6]
+MESSAGES: Any = [{"role": "user", "content": "aha"}]
+SMALL = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+
+
+def load(path: Path, **options: Any) -> closing[MTPLlama]:
+    return closing(MTPLlama(str(path), **{**SMALL, **options}))
+
+
+def plain(path: Path, **options: Any) -> closing[llama_cpp.Llama]:
+    return closing(llama_cpp.Llama(str(path), verbose=False, **{**SMALL, **options}))
+
+
+@contextmanager
+def noted(note: str, path: Path, **options: Any) -> Iterator[MTPLlama]:
+    """A model that is loaded with one warning."""
+    with pytest.warns(UserWarning, match=note) as notes:
+        llm = MTPLlama(str(path), **{**SMALL, **options})
+    assert len(notes) == 1
+    with closing(llm):
+        yield llm
+
+
+def text(llm: llama_cpp.Llama, prompt: Any = PROMPT, **options: Any) -> str:
+    answer: Any = llm.create_completion(prompt, **{**GREEDY, **options})
+    return str(answer["choices"][0]["text"])
+
+
+def read(stream: Iterator[Any]) -> str:
+    return "".join(chunk["choices"][0]["text"] for chunk in stream)
+
+
+# ----------------------------------------------------------------------------- streams
+
+
+WAYS = [
+    f"{how}/{chain}"
+    for how in ("exit", "main", "collect", "model first", "stream first")
+    for chain in ("rejection", "equality", "processor")
+]
+
+
+def test_unfinished_streams_end_quietly(models) -> None:
+    """Each way of leaving one, in a process of its own, whose freed memory is overwritten."""
+    path = models.gguf("demo", "Q4_K_M", "F16")
+    said = python_on(
+        None, "-m", "unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
+    )
+    assert json.loads(said) == {}
+
+
+def test_a_stream_left_early_leaves_the_model_usable(dial) -> None:
+    with load(dial("tiny")) as llm:
+        want = text(llm)
+        for chain in ({}, {"repeat_penalty": 1.01}, {"logit_bias": {65: 0.0}}):
+            stream = llm.create_completion(PROMPT, stream=True, **{**GREEDY, **chain})
+            next(stream)
+            del stream
+            gc.collect()
+            assert text(llm) == want
+
+
+CHAINS = [{}, {"temperature": 0.8, "seed": 1}, {"logit_bias": {65: 0.0}}]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=["greedy", "sampled", "processor"])
+def test_a_stream_ends_where_another_call_begins(dial, chain) -> None:
+    """By name, where it went on with the other's text; the other's is what it always is."""
+    with load(dial("tiny"), depth=3) as llm:
+        want = text(llm, OTHER)
+        calls = (
+            lambda: text(llm, OTHER) == want,
+            lambda: read(llm.create_completion(OTHER, stream=True, **GREEDY)) == want,
+            lambda: llm.reset() is None,
+            lambda: llm.eval(OTHER) is None,
+            lambda: llm.save_state() is not None,
+        )
+        for call in calls:
+            llm.reset()
+            stream = llm.create_completion(PROMPT, stream=True, **{**GREEDY, **chain})
+            next(stream)
+            tokens = llm.generate(PROMPT, temp=0.0)
+            next(tokens)
+            for ended in (stream, tokens):
+                if ended is tokens:
+                    assert call()
+                with pytest.raises(
+                    NativeError, match="this stream has ended: the model was called"
+                ):
+                    next(ended)
+                with pytest.raises(StopIteration):
+                    next(ended)
+        llm.reset()
+        assert text(llm, OTHER) == want
+
+
+def test_after_its_end_a_stream_disturbs_nobody(dial) -> None:
+    with load(dial("tiny")) as llm:
+        stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        next(stream)
+        second = llm.create_completion(OTHER, stream=True, **GREEDY)
+        begun = next(second)["choices"][0]["text"]
+        stream.close()
+        assert begun + read(second) == text(llm, OTHER)
+
+
+def test_closed_means_closed(dial) -> None:
+    path = dial("tiny")
+    code = f"""
+import json
+from mtp_gguf.native import MTPLlama, NativeError
+with MTPLlama({str(path)!r}, n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
+    state = llm.save_state()
+    stream = llm.create_completion([1, 2], stream=True)
+    next(stream)
+calls = {{
+    "call": lambda: llm("hi"), "tokenize": lambda: llm.tokenize(b"hi"), "n_ctx": llm.n_ctx,
+    "chat": lambda: llm.create_chat_completion([{{"role": "user", "content": "hi"}}]),
+    "detokenize": lambda: llm.detokenize([1]), "n_vocab": llm.n_vocab, "n_embd": llm.n_embd,
+    "reset": llm.reset, "eval": lambda: llm.eval([1]), "generate": lambda: next(llm.generate([1])),
+    "sample": llm.sample, "save": llm.save_state, "load": lambda: llm.load_state(state),
+    "eos": llm.token_eos, "bos": llm.token_bos, "nl": llm.token_nl, "ctx": lambda: llm.ctx,
+    "model": lambda: llm.model, "stats": lambda: llm.mtp_stats, "session": lambda: llm.session,
+    "is_end": lambda: llm.is_end(1), "pooling": llm.pooling_type, "stream": lambda: next(stream),
+    "tokenizer": lambda: llm.tokenizer().tokenize(b"hi"), "enter": lambda: llm("hi", stream=True),
+}}
+wrong = {{}}
+for name, call in calls.items():
+    try:
+        result = call()
+        wrong[name] = repr(next(result) if name == "enter" else result)
+    except NativeError as error:
+        if str(error) != "the model is closed":
+            wrong[name] = str(error)
+    except BaseException as error:
+        wrong[name] = repr(error)
+llm.close()
+print(json.dumps(wrong))
+"""
+    assert json.loads(python_on(None, "-c", code, timeout=60)) == {}
+
+
+# ----------------------------------------------------------------------------- two-phase
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
+def test_stopping_criteria_see_the_text_after_its_end(dial, rollback) -> None:
+    """Also where a stop amid accepted drafts cannot be taken back."""
+    path = dial("tiny", hit=1.0)
+    seen: dict[str, list[list[int]]] = {}
+    texts: dict[str, list[str]] = {}
+    with plain(path) as theirs, load(path, depth=5, rollback=rollback) as ours:
+        for name, llm in (("theirs", theirs), ("ours", ours)):
+            seen[name] = []
+
+            def criterion(ids: Any, _: Any, name: str = name) -> bool:
+                seen[name].append(ids.tolist())
+                return False
+
+            criteria = llama_cpp.StoppingCriteriaList([criterion])
+            texts[name] = [
+                text(llm, PROMPT, max_tokens=n, stopping_criteria=criteria) for n in (7, 8, 9, 10)
+            ]
+            texts[name].append(text(llm, [*PROMPT, *OTHER]))
+            chat: Any = llm.create_chat_completion(MESSAGES, **GREEDY)
+            texts[name].append(chat["choices"][0]["message"]["content"])
+    assert texts["ours"] == texts["theirs"]
+    assert seen["ours"] == seen["theirs"]
+
+
+@pytest.mark.parametrize("rollback", ["two-phase", "host"])
+def test_what_cannot_be_taken_back_is_evaluated_anew(dial, rollback) -> None:
+    """A stop amid accepted drafts, and then more of the same text, a state, another text."""
+    with load(dial("tiny", hit=1.0), depth=5, rollback=rollback) as llm:
+        want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 12))
+        for n in (2, 3, 4, 5):
+            llm.reset()
+            stream = llm.generate(PROMPT, temp=0.0)
+            begun = list(itertools.islice(stream, n))
+            stream.close()
+            assert llm.n_tokens == len(PROMPT) + n - 1
+            state = llm.save_state()
+            llm.eval([begun[-1]])
+            rest = itertools.islice(llm.generate([], temp=0.0, reset=False), 12 - n)
+            assert [*begun, *rest] == want
+            llm.load_state(state)
+            llm.eval([begun[-1]])
+            rest = itertools.islice(llm.generate([], temp=0.0, reset=False), 12 - n)
+            assert [*begun, *rest] == want
+
+
+# ----------------------------------------------------------------------------- pictures
+
+
+class PictureHandler:
+    """The two methods of llama_cpp's own handlers by which pictures go past the session."""
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    @staticmethod
+    def get_image_urls(messages: Any) -> list[str]:
+        from llama_cpp.llama_chat_format import Llava15ChatHandler  # noqa: PLC0415
+
+        return Llava15ChatHandler.get_image_urls(messages)
+
+    def __call__(self, *, llama: Any, messages: Any, **options: Any) -> Any:
+        self.called += 1
+        llama.reset()
+        llama._ctx.kv_cache_clear()
+        llama.eval(PROMPT)
+        return llama.create_completion(llama.input_ids[: llama.n_tokens].tolist(), **GREEDY)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_pictures_are_refused_before_anything_is_evaluated(dial, depth) -> None:
+    from llama_cpp.llama_chat_format import Llava15ChatHandler, MTMDChatHandler  # noqa: PLC0415
+
+    parts = [
+        {"type": "text", "text": "what is it?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
+    path = dial("tiny")
+    handler = PictureHandler()
+    for real in (Llava15ChatHandler, MTMDChatHandler):
+        assert real.get_image_urls([{"role": "user", "content": parts}])
+    with load(path, depth=depth, chat_handler=handler) as llm:
+        for arguments in ({"messages": [{"role": "user", "content": parts}]},):
+            with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+                llm.create_chat_completion(**arguments)
+        with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+            llm.create_chat_completion([{"role": "user", "content": parts}])
+        assert (handler.called, llm.n_tokens, llm.session.length()) == (0, 0, 0)
+        answer: Any = llm.create_chat_completion([{"role": "user", "content": "no picture"}])
+        assert (handler.called, answer["choices"][0]["text"]) == (1, text(llm))
+
+
+# ----------------------------------------------------------------------- models that cannot draft
+
+
+@pytest.fixture(scope="module")
+def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the architecture llama, with random weights and a token that begins a text."""
+    import gguf  # noqa: PLC0415
+
+    path = tmp_path_factory.mktemp("llama") / "llama.gguf"
+    width, heads, layers, feed, vocabulary = 64, 4, 2, 128, 300
+    rng = np.random.default_rng(6)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(feed)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("llama")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokens += [f"▁w{i}" for i in range(vocabulary - len(tokens))]
+    types = [2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([float(-i) for i in range(vocabulary)])
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+
+    def add(name: str, *shape: int) -> None:
+        values = rng.standard_normal(shape, np.float32) * (0.4 if len(shape) > 1 else 0)
+        writer.add_tensor(name, values + (len(shape) == 1))
+
+    add("token_embd.weight", vocabulary, width)
+    add("output_norm.weight", width)
+    for i in range(layers):
+        add(f"blk.{i}.attn_norm.weight", width)
+        add(f"blk.{i}.ffn_norm.weight", width)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}.weight", width, width)
+        add(f"blk.{i}.ffn_gate.weight", feed, width)
+        add(f"blk.{i}.ffn_up.weight", feed, width)
+        add(f"blk.{i}.ffn_down.weight", width, feed)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
+    """What a user sees of a model, by calls that are common."""
+    out: dict[str, Any] = {}
+    out["completion"] = [text(llm), text(llm), text(llm, [*PROMPT, *OTHER])]
+    out["sampled"] = text(llm, "aha", temperature=0.8, seed=7)
+    out["streamed"] = read(llm.create_completion("aha", stream=True, **GREEDY))
+    chat: Any = llm.create_chat_completion(MESSAGES, **GREEDY)
+    out["chat"] = chat["choices"][0]["message"]
+    state = llm.save_state()
+    out["evaluated"] = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+    out["other"] = text(llm, OTHER)
+    llm.load_state(state)
+    out["again"] = llm.n_tokens
+    out["generated"] = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 8))
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    out["cached"] = [text(llm, "abc"), text(llm, "abc")]
+    out["empty"] = text(llm, "") if llm._model.add_bos_token() else None
+    return out
+
+
+@pytest.mark.parametrize("kind", ["no head", "architecture"])
+def test_models_that_cannot_draft_do_what_llama_cpps_do(models, llama_model, kind) -> None:
+    path = llama_model if kind == "architecture" else models.gguf("dense-no-mtp", "Q4_K_M", "F16")
+    with plain(path) as theirs:
+        want = same_calls(theirs)
+    reason = "the file has no MTP head" if kind == "no head" else "architecture 'llama' is not one"
+    note = reason + ".*; decoding without drafts, as llama_cpp.Llama does"
+    for options in ({}, {"depth": "auto"}):
+        with noted(note, path, **options) as ours:
+            assert same_calls(ours) == want
+            assert (ours.depth, ours.head, ours.mtp_stats.cycles) == (0, None, 0)
+            with pytest.raises(NativeError, match="the model has no session"):
+                _ = ours.session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_cpp, "Llama", MTPLlama)  # as for llama_cpp's own server
+        with noted(note, path) as ours:
+            assert text(ours) == want["completion"][0]
+    with pytest.raises(NativeError):  # who asks for drafts is told
+        load(path, depth=2)
+    with load(path, depth=0) as ours:
+        assert text(ours) == want["completion"][0]
+
+
+def test_a_missing_head_is_an_error_where_drafts_are_asked_for(models) -> None:
+    path = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
+    for options in ({"depth": 1}, {"exact": True}):
+        with pytest.raises(HeadMissingError, match="has no MTP head"):
+            load(path, **options)
+
+
+def test_embeddings_and_vocabularies(dial) -> None:
+    path = dial("tiny")
+    with plain(path, embedding=True, n_ctx=64) as theirs:
+        want = theirs.embed(["aha", "na na"])
+        assert len(want) == 2
+    with noted("embedding=True; decoding without drafts", path, embedding=True, n_ctx=64) as ours:
+        assert np.array_equal(ours.embed("aha"), want[0])
+        assert all(
+            np.array_equal(*pair) for pair in zip(ours.embed(["aha", "na na"]), want, strict=True)
+        )
+        assert ours.create_embedding("aha")["usage"]["total_tokens"] > 0
+    with load(path, depth=0, embedding=True, n_ctx=64) as ours:
+        assert np.array_equal(ours.embed("aha"), want[0])
+    with plain(path, vocab_only=True) as theirs:
+        tokens = theirs.tokenize(b"aha")
+    with noted("vocab_only=True", path, vocab_only=True) as ours:
+        assert ours.tokenize(b"aha") == tokens
+        assert ours.detokenize(tokens) == b"aha"
+
+
+@pytest.mark.parametrize("name", ["n_batch", "n_ubatch"])
+@pytest.mark.parametrize("rollback", ["snapshot", "host"])
+def test_small_batches_draft_as_much_as_they_hold(dial, name, rollback) -> None:
+    path = dial("tiny", hit=1.0)
+    with plain(path) as theirs:
+        want = text(theirs)
+    taken = 2 if rollback == "snapshot" else 1
+    for size in (1, 2, 3, 4):
+        room = max(size - taken, 0)
+        options = {name: size, "rollback": rollback, "max_depth": 3}
+        if room < 3:
+            loaded: Any = noted(f"batches of {size} leave room for {room} drafts", path, **options)
+            with pytest.raises(NativeError, match=r"n_batch.*: expected . or more for"):
+                load(path, depth=3, **options)
+        else:
+            loaded = load(path, **options)
+        with loaded as ours:
+            assert ours.max_depth == room
+            assert text(ours) == want
+
+
+def test_an_empty_prompt_is_refused_and_never_continues_another(dial) -> None:
+    """llama_cpp.Llama fails an assertion there; a model with a BOS token has a prompt of one."""
+    with load(dial("tiny")) as llm:
+        for before in (lambda: None, lambda: text(llm)):
+            before()
+            llm.reset()
+            for call in (
+                lambda: text(llm, ""),
+                lambda: text(llm, []),
+                lambda: next(llm.generate([])),
+            ):
+                with pytest.raises(
+                    NativeError, match="prompt: expected at least one token, found none"
+                ):
+                    call()
+        assert text(llm) == text(llm)
+
+
+def test_an_evaluated_prompt_is_sampled_from_as_it_stands(dial) -> None:
+    """Its logits are there: nothing is evaluated again, and nothing forgotten."""
+    with load(dial("tiny"), depth=3) as llm:
+        want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 9))
+        for prompt in (PROMPT, PROMPT[:1]):
+            llm.reset()
+            llm.eval(prompt)
+            llm.session.reset_stats()
+            stream = llm.generate(prompt, temp=0.0)
+            got = list(itertools.islice(stream, 9))
+            stream.close()
+            assert llm.mtp_stats.prefilled == 0
+            assert got == want or prompt != PROMPT
+            assert llm.n_tokens == len(prompt) + 8
+
+
+# ----------------------------------------------------------------------------- threads
+
+
+def test_other_threads_wait_for_their_turn(dial) -> None:
+    prompts = [[*PROMPT, i] for i in range(6)]
+    with load(dial("tiny")) as llm:
+
+        def streamed(prompt: list[int]) -> str:
+            return read(llm.create_completion(prompt, stream=True, **GREEDY))
+
+        def evaluated(prompt: list[int]) -> int:
+            llm.reset()
+            llm.eval(prompt)
+            return len(llm.save_state().llama_state)
+
+        with ThreadPoolExecutor(6) as pool:
+            for work in (lambda prompt: text(llm, prompt), streamed):
+                want = [work(prompt) for prompt in prompts]
+                assert list(pool.map(work, prompts)) == want
+            assert all(size > 0 for size in pool.map(evaluated, prompts))
+        assert streamed(prompts[0]) == want[0]
+
+
+def test_other_threads_can_be_refused(dial) -> None:
+    with load(dial("tiny"), busy="raise") as llm:
+        want = text(llm)
+        stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        begun = next(stream)["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as pool:
+            for call in (
+                lambda: text(llm, OTHER),
+                llm.reset,
+                lambda: llm.eval([1]),
+                llm.save_state,
+            ):
+                with pytest.raises(NativeError, match="the model is in use by another thread"):
+                    pool.submit(call).result()
+            assert begun + read(stream) == want
+            assert pool.submit(text, llm).result() == want
+
+
+def test_a_stream_may_be_read_by_several_threads(dial) -> None:
+    """As event loops do; who waits meanwhile comes next, once it is read or given up."""
+    with load(dial("tiny")) as llm:
+        want = text(llm)
+        stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        done: list[str] = []
+        waiting = threading.Thread(target=lambda: done.append(text(llm, OTHER)))
+        pieces = []
+        with ThreadPoolExecutor(3) as pool:
+            pieces.append(pool.submit(next, stream).result())
+            waiting.start()
+            while (chunk := pool.submit(next, stream, None).result()) is not None:
+                assert not done
+                pieces.append(chunk)
+        waiting.join(30)
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == want
+        assert done == [text(llm, OTHER)]
+        for give_up in (lambda s: s.close(), lambda _: None):  # the second: its thread has ended
+            stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
+            beginner = threading.Thread(target=next, args=[stream])
+            beginner.start()
+            beginner.join()
+            give_up(stream)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(text, llm, OTHER).result(30) == done[0]
+
+
+def test_closing_lets_those_go_who_wait(dial) -> None:
+    with load(dial("tiny")) as llm:
+        stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        next(stream)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(text, llm, OTHER)
+            assert not waiting.done()
+            llm.close()
+            with pytest.raises(NativeError, match="the model is closed"):
+                waiting.result(30)
+        with pytest.raises(NativeError, match="the model is closed"):
+            next(stream)
