@@ -30,6 +30,11 @@ from .weights import Nvfp4Weight
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     """Decide everything about a conversion; errors of any kind come from here, not later."""
+    return plans_of(make_content(checkpoint, request), request)
+
+
+def make_content(checkpoint: Checkpoint, request: Request) -> Content:
+    """What the converted model will hold; CheckpointError when the checkpoint does not allow it."""
     family = find_family(checkpoint.config, checkpoint.folder / "config.json")
     blueprint = family.blueprint(checkpoint, request.head)
     rows = SourceRows(checkpoint)
@@ -60,7 +65,7 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
         **tokens,
     }
-    content = Content(
+    return Content(
         metadata=metadata,
         targets=targets,
         id_map=id_map,
@@ -70,7 +75,6 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         skipped=blueprint.skipped,
         scales=nvfp4_scales(kept),
     )
-    return plans_of(content, request)
 
 
 def _vocabulary(
