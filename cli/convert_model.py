@@ -51,7 +51,7 @@ def planned(
         return
     if mtp_from and is_gguf(mtp_from):
         raise RequestError(
-            f"--mtp-from: {mtp_from} is a GGUF, expected a checkpoint, as {model} is one; convert "
+            f"--from: {mtp_from} is a GGUF, expected a checkpoint, as {model} is one; convert "
             f"without, then: mtp-gguf graft OUTPUT --from {mtp_from}"
         )
     from mtp_gguf.convert.plan_checkpoint import make_plans  # noqa: PLC0415  (NumPy and gguf)

@@ -170,7 +170,7 @@ def _head(folder: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
         if layers:
             code = "claimed-head"
             text = f"{LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
-        mend = f"mtp-gguf convert {quoted} --mtp-from {_origin(folder)} --mtp-f16"
+        mend = f"mtp-gguf convert {quoted} --from {_origin(folder)} --mtp-f16"
         yield Finding(code, Severity.FAULT, text, mend)
         return
     yield from _experts(folder, checkpoint, names)

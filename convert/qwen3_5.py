@@ -347,7 +347,7 @@ def _check_head_is_there(
     if head is HeadChoice.ALONE and not found:
         raise CheckpointError(
             f"{checkpoint.folder}: --head-only: expected mtp.* tensors, found none; "
-            "use the publisher's original checkpoint, or --mtp-from to take them from another one"
+            "use the publisher's original checkpoint, or --from to take them from another one"
         )
     if head is HeadChoice.NONE or bool(found) == bool(dims.n_mtp):
         return

@@ -31,7 +31,7 @@ def open_model(
         opened.enter_context(checkpoint)
         donor = opened.enter_context(_open_head(mtp_from))
         if not any(is_head(name) for name in donor.tensors):
-            raise CheckpointError(f"{mtp_from}: --mtp-from: expected mtp.* tensors, found none")
+            raise CheckpointError(f"{mtp_from}: --from: expected mtp.* tensors, found none")
         joined = checkpoint.with_head_of(donor)
         opened.pop_all()
     return joined
