@@ -35,7 +35,7 @@ from .progress import INTERRUPTED, printable, reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
-    from mtp_gguf.bench.tune import Tuned
+    from mtp_gguf.bench.tune import TuneResult
 
 _SHOWN = 8  # candidates
 _ROLLBACKS = ("snapshot", "checkpoint", "host")
@@ -145,9 +145,9 @@ def tune(
         typer.echo(f"written: {path}")
 
 
-def _fields(tuned: "Tuned", path: Path | None) -> dict[str, Any]:
+def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:
     """The result for --json. path: of the profile; None if none was asked for."""
-    found = tuned.found
+    found = tuned.search
     return {
         "profile": str(path) if tuned.profile is not None and path is not None else None,
         "machine": asdict(tuned.profile.machine) if tuned.profile is not None else None,
@@ -158,6 +158,6 @@ def _fields(tuned: "Tuned", path: Path | None) -> dict[str, Any]:
             {"tok_s": candidate.tok_s, "settings": asdict(candidate.settings)}
             for candidate in found.tried
         ],
-        "left_out": list(tuned.left_out),
+        "skipped": list(tuned.skipped),
         "interrupted": tuned.profile is None,
     }

@@ -202,10 +202,11 @@ class TestRefusals:
 class TestEnds:
     def test_ctrl_c_exits_with_130(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
         """And says that nothing was written only where something would have been."""
-        slow = "import time; from mtp_gguf.gguf_tools import listing, transplant\n"
-        slow += "def wait(*_):\n    print('on', flush=True); time.sleep(60)\n"
-        slow += (
-            "transplant.strip = wait; import mtp_gguf.cli.list_tensors as c; c.read_listing = wait"
+        slow = (
+            "import time; from mtp_gguf.gguf_tools import transplant\n"
+            "import mtp_gguf.cli.list_tensors as listing\n"
+            "def wait(*_):\n    print('on', flush=True); time.sleep(60)\n"
+            "transplant.strip = listing.read_listing = wait"
         )
         model = tmp_path / "m.gguf"
         assert invoke("convert", checkpoints.get(TINY), "-o", model).exit_code == 0
