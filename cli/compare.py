@@ -18,7 +18,7 @@ from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
 
-from .options import AsJson, Filter, Revision, parse_filter
+from .options import AsJson, Filter, Revision, check_revision, parse_filter
 from .progress import byte_progress, printable, reports_errors
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def compare(
     second: Annotated[
         str,
         typer.Argument(
-            metavar="OTHER", help="Another GGUF, or the checkpoint it was made of (folder, hub id)."
+            metavar="OTHER",
+            help="Another GGUF, or the checkpoint that it was made of (folder, OWNER/NAME).",
         ),
     ],
     show_all: Annotated[
@@ -85,6 +86,7 @@ def compare(
         one: Side = GgufSide(model, ggml.dequantize)
         keys = _plain_metadata(model)
         if Path(second).is_file() or (is_remote(second) and not hub_model(second)):
+            check_revision(second, revision)
             other = stack.enter_context(open_any_model(second))
             two: Side = GgufSide(other, ggml.dequantize)
             metadata = compare_metadata(keys, _plain_metadata(other))
@@ -152,8 +154,8 @@ def _checkpoint(
         part = HeadChoice.ALONE
     elif model.head.names:
         part = HeadChoice.WITH_TRUNK
-    hub_id, named = hub_model(source) or (source, None)
-    with open_checkpoint(hub_id, revision or named, part, None) as checkpoint:
+    check_revision(source, revision)
+    with open_checkpoint(source, revision, part, None) as checkpoint:
         side = CheckpointSide(checkpoint, part)
         yield side, side.metadata
 

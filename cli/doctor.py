@@ -26,7 +26,8 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard) or checkpoint folder; also https://…, hf://OWNER/NAME[/FILE].",
+            help="GGUF (any shard) or checkpoint folder; also OWNER/NAME on the hub, "
+            "hf://OWNER/NAME/FILE, https://….",
         ),
     ],
     head: Annotated[

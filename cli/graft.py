@@ -27,6 +27,7 @@ from .options import (
     MtpF16,
     Overwrite,
     Revision,
+    check_revision,
 )
 from .progress import leaves_nothing, reports_errors
 from .written import file_fields, head_of, output_path, report_file, write_file
@@ -103,6 +104,8 @@ def graft(
             "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
             "a GGUF's head is copied as it is"
         )
+    if not from_gguf:
+        check_revision(source, revision)
     with open_any_model(base) as opened:
         transplant.check_takes_a_head(opened)
         target = output_path(output, _named(opened), "{}-MTP")

@@ -37,7 +37,8 @@ def list_tensors(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard), safetensors file, folder; also hf://OWNER/NAME/FILE, https://….",
+            help="GGUF (any shard), safetensors file or folder; also OWNER/NAME on the hub, "
+            "hf://OWNER/NAME/FILE, https://….",
         ),
     ],
     mtp: Annotated[
@@ -74,6 +75,15 @@ def list_tensors(
 def _listing(model: str) -> Listing:
     from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
 
+    if hub := remote.hub_model(model):
+        from mtp_gguf.convert.hub_checkpoint import hub_shards  # noqa: PLC0415  (NumPy)
+
+        files = hub_shards(*hub)
+        try:
+            return list_safetensors(files)
+        finally:
+            for file in files:
+                file.source.close()
     if not remote.is_remote(model):
         return read_listing(Path(model))
     if model.partition("?")[0].endswith(".safetensors"):

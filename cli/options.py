@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import MAGIC
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
 
 from .progress import USAGE_ERROR, print_json_error
@@ -294,6 +295,17 @@ class DraftOptions:
         from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
 
         return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
+
+
+def check_revision(model: str, revision: str | None) -> None:
+    """A usage error for --revision with a model that has none, or names one itself."""
+    if revision is None:
+        return
+    hub = hub_model(model)
+    if hub is None:
+        raise typer.BadParameter(f"--revision is for models on the hub, and {model} is not there")
+    if hub.revision is not None:
+        raise typer.BadParameter(f"--revision and {model} contradict each other")
 
 
 @contextmanager
