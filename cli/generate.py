@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
 from . import token_colors
@@ -244,6 +245,8 @@ def generate(
             f"{model}: expected a GGUF file, found {'a folder' if model.exists() else 'none'}; "
             "mtp-gguf convert makes one, hf download fetches one"
         )
+    with open_model(model):
+        pass  # what is wrong with a file is said in our words before llama.cpp sees it
     wanted = _parse_depth(depth)
     if max_depth is not None and isinstance(wanted, int):
         raise typer.BadParameter("--max-depth is for --depth auto; give --depth alone")

@@ -189,6 +189,14 @@ class TestRefusals:
             done = invoke(*command, "--filter", "xyz")
             check_refusal(done.exit_code, done.stderr, "--filter", "'xyz'")
 
+    def test_a_download_that_was_cut_is_called_that(self, model: Path, tmp_path: Path) -> None:
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(model.read_bytes()[:-1000])
+        for command in (("list-tensors",), ("doctor",), ("strip",), ("generate", "-p", "x")):
+            done = invoke(command[0], cut, *command[1:])
+            words = ("found a file of", "truncated", "fetch it again")
+            check_refusal(done.exit_code, done.stderr, *words)
+
     def test_did_you_mean(self) -> None:
         done = invoke("doktor")
         check_refusal(done.exit_code, done.stderr, "Did you mean 'doctor'?", code=USAGE)

@@ -240,7 +240,7 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
         words = ("has an MTP head in block 4 already",)
         refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=words)
         refused(tmp_path, "graft", web.url("none.gguf"), "--from", whole, words=("404",))
-    refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://OWNER/NAME",))
+    refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://owner/name/FILE",))
 
 
 def test_a_corpus_is_counted_by_a_local_file(models: Models, tmp_path: Path) -> None:
