@@ -41,11 +41,11 @@ _PRECISION = "Precision"
 def _complete_mix(incomplete: str) -> list[str]:
     from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415  (NumPy and gguf are slow)
 
-    return [name for name in FILE_TYPES if name.startswith(incomplete.upper())]
+    return [name for name in FILE_TYPES if name.startswith(incomplete)]
 
 
 def _complete_type(incomplete: str) -> list[str]:
-    return [name for name in BY_NAME if name.startswith(incomplete.upper())]
+    return [name for name in BY_NAME if name.startswith(incomplete)]
 
 
 @reports_errors

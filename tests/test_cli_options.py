@@ -304,6 +304,38 @@ class TestGenerate:
         assert done.stderr.count("-ngl 99: llama.cpp found no GPU") == 1
 
 
+class TestCompletion:
+    """What a shell offers after a word, as the installed completion asks for it."""
+
+    @pytest.mark.parametrize(
+        ("line", "offered"),
+        [
+            ("mtp-gguf do", "doctor"),
+            ("mtp-gguf convert --quant Q5_K", "Q5_K_M"),
+            ("mtp-gguf convert --mtp-type BF", "BF16"),
+            ("mtp-gguf generate --rollback two", "two-phase"),
+            ("mtp-gguf convert --fastmtp-layout si", "sidecar"),
+            ("mtp-gguf fastmtp ca", "calibrate"),
+        ],
+    )
+    def test_of_commands_and_values(self, line: str, offered: str) -> None:
+        words = line.split()
+        environment = {
+            **os.environ,
+            "_MTP_GGUF_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert offered in done.stdout.split(), done.stderr
+
+
 class TestDemo:
     def test_its_prompt_as_a_shell_reads_it(self) -> None:
         shown = subprocess.run(
