@@ -39,6 +39,7 @@ SETS: dict[str, tuple[str, ...]] = {
         '{"type": "FeatureCollection", "features": [\n  {"type": "Feature", "geometry": ',
     ),
 }
+ALL_SETS = ",".join(SETS)
 
 
 def parse_sets(text: str) -> list[str]:

@@ -4,35 +4,34 @@ A command's module is imported when the command is called, so that a quick one d
 what the others need.
 """
 
+import os
+import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from .options import HeadCommand
+from .options import Command
 
 
 class _Place(NamedTuple):
-    """Where a command's function or group is: a module relative to this package, and its name.
-
-    draft: whether it takes the options of a draft vocabulary, which `HeadCommand` reads.
-    """
+    """Where a command's function or group is: a module relative to this package, and its name."""
 
     module: str
     name: str
-    draft: bool = False
 
 
-# In the order of the help: make, look at, mend, run.
+# In the order of the help: make, inspect, fix, run.
 _COMMANDS = {
-    "convert": _Place(".convert", "convert", draft=True),
+    "convert": _Place(".convert", "convert"),
     "demo": _Place(".demo", "demo"),
     "list-tensors": _Place(".list_tensors", "list_tensors"),
     "doctor": _Place(".doctor", "doctor"),
     "compare": _Place(".compare", "compare"),
-    "graft": _Place(".graft", "graft", draft=True),
+    "graft": _Place(".graft", "graft"),
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
     "fastmtp": _Place(".fastmtp", "app"),
@@ -54,6 +53,14 @@ class _Commands(TyperGroup):
         place = _COMMANDS.get(cmd_name)
         return None if place is None else _load(cmd_name, place)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named; for a name that is none, those that look like it."""
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], _COMMANDS)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
 
 def _load(name: str, place: _Place) -> Any:
     module = import_module(place.module, __package__)
@@ -63,7 +70,7 @@ def _load(name: str, place: _Place) -> Any:
         group.name = name
         return group
     single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    single.command(name, cls=HeadCommand if place.draft else TyperCommand)(found)
+    single.command(name, cls=getattr(module, "CommandClass", Command))(found)
     return typer.main.get_command(single)
 
 
@@ -99,4 +106,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; what is expected to go wrong ends in a sentence and an exit code."""
+    for name in ("stdout", "stderr"):  # closed by the shell (`>&-`): nobody reads it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     app()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.bench.prompts import SETS, parse_sets, read_prompt
+from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
@@ -22,8 +22,22 @@ from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
 from .bench_table import bench_table, plan_lines, stopped_line
-from .options import AnswerTokens, Budget, parse_budget
-from .progress import printable, reports_errors, share_progress
+from .options import (
+    AnswerTokens,
+    Budget,
+    Full,
+    GpuLayers,
+    HeadFile,
+    ModelFile,
+    PromptFiles,
+    PromptSets,
+    Rounds,
+    Threads,
+    note_missing_gpu,
+    parse_budget,
+    usage_of,
+)
+from .progress import INTERRUPTED, printable, reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
@@ -34,38 +48,40 @@ _DEPTHS = "0,1,2,3,4,6,auto"
 
 @reports_errors
 def bench(
-    model: Annotated[Path, typer.Argument(help="GGUF file with an MTP head.")],
-    prompts: Annotated[
-        str, typer.Option(help=f"Built-in prompts to write on from: {', '.join(SETS)}.")
-    ] = ",".join(SETS),
-    prompt_file: Annotated[
-        list[Path] | None, typer.Option(help="A prompt of yours; may be given several times.")
-    ] = None,
+    model: ModelFile,
+    prompts: PromptSets = ALL_SETS,
+    prompt_file: PromptFiles = None,
     depths: Annotated[
         str | None,
-        typer.Option(help="Tokens drafted in each cycle. Without: 0,1,2,3,4,6,auto."),
+        typer.Option(
+            metavar="N,…", help=f"Measure drafts of these many tokens (default: {_DEPTHS})."
+        ),
     ] = None,
     fastmtp_sizes: Annotated[
         str | None,
-        typer.Option(help="Rows of the draft vocabulary to compare; -1: no list. none: do not."),
+        typer.Option(
+            metavar="N,…",
+            help="Compare draft vocabularies of N rows, -1: no list; none: do not (default: a half "
+            "and a quarter of the list, and no list).",
+        ),
     ] = None,
-    ctx: Annotated[str, typer.Option("--ctx", help="Tokens before the prompts: 0,4k,16k.")] = "0",
-    budget: Budget = "5m",
-    full: Annotated[
-        bool, typer.Option("--full", help="Measure everything, however long that takes.")
-    ] = False,
+    ctx: Annotated[
+        str,
+        typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context."),
+    ] = "0",
+    budget: Budget = None,
+    full: Full = False,
     tokens: AnswerTokens = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Of everything. Without: what fits.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads. Without: all cores.")
-    ] = None,
-    gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU; -1: all.")] = 0,
-    head: Annotated[Path | None, typer.Option(help="Another GGUF to take the head from.")] = None,
+    rounds: Rounds = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    head: HeadFile = None,
     llama_server: Annotated[
         list[Path] | None,
-        typer.Option(help="A llama-server to compare with. Without: ours and the PATH's."),
+        typer.Option(
+            metavar="FILE",
+            help="Compare with this llama-server; repeatable (default: ours and the PATH's).",
+        ),
     ] = None,
     no_server: Annotated[
         bool, typer.Option("--no-server", help="Do not compare with llama-server.")
@@ -75,14 +91,18 @@ def bench(
         typer.Option(
             "-o",
             "--output",
-            help="Folder for bench.json and report.html. Without: a new one here, MODEL.bench.",
+            help="Write bench.json and report.html to this folder (default: a new one, "
+            "MODEL.bench).",
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier bench wrote.")
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier bench.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the JSON, no table; write nothing without -o.")
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object, also for an error; write no files without -o."
+        ),
     ] = False,
 ) -> None:
     """Measure what drafting gains on this machine, and name the bottleneck.
@@ -100,18 +120,26 @@ def bench(
 
     mtp-gguf bench model.gguf --full -o results
     """
-    kinds = parse_sets(prompts)
-    wanted = parse_depths(depths or _DEPTHS)
-    contexts = parse_contexts(ctx)
-    seconds = None if full else parse_budget(budget)
+    with usage_of("--prompts"):
+        kinds = parse_sets(prompts)
+    with usage_of("--depths"):
+        wanted = parse_depths(depths or _DEPTHS)
+    with usage_of("--ctx"):
+        contexts = parse_contexts(ctx)
+    if no_server and llama_server:
+        raise typer.BadParameter("--no-server and --llama-server contradict each other")
+    seconds = parse_budget(budget, full)
     own = {printable(path.name): read_prompt(path) for path in prompt_file or []}
-    sizes = _sizes(fastmtp_sizes, model)
+    with usage_of("--fastmtp-sizes"):
+        wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
+    sizes = _default_sizes(model) if wanted_sizes is None else wanted_sizes
     files = _Files(_new_folder(model) if output is None and not as_json else output)
     files.check(model, overwrite)
 
     from mtp_gguf.bench.options import BenchOptions  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.bench.run import Watcher, run_bench  # noqa: PLC0415
 
+    note_missing_gpu(gpu_layers)
     options = BenchOptions(
         budget=seconds,
         kinds=kinds,
@@ -149,7 +177,7 @@ def bench(
             typer.echo(f"written: {path}")
     if result.state == "stopped":
         typer.echo(f"mtp-gguf: interrupted; {stopped_line(result)}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED)
 
 
 class _Files:
@@ -250,16 +278,19 @@ def find_servers(named: Sequence[Path] | None) -> list[LlamaServer]:
     return list(found.values())
 
 
-def _sizes(text: str | None, model: Path) -> list[int]:
-    """Sizes to compare. Without a word: a half and a quarter of the list, and no list."""
+def _default_sizes(model: Path) -> list[int]:
+    """Sizes to compare unasked: a half and a quarter of the list, and no list."""
+    draft = open_model(model).head.draft
+    if draft is None:
+        return []
+    shorter = [size for size in (draft.size // 2, draft.size // 4) if size]
+    return shorter + ([-1] if draft.layout is DraftLayout.IDS else [])
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`256,128,-1` as sizes to compare, `none` as none; RequestError for anything else."""
     if text == "none":
         return []
-    if text is None:
-        draft = open_model(model).head.draft
-        if draft is None:
-            return []
-        shorter = [size for size in (draft.size // 2, draft.size // 4) if size]
-        return shorter + ([-1] if draft.layout is DraftLayout.IDS else [])
     out = []
     for part in text.split(","):
         word = part.strip()

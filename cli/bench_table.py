@@ -140,6 +140,8 @@ def _server(server: "ServerResult") -> str:
 
 
 def _accepted(text: "TextResult") -> str:
+    if not text.acceptance:
+        return "no drafts made" if text.depth != 0 else ""
     return " ".join(f"{share:.0%}" for share in text.acceptance)
 
 

@@ -1,5 +1,6 @@
 """`mtp-gguf build-server`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,31 +17,45 @@ from mtp_gguf.server.build import (
     split_options,
 )
 
-from .progress import printable, reports_errors, status_line
+from .options import AsJson, usage_of
+from .progress import Interrupted, printable, reports_errors, status_line
 
 
 @reports_errors
 def build_server(
     where: Annotated[
-        bool, typer.Option("--where", help="Say where the newest build is, and build nothing.")
+        bool, typer.Option("--where", help="Print where the newest build is; build nothing.")
     ] = False,
     clean_all: Annotated[
-        bool, typer.Option("--clean", help="Remove all builds, finished or not, and build nothing.")
+        bool, typer.Option("--clean", help="Remove all builds, finished or not; build nothing.")
     ] = False,
     cmake_args: Annotated[
-        str, typer.Option(help="Further options for cmake, such as '-DGGML_CUDA=ON'.")
+        str, typer.Option(help="Pass these options to cmake, such as '-DGGML_CUDA=ON'.")
     ] = "",
     sdist: Annotated[
-        Path | None, typer.Option(help="llama-cpp-python's source distribution, if pip has no way.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Build from this llama-cpp-python sdist, for offline builds (default: fetched by "
+            "pip).",
+        ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Compilers to run at once.")
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            min=1,
+            help="Run N compilers at once (default: chosen by the build tool).",
+        ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Build llama.cpp with the patches of this project, once.
 
     pip fetches the pinned sources; nothing else is downloaded. Made are llama-server,
-    llama-quantize, llama-bench, ggml-rpc-server and the shared libraries. CMAKE_ARGS is heeded.
+    llama-quantize, llama-bench, ggml-rpc-server and the shared libraries. The variable
+    CMAKE_ARGS is read, too.
 
     **Examples**
 
@@ -51,18 +66,26 @@ def build_server(
     LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1) python script.py
     """
     if where and clean_all:
-        raise typer.BadParameter("--where and --clean are two different wishes")
+        raise typer.BadParameter("--where and --clean cannot be combined")
+    if (where or clean_all) and (cmake_args or sdist or jobs):
+        raise typer.BadParameter(
+            "--where and --clean build nothing; leave --cmake-args, --sdist and --jobs out"
+        )
     if clean_all:
         n = clean()
+        if as_json:
+            typer.echo(json.dumps({"removed": n}))
+            return
         typer.echo(f"removed {n} {'build' if n == 1 else 'builds'}" if n else "nothing to remove")
         return
     if where:
         found = find_build()
         if found is None:
             raise ServerError("nothing is built yet: `mtp-gguf build-server` does it")
-        _say(found)
+        _print_build(found, as_json)
         return
-    further = split_options(cmake_args, "--cmake-args")
+    with usage_of("--cmake-args"):
+        further = split_options(cmake_args, "--cmake-args")
     try:
         with status_line("starting") as update:
             done = build(cmake_options(further), sdist, jobs, update)
@@ -71,10 +94,13 @@ def build_server(
             typer.echo(printable(line), err=True)
         raise
     except KeyboardInterrupt:
-        raise ServerError("interrupted; the next call goes on from here") from None
-    _say(done)
+        raise Interrupted("the next call goes on from here") from None
+    _print_build(done, as_json)
 
 
-def _say(made: Build) -> None:
+def _print_build(made: Build, as_json: bool) -> None:
     """The server, and the folder for LLAMA_CPP_LIB_PATH: one line each."""
+    if as_json:
+        typer.echo(json.dumps({"server": str(made.server), "libraries": str(made.libraries)}))
+        return
     typer.echo(f"{made.server}\n{made.libraries}")

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 def open_source(source: str, revision: str | None) -> "Checkpoint":
     """The MTP head of a folder, a hub id or `hf://OWNER/NAME`; on the hub by headers alone."""
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
-    from mtp_gguf.convert.hub import looks_like_hub_id  # noqa: PLC0415
     from mtp_gguf.convert.hub_checkpoint import open_hub_checkpoint  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
-    hub_id, named = hub_model(source) or (source, None)
-    if looks_like_hub_id(hub_id):
-        return open_hub_checkpoint(hub_id, revision or named, HeadChoice.BLOCK)
+    if hub := hub_model(source):
+        return open_hub_checkpoint(hub.hub_id, revision or hub.revision, HeadChoice.BLOCK)
     return open_checkpoint(source, revision, HeadChoice.BLOCK, None)
 
 
@@ -66,7 +64,6 @@ def converted_head(
         kind = parse_tensor_type(head_type or "Q8_0", "--mtp-type")
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
-    hub_id, _ = hub_model(source) or (source, None)
     with open_source(source, revision) as checkpoint:
         request = Request(
             quant=_vehicle(base),
@@ -76,7 +73,7 @@ def converted_head(
             if draft.wanted
             else None,
             tokenizer_pre=_pre_tokenizer(base),
-            model_name=model_name(hub_id),
+            model_name=model_name(source),
             output=target,
         )
         with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:

@@ -18,6 +18,7 @@ from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
 
+from .options import AsJson, Filter, Revision, check_revision, parse_filter
 from .progress import byte_progress, printable, reports_errors
 
 if TYPE_CHECKING:
@@ -36,27 +37,28 @@ def compare(
     second: Annotated[
         str,
         typer.Argument(
-            metavar="OTHER", help="Another GGUF, or the checkpoint it was made of (folder, hub id)."
+            metavar="OTHER",
+            help="Another GGUF, or the checkpoint that it was made of (folder, OWNER/NAME).",
         ),
     ],
     show_all: Annotated[
-        bool, typer.Option("--all", help=f"All tensors, not only the worst {_LINES}.")
+        bool, typer.Option("--all", help=f"Show all tensors, not only the worst {_LINES}.")
     ] = False,
-    pattern: Annotated[
-        str | None, typer.Option("--filter", metavar="REGEX", help="Only names this is found in.")
-    ] = None,
+    pattern: Filter = None,
     max_error: Annotated[
         float | None,
-        typer.Option("--max-error", min=0, help="Exit with 1 when a relative error is above this."),
+        typer.Option(
+            "--max-error",
+            min=0,
+            help="Exit with 1 if a relative error is above this (default: no limit).",
+        ),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    revision: Revision = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare two models tensor by tensor: the same bytes, or how far apart.
+    """Compare two models tensor by tensor, the worst first.
 
-    Tensors of different types are decoded by ggml and compared as numbers, the worst first. The
+    Tensors of different types are decoded by ggml and compared as numbers. The
     error is relative (root mean square); rounding explains some 0.07 for Q4_K and 0.006 for Q8_0,
     while a forgotten transform shows as 0.5 and more. Against a Hugging Face checkpoint every
     transform of the converter is applied, so any publisher's GGUF can be verified.
@@ -78,12 +80,13 @@ def compare(
     )
     from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
 
-    wanted = _compiled(pattern or "")
+    wanted = parse_filter(pattern)
     with ExitStack() as stack:
         model = stack.enter_context(open_any_model(first))
         one: Side = GgufSide(model, ggml.dequantize)
         keys = _plain_metadata(model)
         if Path(second).is_file() or (is_remote(second) and not hub_model(second)):
+            check_revision(second, revision)
             other = stack.enter_context(open_any_model(second))
             two: Side = GgufSide(other, ggml.dequantize)
             metadata = compare_metadata(keys, _plain_metadata(other))
@@ -99,6 +102,8 @@ def compare(
                 found = compare_tensors(two, one, progress)
         except ggml.GgmlError as error:
             raise RequestError(f"{first}: cannot be compared: {error}") from None
+    if pattern is not None and not found:
+        raise RequestError(f"--filter: no tensor has a name that matches {pattern!r}")
     bad = [
         d
         for d in found
@@ -149,19 +154,10 @@ def _checkpoint(
         part = HeadChoice.ALONE
     elif model.head.names:
         part = HeadChoice.WITH_TRUNK
-    hub_id, named = hub_model(source) or (source, None)
-    with open_checkpoint(hub_id, revision or named, part, None) as checkpoint:
+    check_revision(source, revision)
+    with open_checkpoint(source, revision, part, None) as checkpoint:
         side = CheckpointSide(checkpoint, part)
         yield side, side.metadata
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise typer.BadParameter(
-            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
-        ) from None
 
 
 def _plain_metadata(model: Model) -> dict[str, Any]:

@@ -10,22 +10,25 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .convert_model import Planned, local_weights, planned
 from .options import (
-    DEFAULT_SIZE,
     DRAFT,
     HEAD,
+    AsJson,
+    DraftOptions,
     FastMtp,
     FastMtpCorpus,
     FastMtpIds,
     MtpF16,
     Overwrite,
     Revision,
+    Threads,
     parse_bytes,
 )
 from .plan_report import kernel_text, kernels, plan_json, plan_text, summary_json, summary_text
-from .progress import byte_progress, reports_errors
+from .progress import byte_progress, leaves_nothing, reports_errors
 from .written import head_verdict
 
 if TYPE_CHECKING:
@@ -34,7 +37,15 @@ if TYPE_CHECKING:
 # A panel of the help.
 _PRECISION = "Precision"
 
-_MAX_THREADS = 512
+
+def _complete_mix(incomplete: str) -> list[str]:
+    from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415  (NumPy and gguf are slow)
+
+    return [name for name in FILE_TYPES if name.startswith(incomplete)]
+
+
+def _complete_type(incomplete: str) -> list[str]:
+    return [name for name in BY_NAME if name.startswith(incomplete)]
 
 
 @reports_errors
@@ -42,17 +53,26 @@ def convert(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Hub id (OWNER/NAME), checkpoint folder, or 16-bit GGUF."
+            metavar="MODEL",
+            help="Checkpoint: a folder or OWNER/NAME on the hub; or a GGUF in 16 or 32 bits.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File to write, or folder; default: here, by name."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write to this file or folder (default: here, named after MODEL).",
+        ),
     ] = None,
     quant: Annotated[
         str,
         typer.Option(
-            "--quant", rich_help_panel=_PRECISION, help="Mix of the base, a name of llama-quantize."
+            "--quant",
+            metavar="MIX",
+            rich_help_panel=_PRECISION,
+            help="Quantize the base to this mix of llama-quantize.",
+            autocompletion=_complete_mix,
         ),
     ] = "Q4_K_M",
     also: Annotated[
@@ -61,14 +81,18 @@ def convert(
             "--also",
             metavar="MIX,…",
             rich_help_panel=_PRECISION,
-            help="Further mixes, each a file of its own, from the same read.",
+            help="Write a further file in each of these mixes, from the same read.",
         ),
     ] = None,
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
         typer.Option(
-            "--mtp-type", rich_help_panel=HEAD, help="Type of the MTP head's matrices [Q8_0]."
+            "--mtp-type",
+            metavar="TYPE",
+            rich_help_panel=HEAD,
+            help="Store the head's matrices in this type (default: Q8_0).",
+            autocompletion=_complete_type,
         ),
     ] = None,
     no_mtp: Annotated[
@@ -79,16 +103,16 @@ def convert(
         typer.Option(
             "--head-only",
             rich_help_panel=HEAD,
-            help="Write the head alone (an mtp- file for -md).",
+            help="Write the head alone, an mtp- file for llama-server's -md.",
         ),
     ] = False,
     mtp_from: Annotated[
         str | None,
         typer.Option(
-            "--mtp-from",
+            "--from",
             metavar="MODEL",
             rich_help_panel=HEAD,
-            help="Take the head from another model.",
+            help="Take the head from this model: folder, OWNER/NAME, or GGUF.",
         ),
     ] = None,
     tensor_type: Annotated[
@@ -97,47 +121,59 @@ def convert(
             "--tensor-type",
             metavar="REGEX=TYPE",
             rich_help_panel=_PRECISION,
-            help="Type for tensors; repeatable.",
+            help="Store the tensors that match REGEX in TYPE; repeatable.",
         ),
     ] = None,
     imatrix: Annotated[
         Path | None,
         typer.Option(
             "--imatrix",
+            metavar="FILE",
             rich_help_panel=_PRECISION,
-            help="Importance matrix (GGUF, or an older imatrix.dat).",
+            help="Quantize by this importance matrix, a GGUF of llama-imatrix or an older .dat file.",
         ),
     ] = None,
     fastmtp: FastMtp = None,
     fastmtp_layout: Annotated[
         DraftLayout,
         typer.Option(
-            "--fastmtp-layout", rich_help_panel=DRAFT, help="How the draft vocabulary is stored."
+            "--fastmtp-layout",
+            rich_help_panel=DRAFT,
+            help="Store the draft vocabulary as metadata (ids), or with rows of its own.",
         ),
     ] = DraftLayout.IDS,
     fastmtp_corpus: FastMtpCorpus = None,
     fastmtp_ids: FastMtpIds = None,
     revision: Revision = None,
     tokenizer_pre: Annotated[
-        str | None, typer.Option("--tokenizer-pre", help="llama.cpp's name of the pre-tokenizer.")
+        str | None,
+        typer.Option(
+            "--tokenizer-pre",
+            metavar="NAME",
+            help="Use llama.cpp's pre-tokenizer NAME (default: by the tokenizer's own split).",
+        ),
     ] = None,
     split_max_size: Annotated[
-        str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Write shards.")
+        str | None,
+        typer.Option(
+            "--split-max-size",
+            metavar="N(K|M|G)",
+            help="Split the output into shards of at most this size.",
+        ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, max=_MAX_THREADS, help="Worker threads.")
-    ] = None,
+    threads: Threads = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan: sources, targets, types, sizes.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the plan (sources, targets, types, sizes); write nothing."
+        ),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Say which quantizer kernels run, and where ggml does."),
+        typer.Option("--verbose", help="Report which kernels quantize, and where ggml does."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print plan or summary as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert a Qwen3.5 checkpoint to one GGUF, its MTP head included.
 
@@ -163,15 +199,11 @@ def convert(
     precisions = _precisions(quant, also)
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
-    wants_draft = bool(fastmtp is not None or fastmtp_corpus or fastmtp_ids)
-    if no_mtp and (head_only or mtp_from or mtp_f16 or mtp_type or wants_draft):
+    draft = DraftOptions.parse(fastmtp, fastmtp_corpus, fastmtp_ids)
+    if no_mtp and (head_only or mtp_from or mtp_f16 or mtp_type or draft.wanted):
         raise typer.BadParameter("--no-mtp goes with no other option on the head")
-    if fastmtp_corpus and fastmtp_ids:
-        raise typer.BadParameter("--fastmtp-ids and --fastmtp-corpus contradict each other")
-    if fastmtp is not None and fastmtp < 1 and fastmtp != DEFAULT_SIZE:
-        raise typer.BadParameter(f"expected a size from 1, found {fastmtp}", param_hint="--fastmtp")
     sidecar = fastmtp_layout is DraftLayout.SIDECAR
-    if fastmtp_layout is not DraftLayout.IDS and not wants_draft:
+    if fastmtp_layout is not DraftLayout.IDS and not draft.wanted:
         raise typer.BadParameter(f"--fastmtp-layout {fastmtp_layout.value} needs --fastmtp")
     head = HeadChoice.WITH_TRUNK
     if head_only or sidecar:
@@ -192,13 +224,8 @@ def convert(
         head_type=head_type,
         overrides=overrides,
         imatrix=importance,
-        draft=DraftRequest(
-            fastmtp_layout,
-            None if fastmtp == DEFAULT_SIZE else fastmtp,
-            tuple(fastmtp_corpus or ()),
-            fastmtp_ids,
-        )
-        if wants_draft
+        draft=DraftRequest(fastmtp_layout, draft.size, draft.corpus, draft.ids_file)
+        if draft.wanted
         else None,
         tokenizer_pre=tokenizer_pre,
         split_max_size=shard_size,
@@ -212,11 +239,12 @@ def convert(
         if dry_run:
             typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
             return
-        sources = [*what.sources, *(fastmtp_corpus or ())]
-        sources += [path for path in (imatrix, fastmtp_ids) if path]
-        for shard in (shard for plan in plans for shard in plan.shards):
-            check_output(shard.path, sources, overwrite)
-        outcome = _run(what, threads)
+        sources = [*what.sources, *draft.files, *([imatrix] if imatrix else [])]
+        outputs = [shard.path for plan in plans for shard in plan.shards]
+        for path in outputs:
+            check_output(path, sources, overwrite)
+        with leaves_nothing(*outputs):
+            outcome = _run(what, threads)
     if as_json:
         typer.echo(summary_json(plans, outcome, found))
         return

@@ -11,8 +11,9 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.remote import download_command, is_remote
 
-from .options import DraftOptions
+from .options import DraftOptions, check_revision
 from .progress import byte_progress
 
 if TYPE_CHECKING:
@@ -44,14 +45,19 @@ def planned(
     mtp_from: another model, whose head is taken.
     """
     if is_gguf(model):
+        if is_remote(model):
+            raise RequestError(
+                f"{model}: expected a local GGUF; download it first: {download_command(model)}"
+            )
         if revision or request.tokenizer_pre:
             raise typer.BadParameter("--revision and --tokenizer-pre are for checkpoints")
         with open_model(Path(model)) as opened, ExitStack() as stack:
             yield _planned_gguf(opened, mtp_from, request, stack)
         return
+    check_revision(model, revision)
     if mtp_from and is_gguf(mtp_from):
         raise RequestError(
-            f"--mtp-from: {mtp_from} is a GGUF, expected a checkpoint, as {model} is one; convert "
+            f"--from: {mtp_from} is a GGUF, expected a checkpoint, as {model} is one; convert "
             f"without, then: mtp-gguf graft OUTPUT --from {mtp_from}"
         )
     from mtp_gguf.convert.plan_checkpoint import make_plans  # noqa: PLC0415  (NumPy and gguf)

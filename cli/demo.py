@@ -1,26 +1,39 @@
 """`mtp-gguf demo`."""
 
+import io
+import json
+import shlex
 import tempfile
+from contextlib import redirect_stdout
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from .options import AsJson, Overwrite
 from .progress import reports_errors
 
 PROMPT = "def is_prime(n):\n"
+_GENERATE = ("--ctx", "512", "--depth", "3", "--stats")
 
 
 @reports_errors
 def demo(
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Keep the GGUF under this name.")
+        Path | None,
+        typer.Option("-o", "--output", help="Keep the GGUF in this file (default: remove it)."),
     ] = None,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Text to continue.")] = PROMPT,
-    tokens: Annotated[int, typer.Option("-n", min=1, max=400, help="Tokens to generate.")] = 96,
+    prompt: Annotated[
+        str, typer.Option("-p", "--prompt", help="Continue this text.", show_default=False)
+    ] = PROMPT,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", min=1, max=400, help="Generate at most N tokens.")
+    ] = 96,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Convert the bundled model, look at its head, let it draft: the whole way in seconds.
+    """Convert a bundled model, list its head and let it draft, in seconds.
 
     The model is a Qwen3.5 of a few million weights, trained on the Python standard library. It
     knows what Python looks like and little else.
@@ -28,21 +41,46 @@ def demo(
     model = resources.files("mtp_gguf.gguf_tools") / "demo_model"
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder, resources.as_file(model) as hf:
         file = output or Path(folder) / "demo.gguf"
-        # The commands a user would type, run as they stand.
-        _run("convert", str(hf), "-o", str(file), "--mtp-f16", "--fastmtp")
-        _run("list-tensors", str(file), "--mtp")
-        further = ("--ctx", "512", "--depth", "3", "--stats")
-        _run("generate", str(file), "-p", prompt, "-n", str(tokens), *further)
+        replace = ["--overwrite"] if overwrite else []
+        # The commands that a user would type, run as they are.
+        commands = (
+            ["convert", str(hf), "-o", str(file), "--mtp-f16", "--fastmtp", *replace],
+            ["list-tensors", str(file), "--mtp"],
+            ["generate", str(file), "-p", prompt, "-n", str(tokens), *_GENERATE],
+        )
+        if as_json:
+            results = [{"command": words, "result": _result(words)} for words in commands]
+            typer.echo(json.dumps({"commands": results}, indent=1))
+            return
+        for words in commands:
+            shown = [Path(word).name if word.startswith("/") else word for word in words]
+            typer.echo(f"\n$ mtp-gguf {' '.join(map(shell_word, shown))}")
+            _run(words)
     if output:
         typer.echo(f"\nkept: {output}")
+    else:
+        typer.echo("\nThe file is removed again; `mtp-gguf demo -o demo.gguf` keeps it.")
 
 
-def _run(*command: str) -> None:
+def shell_word(text: str) -> str:
+    """A word as bash and zsh read it back, control characters included."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else repr(c)[1:-1] for c in escaped) + "'"
+
+
+def _result(words: list[str]) -> Any:
+    """What a command prints with --json."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        _run([word for word in words if word != "--stats"] + ["--json"])
+    return json.loads(printed.getvalue())
+
+
+def _run(words: list[str]) -> None:
     from .app import app  # noqa: PLC0415  (the app holds this command, too)
 
-    shown = [Path(word).name if word.startswith("/") else word for word in command]
-    quoted = [word if word.isprintable() else repr(word) for word in shown]
-    typer.echo(f"\n$ mtp-gguf {' '.join(quoted)}")
-    code = app(list(command), standalone_mode=False)
+    code = app(words, standalone_mode=False)
     if code:
         raise typer.Exit(code)

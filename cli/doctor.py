@@ -14,6 +14,7 @@ from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.remote import hub_model, open_any_model
 
 from .checkpoint_head import fetched, open_source
+from .options import AsJson
 from .progress import human_bytes, printable, reports_errors
 
 _FAULTY = 1
@@ -25,47 +26,51 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard) or checkpoint folder; also https://…, hf://OWNER/NAME[/FILE].",
+            help="GGUF (any shard) or checkpoint folder; also OWNER/NAME on the hub, "
+            "hf://OWNER/NAME/FILE, https://….",
         ),
     ],
     head: Annotated[
         Path | None,
-        typer.Option("--head", metavar="FILE", help="GGUF with the head, where it is separate."),
+        typer.Option("--head", metavar="FILE", help="Examine the head in this GGUF, too."),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            "--source",
+            "--from",
             metavar="MODEL",
-            help="Original checkpoint (folder, hub id): measures the head against it.",
+            help="Measure the head against the original checkpoint: folder or OWNER/NAME.",
         ),
     ] = None,
     context: Annotated[
-        int, typer.Option("--context", min=1, help="Positions, for the estimate of memory.")
+        int,
+        typer.Option("-c", "--ctx", min=1, help="Estimate the memory for N tokens of context."),
     ] = 8192,
     depth: Annotated[
-        int, typer.Option("--depth", min=1, max=16, help="Tokens drafted at a time, likewise.")
+        int,
+        typer.Option("--depth", min=1, max=16, help="Estimate the memory for drafts of N tokens."),
     ] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say whether a model can draft, with what, and at what price; if not, why and what mends it.
+    """Say whether a model can draft, and if not, why and what fixes it.
 
-    The exit code is 0 when it can draft, and 1 when something keeps it from it. Warnings are about
-    heads that draft badly. What cannot be seen in the file alone is measured with --source: norms
-    not raised by 1, the halves of eh_proj swapped, a head of another fine-tune.
+    Says as well with what it drafts and at what price. The exit code is 0 when it can draft, and 1
+    when something keeps it from it. Warnings are about heads that draft badly. What cannot be seen
+    in the file alone is measured with --from: norms not raised by 1, the halves of eh_proj swapped,
+    a head of another fine-tune.
 
     **Examples**
 
     mtp-gguf doctor model.gguf
 
-    mtp-gguf doctor model.gguf --source Qwen/Qwen3.5-9B --json
+    mtp-gguf doctor model.gguf --from Qwen/Qwen3.5-9B --json
 
     mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
     """
     folder, on_hub = Path(model), hub_model(model)
     if folder.is_dir() or on_hub:
         if head or source:
-            raise typer.BadParameter("--head and --source are for GGUF files")
+            raise typer.BadParameter("--head and --from are for GGUF files")
         from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
 
         if on_hub:

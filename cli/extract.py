@@ -8,7 +8,8 @@ import typer
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.model import open_model
 
-from .progress import reports_errors
+from .options import AsJson, Overwrite
+from .progress import leaves_nothing, reports_errors
 from .written import output_path, report_file, write_file
 
 
@@ -17,11 +18,12 @@ def extract(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with a head (any shard).")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File or folder to write to [mtp-MODEL.gguf]."),
+        typer.Option(
+            "-o", "--output", help="Write to this file or folder (default: mtp-MODEL.gguf)."
+        ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output.")
-    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy the MTP head of a GGUF into a file of its own.
 
@@ -33,8 +35,7 @@ def extract(
 
     mtp-gguf extract Qwen3.5-9B-Q4_K_M.gguf -o mtp-Qwen3.5-9B.gguf
     """
-    with open_model(model) as opened:
-        spec = transplant.extract(opened)
-        target = output_path(output, model, "mtp-{}")
-        write_file("extract", spec, target, opened.paths, overwrite)
-    report_file(target, "mtp-gguf graft TRUNK.gguf --from {}")
+    target = output_path(output, model, "mtp-{}")
+    with leaves_nothing(target), open_model(model) as opened:
+        write_file("extract", transplant.extract(opened), target, opened.paths, overwrite)
+    report_file(target, "mtp-gguf graft TRUNK.gguf --from {}", as_json=as_json)

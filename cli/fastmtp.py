@@ -2,14 +2,18 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
+from mtp_gguf.gguf_tools.draft_list import (
+    DraftList,
+    list_faults,
+    read_draft_list,
+    required_ids,
+)
 from mtp_gguf.gguf_tools.draft_rewrite import check_head, rewritten, with_list, without_list
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
@@ -19,51 +23,46 @@ from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 
-from .options import DraftOptions
-from .progress import byte_progress, printable, reports_errors
+from .options import (
+    AsJson,
+    Command,
+    Context,
+    DraftOptions,
+    GpuLayers,
+    Overwrite,
+    Temperature,
+    note_missing_gpu,
+    spelled,
+)
+from .progress import byte_progress, leaves_nothing, printable, reports_errors
 from .written import output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24
+# What `convert` calls the options of `fastmtp`.
+_OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp": "--size"}
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
 
 
-class CorpusCommand(TyperCommand):
-    """A command whose `--corpus` may be followed by several files."""
-
-    repeatable = "--corpus"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give each file after the option an option of its own."""
-        given: list[str] = []
-        open_end = False
-        for arg in args:
-            if open_end and given[-1] != self.repeatable and Path(arg).is_file():
-                given.append(self.repeatable)
-            open_end = arg == self.repeatable or (open_end and not arg.startswith("-"))
-            given.append(arg)
-        return super().parse_args(ctx, given)
-
-
-class PromptsCommand(CorpusCommand):
-    """The same for `--prompts`."""
-
-    repeatable = "--prompts"
-
-
 _Model = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")]
 _Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="File or folder to write to [MODEL-….gguf].")
+    Path | None,
+    typer.Option("-o", "--output", help="Write to this file or folder (default: MODEL-….gguf)."),
 ]
 _InPlace = Annotated[
     bool,
     typer.Option(
         "--in-place",
-        help="Change MODEL itself: a list of the same length by some writes into its header, "
-        "any other by a new file that takes its place when it is whole.",
+        help="Change MODEL itself: its header for a list of the same length, else by a new file "
+        "that takes its place once it is complete.",
     ),
 ]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+
+
+_Size = Annotated[
+    int | None,
+    typer.Option("--size", min=1, help="List N tokens (default: 32768)."),
+]
 
 
 @app.callback()
@@ -75,28 +74,33 @@ def _fastmtp() -> None:
     """
 
 
-@app.command("add", cls=CorpusCommand)
+@app.command("add", cls=Command)
 @reports_errors
 def add(
     model: _Model,
-    size: Annotated[
-        int | None, typer.Option("-n", "--size", min=1, help="Number of tokens [32768].")
-    ] = None,
+    size: _Size = None,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option("--corpus", metavar="FILE…", help="Text files to rank tokens by."),
+        typer.Option(
+            "--corpus",
+            metavar="FILE…",
+            help="Rank tokens by these text files (default: by token id).",
+        ),
     ] = None,
     ids: Annotated[
         Path | None,
-        typer.Option("--ids", metavar="FILE", help="Ranked ids: JSON, .npy or text."),
+        typer.Option(
+            "--ids", metavar="FILE", help="Read ranked token ids from a JSON, .npy or text file."
+        ),
     ] = None,
     layout: Annotated[
         DraftLayout,
-        typer.Option("--layout", help="ids: metadata; table, sidecar: rows of the output as well."),
+        typer.Option("--layout", help="Store metadata alone (ids), or with rows of the output."),
     ] = DraftLayout.IDS,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give a GGUF a draft vocabulary, or another one.
 
@@ -109,53 +113,64 @@ def add(
 
     mtp-gguf fastmtp add model.gguf --corpus notes.txt --in-place
     """
-    options = DraftOptions.parse(size, corpus, ids)
+    options = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
         raise typer.BadParameter("--in-place goes with neither --output nor another layout")
+    note = _notes(as_json)
     with open_model(model) as opened:
         check_head(opened)
         held = read_draft_list(opened)
-        draft = options.ranked_for(opened)
+        with spelled(_OPTIONS):
+            draft = options.ranked_for(opened)
         keys = draft.metadata(with_ids=True)
         if held:
-            typer.echo(f"replaces a list of {len(held.ids)} tokens ({_about(held)})")
-        typer.echo(f"{len(draft.ids)} tokens, {draft.source}")
+            note(f"replaces a list of {len(held.ids)} tokens ({_about(held)})")
+        note(f"{len(draft.ids)} tokens, {draft.source}")
         if draft.coverage:
             shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
-            typer.echo(f"coverage of the corpus by size: {', '.join(shares)}")
+            note(f"coverage of the corpus by size: {', '.join(shares)}")
         if in_place:
             target = model
-            _change(opened, keys)
+            note(_change(opened, keys))
         else:
             pattern = "mtp-{}-FastMTP" if layout is DraftLayout.SIDECAR else "{}-FastMTP"
             target = output_path(output, model, pattern)
             sources = [*opened.paths, *options.files]
-            write_file("fastmtp", with_list(opened, keys, layout), target, sources, overwrite)
-    report_file(target)
+            with leaves_nothing(target):
+                write_file("fastmtp", with_list(opened, keys, layout), target, sources, overwrite)
+    report_file(target, as_json=as_json)
 
 
-@app.command("calibrate", cls=PromptsCommand)
+@app.command("calibrate", cls=Command)
 @reports_errors
 def calibrate(
     model: _Model,
     prompts: Annotated[
         list[Path],
-        typer.Option("--prompts", metavar="FILE…", help="Prompts, with blank lines between them."),
+        typer.Option(
+            "-f",
+            "--prompt-file",
+            metavar="FILE…",
+            help="Answer the prompts in these files, which are separated by blank lines.",
+        ),
     ],
-    size: Annotated[
-        int | None, typer.Option("-n", "--size", min=1, help="Number of tokens [32768].")
-    ] = None,
+    size: _Size = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, help="Tokens to write for each prompt, at most.")
+        int, typer.Option("--tokens", min=1, help="Generate at most N tokens per prompt.")
     ] = 512,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, max=10)] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 32) - 2)] = 1,
-    context: Annotated[int, typer.Option("--context", min=16, help="Positions.")] = 4096,
-    gpu_layers: Annotated[int, typer.Option("-ngl", "--gpu-layers", help="As llama.cpp's.")] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="Prompts without the chat template.")] = False,
+    temperature: Temperature = 0.8,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=(1 << 32) - 2, help="Seed the sampler with N.")
+    ] = 1,
+    context: Context = 4096,
+    gpu_layers: GpuLayers = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompts, without the chat template.")
+    ] = False,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give a GGUF a draft vocabulary counted on what the model itself writes.
 
@@ -166,13 +181,15 @@ def calibrate(
 
     **Example**
 
-    mtp-gguf fastmtp calibrate model.gguf --prompts questions.txt --tokens 1024 --in-place
+    mtp-gguf fastmtp calibrate model.gguf -f questions.txt --tokens 1024 --in-place
     """
     from mtp_gguf.convert.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
     from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 
+    note_missing_gpu(gpu_layers)
     if in_place and output is not None:
         raise typer.BadParameter("--in-place goes with no --output")
+    note = _notes(as_json)
     texts = _prompts(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
     with open_model(model) as opened:
@@ -180,18 +197,25 @@ def calibrate(
         target = model if in_place else output_path(output, model, "{}-FastMTP")
         if not in_place:
             check_output(target, [*opened.paths, *prompts], overwrite)
-        with byte_progress("write", len(texts) * tokens) as progress:
+        with leaves_nothing(target), byte_progress("write", len(texts) * tokens) as progress:
             answers = generate(opened.paths[0], texts, settings)
-            draft = rank_by_own_output(opened, answers, size, progress)
+            with spelled(_OPTIONS):
+                draft = rank_by_own_output(opened, answers, size, progress)
         keys = draft.metadata(with_ids=True)
         shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
-        typer.echo(f"{len(draft.ids)} tokens, {draft.source}; coverage {', '.join(shares)}")
+        note(f"{len(draft.ids)} tokens, {draft.source}; coverage {', '.join(shares)}")
         if in_place:
-            _change(opened, keys)
+            note(_change(opened, keys))
         else:
             spec = with_list(opened, keys, DraftLayout.IDS)
-            write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite)
-    report_file(target)
+            with leaves_nothing(target):
+                write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite)
+    report_file(target, as_json=as_json)
+
+
+def _notes(as_json: bool) -> Callable[[str], None]:
+    """How a command says what it does: on standard error where JSON is the output."""
+    return lambda text: typer.echo(text, err=as_json)
 
 
 def _prompts(files: list[Path]) -> list[str]:
@@ -201,22 +225,26 @@ def _prompts(files: list[Path]) -> list[str]:
         try:
             paragraphs = path.read_text(encoding="utf-8", errors="replace").split("\n\n")
         except OSError as error:
-            raise RequestError(f"--prompts: {path}: cannot be read: {error.strerror}") from None
+            raise RequestError(f"--prompt-file: {path}: cannot be read: {error.strerror}") from None
         texts += [text.strip() for text in paragraphs if text.strip()]
     if not texts:
-        raise RequestError(f"--prompts: no text in {', '.join(map(str, files))}")
+        raise RequestError(f"--prompt-file: no text in {', '.join(map(str, files))}")
     return texts
 
 
-@app.command("remove")
+@app.command("remove", cls=Command)
 @reports_errors
 def remove(
-    model: _Model, output: _Output = None, in_place: _InPlace = False, overwrite: _Overwrite = False
+    model: _Model,
+    output: _Output = None,
+    in_place: _InPlace = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Take the draft vocabulary out of a GGUF; the head then drafts from the whole vocabulary.
+    """Remove the draft vocabulary of a GGUF.
 
-    In place, the list stays in the file under a key that nobody reads, so that another list of
-    the same length can take its place.
+    The head then drafts from the whole vocabulary. In place, the list stays in the file under a key
+    that nobody reads, so that another list of the same length can take its place.
 
     **Example**
 
@@ -230,28 +258,31 @@ def remove(
             raise RequestError(f"{model}: has no draft vocabulary")
         if in_place:
             target = model
-            _change(opened, None)
+            _notes(as_json)(_change(opened, None))
         else:
             target = output_path(output, model, "{}-no-FastMTP")
-            write_file("fastmtp", without_list(opened), target, opened.paths, overwrite)
-    report_file(target)
+            with leaves_nothing(target):
+                write_file("fastmtp", without_list(opened), target, opened.paths, overwrite)
+    report_file(target, as_json=as_json)
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 @reports_errors
 def show(
     model: _Model,
     ids: Annotated[
-        bool, typer.Option("--ids", help="All ids in rank order, one a line, and nothing else.")
+        bool, typer.Option("--ids", help="Print only the ids in rank order, one per line.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the draft vocabulary of a GGUF: layout, size, where it is from, whether it is sound.
+    """Show the draft vocabulary of a GGUF, and whether it is sound.
 
     **Example**
 
     mtp-gguf fastmtp show model.gguf --ids > ranked.txt
     """
+    if ids and as_json:
+        raise typer.BadParameter("--ids and --json contradict each other")
     with open_model(model) as opened:
         held = read_draft_list(opened)
         if held is None:
@@ -273,8 +304,8 @@ def show(
             typer.echo(f"fault: {fault}; make a new one: mtp-gguf fastmtp add {model}")
 
 
-def _change(model: Model, keys: Mapping[str, Value] | None) -> None:
-    """Change the file itself: inside its header where that is safe, else by a new one."""
+def _change(model: Model, keys: Mapping[str, Value] | None) -> str:
+    """Change the file itself, inside its header where that is safe, else by a new one; say how."""
     path = model.paths[0]
     about = read_draft_list(model)
     if about is not None and about.about.layout is not DraftLayout.IDS:
@@ -290,10 +321,9 @@ def _change(model: Model, keys: Mapping[str, Value] | None) -> None:
     file = model.first
     reason = hide_list(path, file) if keys is None else replace_list(path, file, keys)
     if reason is None:
-        typer.echo("changed in place")
-        return
+        return "changed in place"
     _write_anew(path, rewritten(model.first, keys or {}))
-    typer.echo(f"written anew: {reason}")
+    return f"written anew: {reason}"
 
 
 def _write_anew(path: Path, spec: OutputSpec) -> None:

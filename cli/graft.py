@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
@@ -20,6 +19,7 @@ from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
 from .checkpoint_head import converted_head
 from .options import (
     HEAD,
+    AsJson,
     DraftOptions,
     FastMtp,
     FastMtpCorpus,
@@ -27,9 +27,10 @@ from .options import (
     MtpF16,
     Overwrite,
     Revision,
+    check_revision,
 )
-from .progress import reports_errors
-from .written import head_of, output_path, report_file, write_file
+from .progress import leaves_nothing, reports_errors
+from .written import file_fields, head_of, output_path, report_file, write_file
 
 
 @reports_errors
@@ -38,7 +39,7 @@ def graft(
         str,
         typer.Argument(
             metavar="BASE",
-            help="GGUF without a head (any shard); also https://…, hf://OWNER/NAME/FILE.",
+            help="GGUF without a head (any shard); also hf://OWNER/NAME/FILE, https://….",
         ),
     ],
     source: Annotated[
@@ -46,12 +47,14 @@ def graft(
         typer.Option(
             "--from",
             metavar="MODEL",
-            help="Where the head is: hub id or folder of the original, a GGUF, or an mtp- file.",
+            help="Take the head from the original (folder, OWNER/NAME), a GGUF, or an mtp- file.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File or folder to write to [BASE-MTP.gguf]."),
+        typer.Option(
+            "-o", "--output", help="Write to this file or folder (default: BASE-MTP.gguf)."
+        ),
     ] = None,
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
@@ -59,7 +62,8 @@ def graft(
         typer.Option(
             "--mtp-type",
             rich_help_panel=HEAD,
-            help="Type of the head's matrices [Q8_0]; a GGUF's head is copied as it is.",
+            help="Store the head's matrices in this type (default: Q8_0); a GGUF's head is copied "
+            "as it is.",
         ),
     ] = None,
     fastmtp: FastMtp = None,
@@ -68,9 +72,9 @@ def graft(
     revision: Revision = None,
     overwrite: Overwrite = False,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not measure how well the head guesses.")
+        bool, typer.Option("--no-check", help="Do not measure how often the head predicts right.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put an MTP head onto a GGUF that has none, at the price of the head.
 
@@ -100,34 +104,32 @@ def graft(
             "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
             "a GGUF's head is copied as it is"
         )
+    if not from_gguf:
+        check_revision(source, revision)
     with open_any_model(base) as opened:
         transplant.check_takes_a_head(opened)
         target = output_path(output, _named(opened), "{}-MTP")
         sources = [*_local(opened), *draft.files]
         check_output(target, sources, overwrite)
         title = "download and graft" if is_remote(base) else "graft"
-        if from_gguf:
-            with open_any_model(source) as donor:
-                keys = None
-                if draft.wanted:
-                    keys = draft.ranked_for(_tokenizer_of(opened, donor, draft)).metadata(
-                        with_ids=True
-                    )
-                spec = transplant.graft(opened, donor, keys)
-                write_file(title, spec, target, [*sources, *_local(donor)], overwrite)
-        else:
-            with converted_head(opened, source, revision, head_type, draft, target) as donor:
-                spec = transplant.graft(opened, donor)
-                write_file(title, spec, target, sources, overwrite)
+        with leaves_nothing(target):
+            if from_gguf:
+                with open_any_model(source) as donor:
+                    keys = None
+                    if draft.wanted:
+                        keys = draft.ranked_for(_tokenizer_of(opened, donor, draft)).metadata(
+                            with_ids=True
+                        )
+                    spec = transplant.graft(opened, donor, keys)
+                    write_file(title, spec, target, [*sources, *_local(donor)], overwrite)
+            else:
+                with converted_head(opened, source, revision, head_type, draft, target) as donor:
+                    spec = transplant.graft(opened, donor)
+                    write_file(title, spec, target, sources, overwrite)
         original = original_of(opened)
     check = None if no_check else _checked(target)
     if as_json:
-        fields = {
-            "path": str(target),
-            "bytes": target.stat().st_size,
-            "head": asdict(head_of(target)),
-            "acceptance": check.fields() if check else None,
-        }
+        fields = file_fields(target) | {"acceptance": check.fields() if check else None}
         typer.echo(json.dumps(fields, indent=1))
         return
     report_file(target)

@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import ListedTensor, Listing, list_model, list_safetensors
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
 
+from .options import AsJson, Filter, parse_filter
 from .progress import count_types, human_bytes, printable, reports_errors
 from .written import head_verdict
 
@@ -38,29 +40,30 @@ def list_tensors(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard), safetensors file, folder; also hf://OWNER/NAME/FILE, https://….",
+            help="GGUF (any shard), safetensors file or folder; also OWNER/NAME on the hub, "
+            "hf://OWNER/NAME/FILE, https://….",
         ),
     ],
     mtp: Annotated[
-        bool, typer.Option("--mtp", help="Only the MTP head and draft vocabulary.")
+        bool, typer.Option("--mtp", help="Show only the MTP head and draft vocabulary.")
     ] = False,
-    pattern: Annotated[
-        str | None, typer.Option("--filter", metavar="REGEX", help="Only names this is found in.")
-    ] = None,
+    pattern: Filter = None,
     sort: Annotated[
-        SortKey, typer.Option("--sort", help="Order of the lines; sizes are largest first.")
+        SortKey, typer.Option("--sort", help="Sort the lines by this; sizes are largest first.")
     ] = SortKey.FILE,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the tensors of a model: name, type, shape, size, offset; and whether it can draft.
+    """List the tensors of a model, and say whether it can draft.
 
     Only headers are read, so a file of any size is listed at once, and of a file on the hub or on
-    a web server only the first bytes are fetched. Shapes stand in ggml order
-    (row length first) for GGUF, outermost first for safetensors.
+    a web server only the first bytes are fetched. Shapes are in ggml order (row length first) for
+    GGUF, outermost first for safetensors.
     """
-    wanted = _compiled(pattern or "")
+    wanted = parse_filter(pattern)
     listing = _listing(model)
     shown = _chosen(listing.tensors, mtp, wanted, sort)
+    if pattern is not None and not shown:
+        raise RequestError(f"--filter: no tensor of {model} has a name that matches {pattern!r}")
     if as_json:
         report = asdict(listing.head) if listing.head else None
         typer.echo(json.dumps({"tensors": [asdict(t) for t in shown], "head": report}, indent=1))
@@ -89,6 +92,15 @@ def _refusal(model: str, listing: Listing) -> str | None:
 def _listing(model: str) -> Listing:
     from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
 
+    if hub := remote.hub_model(model):
+        from mtp_gguf.convert.hub_checkpoint import hub_shards  # noqa: PLC0415  (NumPy)
+
+        files = hub_shards(*hub)
+        try:
+            return list_safetensors(files)
+        finally:
+            for file in files:
+                file.source.close()
     if not remote.is_remote(model):
         return read_listing(Path(model))
     if model.partition("?")[0].endswith(".safetensors"):
@@ -97,15 +109,6 @@ def _listing(model: str) -> Listing:
             return list_safetensors([read_safetensors(source)])
     with remote.open_remote_model(model) as opened:
         return list_model(opened)
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise typer.BadParameter(
-            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
-        ) from None
 
 
 def _chosen(

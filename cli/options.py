@@ -1,7 +1,13 @@
-"""The options that several commands have, each defined once."""
+"""The options that several commands have, each defined once, and the command class that reads them.
+
+One meaning has one spelling in every command; `_EARLIER` has the spellings of the past and of
+llama.cpp, which are accepted and not shown.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -9,8 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer.core import TyperCommand
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.format import MAGIC
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.remote import hub_model
+from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
+
+from .progress import USAGE_ERROR, print_json_error
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.draft_vocabulary import DraftVocabulary
@@ -18,14 +29,39 @@ if TYPE_CHECKING:
 # Panels of the help.
 HEAD, DRAFT = "MTP head", "FastMTP draft vocabulary"
 
-DEFAULT_SIZE = -1  # stands for --fastmtp without a number, as in `convert`
+DEFAULT_SIZE = -1  # stands for --fastmtp without a number
 
-_CORPUS = "--fastmtp-corpus"
+_MAX_THREADS = 512
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_LONGEST_BUDGET = 7 * 24 * 3600
 
+# By today's spelling. One that a command uses for something else keeps that meaning there.
+_EARLIER = {
+    "--ctx": ("--context", "--ctx-size"),
+    "--depth": ("--spec-draft-n-max",),
+    "--from": ("--mtp-from", "--source"),
+    "--gpu-layers": ("--n-gpu-layers",),
+    "--prompt-file": ("--file", "--prompts"),
+    "--size": ("-n",),
+    "--temp": ("--temperature",),
+    "--tokens": ("--n-predict", "--predict"),
+}
+
+ModelFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="GGUF file with an MTP head (any shard).")
+]
+HeadFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--head", metavar="FILE", help="Take the head from this GGUF (default: the model's own)."
+    ),
+]
 MtpF16: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--mtp-f16", rich_help_panel=HEAD, help="MTP head in F16; short for --mtp-type F16."
+        "--mtp-f16",
+        rich_help_panel=HEAD,
+        help="Store the head's matrices in F16; short for --mtp-type F16.",
     ),
 ]
 FastMtp: TypeAlias = Annotated[
@@ -34,13 +70,16 @@ FastMtp: TypeAlias = Annotated[
         "--fastmtp",
         metavar="[N]",
         rich_help_panel=DRAFT,
-        help="Add a draft vocabulary of N tokens [32768].",
+        help="Add a draft vocabulary of N tokens (default: 32768).",
     ),
 ]
 FastMtpCorpus: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option(
-        _CORPUS, metavar="FILE…", rich_help_panel=DRAFT, help="Text files to rank tokens by."
+        "--fastmtp-corpus",
+        metavar="FILE…",
+        rich_help_panel=DRAFT,
+        help="Rank tokens by these text files (default: by token id).",
     ),
 ]
 FastMtpIds: TypeAlias = Annotated[
@@ -49,43 +88,165 @@ FastMtpIds: TypeAlias = Annotated[
         "--fastmtp-ids",
         metavar="FILE",
         rich_help_panel=DRAFT,
-        help="Ranked ids: JSON, .npy or text.",
+        help="Read ranked token ids from a JSON, .npy or text file.",
     ),
 ]
 Revision: TypeAlias = Annotated[
-    str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    str | None,
+    typer.Option("--revision", help="Use this branch, tag or commit on the hub (default: main)."),
 ]
 Overwrite: TypeAlias = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing output.")
 ]
-Budget = Annotated[
-    str, typer.Option(help="About how long to measure: 90s, 5m, 1h. What matters less goes.")
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, also for an error.")
 ]
-AnswerTokens = Annotated[
+Filter: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="REGEX", help="Show only tensors whose name matches REGEX."),
+]
+Context: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "-c",
+        "--ctx",
+        min=0,
+        max=LARGEST_CONTEXT,
+        help="Size of the context in tokens; 0: the model's own.",
+    ),
+]
+Temperature: TypeAlias = Annotated[
+    float, typer.Option("--temp", min=0.0, max=100.0, help="Sample at this temperature; 0: greedy.")
+]
+Threads: TypeAlias = Annotated[
     int | None,
-    typer.Option("-n", "--tokens", min=2, max=4096, help="Of each answer. Without: what fits."),
+    typer.Option(
+        "-t",
+        "--threads",
+        min=1,
+        max=_MAX_THREADS,
+        help="Number of CPU threads (default: all cores).",
+    ),
+]
+GpuLayers: TypeAlias = Annotated[
+    int,
+    typer.Option("-ngl", "--gpu-layers", min=-1, help="Put this many layers on the GPU; -1: all."),
+]
+PromptSets: TypeAlias = Annotated[
+    str,
+    typer.Option("--prompts", metavar="SET,…", help="Measure with these built-in prompts."),
+]
+PromptFiles: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "-f", "--prompt-file", metavar="FILE…", help="Measure with the prompt in each file, too."
+    ),
+]
+Budget: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Measure about this long, such as 90s, 5m or 1h, and skip lower-priority "
+        "measurements to fit (default: 5m).",
+    ),
+]
+Full: TypeAlias = Annotated[
+    bool, typer.Option("--full", help="Measure everything, however long that takes.")
+]
+AnswerTokens: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--tokens",
+        min=2,
+        max=4096,
+        help="Generate this many tokens per answer (default: as many as the budget allows).",
+    ),
+]
+Rounds: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds",
+        min=1,
+        max=1000,
+        help="Measure this many rounds (default: as many as the budget allows).",
+    ),
 ]
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-_LARGEST = 7 * 24 * 3600
 
+class Command(TyperCommand):
+    """A command whose arguments are read as a shell user writes them.
 
-class HeadCommand(TyperCommand):
-    """A command whose `--fastmtp` may stand alone, and whose corpus may be several files."""
+    An option with a metavar such as `FILE…` takes all files that follow it (`--corpus notes/*.txt
+    MODEL`), a bare `--fastmtp` its default size, and an earlier spelling stands for today's.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a bare `--fastmtp` its stand-in value, and each corpus file its own option."""
-        given: list[str] = []
-        corpus = False
-        for index, arg in enumerate(args):
-            following = args[index + 1] if index + 1 < len(args) else ""
-            if corpus and given[-1] != _CORPUS and Path(arg).is_file():
-                given.append(_CORPUS)
-            corpus = arg == _CORPUS or (corpus and not arg.startswith("-"))
-            given.append(arg)
-            if arg == "--fastmtp" and not following.isdecimal():
-                given.append(str(DEFAULT_SIZE))
-        return super().parse_args(ctx, given)
+        """Read the arguments; with --json a usage error is printed as JSON, too."""
+        try:
+            return super().parse_args(ctx, _with_lists(args, set(self._list_options())))
+        except USAGE_ERROR as error:
+            if "--json" in args:
+                print_json_error(error.format_message(), error.exit_code)
+            raise
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser, which knows the earlier spellings beside those that the help shows."""
+        parser = super().make_parser(ctx)
+        for param in self.params:
+            if names := self._earlier(param):
+                alias = copy(param)
+                alias.opts, alias.secondary_opts = names, []
+                alias.add_to_parser(parser, ctx)
+        return parser
+
+    def _earlier(self, param: Any) -> list[str]:
+        """Earlier spellings of an option, without those that mean another one here."""
+        used = {name for other in self.params for name in other.opts}
+        names = dict.fromkeys(old for name in param.opts for old in _EARLIER.get(name, ()))
+        return [name for name in names if name not in used]
+
+    def _list_options(self) -> Iterator[str]:
+        """Spellings of the options that take a list of files."""
+        for param in self.params:
+            if param.param_type_name == "option" and (param.metavar or "").endswith("…"):
+                yield from (*param.opts, *self._earlier(param))
+
+
+def _with_lists(args: Sequence[str], lists: set[str]) -> list[str]:
+    """The arguments with a value for a bare `--fastmtp`, and each listed file as its own option.
+
+    A list ends where no file is named, or where a GGUF is: that is the model.
+    """
+    given: list[str] = []
+    option = ""  # whose list the next file belongs to
+    for index, arg in enumerate(args):
+        if arg == "--":
+            return [*given, *args[index:]]
+        if option and given[-1] != option:  # its first value is any word, as for other options
+            if _belongs_to_list(arg):
+                given.append(option)
+            else:
+                option = ""
+        if arg in lists:
+            option = arg
+        given.append(arg)
+        following = args[index + 1] if index + 1 < len(args) else ""
+        if arg == "--fastmtp" and not following.isdecimal():
+            given.append(str(DEFAULT_SIZE))
+    return given
+
+
+def _belongs_to_list(arg: str) -> bool:
+    try:
+        path = Path(arg)
+        if arg.startswith("-") or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) != MAGIC
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -99,19 +260,33 @@ class DraftOptions:
 
     @classmethod
     def parse(
-        cls, size: int | None, corpus: Sequence[Path] | None, ids_file: Path | None
+        cls,
+        size: int | None,
+        corpus: Sequence[Path] | None,
+        ids_file: Path | None,
+        prefix: str = "--fastmtp-",
     ) -> "DraftOptions":
-        """The options as given; a usage error when they contradict each other."""
+        """The options as given; a usage error when they contradict each other.
+
+        prefix: how the options for the corpus and the ids begin in this command.
+        """
         if corpus and ids_file:
-            raise typer.BadParameter("a list of ids and a corpus contradict each other")
+            raise typer.BadParameter(f"{prefix}ids and {prefix}corpus contradict each other")
         if size is not None and size < 1 and size != DEFAULT_SIZE:
-            raise typer.BadParameter(f"expected a size from 1, found {size}")
+            raise typer.BadParameter(
+                f"expected a size from 1, found {size}", param_hint="--fastmtp"
+            )
+        for path in corpus or ():
+            if path.suffix == ".gguf":
+                raise typer.BadParameter(
+                    f"expected text files, found a GGUF: {path}", param_hint=f"{prefix}corpus"
+                )
         wanted = bool(size is not None or corpus or ids_file)
         return cls(wanted, None if size == DEFAULT_SIZE else size, tuple(corpus or ()), ids_file)
 
     @property
     def files(self) -> list[Path]:
-        """The files that are read, to be held against an output's path."""
+        """The files that are read, which the output must not replace."""
         return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
 
     def ranked_for(self, model: Model) -> "DraftVocabulary":
@@ -122,12 +297,68 @@ class DraftOptions:
         return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
 
 
-def parse_budget(text: str) -> float:
-    """Seconds; RequestError for what is no time."""
+def check_revision(model: str, revision: str | None) -> None:
+    """A usage error for --revision with a model that has none, or names one itself."""
+    if revision is None:
+        return
+    hub = hub_model(model)
+    if hub is None:
+        raise typer.BadParameter(f"--revision is for models on the hub, and {model} is not there")
+    if hub.revision is not None:
+        raise typer.BadParameter(f"--revision and {model} contradict each other")
+
+
+@contextmanager
+def usage_of(option: str) -> Iterator[None]:
+    """Turn a RequestError about the value of `option` into a usage error."""
+    try:
+        yield
+    except RequestError as error:
+        text = str(error).removeprefix(f"{option}: ")
+        raise typer.BadParameter(text, param_hint=option) from None
+
+
+@contextmanager
+def spelled(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of the libraries name the options that this command has.
+
+    names: what an error calls an option, and what the user typed for it.
+    """
+    pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?!-)" for name in names))
+    try:
+        yield
+    except MtpGgufError as error:
+        text = pattern.sub(lambda match: names[match[0]], str(error))
+        raise type(error)(text) from None
+
+
+def note_missing_gpu(gpu_layers: int) -> None:
+    """Say so, where layers are to go onto a GPU and llama.cpp has none."""
+    if gpu_layers == 0:
+        return
+    from mtp_gguf.native.libraries import has_gpu  # noqa: PLC0415  (loads llama.cpp)
+
+    if not has_gpu():
+        typer.echo(
+            f"mtp-gguf: -ngl {gpu_layers}: llama.cpp found no GPU that it can use, and runs all "
+            "layers on the CPU",
+            err=True,
+        )
+
+
+def parse_budget(text: str | None, full: bool) -> float | None:
+    """Seconds of --budget, None for --full; a usage error for both and for what is no time."""
+    if full:
+        if text is not None:
+            raise typer.BadParameter("--full and --budget contradict each other")
+        return None
+    text = "5m" if text is None else text
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([smh]?)", text.strip().lower(), re.ASCII)
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 0 < seconds <= _LARGEST:
-        raise RequestError(f"--budget: expected a time such as 90s, 5m or 1h; found {text!r}")
+    if not 0 < seconds <= _LONGEST_BUDGET:
+        raise typer.BadParameter(
+            f"expected a time such as 90s, 5m or 1h; found {text!r}", param_hint="--budget"
+        )
     return seconds
 
 
@@ -141,3 +372,13 @@ def parse_bytes(text: str) -> int:
             param_hint="--split-max-size",
         )
     return int(number) * units[unit]
+
+
+def parse_filter(pattern: str | None) -> re.Pattern[str]:
+    """The regular expression of --filter; one that matches everything if there is none."""
+    try:
+        return re.compile(pattern or "")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+        ) from None

@@ -1,14 +1,18 @@
 """What every command does towards the user: report errors, stop cleanly, show progress."""
 
 import functools
+import json
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 
@@ -17,6 +21,11 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# The base of typer.BadParameter, for which typer has no public name.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+
+INTERRUPTED = 130  # 128 and SIGINT
+_BROKEN_PIPE = 141  # 128 and SIGPIPE: what a shell reports of a program that heeds it
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 # Seconds between two lines of progress where standard error is not a terminal.
 _PLAIN_PROGRESS_SECONDS = 5.0
@@ -25,23 +34,85 @@ _EARLY = 0.02  # before this share the time left is a guess that nobody should r
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command end in one sentence and exit code 1 where it fails on purpose."""
+    """Make a command end in one sentence and an exit code where it fails on purpose.
+
+    The code is 1, or 2 for wrong usage; a signal gives 128 and its number, as in a shell. With
+    --json (`as_json`) the sentence is also printed as JSON.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            with stops_cleanly():
-                return command(*args, **kwargs)
-        except MtpGgufError as error:
-            typer.echo(f"mtp-gguf: {printable(str(error))}", err=True)
-        except OSError as error:  # of the system: a name too long, a full temporary folder
-            where = f"{error.filename}: " if error.filename else ""
-            typer.echo(f"mtp-gguf: {printable(f'{where}{error.strerror or error}')}", err=True)
-        except KeyboardInterrupt:
-            typer.echo("mtp-gguf: interrupted; nothing was written", err=True)
-        raise typer.Exit(1)
+        as_json = bool(kwargs.get("as_json"))
+
+        def fail(text: str, code: int = 1) -> typer.Exit:
+            if as_json:
+                print_json_error(text, code)
+            typer.echo(f"mtp-gguf: {printable(text)}", err=True)
+            return typer.Exit(code)
+
+        with stops_cleanly() as stop:
+            try:
+                result = command(*args, **kwargs)
+                sys.stdout.flush()
+                return result
+            except MtpGgufError as error:
+                raise fail(str(error)) from None
+            except USAGE_ERROR as error:
+                if as_json:
+                    print_json_error(error.format_message(), error.exit_code)
+                raise
+            except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+                raise typer.Exit(_BROKEN_PIPE) from None
+            except OSError as error:  # of the system: a name too long, a full temporary folder
+                where = f"{error.filename}: " if error.filename else ""
+                raise fail(f"{where}{error.strerror or error}") from None
+            except KeyboardInterrupt as error:
+                detail = f"; {error}" if isinstance(error, Interrupted) else ""
+                raise fail(f"interrupted{detail}", 128 + stop.signal) from None
+            finally:
+                _finish_output()
 
     return wrapped
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or another signal, with a few words on what that leaves."""
+
+
+@contextmanager
+def leaves_nothing(*outputs: Path) -> Iterator[None]:
+    """Let an interruption say that nothing was written, unless one of `outputs` changed."""
+    before = [_identity(path) for path in outputs]
+    try:
+        yield
+    except KeyboardInterrupt:
+        whole = [str(p) for p, old in zip(outputs, before, strict=True) if _identity(p) != old]
+        text = f"{', '.join(whole)}: written before that" if whole else "nothing was written"
+        raise Interrupted(text) from None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Another file, or other contents, has another one; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def print_json_error(text: str, code: int) -> None:
+    """What every command prints with --json where it fails."""
+    typer.echo(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
+
+
+def _finish_output() -> None:
+    """Write what is buffered; where nobody reads it, Python has nothing to report at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def printable(text: str) -> str:
@@ -168,26 +239,35 @@ def duration(seconds: float) -> str:
     return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"
 
 
+@dataclass
+class Stop:
+    """The signal that a command was told to stop by: SIGINT until another one comes."""
+
+    signal: int = signal.SIGINT
+
+
 @contextmanager
-def stops_cleanly() -> Iterator[None]:
+def stops_cleanly() -> Iterator[Stop]:
     """Let SIGTERM and SIGHUP do meanwhile what Ctrl-C does: raise KeyboardInterrupt, once.
 
-    Signals that somebody ignores (nohup) or handles already are left to them; so are all where
-    this is not the main thread, which alone can have handlers.
+    Signals that are ignored (nohup) or handled already stay so; all do where this is not the main
+    thread, which alone can have handlers.
     """
-    held = {}
+    stop = Stop()
+    ours = {}
     if threading.current_thread() is threading.main_thread():
-        held = {n: signal.SIG_DFL for n in _STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
+        ours = {n: signal.SIG_DFL for n in _STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        for number in held:  # cleaning up is not to be stopped in its turn
-            signal.signal(number, signal.SIG_IGN)
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        for each in ours:  # cleaning up is not to be stopped in its turn
+            signal.signal(each, signal.SIG_IGN)
+        stop.signal = number
         raise KeyboardInterrupt
 
-    for number in held:
-        signal.signal(number, stop)
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
-        yield
+        yield stop
     finally:
-        for number, handler in held.items():
+        for number, handler in ours.items():
             signal.signal(number, handler)

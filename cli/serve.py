@@ -1,9 +1,11 @@
 """`mtp-gguf serve`."""
 
+import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,67 +16,147 @@ from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import ServedModel, choose_head, open_model
 
-from .progress import printable, reports_errors, status_line
+from .options import AsJson, Command, Threads
+from .progress import USAGE_ERROR, printable, reports_errors, status_line
+
+
+class CommandClass(Command):
+    """The command, which says where options go that only llama-server knows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            option = getattr(error, "option_name", None)
+            if option is not None and "no such option" in error.message.lower():
+                error.message += f" An option of llama-server goes after `--`: -- {option} …"
+            raise
 
 
 @reports_errors
 def serve(
-    model: Annotated[Path, typer.Argument(help="GGUF model; of a split one, any shard.")],
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="GGUF model (any shard).")
+    ] = None,
     passed: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- OPTIONS]", help="Options for llama-server itself, handed on as they are."
+        typer.Argument(metavar="[-- OPTIONS]", help="Options for llama-server itself."),
+    ] = None,
+    hf_repo: Annotated[
+        str | None,
+        typer.Option(
+            "-hf",
+            "--hf-repo",
+            metavar="OWNER/NAME[:QUANT]",
+            hidden=True,
+            help="Print how to download a model that llama-server would fetch.",
         ),
     ] = None,
     llama_server: Annotated[
         Path | None,
         typer.Option(
-            help=f"The server to run. Without: that of {VARIABLE}, ours, the one on the PATH."
+            metavar="FILE",
+            help=f"Run this server (default: that of {VARIABLE}, ours, the PATH's).",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8080,
+    host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Listen at this port.")] = 8080,
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Let others reach it without an API key.")
     ] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", help="Answer only requests with this key."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "-c",
+            "--ctx",
+            min=0,
+            help="Size of the context in tokens, of all slots together (default: the model's own).",
+        ),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "-np", "--parallel", min=1, help="Serve N requests at once (default: llama-server's)."
+        ),
+    ] = None,
+    threads: Threads = None,
+    gpu_layers: Annotated[
+        int | None,
+        typer.Option(
+            "-ngl",
+            "--gpu-layers",
+            min=-1,
+            help="Put this many layers on the GPU (default: llama-server's).",
+        ),
+    ] = None,
     head: Annotated[
         Path | None,
-        typer.Option(help="GGUF with the head. Without: the model's, or one beside it."),
+        typer.Option(
+            "--head",
+            metavar="FILE",
+            help="Take the head from this GGUF (default: the model's, or one beside it).",
+        ),
     ] = None,
     depth: Annotated[
         str | None,
         typer.Option(
-            "--spec-draft-n-max",
+            "--depth",
             metavar="N|auto",
-            help="Tokens to draft; auto: as many as pay at the moment. "
-            "Without: as tuned, or auto where the server can, or by model size.",
+            help="Draft N tokens per cycle; auto: as many as pay (default: as tuned, or auto where "
+            "the server can, or by model size).",
         ),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
     rpc: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT,…", help="ggml RPC servers to spread the model over."),
+        typer.Option(
+            metavar="HOST:PORT,…",
+            help="Spread the model over these ggml RPC servers (default: none).",
+        ),
     ] = None,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the command instead of running it.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a model with llama-server, drafting with its MTP head.
 
-    The server is asked what it can do and the model is looked at before anything starts. Ends with
+    The server is asked what it can do, and the model is checked, before anything starts. Ends with
     the server's exit code.
 
     **Examples**
 
     mtp-gguf serve model.gguf --port 8080
 
-    mtp-gguf serve model.gguf --print-command -- --ctx-size 32768 --parallel 4
+    mtp-gguf serve model.gguf -c 32768 --parallel 4 -- --cache-type-k q8_0
     """
+    if hf_repo is not None:
+        repo, _, quant = hf_repo.partition(":")
+        raise typer.BadParameter(
+            "expected a local MODEL; download it first: "
+            f"hf download {shlex.quote(repo)} --include '*{quant}*.gguf' --local-dir .",
+            param_hint="-hf",
+        )
+    if model is None:
+        raise typer.BadParameter("missing argument", param_hint="MODEL")
     passed = passed or []
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
     if no_draft and (head or depth):
         raise typer.BadParameter("--no-draft and another option on drafting contradict each other")
+    ours = {
+        "--ctx-size": context,
+        "--parallel": parallel,
+        "--threads": threads,
+        "--n-gpu-layers": "all" if gpu_layers == -1 else gpu_layers,
+        "--api-key": api_key,
+    }
+    given = [str(w) for pair in ours.items() if pair[1] is not None for w in pair]
     file = open_model(model)
     served = ServedModel(file, None) if no_draft else choose_head(file, head)
     address = resolve(host, port)
@@ -82,31 +164,52 @@ def serve(
     tuned, ignored = (None, None) if no_draft else find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
-    command = server_command(server, served, address, wanted, settings, rpc, allow_public, passed)
+    command = server_command(
+        server, served, address, wanted, settings, rpc, allow_public, [*given, *passed]
+    )
     for note in (ignored, *command.notes) if ignored else command.notes:
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
-        typer.echo(shlex.join(command.words))
+        typer.echo(json.dumps(_fields(command)) if as_json else shlex.join(command.words))
         return
     check_free(address)
     if rpc is not None:
         check_rpc_servers(rpc)
-    typer.echo(shlex.join(command.words), err=True)
-    raise typer.Exit(_run(command, model.name))
+    typer.echo(shlex.join(_without_key(command.words)), err=True)
+    raise typer.Exit(_run(command, model.name, as_json))
+
+
+def _fields(command: ServerCommand) -> dict[str, Any]:
+    return {"url": command.health.removesuffix("/health"), "command": list(command.words)}
+
+
+def _without_key(words: Sequence[str]) -> list[str]:
+    """The command for a terminal or a log, where no API key belongs."""
+    shown = []
+    for before, word in zip(("", *words), words, strict=False):
+        name, equals, _ = word.partition("=")
+        if before.replace("_", "-") == "--api-key":
+            shown.append("***")
+        elif equals and name.replace("_", "-") == "--api-key":
+            shown.append(f"{name}=***")
+        else:
+            shown.append(word)
+    return shown
 
 
 def _depth(text: str) -> int | Literal["auto"]:
-    """The value of --spec-draft-n-max."""
+    """The value of --depth."""
     if text == AUTO:
         return AUTO
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise typer.BadParameter(
-            f"expected a number from 1, or auto, found {text!r}", param_hint="--spec-draft-n-max"
+            f"expected a number from 1, or auto, found {text!r}",
+            param_hint="--depth (--spec-draft-n-max)",
         )
     return int(text)
 
 
-def _run(command: ServerCommand, name: str) -> int:
+def _run(command: ServerCommand, name: str, as_json: bool) -> int:
     """Run the server until it ends; its exit code."""
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
@@ -116,6 +219,9 @@ def _run(command: ServerCommand, name: str) -> int:
         if ready:
             server.show_log()
             typer.echo(f"ready: {address}", err=True)
+            if as_json:
+                typer.echo(json.dumps(_fields(command)))
+                sys.stdout.flush()
             return server.wait()
         code = server.wait()
         for line in server.last_lines():

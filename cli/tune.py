@@ -1,11 +1,13 @@
 """`mtp-gguf tune`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtp_gguf.bench.prompts import SETS, parse_sets, read_prompt
+from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
 from mtp_gguf.gguf_tools.profile import LARGEST_PROFILE, profile_path, write_profile
@@ -13,11 +15,27 @@ from mtp_gguf.gguf_tools.system import usable_cores
 from mtp_gguf.server.model import open_model
 
 from .bench_table import plan_lines
-from .options import AnswerTokens, Budget, parse_budget
-from .progress import printable, reports_errors, share_progress
+from .options import (
+    AnswerTokens,
+    AsJson,
+    Budget,
+    Full,
+    GpuLayers,
+    HeadFile,
+    ModelFile,
+    PromptFiles,
+    PromptSets,
+    Rounds,
+    Threads,
+    note_missing_gpu,
+    parse_budget,
+    usage_of,
+)
+from .progress import INTERRUPTED, printable, reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
+    from mtp_gguf.bench.tune import TuneResult
 
 _SHOWN = 8  # candidates
 _ROLLBACKS = ("snapshot", "checkpoint", "host")
@@ -25,37 +43,28 @@ _ROLLBACKS = ("snapshot", "checkpoint", "host")
 
 @reports_errors
 def tune(
-    model: Annotated[Path, typer.Argument(help="GGUF file with an MTP head.")],
-    prompts: Annotated[
-        str, typer.Option(help=f"Built-in prompts to measure with: {', '.join(SETS)}.")
-    ] = ",".join(SETS),
-    prompt_file: Annotated[
-        list[Path] | None,
-        typer.Option(help="A prompt of yours to measure with; may be given several times."),
-    ] = None,
-    max_depth: Annotated[int, typer.Option(min=1, max=8, help="Deepest draft to try.")] = 5,
-    budget: Budget = "5m",
-    full: Annotated[
-        bool, typer.Option("--full", help="Try everything, however long that takes.")
-    ] = False,
+    model: ModelFile,
+    prompts: PromptSets = ALL_SETS,
+    prompt_file: PromptFiles = None,
+    max_depth: Annotated[
+        int, typer.Option(min=1, max=8, help="Try drafts of at most N tokens.")
+    ] = 5,
+    budget: Budget = None,
+    full: Full = False,
     tokens: AnswerTokens = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="Of each comparison. Without: what fits."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads. Without: all cores.")
-    ] = None,
-    gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU; -1: all.")] = 0,
-    head: Annotated[Path | None, typer.Option(help="Another GGUF to take the head from.")] = None,
+    rounds: Rounds = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    head: HeadFile = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Measure and say, write no profile.")
+        bool, typer.Option("--dry-run", help="Measure and report; write no profile.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Find the settings with which a model decodes fastest here, and write them beside it.
+    """Find the fastest settings of a model here, and write them beside it.
 
     Tries depths, sizes of the draft vocabulary, ways to roll back and threads for drafting. No
-    drafting is tried, too, and chosen unless drafting is at least 3 % faster. MODEL.mtp.toml is
+    drafting is tried as well, and chosen unless drafting is at least 3 % faster. MODEL.mtp.toml is
     then used by `generate`, `serve` and MTPLlama, on this machine and for this file. Ctrl-C shows
     what was found and leaves an earlier profile as it was.
 
@@ -65,8 +74,9 @@ def tune(
 
     mtp-gguf tune model.gguf --budget 2m --dry-run
     """
-    kinds = parse_sets(prompts)
-    seconds = None if full else parse_budget(budget)
+    with usage_of("--prompts"):
+        kinds = parse_sets(prompts)
+    seconds = parse_budget(budget, full)
     own = [read_prompt(path) for path in prompt_file or []]
     path = profile_path(model)
     draft = open_model(model).head.draft
@@ -80,6 +90,7 @@ def tune(
     from mtp_gguf.bench.tune import tune as search  # noqa: PLC0415
     from mtp_gguf.native.replay import replays  # noqa: PLC0415
 
+    note_missing_gpu(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]
     if draft:
@@ -110,6 +121,11 @@ def tune(
     found = tuned.search
     if tuned.profile and not dry_run:  # before anything is printed: a pipe may be closed
         write_profile(path, tuned.profile)
+    if as_json:
+        typer.echo(json.dumps(_fields(tuned, None if dry_run else path), indent=1))
+        if tuned.profile is None:
+            raise typer.Exit(INTERRUPTED)
+        return
     if tuned.profile is not None:
         on = tuned.profile.machine
         typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}, kernels: {on.kernels}")
@@ -124,6 +140,24 @@ def tune(
         typer.echo(f"skipped to fit the budget (--budget, --full): {LABELS[name]}")
     if tuned.profile is None:
         typer.echo("mtp-gguf: interrupted; no profile was written", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED)
     if not dry_run:
         typer.echo(f"written: {path}")
+
+
+def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:
+    """The result for --json. path: of the profile; None if none was asked for."""
+    found = tuned.search
+    return {
+        "profile": str(path) if tuned.profile is not None and path is not None else None,
+        "machine": asdict(tuned.profile.machine) if tuned.profile is not None else None,
+        "settings": asdict(found.settings),
+        "gain": found.gain,
+        "plain_tok_s": found.plain_tok_s,
+        "tried": [
+            {"tok_s": candidate.tok_s, "settings": asdict(candidate.settings)}
+            for candidate in found.tried
+        ],
+        "skipped": list(tuned.skipped),
+        "interrupted": tuned.profile is None,
+    }

@@ -1,8 +1,11 @@
-"""What the commands that rewrite GGUFs share: naming an output, writing it, reporting on it."""
+"""What the commands that rewrite a GGUF share: naming an output, writing it, reporting on it."""
 
+import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -41,11 +44,23 @@ def head_of(output: Path) -> HeadReport:
     return report
 
 
-def report_file(output: Path, next_command: str | None = None) -> None:
-    """Say what stands in `output` now, and what could be done next.
+def file_fields(output: Path) -> dict[str, Any]:
+    """A written GGUF for --json: path, size and head, in every command alike."""
+    return {
+        "path": str(output),
+        "bytes": output.stat().st_size,
+        "head": asdict(head_of(output)),
+    }
+
+
+def report_file(output: Path, next_command: str | None = None, *, as_json: bool = False) -> None:
+    """Say what `output` is now, and what could be done next.
 
     next_command: without the file's name; None names none.
     """
+    if as_json:
+        typer.echo(json.dumps(file_fields(output), indent=1))
+        return
     typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
     typer.echo(head_verdict(head_of(output)))
     if next_command:

@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import ModelCard
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.compare import (
@@ -20,10 +23,18 @@ from mtp_gguf.gguf_tools.compare import (
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.remote import HubModel, download_command, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.tensor_types import F16
 
-from .checkpoint import LAYERS_KEY, Checkpoint, is_head, open_checkpoint, read_config
+from .checkpoint import (
+    LAYERS_KEY,
+    Checkpoint,
+    is_head,
+    open_checkpoint,
+    read_config,
+    read_weight_map,
+)
 from .checkpoint_side import CheckpointSide
 from .config import ConfigReader, is_whole
 from .family import HeadChoice, find_family
@@ -32,23 +43,63 @@ from .hub_checkpoint import shards_on_hub
 from .plan import Request
 from .plan_checkpoint import make_content
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SLICE_ROWS = 1024  # of a matrix in F32 at a time
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """A checkpoint under examination: its folder, and what every command takes as its name.
+
+    on_hub: the folder is the hub's cache, which has the small files alone and is not to be changed.
+    """
+
+    folder: Path
+    name: str
+    on_hub: bool
+
+    @property
+    def quoted(self) -> str:
+        """The name as a shell takes it."""
+        return shlex.quote(self.name)
+
+    @property
+    def original(self) -> str:
+        """The model on the hub that this one says it was made of, or a word in its place."""
+        for named in (_config_origin(self.folder), _card_origin(self.folder)):
+            if named and _HUB_ID.fullmatch(named) and named != self.name.partition("@")[0]:
+                return named
+        return "ORIGINAL"
+
+    @property
+    def refetch(self) -> str:
+        """A command that downloads the model again, beside the damaged one; "" for the hub's own.
+
+        Not over it: the config of a fine-tune names the model that it was made of.
+        """
+        if self.on_hub:
+            return ""
+        named = _config_origin(self.folder)
+        origin = named if named and _HUB_ID.fullmatch(named) else "ORIGINAL"
+        return f"hf download {origin} --local-dir {shlex.quote(f'{self.folder}-again')}"
 
 
 def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
     """Examine a checkpoint on the hub: its small files and the headers of its weights."""
     folder = download(hub_id, revision, None)
-    return _diagnosed(folder, hub_id, shards_on_hub(hub_id, folder))
+    examined = _Examined(folder, str(HubModel(hub_id, revision)), on_hub=True)
+    return _diagnosed(examined, shards_on_hub(hub_id, folder))
 
 
 def diagnose_checkpoint(folder: Path) -> Diagnosis:
     """Examine a checkpoint folder as a conversion does before it reads a weight."""
-    return _diagnosed(folder, str(folder), None)
+    return _diagnosed(_Examined(folder, str(folder), on_hub=False), None)
 
 
 def _diagnosed(
-    folder: Path, name: str, elsewhere: Callable[[str], SafetensorsFile] | None
+    examined: _Examined, elsewhere: Callable[[str], SafetensorsFile] | None
 ) -> Diagnosis:
+    folder = examined.folder
     findings: list[Finding] = []
     count = 0
     try:
@@ -57,17 +108,21 @@ def _diagnosed(
         with open_checkpoint(
             folder, lambda name: family.wants(name, HeadChoice.WITH_TRUNK), elsewhere
         ) as checkpoint:
-            findings = list(_head(folder, checkpoint))
+            findings = list(_head(examined, checkpoint))
             count = sum(is_head(name) for name in checkpoint.tensors)
             if not findings:
                 make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
     except (CheckpointError, FormatError) as error:
-        mend = f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}"
-        findings.append(Finding("checkpoint", Severity.FAULT, str(error), mend))
+        text = str(error)
+        if examined.on_hub:  # the path of the cache says nothing to a user
+            text = text.replace(str(folder), examined.name)
+        damaged = isinstance(error, FormatError) or _lacks_files(folder)
+        fix = examined.refetch if damaged else ""
+        findings.append(Finding("checkpoint", Severity.FAULT, text, fix))
     sound = not findings
-    convert = f"mtp-gguf convert {shlex.quote(name)} --mtp-f16 --fastmtp"
+    convert = f"mtp-gguf convert {examined.quoted} --mtp-f16 --fastmtp"
     return Diagnosis(
-        path=name,
+        path=examined.name,
         head=f"{count} mtp.* tensors" if sound else None,
         draft=None,
         runs_with=(convert,) if sound else (),
@@ -87,9 +142,12 @@ def measure_head(
     side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
     block = set(model.head.suffixes)
     source = shlex.quote(name)
-    path = shlex.quote(str(model.path))
+    path, fetch = str(model.path), ""
+    if is_remote(path):  # `strip` changes local files
+        fetch = f"{download_command(path)} && "
+        path = path.rpartition("/")[2]
     mend = (
-        f"mtp-gguf strip {path} -o trunk.gguf && "
+        f"{fetch}mtp-gguf strip {shlex.quote(path)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
     )
     ours = GgufSide(model, decode)
@@ -158,24 +216,24 @@ class _Part:
         return self._held
 
 
-def _head(folder: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
+def _head(examined: _Examined, checkpoint: Checkpoint) -> Iterator[Finding]:
     """A head that is claimed and absent, there and not claimed, or half there."""
     layers = checkpoint.mtp_layers()
     names = [name for name in checkpoint.tensors if is_head(name)]
-    quoted = shlex.quote(str(folder))
     if not names:
         text = "the checkpoint has no mtp.* tensors"
         code = "no-head"
         if layers:
             code = "claimed-head"
             text = f"{LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
-        mend = f"mtp-gguf convert {quoted} --mtp-from {_origin(folder)} --mtp-f16"
-        yield Finding(code, Severity.FAULT, text, mend)
+        fix = f"mtp-gguf convert {examined.quoted} --from {examined.original} --mtp-f16"
+        yield Finding(code, Severity.FAULT, text, fix)
         return
-    yield from _experts(folder, checkpoint, names)
+    yield from _experts(examined, checkpoint, names)
 
 
-def _experts(folder: Path, checkpoint: Checkpoint, names: list[str]) -> Iterator[Finding]:
+def _experts(examined: _Examined, checkpoint: Checkpoint, names: list[str]) -> Iterator[Finding]:
+    folder = examined.folder
     expected = ConfigReader(str(folder / "config.json"), checkpoint.config).config.get(
         "num_experts"
     )
@@ -193,15 +251,36 @@ def _experts(folder: Path, checkpoint: Checkpoint, names: list[str]) -> Iterator
             Severity.FAULT,
             f"the head's experts are half present: {len(found)} of {expected}, expert {absent} is "
             "missing",
-            f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}",
+            examined.refetch,
         )
 
 
-def _origin(folder: Path) -> str:
-    """The hub id that the config names as the model's own, or a word in its place."""
+def _lacks_files(folder: Path) -> bool:
+    """Whether weights are missing that the index names, or all are."""
+    try:
+        named = set((read_weight_map(folder) or {}).values())
+    except (CheckpointError, FormatError):
+        return False
+    return not all((folder / name).is_file() for name in named) or not any(
+        folder.glob("*.safetensors")
+    )
+
+
+def _config_origin(folder: Path) -> str | None:
+    """What the config names as the model's own place, often its hub id."""
     try:
         named: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        held = named.get("_name_or_path")
+        origin = named.get("_name_or_path")
     except (OSError, ValueError, RecursionError, AttributeError):
-        return "ORIGINAL"
-    return held if isinstance(held, str) and held.count("/") == 1 else "ORIGINAL"
+        return None
+    return origin if isinstance(origin, str) else None
+
+
+def _card_origin(folder: Path) -> str | None:
+    """The `base_model` of the model card; the first one where there are several."""
+    try:
+        base: Any = ModelCard.load(folder / "README.md").data.base_model
+    except Exception:  # the card is its author's, and YAML may be anything
+        return None
+    base = base[0] if isinstance(base, list) and base else base
+    return base if isinstance(base, str) else None

@@ -4,10 +4,11 @@ Resuming, caching, tokens, HF_ENDPOINT and offline mode are that library's.
 """
 
 import glob
-import re
+import json
+from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -29,14 +30,8 @@ from mtp_gguf.gguf_tools.safetensors import (
 from .checkpoint import read_config, read_weight_map
 from .family import HeadChoice, find_family
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Everything beside the weights that a converter or a runtime reads.
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "README.md", "LICENSE*"]
-
-
-def looks_like_hub_id(text: str) -> bool:
-    """Whether `text` reads as OWNER/NAME and is not a local path."""
-    return _HUB_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
 def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
@@ -49,6 +44,8 @@ def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path
         return _download(hub_id, revision, head)
     except (GatedRepoError, RepositoryNotFoundError) as error:
         gated = isinstance(error, GatedRepoError)
+        if not gated and (kind := _other_kind(hub_id)):
+            raise CheckpointError(f"{hub_id}: expected a model on the hub, found {kind}") from None
         raise CheckpointError(
             f"{hub_id}: {'is gated' if gated else 'no such model, or it is private'} on the hub; "
             f"{'accept its terms there and ' if gated else 'check the name, or '}"
@@ -76,7 +73,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
-    config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
+    try:
+        config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:
+        raise CheckpointError(_what_it_is(hub_id, revision)) from None
     family = find_family(read_config(config.parent), config)
     if head is None:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_SMALL_FILES))
@@ -99,3 +101,39 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
     if not any(folder.glob("*.safetensors")):
         snapshot_download(hub_id, revision=revision, allow_patterns=[TORCH_PATTERN])
     return folder
+
+
+def _other_kind(hub_id: str) -> str | None:
+    """What else on the hub has this name, where no model has it."""
+    for kind in ("dataset", "space"):
+        with suppress(Exception):  # no answer is none: the name is what the user is told about
+            if HfApi().repo_exists(hub_id, repo_type=kind):
+                return f"a {kind}"
+    return None
+
+
+def _what_it_is(hub_id: str, revision: str | None) -> str:
+    """A sentence on a repository without config.json: what it is, by its files, and what to do."""
+    siblings = HfApi().model_info(hub_id, revision=revision).siblings or []
+    names = sorted(sibling.rfilename for sibling in siblings)
+    expected = f"{hub_id}: expected a checkpoint with config.json, found"
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    at = f"@{revision}" if revision else ""
+    if ggufs:
+        return (
+            f"{expected} GGUF files; name one, such as hf://{hub_id}{at}/{ggufs[0]}, or use the "
+            "checkpoint that they were made of"
+        )
+    if "adapter_config.json" in names:
+        base = None
+        with suppress(OSError, ValueError, AttributeError):
+            path = hf_hub_download(hub_id, "adapter_config.json", revision=revision)
+            base = json.loads(Path(path).read_text("utf-8")).get("base_model_name_or_path")
+        return (
+            f"{expected} a LoRA adapter{f' of {base}' if isinstance(base, str) else ''}; merge it "
+            "into its base model (merge_and_unload of peft) and convert the result"
+        )
+    if "model_index.json" in names:
+        return f"{expected} a diffusers pipeline, which is no language model"
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return f"{expected} none ({shown or 'it has no files'}); it is no transformers checkpoint"

@@ -5,6 +5,7 @@ ranges of single tensors. Shards that are in the local cache already are read th
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,14 @@ from mtp_gguf.gguf_tools.remote import RemoteSource
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, read_safetensors
 from mtp_gguf.gguf_tools.sources import FileSource
 
-from .checkpoint import Checkpoint, PlacedTensor, is_head, open_checkpoint, read_config
+from .checkpoint import (
+    Checkpoint,
+    PlacedTensor,
+    is_head,
+    open_checkpoint,
+    read_config,
+    read_weight_map,
+)
 from .family import HeadChoice, find_family
 from .hub import download
 
@@ -28,10 +36,24 @@ def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> 
     )
 
 
-def open_hub_head(hub_id: str) -> Checkpoint:
+def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
     """The same with nothing but the tensors of the MTP head."""
-    folder = download(hub_id, None, None)
+    folder = download(hub_id, revision, None)
     return open_checkpoint(folder, is_head, shards_on_hub(hub_id, folder))
+
+
+def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:
+    """The weights of a model on the hub, each file by its header."""
+    folder = download(hub_id, revision, None)
+    names = sorted(set((read_weight_map(folder) or {"": "model.safetensors"}).values()))
+    open_shard = shards_on_hub(hub_id, folder)
+    with ExitStack() as opened:
+        files = []
+        for name in names:
+            files.append(open_shard(name))
+            opened.callback(files[-1].source.close)
+        opened.pop_all()
+    return files
 
 
 def shards_on_hub(hub_id: str, folder: Path) -> Callable[[str], SafetensorsFile]:

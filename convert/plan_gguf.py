@@ -112,7 +112,7 @@ def _parts(
     if donor is not None:
         if head is HeadChoice.ALONE:
             raise RequestError(
-                f"--mtp-from: the head alone of {donor.model.path} is made from that model itself: "
+                f"--from: the head alone of {donor.model.path} is made from that model itself: "
                 f"mtp-gguf convert {donor.model.path} --head-only"
             )
         return graft(model, donor.model, draft.metadata(with_ids=True) if draft else None)

@@ -359,7 +359,7 @@ def _check_head_is_there(
         option = "--head-only: " if head is HeadChoice.ALONE else ""
         raise CheckpointError(
             f"{checkpoint.folder}: {option}expected mtp.* tensors, found none; "
-            "use the publisher's original checkpoint, or --mtp-from to take them from another one"
+            "use the publisher's original checkpoint, or --from to take them from another one"
         )
     if head is HeadChoice.NONE or bool(found) == bool(dims.n_mtp):
         return

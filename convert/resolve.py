@@ -3,17 +3,19 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.errors import CheckpointError, RequestError
+from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
 from .family import HeadChoice, find_family
-from .hub import download, looks_like_hub_id
+from .hub import download
 from .hub_checkpoint import open_hub_checkpoint, open_hub_head
 
 
 def model_name(model: str) -> str | None:
     """The model's name where its folder's is none of its own (the hub's cache)."""
-    return model.rpartition("/")[2] if looks_like_hub_id(model) else None
+    hub = hub_model(model)
+    return hub.hub_id.rpartition("/")[2] if hub else None
 
 
 def open_model(
@@ -31,7 +33,7 @@ def open_model(
         opened.enter_context(checkpoint)
         donor = opened.enter_context(_open_head(mtp_from))
         if not any(is_head(name) for name in donor.tensors):
-            raise CheckpointError(f"{mtp_from}: --mtp-from: expected mtp.* tensors, found none")
+            raise CheckpointError(f"{mtp_from}: --from: expected mtp.* tensors, found none")
         joined = checkpoint.with_head_of(donor)
         opened.pop_all()
     return joined
@@ -39,18 +41,38 @@ def open_model(
 
 def open_donor(model: str) -> Checkpoint:
     """A hub id or a folder, for its head alone; of one on the hub only headers are fetched."""
-    if looks_like_hub_id(model):
-        return open_hub_checkpoint(model, None, HeadChoice.BLOCK)
+    if hub := hub_model(model):
+        return open_hub_checkpoint(*hub, HeadChoice.BLOCK)
     return _open(model, None, HeadChoice.BLOCK)
 
 
 def _open_head(model: str) -> Checkpoint:
-    return (
-        open_hub_head(model) if looks_like_hub_id(model) else open_checkpoint(Path(model), is_head)
-    )
+    if hub := hub_model(model):
+        return open_hub_head(*hub)
+    return open_checkpoint(_local_folder(model), is_head)
 
 
 def _open(model: str, revision: str | None, head: HeadChoice) -> Checkpoint:
-    folder = download(model, revision, head) if looks_like_hub_id(model) else Path(model)
+    if hub := hub_model(model):
+        folder = download(hub.hub_id, revision or hub.revision, head)
+    else:
+        folder = _local_folder(model)
     family = find_family(read_config(folder), folder / "config.json")
     return open_checkpoint(folder, lambda name: family.wants(name, head))
+
+
+def _local_folder(model: str) -> Path:
+    """The folder of a model that is not on the hub; RequestError for what is no folder."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if is_remote(model):
+        raise RequestError(
+            f"{model}: expected a checkpoint, found a single file elsewhere; download it first, or "
+            "name the whole model: hf://OWNER/NAME"
+        )
+    if folder.exists():
+        raise RequestError(f"{model}: expected a checkpoint folder with config.json, found a file")
+    raise RequestError(
+        f"{model}: expected a folder with config.json, found none; {absent_model(model)}"
+    )

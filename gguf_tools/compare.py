@@ -30,6 +30,30 @@ _PLAIN = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 # Relative error (root mean square) that rounding to a type of this many bits per weight explains:
 # four times 2^-bits bounds what ggml's own quantizers do to normal and to heavy-tailed weights.
 _FLOAT_ERROR = {"F64": 0.0, "F32": 1e-6, "F16": 2**-10, "BF16": 2**-7}
+# Blocks of these types have an F16 scale, which is wrong by up to half of F16's smallest number: of
+# tiny weights it is subnormal, or 0. The error of a value is that times the largest number that the
+# type multiplies the scale with: the sub-block's own scale and the quant.
+_F16_STEP = 2**-25
+_LARGEST_FACTOR = {
+    "F16": 1,
+    "Q4_0": 8,
+    "Q4_1": 15,
+    "Q5_0": 16,
+    "Q5_1": 31,
+    "Q8_0": 127,
+    "Q2_K": 15 * 3,
+    "Q3_K": 32 * 4,
+    "Q4_K": 63 * 15,
+    "Q5_K": 63 * 31,
+    "Q6_K": 128 * 32,
+    "IQ4_NL": 127,
+    "IQ4_XS": 32 * 127,
+    "IQ3_S": 31 * 15,
+    "IQ3_XXS": 8 * 62,
+    "IQ2_S": 4 * 43,
+    "IQ2_XS": 4 * 43,
+    "IQ2_XXS": 4 * 43,
+}
 
 
 class Side(Protocol):
@@ -210,7 +234,10 @@ def compare_tensors(
             _in_turn(pool, lambda s: _squares(first, s), rest, 2 * workers), rest, strict=True
         ):
             sums[place.name].squares += squares
-    found += [_judged(n, _kinds(n, ours, theirs), total, exact) for n, total in sums.items()]
+    found += [
+        _judged(n, _kinds(n, ours, theirs), total, math.prod(ours[n][0]), exact)
+        for n, total in sums.items()
+    ]
     return sorted(found, key=_damage, reverse=True)
 
 
@@ -246,6 +273,12 @@ def explained_error(kinds: tuple[str | None, str | None], exact: tuple[bool, boo
     """The relative error that rounding to these two types explains; exact sides round nothing."""
     rounded = [kind for kind, plain in zip(kinds, exact, strict=True) if kind and not plain]
     return sum(_FLOAT_ERROR.get(kind, _block_error(kind)) for kind in rounded)
+
+
+def explained_difference(kinds: tuple[str | None, str | None], exact: tuple[bool, bool]) -> float:
+    """The difference of values that these two types explain however small the values are."""
+    rounded = [kind for kind, plain in zip(kinds, exact, strict=True) if kind and not plain]
+    return _F16_STEP * sum(_LARGEST_FACTOR.get(kind, 0) for kind in rounded)
 
 
 def _block_error(name: str) -> float:
@@ -328,7 +361,11 @@ def _squares(side: Side, place: _Slice) -> float:
 
 
 def _judged(
-    name: str, kinds: tuple[str | None, str | None], sums: _Sums, exact: tuple[bool, bool]
+    name: str,
+    kinds: tuple[str | None, str | None],
+    sums: _Sums,
+    count: int,
+    exact: tuple[bool, bool],
 ) -> TensorDifference:
     if sums.equal:
         return TensorDifference(name, Verdict.SAME, kinds, 0.0, 0.0)
@@ -336,7 +373,8 @@ def _judged(
         note = f"{sums.not_numbers} values are not finite"
         return TensorDifference(name, Verdict.DAMAGED, kinds, math.inf, math.inf, note)
     error = math.sqrt(sums.difference / sums.squares) if sums.squares else math.inf
-    fine = error <= explained_error(kinds, exact)
+    size, apart = math.sqrt(sums.squares / count), math.sqrt(sums.difference / count)
+    fine = apart <= explained_error(kinds, exact) * size + explained_difference(kinds, exact)
     verdict = Verdict.ROUNDED if fine else Verdict.DAMAGED
     return TensorDifference(name, verdict, kinds, error, sums.largest)
 

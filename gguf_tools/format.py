@@ -177,7 +177,8 @@ class GgufFile:
             if tensor.offset + tensor.nbytes > source.size:
                 raise FormatError(
                     f"{source.name}: tensor {tensor.name!r}: expected data up to byte "
-                    f"{tensor.offset + tensor.nbytes}, found a file of {source.size} bytes"
+                    f"{tensor.offset + tensor.nbytes}, found a file of {source.size} bytes: it is "
+                    "truncated, as by a download that was cut; fetch it again"
                 )
 
     def __enter__(self) -> "GgufFile":

@@ -1,19 +1,21 @@
 """Files on a web server or on the Hugging Face hub, read by ranges and never as a whole.
 
 `https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
-hub's token are respected). Headers come through a small cache of blocks, of which more are fetched
-at a time while reading goes on; what is large is asked for exactly.
+hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with `hf://` or without.
+Headers come through a small cache of blocks, of which more are fetched at a time while reading goes
+on; large parts are requested exactly.
 """
 
 import os
 import re
+import shlex
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from .errors import FormatError, RemoteError
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _WEB = re.compile(r"https?://[^/]+/.", re.IGNORECASE)
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/]+))?(?:/(.+))?")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([^/]+))?")
+# Names that end so are files, whatever they look like otherwise.
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".json", ".npy")
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _BLOCK_BYTES = 1 << 18
@@ -48,10 +53,49 @@ def is_remote(text: str) -> bool:
     return bool(_WEB.match(text)) or text.startswith("hf://")
 
 
-def hub_model(text: str) -> tuple[str, str | None] | None:
-    """Hub id and revision of `hf://OWNER/NAME[@REVISION]`; None for all else, files included."""
+class HubModel(NamedTuple):
+    """A model on the hub; revision: a branch, tag or commit, None for the default branch."""
+
+    hub_id: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        """As every command takes it."""
+        return self.hub_id if self.revision is None else f"{self.hub_id}@{self.revision}"
+
+
+def hub_model(text: str) -> HubModel | None:
+    """The model on the hub that `text` names; None for files and for what is, or may be, local.
+
+    A name without `hf://` is local if something has that path, or if its first part is a folder:
+    then it is more likely mistyped than a model of an owner of that name.
+    """
+    if text.startswith("hf://"):
+        match = _HUB.fullmatch(text)
+        return HubModel(match[1], match[2]) if match and not match[3] else None
+    match = _HUB_ID.fullmatch(text)
+    if not match or text.lower().endswith(_FILE_SUFFIXES):
+        return None
+    if Path(text).exists() or Path(text).parent.is_dir():
+        return None
+    return HubModel(match[1], match[2])
+
+
+def absent_model(text: str) -> str:
+    """Why a local path that has nothing was not looked for on the hub, to end a sentence with."""
+    match = _HUB_ID.fullmatch(text)
+    if match and not text.lower().endswith(_FILE_SUFFIXES):
+        return f"{Path(text).parent} is a folder here; on the hub it would be hf://{text}"
+    return "models on the hub are named OWNER/NAME"
+
+
+def download_command(text: str) -> str:
+    """A shell command that puts a remote file into the working directory, under its own name."""
     match = _HUB.fullmatch(text)
-    return (match[1], match[2]) if match and not match[3] else None
+    if match and match[3]:
+        revision = f" --revision {shlex.quote(match[2])}" if match[2] else ""
+        return f"hf download {match[1]} {shlex.quote(match[3])}{revision} --local-dir ."
+    return f"curl -LO {shlex.quote(text)}"
 
 
 def file_url(text: str) -> str:
@@ -89,6 +133,11 @@ def open_remote_model(text: str) -> Model:
 
 def open_any_model(text: str) -> Model:
     """Open the GGUF that `text` names, here or elsewhere."""
+    if hub := hub_model(text):
+        raise RemoteError(
+            f"{text}: expected a GGUF file, found a model on the hub; name its file: "
+            f"hf://{hub}/FILE.gguf"
+        )
     return open_remote_model(text) if is_remote(text) else open_model(Path(text))
 
 

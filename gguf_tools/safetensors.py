@@ -163,9 +163,10 @@ def read_safetensors(source: Source) -> SafetensorsFile:
             )
         position += tensor.nbytes
     if position != source.size:
+        cut = "truncated, as by a download that was cut; fetch it again"
         raise FormatError(
             f"{source.name}: expected a file of {position} bytes by its header, "
-            f"found {source.size} bytes ({'truncated' if position > source.size else 'extra data'})"
+            f"found {source.size} bytes ({cut if position > source.size else 'extra data'})"
         )
     return SafetensorsFile(source, {t.name: t for t in tensors}, notes)
 

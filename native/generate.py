@@ -63,7 +63,7 @@ def generate(
             if not 0 < len(prompt) < settings.context:
                 raise RequestError(
                     f"a prompt has {len(prompt)} tokens, expected 1 to {settings.context - 1} "
-                    "(--context)"
+                    "(--ctx)"
                 )
             llm.reset()
             answer = []

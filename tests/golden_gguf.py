@@ -382,7 +382,10 @@ def bad_data(
 
     ggml does not look there unless it is asked for the data; llama.cpp does when it loads a model.
     """
-    expected, found = f"data up to byte {end}", f"a file of {size} bytes"
+    expected = f"data up to byte {end}"
+    found = (
+        f"a file of {size} bytes: it is truncated, as by a download that was cut; fetch it again"
+    )
     return Case(f"data: {label}", changes, f"tensor '{tensor}'", expected, found, "", ggml)
 
 

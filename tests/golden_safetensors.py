@@ -200,7 +200,8 @@ CASES = [
     Case(
         "truncated",
         GOLDEN[:-1],
-        "expected a file of 166 bytes by its header, found 165 bytes (truncated)",
+        "expected a file of 166 bytes by its header, found 165 bytes (truncated, "
+        "as by a download that was cut; fetch it again)",
     ),
     Case(
         "extra data",

@@ -53,7 +53,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(hub.fault, "", "out of order")
         elif match := re.fullmatch(r"/cdn/([^/]+)/(.+)", path):
             self._content(hub.revisions[match[1]] / match[2], {})
-        elif not path.removeprefix("/api/models").startswith(f"/{hub.model}"):
+        elif hub.kind != "model" and path == f"/api/{hub.kind}s/{hub.model}":
+            self._json({"id": hub.model, "sha": hub.commit("main"), "siblings": [], "tags": []})
+        elif hub.kind != "model" or not path.removeprefix("/api/models").startswith(
+            f"/{hub.model}"
+        ):
             self._refuse(401, "RepoNotFound", "Repository not found")
         elif hub.token and token and token != hub.token:
             self._refuse(401, "", "Invalid credentials in Authorization header")
@@ -136,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 class Hub(Loopback):
     """A server for one model, whose folder each revision names. Use it in a `with`.
 
+    kind: "dataset" or "space" for what is no model.
     token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
     fault: a status to answer everything with. cut_after: bytes of a weights file after which the
     connection drops, `cuts` times.
@@ -145,6 +150,7 @@ class Hub(Loopback):
 
     model: str
     revisions: dict[str, Path]
+    kind: str = "model"
     token: str = ""
     gated: bool = False
     fault: int = 0

@@ -135,8 +135,8 @@ class TestUsage:
         with spawn(*arguments) as process:
             stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert not stdout
-        assert stderr.startswith("mtp-gguf: ")
+        assert json.loads(stdout)["exit_code"] == 1
+        assert stderr == f"mtp-gguf: {json.loads(stdout)['error']}\n"
 
     def test_no_module_but_the_needed_ones(self, tmp_path: Path) -> None:
         """Help and listing come at once: neither llama.cpp nor the hub's client is loaded."""

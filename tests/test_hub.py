@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from conversions import TINY, Checkpoints, converted, held, spawn
+from conversions import (
+    TINY,
+    Checkpoints,
+    converted,
+    differing,
+    edit_json,
+    edit_tensors,
+    held,
+    spawn,
+    tensors_of,
+)
 from hub_server import Hub
 
 MODEL = "somebody/Tiny-3.5"
@@ -256,3 +269,179 @@ class TestFails:
             _, stderr = process.communicate(timeout=120)
         assert "a file name inside the folder, found '../../config.json'" in stderr
         assert hub.fetched() == ["config.json", INDEX]
+
+
+def run(hub: Hub, folder: Path, *arguments: object) -> tuple[int, str, str]:
+    """Run a command of ours in `folder`, with the hub: exit code, output, errors."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
+    kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder.parent / "home")}
+    kept["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    prelude = f"{IMPATIENT}; {SMALL_PIECES}"
+    with spawn(*arguments, prelude=prelude, env=kept, cwd=folder) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    assert "Traceback" not in stderr
+    return process.returncode, stdout, stderr
+
+
+class TestNames:
+    """A model on the hub has one name in every command; what is local stays local."""
+
+    @pytest.mark.parametrize("name", [MODEL, f"hf://{MODEL}@main"])
+    def test_of_one_model(
+        self, name: str, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        converted(checkpoints.get(SHARDED), tmp_path / "own.gguf", "--quant", "F16")
+        options = ("--quant", "F16", "-o", "out.gguf")
+        assert run(hub, output, "convert", name, *options)[0] == 0
+        made = tensors_of(output / "out.gguf")
+        assert not differing(made, tensors_of(tmp_path / "own.gguf"))
+        assert run(hub, output, "doctor", name)[:2] == (
+            0,
+            f"{name.removeprefix('hf://')}: can draft\nhead: 15 mtp.* tensors\n"
+            f"runs with: mtp-gguf convert {name.removeprefix('hf://')} --mtp-f16 --fastmtp\n",
+        )
+        assert "can draft once converted" in run(hub, output, "list-tensors", name)[1]
+        assert run(hub, output, "compare", "out.gguf", name)[0] == 0
+        assert run(hub, output, "doctor", "out.gguf", "--from", name)[0] == 0
+        assert run(hub, output, "strip", "out.gguf", "-o", "trunk.gguf")[0] == 0
+        arguments = ("trunk.gguf", "--from", name, "--no-check", "-o", "whole.gguf")
+        assert run(hub, output, "graft", *arguments)[0] == 0
+
+    def test_a_revision_in_the_name(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        converted(folder, tmp_path / "local.gguf", "--quant", "F16")
+        with start(hub, output, model=f"{MODEL}@v2") as process:
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        assert (output / "out.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+
+    def test_a_mistyped_path_is_not_asked_of_the_hub(self, hub: Hub, output: Path) -> None:
+        (output / "models").mkdir()
+        for name, said in (
+            ("models/Qwen", "on the hub it would be hf://models/Qwen"),
+            ("Qwen", "models on the hub are named OWNER/NAME"),
+            ("/nowhere/Qwen", "models on the hub are named OWNER/NAME"),
+        ):
+            code, stdout, stderr = run(hub, output, "convert", name)
+            assert (code, stdout) == (1, "")
+            assert stderr.startswith(f"mtp-gguf: {name}: expected a folder with config.json, found")
+            assert stderr.endswith(f"{said}\n")
+        assert run(hub, output, "doctor", "Qwen/x.gguf")[0] == 1
+        assert run(hub, output, "list-tensors", "Qwen/x.safetensors")[0] == 1
+        assert not hub.requests
+
+    def test_a_revision_needs_the_hub(
+        self, hub: Hub, checkpoints: Checkpoints, output: Path
+    ) -> None:
+        for arguments in (
+            ("convert", checkpoints.get(TINY), "--revision", "v2"),
+            ("convert", f"{MODEL}@main", "--revision", "v2"),
+        ):
+            code, _, stderr = run(hub, output, *arguments)
+            assert code == 2
+            assert "--revision" in stderr
+        assert not hub.requests
+
+
+class TestOtherRepositories:
+    """What is no checkpoint is called what it is."""
+
+    @pytest.mark.parametrize(
+        ("files", "said"),
+        [
+            (
+                {"m-Q4_K_M.gguf": "x"},
+                "found GGUF files; name one, such as hf://somebody/Tiny-3.5/m",
+            ),
+            (
+                {"adapter_config.json": '{"base_model_name_or_path": "Qwen/Q"}'},
+                "found a LoRA adapter of Qwen/Q; merge it",
+            ),
+            ({"adapter_config.json": "["}, "found a LoRA adapter; merge it"),
+            ({"model_index.json": "{}"}, "found a diffusers pipeline"),
+            ({"notes.md": ""}, "found none (notes.md); it is no transformers checkpoint"),
+        ],
+    )
+    def test_a_repository_without_a_config(
+        self, files: dict[str, str], said: str, output: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        with Hub(MODEL, {"main": folder}) as hub:
+            for command in ("convert", *(["doctor", "list-tensors"] if "GGUF" in said else [])):
+                code, stdout, stderr = run(hub, output, command, MODEL)
+                assert (code, stdout) == (1, "")
+                expected = f"mtp-gguf: {MODEL}: expected a checkpoint with config.json, {said}"
+                assert stderr.startswith(expected)
+
+    @pytest.mark.parametrize("kind", ["dataset", "space"])
+    def test_what_is_no_model(self, kind: str, output: Path, tmp_path: Path) -> None:
+        with Hub(MODEL, {"main": tmp_path}, kind=kind) as hub:
+            code, _, stderr = run(hub, output, "convert", MODEL)
+        assert code == 1
+        assert stderr == f"mtp-gguf: {MODEL}: expected a model on the hub, found a {kind}\n"
+
+
+class TestDoctor:
+    """The commands that the doctor prints for models on the hub run as they are."""
+
+    def test_a_head_that_was_lost(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        """The original is the one that the model card names."""
+        bare = checkpoints.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
+        (bare / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
+        versions = {"v1": bare, "main": checkpoints.get(SHARDED)}
+        with Hub(MODEL, versions) as hub:
+            # One model is on this hub: its first version stands for the fine-tune.
+            code, stdout, _ = run(hub, output, "doctor", f"hf://{MODEL}@v1", "--json")
+            assert code == 1
+            [finding] = json.loads(stdout)["findings"]
+            command = finding.get("fix", finding.get("mend"))
+            assert command == f"mtp-gguf convert {MODEL}@v1 --from ORIGINAL --mtp-f16"
+            words = shlex.split(command.replace("ORIGINAL", MODEL))
+            assert run(hub, output, *words[1:], "-o", "out.gguf")[0] == 0
+            assert run(hub, output, "doctor", "out.gguf")[0] == 0
+        fine_tune = checkpoints.copy(replace(SHARDED, name="local", mtp=False), tmp_path)
+        (fine_tune / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
+        with Hub(MODEL, versions) as hub:
+            code, stdout, _ = run(hub, output, "doctor", fine_tune, "--json")
+            [finding] = json.loads(stdout)["findings"]
+            command = finding.get("fix", finding.get("mend"))
+            words = shlex.split(command)
+            assert words[1:4] == ["convert", str(fine_tune), "--from"]
+            assert run(hub, output, *words[1:], "-o", "local.gguf")[0] == 0
+            assert run(hub, output, "doctor", "local.gguf")[0] == 0
+
+    def test_what_is_broken_there_is_not_blamed_on_the_cache(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        broken = checkpoints.copy(TINY, tmp_path)
+        edit_tensors(broken, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"].T.copy()}))
+        with Hub(MODEL, {"main": broken}) as hub:
+            code, stdout, _ = run(hub, output, "doctor", MODEL, "--json")
+        assert code == 1
+        [finding] = json.loads(stdout)["findings"]
+        assert "home" not in json.dumps(finding)
+        assert not finding.get("fix", finding.get("mend"))
+
+    def test_a_damaged_download(
+        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    ) -> None:
+        folder = checkpoints.copy(SHARDED, tmp_path)
+        edit_json(folder / "config.json", lambda c: c.update(_name_or_path=MODEL))
+        (folder / index_of(folder)["mtp.fc.weight"]).unlink()
+        with Hub(MODEL, {"main": checkpoints.get(SHARDED)}) as hub:
+            [finding] = json.loads(run(hub, output, "doctor", folder, "--json")[1])["findings"]
+            command = shlex.split(finding.get("fix", finding.get("mend")))
+            assert command[:3] == ["hf", "download", MODEL]
+            environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+            client = "from huggingface_hub.cli.hf import main; main()"
+            subprocess.run(
+                [sys.executable, "-c", client, *command[1:]], env=environment, check=True
+            )
+            assert run(hub, output, "doctor", command[-1])[0] == 0

@@ -139,7 +139,7 @@ def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
-    assert child.returncode == 1
+    assert child.returncode == 130
     assert "plan: about" in stderr
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("mtp-gguf: interrupted; not measured: texts token by token; ")
@@ -218,6 +218,19 @@ def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Pat
         )
     assert "Traceback" not in done.stderr
     assert read_profile(profile_path(path)).candidates
+
+
+def test_tune_as_json(dial: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.symlink_to(dial("tiny", hit=0.9))
+    options = ("--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1", "--prompts", "code")
+    done = invoke("tune", path, *options, "--max-depth", "1", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["profile"] == str(profile_path(path))
+    assert found["settings"]["depth"] == read_profile(profile_path(path)).settings.depth
+    assert found["tried"]
+    assert not found["interrupted"]
 
 
 def test_tune_out_of_time(dial: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from conversions import check_refusal, invoke
 
+from mtp_gguf.cli.serve import _without_key
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
@@ -100,6 +102,36 @@ def test_the_user_says_how_deep_and_whether(patched: Path, files: Files) -> None
     assert printed(patched, model, "--spec-draft-n-max", 5)[-2:] == ["--spec-draft-n-max", "5"]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
     assert "contradict" in refusal(patched, model, "--no-draft", "--spec-draft-n-max", 2, code=2)
+
+
+def test_the_usual_options_of_llama_server(patched: Path, files: Files) -> None:
+    """They need no `--`, in our spelling and in llama-server's."""
+    model = files("plain")
+    for context in ("-c", "--ctx", "--ctx-size"):
+        for layers in ("-ngl", "--gpu-layers", "--n-gpu-layers"):
+            options = (context, 4096, "--parallel", 2, "-t", 3, layers, 5, "--api-key", "k")
+            words = printed(patched, model, *options)
+            given = "--ctx-size 4096 --parallel 2 --threads 3 --n-gpu-layers 5 --api-key k"
+            assert words[-10:] == given.split()
+    assert printed(patched, model, "-ngl", -1)[-1] == "all"
+    assert printed(patched, model, "--depth", 2)[-2:] == ["--spec-draft-n-max", "2"]
+    address = ("--host", "0.0.0.0")
+    assert "--api-key" in refusal(patched, model, *address)
+    assert printed(patched, model, *address, "--api-key", "k")
+
+
+def test_the_command_as_json(patched: Path, files: Files) -> None:
+    options = ("--llama-server", patched, "--print-command", "--json")
+    said = json.loads(invoke("serve", files("plain"), *options).stdout)
+    assert said["url"] == "http://127.0.0.1:8080"
+    assert said["command"][0] == str(patched)
+
+
+@pytest.mark.parametrize("passed", [["--api-key", "secret"], ["--api_key=secret"]])
+def test_the_key_is_not_shown(passed: list[str]) -> None:
+    shown = _without_key(["llama-server", "-m", "m.gguf", *passed])
+    assert "secret" not in " ".join(shown)
+    assert "***" in shown[-1]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from checkpoints import SPECS, Spec
 from conversions import check_refusal, edit_tensors, invoke
 
-from mtp_gguf.gguf_tools.compare import explained_error
+from mtp_gguf.gguf_tools.compare import explained_difference, explained_error
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
@@ -96,6 +96,44 @@ def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
     error = math.sqrt(((values - rows) ** 2).sum() / (rows**2).sum())
     bound = explained_error((name, None), (False, False))
     assert bound / 20 < error < bound
+
+
+@pytest.mark.parametrize(
+    "name", ["Q3_K", "Q4_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "F16"]
+)
+def test_rounding_of_tiny_values(name: str) -> None:
+    """Down to nothing: scales are F16, and below 6e-8 there is none."""
+    kind = BY_NAME[name]
+    rng = np.random.default_rng(3)
+    for exponent in range(-9, 1):
+        rows = (rng.standard_normal((16, 1024)) * 10.0**exponent).astype(np.float32)
+        rounded = ggml.dequantize(kind, bytes(ggml.quantize(kind, rows))).reshape(rows.shape)
+        size = np.sqrt(np.square(rows, dtype=np.float64).mean())
+        apart = np.sqrt(np.square(rounded - rows, dtype=np.float64).mean())
+        kinds, exact = ("BF16", name), (True, False)
+        bound = explained_error(kinds, exact) * size + explained_difference(kinds, exact)
+        assert apart <= bound, exponent
+
+
+def test_a_conversion_of_tiny_weights(models: Models, tmp_path: Path) -> None:
+    """The converter's own Q6_K of weights of 1e-4 is no damage; another tensor's would be."""
+    folder = models.copy(DENSE, tmp_path)
+
+    def shrink(tensors: dict[str, Any]) -> None:
+        for name, values in tensors.items():
+            if name.endswith("layers.0.mlp.gate_proj.weight"):
+                scaled = values.astype(np.float32) * np.float32(2.0**-9)
+                tensors[name] = scaled.astype(values.dtype)
+
+    edit_tensors(folder, shrink)
+    made = tmp_path / "made.gguf"
+    assert invoke("convert", folder, "-o", made, "--quant", "Q6_K").exit_code == 0
+    found = compare(made, folder, code=0)["tensors"]["blk.0.ffn_gate.weight"]
+    assert found["verdict"] == "rounded"
+    assert found["types"][0] == "Q6_K"
+    plain = tmp_path / "plain.gguf"
+    assert invoke("convert", models.checkpoint(DENSE), "-o", plain, *F32_FILE).exit_code == 0
+    assert compare(made, plain, code=1)["tensors"]["blk.0.ffn_gate.weight"]["verdict"] == "damaged"
 
 
 def test_floats_decode_exactly() -> None:

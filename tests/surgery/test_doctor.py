@@ -558,5 +558,5 @@ def test_what_is_no_model(models: Models, tmp_path: Path) -> None:
     refused(tmp_path, "doctor", tmp_path / "no.gguf", words=("no.gguf", "version"))
     refused(tmp_path, "doctor", tmp_path / "absent.gguf", words=("cannot be opened",))
     folder = models.checkpoint(DENSE)
-    refused(tmp_path, "doctor", folder, "--source", folder, words=("--source",), code=2)
+    refused(tmp_path, "doctor", folder, "--source", folder, words=("--from",), code=2)
     refused(tmp_path, "doctor", models.gguf(DENSE), "--depth", 99, words=("16",), code=2)

@@ -240,7 +240,7 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
         words = ("has an MTP head in block 4 already",)
         refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=words)
         refused(tmp_path, "graft", web.url("none.gguf"), "--from", whole, words=("404",))
-    refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://OWNER/NAME",))
+    refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://owner/name/FILE",))
 
 
 def test_a_corpus_is_counted_by_a_local_file(models: Models, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
         assert "can draft once converted: 15 mtp.* tensors are there" in output
 
 
-def test_names_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [is_remote(t) for t in ("hf://a/b", "https://h/x", "HTTP://h/x", "a/b", "./https")] == [
         True,
         True,
@@ -283,6 +283,14 @@ def test_names_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub_model("hf://a/b") == ("a/b", None)
     assert hub_model("hf://a/b@v1") == ("a/b", "v1")
     assert hub_model("hf://a/b/c.gguf") is None
+    assert hub_model("owner/name") == ("owner/name", None)
+    assert str(hub_model("owner/name.x@v1")) == "owner/name.x@v1"
+    for local in ("name", "./owner/name", "/owner/name", "~/owner/name", "owner/name/x"):
+        assert hub_model(local) is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for file in ("owner/name.gguf", "owner/name.safetensors", "models/mistyped"):
+        assert hub_model(file) is None
     base = "https://huggingface.co/a/b.c/resolve"
     assert file_url("hf://a/b.c/d/e f.gguf") == f"{base}/main/d/e%20f.gguf"
     assert file_url("hf://a/b.c@refs/x.gguf") == f"{base}/refs/x.gguf"

@@ -1,0 +1,36 @@
+"""The llama.cpp libraries that this process has loaded, and the device that they run a model on."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import llama_cpp
+
+from ._bindings import library
+from .exact import kernels
+
+
+@dataclass(frozen=True)
+class LoadedLibraries:
+    """What runs a model here.
+
+    device: ggml's name of it, "CPU" without a GPU. kernels: one of `gguf_tools.system.KERNELS`.
+    folder: where the libraries are. llama_cpp_python: its version.
+    """
+
+    device: str
+    kernels: str
+    folder: str
+    llama_cpp_python: str
+
+
+def loaded_libraries(gpu_layers: int) -> LoadedLibraries:
+    """The libraries, and the device for models with `gpu_layers` layers on the GPU (-1: all)."""
+    device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
+    folder = str(Path(llama_cpp.llama_cpp._lib._name).parent)
+    return LoadedLibraries(device, kernels(), folder, version("llama-cpp-python"))
+
+
+def has_gpu() -> bool:
+    """Whether the loaded libraries found a GPU that they can use."""
+    return bool(llama_cpp.llama_supports_gpu_offload())

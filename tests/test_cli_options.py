@@ -1,0 +1,365 @@
+"""How options are spelled, read and refused, and how commands end: the same in every one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conversions import MAIN, TINY, Checkpoints, check_refusal, invoke, spawn
+
+from mtp_gguf.cli import app
+from mtp_gguf.cli.demo import PROMPT, shell_word
+
+USAGE, BROKEN_PIPE = 2, 141
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's GGUF, never written to."""
+    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
+    demo = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
+    assert invoke("convert", demo, "-o", path, "--mtp-f16", "--fastmtp").exit_code == 0
+    return path
+
+
+def generated(model: Path, *options: object, **kwargs: Any) -> str:
+    """What `generate` prints in a process of its own, on one thread."""
+    command = [sys.executable, "-c", MAIN, "generate", model, "-t", "1", "-c", "256", *options]
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, timeout=120, **kwargs
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its name, those of `fastmtp` included."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    for name in group.list_commands(context):  # type: ignore[attr-defined]
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        yield from (
+            ((f"{name} {each}", found) for each, found in inner.items())
+            if inner
+            else ((name, command),)
+        )
+
+
+COMMANDS = dict(commands())
+
+
+class TestSpelling:
+    def test_one_meaning_one_spelling(self) -> None:
+        """What two commands share, both spell alike; what is old, none of them shows."""
+        shown = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
+        assert {"--ctx", "--temp", "--from", "--tokens", "--gpu-layers", "--depth"} <= shown
+        assert not {"--context", "--temperature", "--mtp-from", "--source"} & shown
+        for name, command in COMMANDS.items():
+            for param in command.params:
+                for short, long in (("-n", "--tokens"), ("-c", "--ctx"), ("-ngl", "--gpu-layers")):
+                    assert (short in param.opts) <= (long in param.opts), (name, param.opts)
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_json(self, command: str) -> None:
+        assert any("--json" in param.opts for param in COMMANDS[command].params)
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_begins_with_one_short_line(self, command: str) -> None:
+        first = (COMMANDS[command].help or "").splitlines()[0]
+        assert len(first) < 72
+        assert first.endswith(".")
+
+    def test_earlier_spellings_are_read_and_not_shown(
+        self, checkpoints: Checkpoints, tmp_path: Path
+    ) -> None:
+        made = invoke("convert", checkpoints.get(TINY), "-o", tmp_path / "a.gguf", "--no-mtp")
+        assert made.exit_code == 0
+        for option in ("--from", "--mtp-from", "--source"):
+            options = ("--quant", "F16", "--dry-run", "--json")
+            donor = checkpoints.get(TINY)
+            planned = invoke("convert", checkpoints.get(TINY), option, donor, *options)
+            assert "blk.2.nextn.eh_proj.weight" in planned.stdout
+        text = invoke("convert", "--help").stdout
+        assert "--from" in text
+        assert "--mtp-from" not in text
+
+    def test_generate_in_both_spellings(self, model: Path) -> None:
+        new = generated(model, "-p", "def f", "-n", "6", "--ctx", "64", "--temp", "0.5")
+        old = ("--n-predict=6", "--context", "64", "--temperature", "0.5")
+        assert generated(model, "-p", "def f", *old) == new
+
+
+class TestLists:
+    """An option that takes several files leaves the model alone."""
+
+    @pytest.mark.parametrize("name", ["demo.gguf", "no-suffix"])
+    def test_the_model_after_the_corpus(self, name: str, model: Path, tmp_path: Path) -> None:
+        notes = [tmp_path / "a.txt", tmp_path / "b.txt"]
+        for note in notes:
+            note.write_text("def f(x):\n    return x\n")
+        copy = tmp_path / name
+        copy.write_bytes(model.read_bytes())
+        arguments = ("--corpus", *notes, copy, "-o", tmp_path / "out.gguf", "--json")
+        done = invoke("fastmtp", "add", *arguments)
+        assert done.exit_code == 0, done.output
+        assert "of 2 files" in done.stderr
+
+    def test_convert_and_graft(self, model: Path, tmp_path: Path) -> None:
+        note = tmp_path / "a.txt"
+        note.write_text("def f(x):\n    return x\n")
+        trunk = tmp_path / "trunk.gguf"
+        assert invoke("strip", model, "-o", trunk).exit_code == 0
+        arguments = ("--fastmtp-corpus", note, trunk, "--from", model, "--no-check")
+        done = invoke("graft", *arguments, "-o", tmp_path / "whole.gguf")
+        assert done.exit_code == 0, done.output
+
+    def test_a_gguf_is_no_corpus(self, model: Path) -> None:
+        done = invoke("fastmtp", "add", "--corpus", model)
+        check_refusal(done.exit_code, done.stderr, "MODEL", code=USAGE)
+        done = invoke("fastmtp", "add", model, "--corpus", model)
+        check_refusal(done.exit_code, done.stderr, "--corpus", "found a GGUF", code=USAGE)
+
+    def test_errors_name_the_option_of_the_command(self, model: Path, tmp_path: Path) -> None:
+        for option in ("--corpus", "--ids"):
+            done = invoke("fastmtp", "add", model, option, tmp_path / "absent")
+            assert f"mtp-gguf: {option}: {tmp_path / 'absent'}" in done.stderr
+        done = invoke("generate", model, "-p", "x", "-c", "2", "-t", "1")
+        check_refusal(done.exit_code, done.stderr, "--ctx: expected")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("bench", "MODEL", "--full", "--budget", "1m"),
+            ("tune", "MODEL", "--full", "--budget", "1m"),
+            ("bench", "MODEL", "--budget", "soon"),
+            ("bench", "MODEL", "--depths", "x"),
+            ("bench", "MODEL", "--ctx", "x"),
+            ("bench", "MODEL", "--fastmtp-sizes", "x"),
+            ("bench", "MODEL", "--prompts", "poems"),
+            ("bench", "MODEL", "--no-server", "--llama-server", "x"),
+            ("generate", "MODEL", "-p", "x", "--depth", "5", "--max-depth", "3"),
+            ("generate", "MODEL", "-p", "x", "-f", "y"),
+            ("generate", "MODEL", "-p", "x", "--rollback", "sideways"),
+            ("generate", "MODEL", "-p", "x", "--json-schema", "[1]"),
+            ("fastmtp", "show", "MODEL", "--ids", "--json"),
+            ("build-server", "--where", "--clean"),
+            ("build-server", "--where", "-j", "2"),
+            ("build-server", "--cmake-args", "-DX='a"),
+            ("serve", "-hf", "OWNER/NAME:Q4_K_M"),
+        ],
+        ids=" ".join,
+    )
+    def test_wrong_usage_exits_with_2(self, arguments: tuple[str, ...], model: Path) -> None:
+        words = [str(model) if word == "MODEL" else word for word in arguments]
+        done = invoke(*words)
+        check_refusal(done.exit_code, done.stderr, code=USAGE)
+
+    def test_as_json_too(self, model: Path, tmp_path: Path) -> None:
+        for arguments, code in (
+            (("generate", model, "--json", "-p", "x", "--depth", "x"), USAGE),
+            (("generate", model, "--json", "--nonsense"), USAGE),
+            (("doctor", tmp_path / "absent.gguf", "--json"), 1),
+            (("fastmtp", "show", tmp_path / "absent.gguf", "--json"), 1),
+        ):
+            done = invoke(*arguments)
+            assert done.exit_code == code
+            said = json.loads(done.stdout)
+            assert said["exit_code"] == code
+            assert said["error"]
+
+    def test_a_filter_that_matches_nothing(self, model: Path) -> None:
+        for command in (("list-tensors", model), ("compare", model, model)):
+            done = invoke(*command, "--filter", "xyz")
+            check_refusal(done.exit_code, done.stderr, "--filter", "'xyz'")
+
+    def test_a_download_that_was_cut_is_called_that(self, model: Path, tmp_path: Path) -> None:
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(model.read_bytes()[:-1000])
+        for command in (("list-tensors",), ("doctor",), ("strip",), ("generate", "-p", "x")):
+            done = invoke(command[0], cut, *command[1:])
+            words = ("found a file of", "truncated", "fetch it again")
+            check_refusal(done.exit_code, done.stderr, *words)
+
+    def test_did_you_mean(self) -> None:
+        done = invoke("doktor")
+        check_refusal(done.exit_code, done.stderr, "Did you mean 'doctor'?", code=USAGE)
+
+    def test_an_option_of_llama_server(self, model: Path) -> None:
+        done = invoke("serve", model, "--cache-reuse", "256")
+        words = ("goes after `--`", "-- --cache-reuse")
+        check_refusal(done.exit_code, done.stderr, *words, code=USAGE)
+
+
+class TestEnds:
+    def test_ctrl_c_exits_with_130(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        """And says that nothing was written only where something would have been."""
+        slow = (
+            "import time; from mtp_gguf.gguf_tools import transplant\n"
+            "import mtp_gguf.cli.list_tensors as listing\n"
+            "def wait(*_):\n    print('on', flush=True); time.sleep(60)\n"
+            "transplant.strip = listing.read_listing = wait"
+        )
+        model = tmp_path / "m.gguf"
+        assert invoke("convert", checkpoints.get(TINY), "-o", model).exit_code == 0
+        for command, number, said in (
+            (("list-tensors", model), signal.SIGINT, "interrupted\n"),
+            (("strip", model), signal.SIGINT, "interrupted; nothing was written\n"),
+            (("strip", model), signal.SIGTERM, "interrupted; nothing was written\n"),
+        ):
+            with spawn(*command, prelude=slow, cwd=tmp_path) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "on\n"
+                time.sleep(0.1)
+                process.send_signal(number)
+                _, stderr = process.communicate(timeout=60)
+            assert stderr == f"mtp-gguf: {said}"
+            assert process.returncode == 128 + number
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_a_closed_pipe_is_quiet(self, unbuffered: str, model: Path) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        with (
+            os.fdopen(writing, "wb") as closed,
+            spawn("list-tensors", model, stdout=closed, env=environment) as process,
+        ):
+            _, stderr = process.communicate(timeout=60)
+        assert stderr == ""
+        assert process.returncode == BROKEN_PIPE
+
+    def test_without_an_output_at_all(self, model: Path) -> None:
+        script = f'"{sys.executable}" -c "$0" list-tensors "$1" >&-'
+        done = subprocess.run(
+            ["sh", "-c", script, MAIN, str(model)], capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode == 0
+
+
+class TestGenerate:
+    def test_the_prompt_from_a_file_or_standard_input(self, model: Path, tmp_path: Path) -> None:
+        text = "def is_prime(n):\n"
+        expected = generated(model, "-p", text, "-n", "8")
+        (tmp_path / "prompt.txt").write_text(f"{text}\n")  # an editor's line break is none of it
+        assert generated(model, "-f", tmp_path / "prompt.txt", "-n", "8") == expected
+        assert generated(model, "-n", "8", input=f"{text}\n") == expected
+        assert generated(model, "-f", "-", "-n", "8", input=f"{text}\n") == expected
+
+    def test_chat(self, model: Path) -> None:
+        wrapped = "<|im_start|>user\nWhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n"
+        options = ("-n", "8", "--json")
+        asked = json.loads(generated(model, "-p", "What does os.path.join do?", "--chat", *options))
+        plain = json.loads(generated(model, "-p", wrapped, *options))
+        assert asked["prompt_tokens"] >= plain["prompt_tokens"]
+        assert asked["text"]
+
+    def test_grammars(self, model: Path, tmp_path: Path) -> None:
+        grammar = tmp_path / "yes.gbnf"
+        grammar.write_text('root ::= "yes" | "no"\n')
+        assert generated(model, "-p", "x", "--grammar-file", grammar).strip() in ("yes", "no")
+        schema = '{"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}'
+        text = generated(model, "-p", "x = ", "-n", "60", "--json-schema", schema)
+        assert json.loads(text) == {"a": "b"}
+        grammar.write_text("root ::= (\n")
+        done = invoke("generate", model, "-p", "x", "-t", "1", "--grammar-file", grammar)
+        assert done.exit_code == 1
+        assert "mtp-gguf: --grammar-file: llama.cpp cannot read the grammar" in done.stderr
+
+    def test_sampling_options(self, model: Path) -> None:
+        base = ("-p", "def f", "-n", "12", "--temp", "5")
+        greedy = generated(model, "-p", "def f", "-n", "12")
+        assert generated(model, *base, "--top-k", "1") == greedy
+        assert generated(model, *base, "--min-p", "1") == greedy
+        assert generated(model, *base, "--top-p", "0") == greedy
+        texts = {generated(model, *base, "--top-k", "0", "--seed", "-1") for _ in range(3)}
+        assert len(texts) > 1
+
+    def test_stats_name_device_and_libraries(self, model: Path) -> None:
+        done = invoke("generate", model, "-p", "x", "-n", "4", "--depth", "0", "--stats", "-t", "1")
+        assert "no drafts made\n" in done.stderr
+        assert "runs on: CPU, " in done.stderr
+        assert "llama-cpp-python 0.3" in done.stderr
+
+    def test_no_gpu_is_said_once(self, model: Path) -> None:
+        done = invoke("generate", model, "-p", "x", "-n", "2", "-ngl", "99", "-t", "1")
+        assert done.exit_code == 0
+        assert done.stderr.count("-ngl 99: llama.cpp found no GPU") == 1
+
+
+class TestCompletion:
+    """What a shell offers after a word, as the installed completion asks for it."""
+
+    @pytest.mark.parametrize(
+        ("line", "offered"),
+        [
+            ("mtp-gguf do", "doctor"),
+            ("mtp-gguf convert --quant Q5_K", "Q5_K_M"),
+            ("mtp-gguf convert --mtp-type BF", "BF16"),
+            ("mtp-gguf generate --rollback two", "two-phase"),
+            ("mtp-gguf convert --fastmtp-layout si", "sidecar"),
+            ("mtp-gguf fastmtp ca", "calibrate"),
+        ],
+    )
+    def test_of_commands_and_values(self, line: str, offered: str) -> None:
+        words = line.split()
+        environment = {
+            **os.environ,
+            "_MTP_GGUF_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert offered in done.stdout.split(), done.stderr
+
+
+class TestDemo:
+    def test_its_prompt_as_a_shell_reads_it(self) -> None:
+        shown = subprocess.run(
+            ["bash", "-c", f"printf %s {shell_word(PROMPT)}"], capture_output=True, check=True
+        )
+        assert shown.stdout.decode() == PROMPT
+
+    def test_names_no_file_that_is_gone(self) -> None:
+        done = invoke("demo", "-n", "2")
+        assert done.exit_code == 0, done.output
+        last = done.stdout.splitlines()[-1]
+        assert "removed" in last
+        assert "mtp-gguf demo -o demo.gguf" in last
+
+
+def test_one_shape_of_head(model: Path, tmp_path: Path) -> None:
+    """What list-tensors, strip, extract and graft say of a head has the same fields."""
+    trunk, whole = tmp_path / "trunk.gguf", tmp_path / "whole.gguf"
+    said = [
+        json.loads(invoke("list-tensors", model, "--json").stdout),
+        json.loads(invoke("strip", model, "-o", trunk, "--json").stdout),
+        json.loads(invoke("extract", model, "-o", tmp_path / "head.gguf", "--json").stdout),
+    ]
+    grafted = invoke("graft", trunk, "--from", model, "-o", whole, "--no-check", "--json")
+    said.append(json.loads(grafted.stdout))
+    assert len({tuple(each["head"]) for each in said}) == 1
+    assert [each["head"]["ready"] for each in said] == [True, False, True, True]
