@@ -130,7 +130,7 @@ def convert(
             "--imatrix",
             metavar="FILE",
             rich_help_panel=_PRECISION,
-            help="Quantize by this importance matrix, a GGUF of llama-imatrix or an older .dat file.",
+            help="Quantize by this importance matrix of llama-imatrix (GGUF or .dat).",
         ),
     ] = None,
     fastmtp: FastMtp = None,

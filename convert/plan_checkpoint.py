@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
-from mtp_gguf.gguf_tools.trunk import block_of
 
 from . import draft_vocabulary
 from .checkpoint import Checkpoint

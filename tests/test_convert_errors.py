@@ -99,7 +99,7 @@ class TestHead:
             "no mtp.* tensor",
             "first missing: mtp.fc.weight",
             "--no-mtp",
-            "--mtp-from",
+            "--from",
             "download a checkpoint that still has it",
         )
         converted(broken, output / "out.gguf", "--quant", "F16", "--no-mtp")
@@ -137,7 +137,7 @@ class TestHead:
 
     def test_head_only_of_a_model_without_one(self, checkpoints: Checkpoints, output: Path) -> None:
         model = checkpoints.get(replace(TINY, name="bare", mtp=False))
-        refuse(model, output, "--head-only", "mtp.*", "--mtp-from", options=("--head-only",))
+        refuse(model, output, "--head-only", "mtp.*", "--from", options=("--head-only",))
 
     def test_fastmtp_without_a_head(self, checkpoints: Checkpoints, output: Path) -> None:
         model = checkpoints.get(replace(TINY, name="bare", mtp=False))
@@ -150,14 +150,14 @@ class TestHead:
         """The donor's tensors count, whatever either config says."""
         model = checkpoints.get(replace(TINY, name="bare", mtp=False))
         edit_json(broken / "config.json", lambda c: c.update(mtp_num_hidden_layers=count))
-        converted(model, output / "out.gguf", "--quant", "F16", "--mtp-from", broken)
+        converted(model, output / "out.gguf", "--quant", "F16", "--from", broken)
         assert value_of(output / "out.gguf", "qwen35.nextn_predict_layers") == 1
 
     def test_half_of_a_donor(self, checkpoints: Checkpoints, broken: Path, output: Path) -> None:
         """The donor is to blame, not the model that it lends to."""
         model = checkpoints.get(replace(TINY, name="bare", mtp=False))
         edit_tensors(broken, drop("mtp.layers.0.mlp"))
-        options = ("--mtp-from", broken)
+        options = ("--from", broken)
         message = refuse(model, output, "mtp.layers.0.mlp", "no such tensor", options=options)
         assert str(broken) in message
         assert str(model) not in message
@@ -169,24 +169,24 @@ class TestHead:
     def test_donor_without_a_head(self, checkpoints: Checkpoints, output: Path) -> None:
         donor = checkpoints.get(replace(TINY, name="bare", mtp=False))
         model = checkpoints.get(TINY)
-        refuse(model, output, str(donor), "--mtp-from", "mtp.*", options=("--mtp-from", donor))
+        refuse(model, output, str(donor), "--from", "mtp.*", options=("--mtp-from", donor))
 
     def test_donor_of_another_width_is_named(self, checkpoints: Checkpoints, output: Path) -> None:
         donor = checkpoints.get(replace(TINY, name="wide", hidden=96))
         words = str(donor), "mtp.fc.weight", "[64, 128]", "[96, 192]"
-        refuse(checkpoints.get(TINY), output, *words, options=("--mtp-from", donor))
+        refuse(checkpoints.get(TINY), output, *words, options=("--from", donor))
 
     def test_dense_donor_for_a_mixture(self, checkpoints: Checkpoints, output: Path) -> None:
         mixture = checkpoints.get(replace(TINY, name="moe", experts=4))
         donor = checkpoints.get(TINY)
-        refuse(mixture, output, "mtp.layers.0.mlp", options=("--mtp-from", donor))
+        refuse(mixture, output, "mtp.layers.0.mlp", options=("--from", donor))
 
     @pytest.mark.parametrize("text_config", [3, [1], "x"])
     def test_donor_with_a_broken_config(
         self, text_config: object, checkpoints: Checkpoints, broken: Path, output: Path
     ) -> None:
         edit_json(broken / "config.json", lambda c: c.update(text_config=text_config))
-        options = ("--mtp-from", broken)
+        options = ("--from", broken)
         refuse(checkpoints.get(TINY), output, "text_config", "an object", options=options)
 
 
@@ -800,7 +800,7 @@ class TestOutput:
     ) -> None:
         before = held(broken)
         target = broken / "model.safetensors"
-        arguments = [checkpoints.get(TINY), "--mtp-from", broken, "-o", target, "--overwrite"]
+        arguments = [checkpoints.get(TINY), "--from", broken, "-o", target, "--overwrite"]
         refused([*arguments, "--quant", "F16"], "is the input", output=output)
         assert held(broken) == before
 
@@ -948,7 +948,7 @@ class TestUsage:
             (["--tensor-type", "[[:alpha:]]=Q4_K"], ["--tensor-type", "no regular expression"]),
             (["--no-mtp", "--fastmtp"], ["--no-mtp"]),
             (["--no-mtp", "--head-only"], ["--no-mtp"]),
-            (["--no-mtp", "--mtp-from", "x"], ["--no-mtp"]),
+            (["--no-mtp", "--from", "x"], ["--no-mtp"]),
             (["--no-mtp", "--mtp-f16"], ["--no-mtp"]),
             (["--no-mtp", "--mtp-type", "Q8_0"], ["--no-mtp"]),
             (["--no-mtp", "--fastmtp-ids", "x"], ["--no-mtp"]),
