@@ -4,6 +4,8 @@ A command's module is imported when the command is called, so that a quick one d
 what the others need.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
@@ -99,4 +101,14 @@ def _root(
 
 def main() -> None:
     """Run the command line; what is expected to go wrong ends in a sentence and an exit code."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # what was to be printed: a full disk, a reader that has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        told = isinstance(error.__context__, SystemExit) and error.__context__.code
+        if not told:
+            typer.echo(f"mtp-gguf: standard output: {error.strerror}", err=True)
+        sys.exit(1)

@@ -15,6 +15,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
+from mtp_gguf.gguf_tools.sources import what_is_at
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
 
 from . import token_colors
@@ -80,10 +81,13 @@ def generate(
     """
     if not model.is_file():
         raise RequestError(
-            f"{model}: expected a GGUF file, found {'a folder' if model.exists() else 'none'}; "
+            f"{model}: expected a GGUF file, found {what_is_at(model)}; "
             "mtp-gguf convert makes one, hf download fetches one"
         )
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+
+    tell_crashes()
 
     wanted = _parse_depth(depth)
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)

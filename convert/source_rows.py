@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.sources import check_unchanged
 
 from .checkpoint import Checkpoint, PlacedTensor
 from .config import is_whole
@@ -92,6 +93,10 @@ class SourceRows:
             rows = rows[:, recipe.column_order]
         rows = _arithmetic(rows, recipe.arithmetic)
         return np.ascontiguousarray(rows, dtype=self.dtype(target))
+
+    def check_unchanged(self) -> None:
+        """FormatError when one of the checkpoint's files was written to since it was opened."""
+        check_unchanged(tensor.source for tensor in self._tensors.values())
 
     def _gathered(self, recipe: Recipe, order: Order) -> Rows:
         """Rows of the stack in the given order, read in runs of consecutive ones."""

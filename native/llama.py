@@ -30,7 +30,7 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
-from .model_file import check_trunk
+from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .session import MtpStats, Rollback, Session
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
@@ -93,6 +93,7 @@ class MTPLlama(llama_cpp.Llama):
         if options.get("embedding"):
             raise NativeError("embedding: expected a plain llama_cpp.Llama for embeddings")
         device = _trunk_device(options)
+        check_trunk(Path(model_path))
         _choose_attention(options, device)
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
@@ -143,7 +144,6 @@ class MTPLlama(llama_cpp.Llama):
         options: dict[str, Any],
     ) -> None:
         """Load trunk and head; the two properties below add to the trunk's options."""
-        check_trunk(Path(model_path))
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
@@ -151,6 +151,8 @@ class MTPLlama(llama_cpp.Llama):
         except ValueError as error:
             hint = _layout_hint(Path(model_path))
             raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
+        except TEMPLATE_ERRORS as error:
+            raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
         _log.listen(verbose)  # what comes now has other reasons
         # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
