@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoints import write_checkpoint
-from conversions import SMALL
+from conversions import SMALL, invoke
 
 from mtp_gguf.convert.checkpoint import open_checkpoint
 from mtp_gguf.convert.family import HeadChoice
@@ -52,6 +55,51 @@ def test_a_round(tmp_path: Path) -> None:
 def test_rounds(tmp_path: Path) -> None:
     counts = harmed(tmp_path / "scene", ROUNDS, 1)
     assert set(counts) == {f"{harm}: {what}" for harm in HARMS for what in ("done", "not done")}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, files changed in place, and temporary folders on it."""
+    source = write_checkpoint(tmp_path / "hf", SMALL)
+    made = tmp_path / "made.gguf"
+    assert invoke("convert", source, "-o", made, "--quant", "Q4_0").exit_code == 0
+    trunk = tmp_path / "trunk.gguf"
+    assert invoke("strip", made, "-o", trunk).exit_code == 0
+    for name in ("a", "b"):
+        (small_disk / name).write_bytes(bytes(450 << 10))
+    out = small_disk / "out.gguf"
+    for words in (
+        ("convert", source, "-o", out, "--quant", "F16"),
+        ("strip", made, "-o", out),
+        ("graft", trunk, "--from", made, "-o", out),
+        ("fastmtp", "add", made, "-n", "64", "-o", out),
+    ):
+        result = invoke(*words)
+        assert result.exit_code == 1, words
+        assert result.stderr.count("mtp-gguf: ") == 1
+        assert "bytes" in result.stderr
+        assert sorted(p.name for p in small_disk.iterdir()) == ["a", "b"]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    (small_disk / "c").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    result = invoke("graft", trunk, "--from", source, "-o", tmp_path / "out.gguf", "--no-check")
+    assert result.exit_code == 1
+    assert result.stderr.count("mtp-gguf: ") == 1
+    assert not (tmp_path / "out.gguf").exists()
+    assert sorted(p.name for p in small_disk.iterdir()) == ["a", "b", "c"]
 
 
 def test_sources_that_change_while_they_are_read(tmp_path: Path) -> None:

@@ -196,6 +196,17 @@ def test_crash_is_refused(fault: Fault, contents: dict[str, Content], tmp_path: 
         assert "cannot draft" in result.output
 
 
+@pytest.mark.parametrize("options", [("--no-draft",), ()])
+def test_serve_refuses_before_it_starts_a_server(
+    options: tuple[str, ...], contents: dict[str, Content], tmp_path: Path
+) -> None:
+    fault = FAULTS["sections of nothing"]
+    result = invoke("serve", write(tmp_path, fault, contents), *options)
+    assert result.exit_code == 1
+    assert fault.says in result.stderr
+    assert "llama-server would crash on it" in result.stderr
+
+
 def test_empty_tensors_of_a_head_file(contents: dict[str, Content], tmp_path: Path) -> None:
     """ggml aborts on them; this file is read by libmtp alone."""
     sound = write(tmp_path, Fault([], "", "moe"), contents).rename(tmp_path / "sound.gguf")
