@@ -109,4 +109,14 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # closed by the shell (`>&-`): nobody reads it
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # what was to be printed: a full disk, a reader that has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        told = isinstance(error.__context__, SystemExit) and error.__context__.code
+        if not told:
+            typer.echo(f"mtp-gguf: standard output: {error.strerror}", err=True)
+        sys.exit(1)

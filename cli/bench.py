@@ -138,6 +138,9 @@ def bench(
 
     from mtp_gguf.bench.options import BenchOptions  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.bench.run import Watcher, run_bench  # noqa: PLC0415
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+
+    tell_crashes()
 
     note_missing_gpu(gpu_layers)
     options = BenchOptions(

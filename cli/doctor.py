@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.doctor import Diagnosis, diagnose
+from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.remote import hub_model, open_any_model
+from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
 
 from .checkpoint_head import fetched, open_source
 from .options import AsJson
@@ -42,6 +42,13 @@ def doctor(
             help="Measure the head against the original checkpoint: folder or OWNER/NAME.",
         ),
     ] = None,
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load",
+            help="Load the model and draft once, in a process of its own that may crash.",
+        ),
+    ] = False,
     context: Annotated[
         int,
         typer.Option("-c", "--ctx", min=1, help="Estimate the memory for N tokens of context."),
@@ -57,7 +64,8 @@ def doctor(
     Says as well with what it drafts and at what price. The exit code is 0 when it can draft, and 1
     when something keeps it from it. Warnings are about heads that draft badly. What cannot be seen
     in the file alone is measured with --from: norms not raised by 1, the halves of eh_proj swapped,
-    a head of another fine-tune.
+    a head of another fine-tune. With --load the model is run as well, so that a file on which
+    llama.cpp crashes is found before it is used.
 
     **Examples**
 
@@ -66,8 +74,12 @@ def doctor(
     mtp-gguf doctor model.gguf --from Qwen/Qwen3.5-9B --json
 
     mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
+
+    mtp-gguf doctor download.gguf --load
     """
     folder, on_hub = Path(model), hub_model(model)
+    if load and (folder.is_dir() or is_remote(model) or on_hub):
+        raise typer.BadParameter("--load is for GGUF files on this machine")
     if folder.is_dir() or on_hub:
         if head or source:
             raise typer.BadParameter("--head and --from are for GGUF files")
@@ -84,11 +96,15 @@ def doctor(
             else:
                 with open_model(head) as separate:
                     diagnosis = _examined(opened, separate, source, context, depth)
+        if load and diagnosis.can_draft:
+            diagnosis = _tried(diagnosis, folder, head)
     if as_json:
         typer.echo(json.dumps(_fields(diagnosis), indent=1))
     else:
         for line in _report(diagnosis):
             typer.echo(printable(line))
+        if load and diagnosis.can_draft:
+            typer.echo("loaded: it runs and drafts")
     if not diagnosis.can_draft:
         raise typer.Exit(_FAULTY)
 
@@ -115,6 +131,18 @@ def _examined(
             diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
         )
     return dataclasses.replace(diagnosis, findings=kept)
+
+
+def _tried(diagnosis: Diagnosis, model: Path, head: Path | None) -> Diagnosis:
+    """The diagnosis after the model has been run, with what came of it."""
+    from mtp_gguf.native.trial import try_model  # noqa: PLC0415
+
+    failure = try_model(model, head)
+    if failure is None:
+        return diagnosis
+    finding = Finding("does-not-run", Severity.FAULT, failure)
+    findings = (finding, *diagnosis.findings)
+    return dataclasses.replace(diagnosis, head=None, runs_with=(), memory=None, findings=findings)
 
 
 def _report(diagnosis: Diagnosis) -> Iterator[str]:

@@ -184,8 +184,10 @@ def calibrate(
     mtp-gguf fastmtp calibrate model.gguf -f questions.txt --tokens 1024 --in-place
     """
     from mtp_gguf.convert.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
     from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 
+    tell_crashes()
     note_missing_gpu(gpu_layers)
     if in_place and output is not None:
         raise typer.BadParameter("--in-place goes with no --output")

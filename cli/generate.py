@@ -18,6 +18,7 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
+from mtp_gguf.gguf_tools.sources import what_is_at
 
 from . import token_colors
 from .options import (
@@ -242,11 +243,14 @@ def generate(
     """
     if not model.is_file():
         raise RequestError(
-            f"{model}: expected a GGUF file, found {'a folder' if model.exists() else 'none'}; "
+            f"{model}: expected a GGUF file, found {what_is_at(model)}; "
             "mtp-gguf convert makes one, hf download fetches one"
         )
     with open_model(model):
         pass  # what is wrong with a file is said in our words before llama.cpp sees it
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+
+    tell_crashes()
     wanted = _parse_depth(depth)
     if max_depth is not None and isinstance(wanted, int):
         raise typer.BadParameter("--max-depth is for --depth auto; give --depth alone")

@@ -292,7 +292,10 @@ class DraftOptions:
     def ranked_for(self, model: Model) -> "DraftVocabulary":
         """The list that was asked for, ranked with the tokenizer of a GGUF."""
         from mtp_gguf.convert.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
+        from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
         from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
+
+        tell_crashes()
 
         return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
 

@@ -14,7 +14,7 @@ from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import ServerCommand, server_command
 from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
-from mtp_gguf.server.model import ServedModel, choose_head, open_model
+from mtp_gguf.server.model import ServedModel, check_loads, choose_head, open_model
 
 from .options import AsJson, Command, Threads
 from .progress import USAGE_ERROR, printable, reports_errors, status_line
@@ -159,6 +159,7 @@ def serve(
     given = [str(w) for pair in ours.items() if pair[1] is not None for w in pair]
     file = open_model(model)
     served = ServedModel(file, None) if no_draft else choose_head(file, head)
+    check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
     tuned, ignored = (None, None) if no_draft else find_profile(file.path, server.kernels, None)

@@ -88,8 +88,10 @@ def tune(
     from mtp_gguf.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.bench.tune import LABELS, TuneOptions, describe  # noqa: PLC0415
     from mtp_gguf.bench.tune import tune as search  # noqa: PLC0415
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
     from mtp_gguf.native.replay import replays  # noqa: PLC0415
 
+    tell_crashes()
     note_missing_gpu(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]

@@ -100,6 +100,7 @@ def run(
             for tensor, offset in zip(shard.tensors, shard.layout.offsets, strict=True):
                 places[tensor.spec.name][tensor.spec.type].append(_Place(output, offset))
         _work(_slices(plans[0], places, workers), rows, plans[0].imatrix, progress, workers)
+        rows.check_unchanged()
         commit_all(outputs)
     return Outcome(meter.seconds, meter.busy_seconds, meter.cores, peak_memory())
 

@@ -29,7 +29,7 @@ from mtp_gguf.gguf_tools.remote import RemoteSource
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, inserted
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
+from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, I64, TensorType
 from mtp_gguf.gguf_tools.transplant import extract, graft, strip
 
 from .checkpoint import Checkpoint, PlacedTensor
@@ -170,6 +170,11 @@ def _weights(
     for copy in output.tensors:
         if copy.name == ID_MAP_TENSOR:
             assert copy.source is not None
+            if copy.spec.type is not I64 or 0 in copy.spec.shape:
+                raise RequestError(
+                    f"{copy.source.name}: {copy.name}: expected ids as I64, "
+                    f"found {list(copy.spec.shape)} {copy.spec.type.name}"
+                )
             id_map = np.frombuffer(copy.source.read(copy.offset, copy.spec.nbytes), "<i8")
         elif copy.name in lent:
             targets.append(lent[copy.name])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.sources import check_unchanged
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
 from .checkpoint import Checkpoint
@@ -19,6 +20,7 @@ class SourceRows:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._weights = weights_of(checkpoint.tensors).by_name
+        self._sources = checkpoint.sources
 
     def check(self, target: Target) -> None:
         """Raise CheckpointError when a source of the target cannot be read."""
@@ -59,6 +61,10 @@ class SourceRows:
             rows = rows[:, recipe.column_order]
         rows = _arithmetic(rows, recipe.arithmetic)
         return np.ascontiguousarray(rows, dtype=self.dtype(target))
+
+    def check_unchanged(self) -> None:
+        """FormatError when one of the checkpoint's files was written to since it was opened."""
+        check_unchanged(self._sources)
 
     def _ordered(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
         if recipe.row_order is None:

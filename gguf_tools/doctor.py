@@ -18,6 +18,7 @@ from .errors import FormatError, RequestError
 from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
 from .head import MtpHead
+from .loadable import load_faults
 from .memory import DraftMemory, draft_memory
 from .model import Model
 from .tensor_types import F32
@@ -93,6 +94,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         findings = [*_norms(head, model), *_precision(head), *_tokens(head)]
         draft, on_draft = _draft_vocabulary(head)
         findings += on_draft
+    if not any(f.severity is Severity.FAULT for f in findings):
+        findings += _unloadable(model)
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
         path=str(model.path),
@@ -122,6 +125,13 @@ def _trunk_findings(model: Model) -> Iterator[Finding]:
     for finding in _head_findings(model, model):
         if finding.code in ("architecture", "blocks"):
             yield finding
+
+
+def _unloadable(model: Model) -> Iterator[Finding]:
+    """What llama.cpp crashes on instead of refusing it."""
+    fix = f"mtp-gguf convert {original_of(model)} --mtp-f16"
+    for fault in load_faults(model):
+        yield Finding("unloadable", Severity.FAULT, f"llama.cpp would crash: {fault}", fix)
 
 
 def _separate(model: Model, head: Model) -> Iterator[Finding]:

@@ -108,10 +108,10 @@ def list_faults(ids: Sequence[int], n_vocab: int, required: Sequence[int]) -> li
 def required_ids(model: Model) -> list[int]:
     """Ids that no draft vocabulary may lack: tokens that are not text, and turn ends."""
     ids: set[int] = set()
-    if isinstance(model.first.keys.get(_TYPES_KEY), ArrayRef):
-        kinds = model.first.array(_TYPES_KEY) or []
-        ids |= {i for i, kind in enumerate(kinds) if kind in _SPECIAL_KINDS}
     n_vocab = model.vocabulary_size or 0
+    if isinstance(model.first.keys.get(_TYPES_KEY), ArrayRef):
+        kinds = (model.first.array(_TYPES_KEY) or [])[:n_vocab]
+        ids |= {i for i, kind in enumerate(kinds) if kind in _SPECIAL_KINDS}
     for role in ("eos", "eot", "eom"):
         held = model.first.keys.get(f"tokenizer.ggml.{role}_token_id")
         if isinstance(held, int) and 0 <= held < n_vocab:

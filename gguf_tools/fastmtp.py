@@ -62,7 +62,7 @@ def find_draft_vocabulary(
     id_map = tensors.get(ID_MAP_TENSOR)
     if id_map is None:
         return None
-    if id_map.type is not I64 or len(id_map.shape) != 1:
+    if id_map.type is not I64 or len(id_map.shape) != 1 or not id_map.shape[0]:
         raise FormatError(
             f"{file.source.name}: {ID_MAP_TENSOR}: expected one dimension of I64, "
             f"found {list(id_map.shape)} {id_map.type.name}"

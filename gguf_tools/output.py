@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,8 +46,9 @@ class OutputFile:
                 raise OutputError(
                     f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
                 )
+            self._remove_leftovers()
             self._partial.unlink(missing_ok=True)  # of a process of that number that was killed
-            self._fd = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            self._fd = _create_locked(self._partial)
             self._created = True
             self._reserve()
         except BaseException as error:
@@ -55,6 +57,19 @@ class OutputFile:
                 raise self._fault(error) from None
             raise
         return self
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes have left of this file; those at work have locked theirs."""
+        name = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.partial")
+        for path in self.path.parent.iterdir():
+            if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                with suppress(OSError):
+                    fd = os.open(path, os.O_RDWR)
+                    try:
+                        if _is_lockable(fd):
+                            path.unlink()
+                    finally:
+                        os.close(fd)
 
     def _reserve(self) -> None:
         """Take the disk space now, where the file system can; a full disk shows at once."""
@@ -154,19 +169,33 @@ class OutputFile:
         except OSError as error:
             raise self._fault(error) from None
 
-    def _set_aside(self, undo: ExitStack) -> None:
-        """Hide what stands under the file's name until all names are given; `undo` puts it back."""
+    def _set_aside(self) -> None:
+        """Keep what stands under the file's name until all names are given.
+
+        By a second name where the file system has these, so that the first is never without a file.
+        """
         if not os.path.lexists(self.path):
             return
         if self.path.is_dir():
             raise self._fault(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-        undo.callback(_put_back, self._aside, self.path)
-        self._rename(self.path, self._aside)
+        try:
+            self._aside.unlink(missing_ok=True)
+            os.link(self.path, self._aside, follow_symlinks=False)
+        except (OSError, NotImplementedError):
+            self._rename(self.path, self._aside)
 
-    def _appear(self, undo: ExitStack) -> None:
-        """Give the file its name; `undo` takes it away."""
-        undo.callback(_put_back, self.path, self._partial)
+    def _appear(self) -> None:
+        """Give the file its name."""
         self._rename(self._partial, self.path)
+
+    def _restore(self) -> None:
+        """Undo both, as far as they were done."""
+        with suppress(OSError):
+            if os.path.lexists(self._aside):
+                os.replace(self._aside, self.path)
+                self._aside.unlink(missing_ok=True)  # two names of one file are left as they are
+            elif not os.path.lexists(self._partial):
+                os.replace(self.path, self._partial)
 
     def _forget(self) -> None:
         """What was set aside is no longer needed."""
@@ -204,18 +233,32 @@ def commit_all(outputs: Sequence[OutputFile]) -> None:
         output._finish()
     with ExitStack() as undo:
         for output in outputs:
-            output._set_aside(undo)
-            output._appear(undo)
+            undo.callback(output._restore)
+            output._set_aside()
+            output._appear()
         undo.pop_all()
     for output in outputs:
         output._forget()
 
 
-def _put_back(now: Path, before: Path) -> None:
-    """Undo a renaming, if it was done."""
-    with suppress(OSError):
-        if os.path.lexists(now):
-            os.replace(now, before)
+def _create_locked(path: Path) -> int:
+    """Create a file that is locked for as long as it is open; its descriptor."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        if not _is_lockable(fd) or os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # taken for a leftover before it was locked
+
+
+def _is_lockable(fd: int) -> bool:
+    """Lock an open file for as long as it is open; False where another has, or none can."""
+    try:
+        import fcntl  # noqa: PLC0415  (not everywhere)
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:

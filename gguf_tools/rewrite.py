@@ -14,7 +14,7 @@ from .fastmtp import ID_MAP_TENSOR, SHORT_HEAD_SUFFIX
 from .format import TensorSpec, Value, ValueType, lay_out
 from .model import Metadata, Model
 from .output import OutputFile
-from .sources import Source
+from .sources import Source, check_unchanged
 
 SIZE_LABEL_KEY = "general.size_label"
 
@@ -129,6 +129,7 @@ def write(path: Path, output: OutputSpec, progress: Callable[[int], None] = lamb
                 progress(run.length)
             else:
                 file.copy(run.target, run.source, run.start, run.length, progress)
+        check_unchanged(tensor.source for tensor in output.tensors)
         file.commit()
 
 

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -39,6 +39,13 @@ class StreamedSource(Source, Protocol):
         """The `length` bytes from `offset`, as they arrive."""
 
 
+def what_is_at(path: Path) -> str:
+    """What stands at a path where a file was expected, in a word or two."""
+    if path.is_dir():
+        return "a folder"
+    return "a device or pipe" if path.exists() else "none"
+
+
 class FileSource:
     """A local file, read with pread so that threads can share it."""
 
@@ -47,12 +54,11 @@ class FileSource:
         self.name = str(path)
         self._fd = -1
         try:
-            mode = os.stat(path).st_mode
-            if not stat.S_ISREG(mode):  # opening a pipe would wait for its other end
-                found = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
-                raise FormatError(f"{path}: expected a file, found {found}")
+            if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for its other end
+                raise FormatError(f"{path}: expected a file, found {what_is_at(path)}")
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            self.size = os.fstat(self._fd).st_size
+            self._opened = self._state()
+            self.size = self._opened[0]
         except OSError as error:
             raise FormatError(f"{path}: cannot be opened: {error.strerror}") from None
         if self.size < _POINTER_LIMIT and self.read(0, self.size).startswith(_POINTER_START):
@@ -91,6 +97,17 @@ class FileSource:
                 )
             done += count
 
+    def check_unchanged(self) -> None:
+        """FormatError when the file was written to since it was opened: what was read is a mix."""
+        if self._state() != self._opened:
+            raise FormatError(
+                f"{self.name}: the file changed while it was read; try again when it is complete"
+            )
+
+    def _state(self) -> tuple[int, int]:
+        about = os.fstat(self._fd)
+        return about.st_size, about.st_mtime_ns
+
     def fileno(self) -> int:
         """The open file's descriptor, for copies that the kernel does."""
         return self._fd
@@ -103,3 +120,10 @@ class FileSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def check_unchanged(sources: Iterable[Source | None]) -> None:
+    """FormatError for a local file that was written to while it was read."""
+    for source in set(sources):
+        if isinstance(source, FileSource):
+            source.check_unchanged()

@@ -218,6 +218,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # const char * mtp_log_last(void);
     lib.mtp_log_last.restype = c_char_p
     lib.mtp_log_last.argtypes = []
+    # mtp_status mtp_tell_crashes(void);
+    lib.mtp_tell_crashes.restype = c_int32
+    lib.mtp_tell_crashes.argtypes = []
 
     # mtp_head_params mtp_head_default_params(void);
     lib.mtp_head_default_params.restype = HeadParams

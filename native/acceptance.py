@@ -14,6 +14,8 @@ from time import perf_counter
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
+from ._subprocess import run_module
+
 # Prose and code, of words that any vocabulary has.
 TEXT = """\
 The river is low in summer, and the children of the village walk across it to the old mill. When
@@ -73,14 +75,8 @@ def measure_apart(
     whole = ["whole"] if whole_vocabulary else []
     limit = _STARTING + path.stat().st_size / _SLOW_DISK + 2 * seconds
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", __name__, str(path.absolute()), str(seconds), *whole],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=limit,
-        )
+        words = (str(path.absolute()), str(seconds), *whole)
+        child = run_module("mtp_gguf.native.acceptance", *words, timeout=limit)
     except subprocess.TimeoutExpired:
         raise RequestError(f"loading and drafting took longer than {limit:.0f} s") from None
     except OSError as error:

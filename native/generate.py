@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 
-from .model_file import check_trunk
+from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 
 Tokens = NDArray[np.int64]
 
@@ -53,6 +53,8 @@ def generate(
         )
     except ValueError as error:
         raise RequestError(f"{path}: llama.cpp cannot load it: {error}") from None
+    except TEMPLATE_ERRORS as error:
+        raise RequestError(f"{path}: {template_fault(error)}") from None
     with closing(llm):
         vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
         template = llm.metadata.get("tokenizer.chat_template")
@@ -84,7 +86,10 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
 
     if not template:
         return None
-    formatter = Jinja2ChatFormatter(template=template, eos_token="", bos_token="")
+    try:
+        formatter = Jinja2ChatFormatter(template=template, eos_token="", bos_token="")
+    except TEMPLATE_ERRORS as error:
+        raise RequestError(template_fault(error)) from None
 
     def write(text: str) -> str:
         try:

@@ -32,7 +32,7 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
-from .model_file import check_trunk
+from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .turns import Turns
 
@@ -146,6 +146,7 @@ class MTPLlama(llama_cpp.Llama):
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected none, the model drafts for itself")
         device = _trunk_device(options)
+        check_trunk(Path(model_path))
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -212,7 +213,6 @@ class MTPLlama(llama_cpp.Llama):
         options: dict[str, Any],
     ) -> None:
         """Load trunk and head; the two properties below add to the trunk's options."""
-        check_trunk(Path(model_path))
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
@@ -220,6 +220,8 @@ class MTPLlama(llama_cpp.Llama):
         except ValueError as error:
             hint = _layout_hint(Path(model_path))
             raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
+        except TEMPLATE_ERRORS as error:
+            raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
         _log.listen(verbose)  # what comes now has other reasons
         if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
             self._plain = True  # a session follows a text through the context's memory

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.loadable import vocabulary_faults
 
 _THREADS = 4  # tokenizing releases the GIL
 
@@ -28,14 +29,13 @@ class Encoding:
 
 
 class Vocabulary:
-    """A GGUF's tokenizer; a context manager. RequestError when llama.cpp cannot load it.
-
-    The file must have passed this package's own reader: llama.cpp trusts what it reads more.
-    """
+    """A GGUF's tokenizer; a context manager. RequestError when llama.cpp cannot load it."""
 
     def __init__(self, path: Path) -> None:
         import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
+        for fault in vocabulary_faults(path):
+            raise RequestError(f"{path}: {fault}")
         self._api: Any = llama_cpp
         llama_cpp.llama_log_set(_silence(), ctypes.c_void_p(0))
         params = llama_cpp.llama_model_default_params()

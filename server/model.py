@@ -7,7 +7,9 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
+from mtp_gguf.gguf_tools.sources import what_is_at
 
 _SMALL = 1.5e9  # weights
 
@@ -18,7 +20,7 @@ class ModelFile:
 
     path: the file passed to llama.cpp, the first shard. alone: a complete head without a trunk.
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
-    including all experts.
+    including all experts. faults: why llama.cpp would crash on it; empty if nothing is found.
     """
 
     path: Path
@@ -27,6 +29,7 @@ class ModelFile:
     architecture: str
     embedding: tuple[int, ...]
     weights: int
+    faults: tuple[str, ...] = ()
 
     def fits(self, other: "ModelFile") -> bool:
         """Whether one can be the head of the other, judging by the headers."""
@@ -68,9 +71,7 @@ class ServedModel:
 def open_model(path: Path) -> ModelFile:
     """Read the headers of a GGUF model, given any of its shards; FormatError if it is damaged."""
     if not path.is_file():
-        raise FormatError(
-            f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'none'}"
-        )
+        raise FormatError(f"{path}: expected a GGUF file, found {what_is_at(path)}")
     with open_gguf_model(path) as model:
         report = model.head.report
         embedding = model.tensors.get(EMBEDDING_TENSOR)
@@ -80,6 +81,7 @@ def open_model(path: Path) -> ModelFile:
             alone=report.ready and model.head.is_alone,
             architecture=str(model.architecture),
             embedding=embedding.shape if embedding else (),
+            faults=tuple(load_faults(model)),
             weights=sum(math.prod(tensor.shape) for tensor in model.tensors.values()),
         )
 
@@ -117,6 +119,13 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
             "or name a file that has its head with --head"
         )
     return ServedModel(model, beside[0])
+
+
+def check_loads(served: ServedModel) -> None:
+    """RequestError for files that would end llama-server instead of being refused by it."""
+    for file in (served.file, served.head_file or served.file):
+        for fault in file.faults:
+            raise RequestError(f"{file.path}: {fault}; llama-server would crash on it")
 
 
 def _heads_beside(model: ModelFile) -> list[ModelFile]:

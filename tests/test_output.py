@@ -160,6 +160,35 @@ def test_a_leftover_or_a_link_in_its_way_is_replaced(target: Path, tmp_path: Pat
     assert not target.is_symlink()
 
 
+def test_leftovers_of_killed_processes_are_removed(target: Path) -> None:
+    """A partial file that nobody has open goes; one of a process at work stays."""
+    dead = target.parent / ".model.gguf.4000000.partial"
+    dead.write_bytes(b"half")
+    others = [target.parent / name for name in (".other.gguf.1.partial", ".model.gguf.x.partial")]
+    for other in others:
+        other.write_bytes(b"another's")
+    script = (
+        "import sys; from pathlib import Path; from mtp_gguf.gguf_tools.output import OutputFile\n"
+        "with OutputFile(Path(sys.argv[1]), 3) as file: print(flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as alive:
+        assert alive.stdout is not None
+        alive.stdout.readline()
+        assert not dead.exists()
+        (partial,) = target.parent.glob(f".model.gguf.{alive.pid}.partial")
+        with OutputFile(target, 3) as file:
+            assert partial.exists()
+            file.write(0, b"new")
+            file.commit()
+        alive.kill()
+    assert partial.exists()
+    with OutputFile(target, 3):
+        assert not partial.exists()
+    assert all(other.exists() for other in others)
+
+
 def test_a_name_that_becomes_a_folder_leaves_nothing(target: Path) -> None:
     with OutputFile(target, 1) as file:
         target.mkdir()
@@ -215,14 +244,16 @@ def test_all_appear_together(old: tuple[int, ...], targets: list[Path]) -> None:
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("old", [(), (0,), (0, 1, 2)])
+@pytest.mark.parametrize("links", [True, False])
 def test_one_that_cannot_be_renamed_takes_all_back(
     old: tuple[int, ...],
     error: BaseException,
     failing: int,
+    links: bool,
     targets: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whichever renaming fails, what stood there stands there again."""
+    """Whichever renaming fails, what stood there stands there again; with hard links or without."""
     for index in old:
         targets[index].write_bytes(f"old {index}".encode())
     before = {p.name: p.read_bytes() for p in targets[0].parent.iterdir()}
@@ -232,9 +263,16 @@ def test_one_that_cannot_be_renamed_takes_all_back(
         if next(count) == failing:
             raise error
         whole(old_name, new_name)
+        if links:  # at no moment is a name without its file
+            assert all(targets[index].exists() for index in old)
+
+    def no_link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "replace", replace)
-    if failing >= len(targets) + len(old):  # there are fewer
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    if failing >= len(targets) + (0 if links else len(old)):  # there are fewer
         committed(targets, b"new")
         return
     with pytest.raises((OutputError, KeyboardInterrupt)):

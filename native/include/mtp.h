@@ -81,6 +81,11 @@ MTP_API mtp_status   mtp_log_listen(bool echo);
 /* The lines kept, oldest first, each ended by a newline. Valid until this thread asks again. */
 MTP_API const char * mtp_log_last(void);
 
+/* For programs: what would end the process without a word from now on (an assertion of ggml, a fault
+ * in llama.cpp, a model file that is cut off while it is mapped) writes a sentence to stderr and ends it
+ * with exit code 1. Signals that have a handler keep it. */
+MTP_API mtp_status   mtp_tell_crashes(void);
+
 /* ---- head ---- */
 
 typedef struct mtp_head mtp_head;

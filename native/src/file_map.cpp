@@ -16,7 +16,7 @@ namespace mtp {
 }
 
 FileMap::FileMap(const std::string & path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // never waits for a pipe's other end
     if (file < 0) {
         fail(path, "opened");
     }

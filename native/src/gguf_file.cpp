@@ -230,6 +230,10 @@ std::unique_ptr<StoredTensor> GgufFile::find(const std::string & name) const {
         out->name = name;
         out->type = gguf_get_tensor_type(context, id);
         std::copy_n(gguf_get_tensor_ne(context, id), GGML_MAX_DIMS, out->ne);
+        if (std::find(out->ne, out->ne + GGML_MAX_DIMS, 0) != out->ne + GGML_MAX_DIMS) {
+            throw Error(MTP_ERROR_FORMAT, format("%s: %s: expected dimensions from 1, found %s",
+                                                 file->path.c_str(), name.c_str(), describe(*out).c_str()));
+        }
         out->size = gguf_get_tensor_size(context, id);
         const size_t start = gguf_get_data_offset(context);
         const size_t offset = gguf_get_tensor_offset(context, id);

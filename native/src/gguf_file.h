@@ -46,7 +46,8 @@ public:
     // An array of integers of 4 bytes (signed or not), each within bounds.
     std::vector<int32_t> integers(const std::string & key, size_t most, int64_t lowest, int64_t highest) const;
 
-    // nullptr when the file has no such tensor; MTP_ERROR_FORMAT when its bytes lie past the end.
+    // nullptr when the file has no such tensor; MTP_ERROR_FORMAT when it is empty, or when its bytes lie
+    // past the end.
     std::unique_ptr<StoredTensor> find(const std::string & name) const;
 
     // The tensor with exactly this shape (trailing dimensions are 1); `want` describes it in errors.

@@ -171,6 +171,17 @@ def test_what_happens_to_llama_cpp_does_not_happen_to_the_graft(
     assert words in found["skipped"]
 
 
+def test_nothing_in_the_current_folder_is_executed(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a download lies, a module of any name may lie beside it."""
+    for name in ("llama_cpp", "json", "mtp_gguf"):
+        (tmp_path / f"{name}.py").write_text("import os\nos.abort()")
+    monkeypatch.chdir(tmp_path)
+    found = graft(demo, demo / "whole.gguf", Path("made.gguf"))["acceptance"]
+    assert "skipped" not in found or not found["skipped"]
+
+
 def test_time_is_bounded(demo: Path) -> None:
     assert measure_acceptance(demo / "whole.gguf", seconds=0.0).drafted == 16
 

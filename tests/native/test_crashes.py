@@ -1,0 +1,70 @@
+"""A program that llama.cpp ends says so, and ends with exit code 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
+from fuzz.native_corpus import DENSE, convert
+
+from mtp_gguf.gguf_tools.format import ValueType
+
+MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+UNCHECKED = "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faults = lambda _: []\n"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(DENSE, tmp_path_factory.mktemp("sound"), "F32")
+
+
+@pytest.mark.parametrize(
+    ("mutation", "says"),
+    [
+        (SetKey("qwen35.rope.dimension_count", ValueType.U32, 3), "GGML_ASSERT(n_dims % 2 == 0)"),
+        (SetKey("qwen35.block_count", ValueType.U32, 1025), "GGML_ASSERT(hparams.n_layer_all > 0"),
+        (Retype("blk.1.attn_k.weight", "I8"), "(SIGSEGV)"),
+    ],
+    ids=["while running", "while loading", "by a signal"],
+)
+def test_crash_is_told(mutation: Mutation, says: str, sound: Path, tmp_path: Path) -> None:
+    """A crash that no check foresees: here the checks are switched off."""
+    (tmp_path / "sitecustomize.py").write_text(UNCHECKED)
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(mutated(read_content(sound), [mutation]))
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "generate", path, "-p", "a", "-t", "1", "--depth", "0"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("mtp-gguf: the model ended the process: ")
+    assert says in line
+    assert line.endswith("tries a model in a process of its own")
+
+
+def test_model_that_is_cut_off_while_it_runs(sound: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(sound.read_bytes())
+    words = ("generate", path, "-p", "a", "-n", "0", "-c", "100000", "-t", "1", "--depth", "0")
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.read(1)
+        os.truncate(path, 4096)
+        running.stdout.read()
+        stderr = running.stderr.read().decode()
+    assert running.returncode == 1, stderr
+    assert "a file was cut off while it was in use" in stderr
+    assert "Traceback" not in stderr

@@ -1,0 +1,133 @@
+"""Pipes and devices where files are expected: a sentence at once; text may come through a pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conversions import SMALL, Checkpoints, invoke
+
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.errors import NativeError
+
+SECONDS = 20  # whoever takes longer waits for the other end of a pipe
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    def late(_number: int, _frame: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint `hf` and `model.gguf` made of it."""
+    folder = tmp_path_factory.mktemp("sound")
+    Checkpoints(folder).get(SMALL).rename(folder / "hf")
+    result = invoke("convert", folder / "hf", "-o", folder / "model.gguf", "--quant", "Q8_0")
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def a_fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "fifo.gguf")
+    return folder / "fifo.gguf"
+
+
+def a_socket(folder: Path) -> Path:
+    here = os.getcwd()
+    os.chdir(folder)  # the names of sockets are short
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket.gguf")
+    finally:
+        os.chdir(here)
+    return folder / "socket.gguf"
+
+
+def a_device(_folder: Path) -> Path:
+    return Path("/dev/zero")
+
+
+COMMANDS = {
+    "doctor": "doctor X",
+    "doctor --load": "doctor X --load",
+    "doctor --head": "doctor model.gguf --head X",
+    "list-tensors": "list-tensors X",
+    "compare": "compare X model.gguf",
+    "compare with": "compare model.gguf X",
+    "graft": "graft X --from model.gguf -o out.gguf",
+    "graft --from": "graft model.gguf --from X -o out.gguf",
+    "strip": "strip X -o out.gguf",
+    "extract": "extract X -o out.gguf",
+    "fastmtp add": "fastmtp add X -o out.gguf",
+    "fastmtp show": "fastmtp show X",
+    "fastmtp calibrate": "fastmtp calibrate X --prompts ids.txt -o out.gguf",
+    "convert": "convert X -o out.gguf",
+    "convert --imatrix": "convert hf --imatrix X -o out.gguf",
+    "convert --mtp-from": "convert hf --mtp-from X -o out.gguf",
+    "generate": "generate X -p a",
+    "bench": "bench X",
+    "bench --head": "bench model.gguf --head X --budget 1s",
+    "tune": "tune X",
+    "serve": "serve X",
+    "serve --head": "serve model.gguf --head X",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("make", [a_fifo, a_socket, a_device])
+def test_refused_at_once(
+    command: str, make: Callable[[Path], Path], sound: Path, tmp_path: Path
+) -> None:
+    places = {"X": make(tmp_path), "out.gguf": tmp_path / "out.gguf"}
+    (tmp_path / "ids.txt").write_text("1")
+    words = [
+        str(places.get(word, sound / word if (sound / word).exists() else word))
+        for word in command.split()
+    ]
+    with not_waiting():
+        result = invoke(*words)
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.stderr.splitlines()[-1].startswith("mtp-gguf: "), result.stderr
+    assert result.stderr.count("mtp-gguf: ") == 1
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_head_from_a_pipe(sound: Path, tmp_path: Path) -> None:
+    """libmtp opens this one."""
+    with not_waiting(), pytest.raises(NativeError, match="expected a file with content"):
+        MTPLlama(str(sound / "model.gguf"), mtp_head=str(a_fifo(tmp_path)), depth=2)
+
+
+@pytest.mark.parametrize("option", ["--corpus", "--ids"])
+def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) -> None:
+    """As a shell's <(command) gives it."""
+    read, write = os.pipe()
+    text = b"".join(b"%d\n" % i for i in range(1000))
+    writer = threading.Thread(target=lambda: (os.write(write, text), os.close(write)))
+    writer.start()
+    with not_waiting():
+        result = invoke(
+            *("fastmtp", "add", sound / "model.gguf", option, f"/dev/fd/{read}"),
+            *("-o", tmp_path / "out.gguf"),
+        )
+    writer.join()
+    os.close(read)
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "out.gguf").exists()
