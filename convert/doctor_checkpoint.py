@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.compare import (
 )
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 
@@ -86,7 +87,6 @@ def measure_head(
     numbers (ggml's own decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.ALONE)
-    block = set(model.head.suffixes)
     source = shlex.quote(name)
     path = shlex.quote(str(model.path))
     mend = (
@@ -94,6 +94,8 @@ def measure_head(
         f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
     )
     ours = GgufSide(model, decode)
+    trunk = model.head.trunk_layers
+    block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
     for found in compare_tensors(_Part(side, block), _Part(ours, block)):
         if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
             continue

@@ -111,8 +111,29 @@ class _Slice:
     stop: int
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a stored tensor: `height` from `first`, of every `period` rows."""
+
+    tensor: str
+    first: int
+    height: int
+    period: int
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Start and length, in the stored tensor, of what rows `start` to `stop` are."""
+        while start < stop:
+            index, within = divmod(start, self.height)
+            count = min(stop - start, self.height - within)
+            yield index * self.period + self.first + within, count
+            start += count
+
+
 class GgufSide:
-    """A GGUF model. `decode` turns blocks into numbers (ggml's own decoder)."""
+    """A GGUF model, fused tensors shown as their parts.
+
+    decode: turns blocks into numbers (ggml's own decoder).
+    """
 
     exact = False
 
@@ -120,7 +141,18 @@ class GgufSide:
         self.name = str(model.path)
         self._model = model
         self._decode = decode
-        self._tensors = {n: (t.shape, t.type.name) for n, t in model.tensors.items()}
+        self._rows: dict[str, _Rows] = {}
+        self._tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, tensor in model.tensors.items():
+            height = math.prod(tensor.shape[1:])
+            first = 0
+            for part, rows in model.head.fused_parts(name).items():
+                self._tensors[part] = (tensor.shape[0], rows, *tensor.shape[2:]), tensor.type.name
+                self._rows[part] = _Rows(name, first, rows, tensor.shape[1])
+                first += rows
+            if not first:
+                self._tensors[name] = tensor.shape, tensor.type.name
+                self._rows[name] = _Rows(name, 0, height, height)
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and type of each tensor."""
@@ -128,13 +160,17 @@ class GgufSide:
 
     def raw(self, name: str, start: int, stop: int) -> bytes:
         """The bytes of these rows."""
-        tensor = self._model.tensors[name]
+        stored = self._rows[name]
+        tensor = self._model.tensors[stored.tensor]
         length = tensor.type.row_bytes(tensor.shape[0])
-        return self._model.read(name, start * length, (stop - start) * length)
+        return b"".join(
+            self._model.read(stored.tensor, row * length, count * length)
+            for row, count in stored.runs(start, stop)
+        )
 
     def values(self, name: str, start: int, stop: int) -> Rows:
         """The numbers of these rows."""
-        tensor = self._model.tensors[name]
+        tensor = self._model.tensors[self._rows[name].tensor]
         data = self.raw(name, start, stop)
         if tensor.type.name in _PLAIN:
             values = np.frombuffer(data, _PLAIN[tensor.type.name]).astype(np.float32)

@@ -162,6 +162,11 @@ class MtpHead:
             )
         return str(architecture)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the model's architecture is one whose head is known."""
+        return self._file.keys.get("general.architecture") in ARCHITECTURES
+
     @cached_property
     def trunk_layers(self) -> int:
         """Number of trunk layers, which is the index of the MTP block where there is one.
@@ -243,6 +248,24 @@ class MtpHead:
                 present.update(parts)
         return [s for s in REQUIRED_SUFFIXES[self.architecture] if s not in present]
 
+    def fused_parts(self, name: str) -> dict[str, int]:
+        """The tensors that `name` holds one after another, with their rows; empty if not fused.
+
+        Any block may have fused tensors, those of the trunk too. Linear attention has an attn_qkv
+        that is not made of parts.
+        """
+        match = _BLOCK.fullmatch(name)
+        suffixes = FUSED_SUFFIXES.get(match[2], ()) if match else ()
+        if not match or not suffixes or not self.is_known:
+            return {}
+        block = f"blk.{match[1]}."
+        if match[2] == "attn_qkv.weight" and block + "attn_output.weight" not in self._tensors:
+            return {}
+        rows = {block + s: self._shapes[s][1] for s in suffixes if s in self._shapes}
+        shape = self._tensors[name].shape
+        fits = len(rows) == len(suffixes) and len(shape) > 1 and sum(rows.values()) == shape[1]
+        return rows if fits else {}
+
     def check_complete(self) -> None:
         """RequestError, naming what is missing, when the MTP block is not complete."""
         if self.missing:
@@ -257,9 +280,7 @@ class MtpHead:
 
         Metadata of a wrong type are a fault, and raise nothing.
         """
-        try:
-            _ = self.architecture
-        except (RequestError, FormatError):
+        if not self.is_known:
             found = self._file.keys.get("general.architecture")
             found = "an array" if isinstance(found, ArrayRef) else repr(found)
             text = f"architecture {found} is not one of {', '.join(ARCHITECTURES)}"
