@@ -72,7 +72,7 @@ def open_model(path: Path) -> ModelFile:
             f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'none'}"
         )
     with open_gguf_model(path) as model:
-        report = model.head.report
+        report = model.report
         embedding = model.tensors.get(EMBEDDING_TENSOR)
         return ModelFile(
             path=model.paths[0],
