@@ -22,6 +22,7 @@ from mtp_gguf.gguf_tools.compare import (
 )
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import HubModel, download_command, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
@@ -140,7 +141,6 @@ def measure_head(
     numbers (ggml's own decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
-    block = set(model.head.suffixes)
     source = shlex.quote(name)
     path, fetch = str(model.path), ""
     if is_remote(path):  # `strip` changes local files
@@ -151,6 +151,8 @@ def measure_head(
         f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
     )
     ours = GgufSide(model, decode)
+    trunk = model.head.trunk_layers
+    block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
     for found in compare_tensors(_Part(side, block), _Part(ours, block)):
         if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
             continue

@@ -83,6 +83,11 @@ def make_gguf_plans(
         output = OutputSpec(inserted(output.metadata, keys, BEFORE_TOKENIZER), output.tensors)
     metadata = _quantized_metadata(output.metadata, request)
     targets, weights, id_map = _weights(model, output, donor)
+    if not targets:
+        raise RequestError(
+            f"{model.path}: expected tensors to quantize, found a vocabulary alone; convert the "
+            "checkpoint, or a GGUF that was not made with --vocab-only"
+        )
     kept = without_choice(
         str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
     )

@@ -135,11 +135,30 @@ class _Slice:
     stop: int
 
 
-class GgufSide:
-    """A GGUF model. `decode` turns blocks into numbers (ggml's own decoder).
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a stored tensor: `height` from `first`, of every `period` rows."""
 
-    What llama.cpp multiplies a product by (`X.scale` beside `X.weight`, as NVFP4 has it) counts to
-    the numbers of the weight; it is no tensor of its own, nor is the scale of its activations.
+    tensor: str
+    first: int
+    height: int
+    period: int
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Start and length, in the stored tensor, of what rows `start` to `stop` are."""
+        while start < stop:
+            index, within = divmod(start, self.height)
+            count = min(stop - start, self.height - within)
+            yield index * self.period + self.first + within, count
+            start += count
+
+
+class GgufSide:
+    """A GGUF model, fused tensors shown as their parts.
+
+    decode: turns blocks into numbers (ggml's own decoder). What llama.cpp multiplies a product by
+    (`X.scale` beside `X.weight`, as NVFP4 has it) counts to the numbers of the weight; it is no
+    tensor of its own, nor is the scale of its activations.
     """
 
     exact = False
@@ -158,9 +177,20 @@ class GgufSide:
         }
         inputs = (n.removesuffix("weight") + "input_scale" for n in model.tensors)
         hidden = {*self._scales.values(), *inputs}
-        self._tensors = {
-            n: (t.shape, t.type.name) for n, t in model.tensors.items() if n not in hidden
-        }
+        self._rows: dict[str, _Rows] = {}
+        self._tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, tensor in model.tensors.items():
+            if name in hidden:
+                continue
+            height = math.prod(tensor.shape[1:])
+            first = 0
+            for part, rows in model.head.fused_parts(name).items():
+                self._tensors[part] = (tensor.shape[0], rows, *tensor.shape[2:]), tensor.type.name
+                self._rows[part] = _Rows(name, first, rows, tensor.shape[1])
+                first += rows
+            if not first:
+                self._tensors[name] = tensor.shape, tensor.type.name
+                self._rows[name] = _Rows(name, 0, height, height)
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and type of each tensor."""
@@ -168,28 +198,35 @@ class GgufSide:
 
     def raw(self, name: str, start: int, stop: int) -> bytes | None:
         """The bytes of these rows; None where a scale beside them belongs to the numbers."""
-        return None if name in self._scales else self._bytes(name, start, stop)
+        scaled = self._rows[name].tensor in self._scales
+        return None if scaled else self._bytes(name, start, stop)
 
     def values(self, name: str, start: int, stop: int) -> Rows:
         """The numbers of these rows."""
-        tensor = self._model.tensors[name]
+        stored = self._rows[name]
+        tensor = self._model.tensors[stored.tensor]
         data = self._bytes(name, start, stop)
         if tensor.type.name in _PLAIN:
             values = np.frombuffer(data, _PLAIN[tensor.type.name]).astype(np.float32)
         else:
             values = self._decode(tensor.type, data)
         rows = values.reshape(stop - start, tensor.shape[0])
-        if name not in self._scales:
+        if stored.tensor not in self._scales:
             return rows
-        scale = np.frombuffer(self._model.read(self._scales[name]), "<f4")
-        expert = np.arange(start, stop) // tensor.shape[1] if scale.size > 1 else [0]
+        scale = np.frombuffer(self._model.read(self._scales[stored.tensor]), "<f4")
+        per_expert = min(stored.height, tensor.shape[1])
+        expert = np.arange(start, stop) // per_expert if scale.size > 1 else [0]
         scaled: Rows = rows * scale[expert][:, None]
         return scaled
 
     def _bytes(self, name: str, start: int, stop: int) -> bytes:
-        tensor = self._model.tensors[name]
+        stored = self._rows[name]
+        tensor = self._model.tensors[stored.tensor]
         length = tensor.type.row_bytes(tensor.shape[0])
-        return self._model.read(name, start * length, (stop - start) * length)
+        return b"".join(
+            self._model.read(stored.tensor, row * length, count * length)
+            for row, count in stored.runs(start, stop)
+        )
 
 
 def compare_tensors(

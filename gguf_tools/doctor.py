@@ -19,6 +19,7 @@ from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
 from .head import MtpHead
 from .loadable import load_faults
+from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
 from .tensor_types import F32
@@ -91,7 +92,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     if not findings:
         findings = list(_head_findings(model, head))
     if not findings:
-        findings = [*_norms(head, model), *_precision(head), *_tokens(head)]
+        findings = [*_load_findings(model, head), *_norms(head, model)]
+        findings += [*_precision(head), *_tokens(head)]
         draft, on_draft = _draft_vocabulary(head)
         findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
@@ -163,6 +165,14 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     for fault in head.head.faults:
         fix = fixes.get(fault.code, _regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
+
+
+def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
+    """What llama.cpp's loader would refuse in the file, or in both files."""
+    for file in (model,) if head is model else (model, head):
+        for text in refusals(file.head):
+            fix = f"mtp-gguf convert {original_of(file)} --mtp-f16"
+            yield Finding("load", Severity.FAULT, text, fix)
 
 
 def _norms(head: Model, trunk: Model) -> Iterator[Finding]:

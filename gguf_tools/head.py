@@ -148,13 +148,13 @@ class MtpHead:
 
     def __init__(self, path: Path | str, file: GgufFile, tensors: Mapping[str, TensorInfo]) -> None:
         self._path = path
-        self._file = file
-        self._tensors = tensors
+        self.file = file
+        self.tensors = tensors
 
     @cached_property
     def architecture(self) -> str:
         """The model's architecture; RequestError when it is none whose head is known."""
-        architecture = self._file.scalar("general.architecture")
+        architecture = self.file.scalar("general.architecture")
         if architecture not in ARCHITECTURES:
             raise RequestError(
                 f"{self._path}: architecture {architecture!r} is not one of "
@@ -162,15 +162,20 @@ class MtpHead:
             )
         return str(architecture)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the model's architecture is one whose head is known."""
+        return self.file.keys.get("general.architecture") in ARCHITECTURES
+
     @cached_property
     def trunk_layers(self) -> int:
         """Number of trunk layers, which is the index of the MTP block where there is one.
 
         RequestError when tensors and metadata do not tell, or when blocks are missing.
         """
-        present = {b for name in self._tensors if (b := block_of(name)) is not None}
+        present = {b for name in self.tensors if (b := block_of(name)) is not None}
         own = {
-            b for name in self._tensors if ".nextn." in name and (b := block_of(name)) is not None
+            b for name in self.tensors if ".nextn." in name and (b := block_of(name)) is not None
         }
         blocks, claimed = self._block_count, self.claimed_layers
         if own:
@@ -200,7 +205,7 @@ class MtpHead:
     def layers(self) -> int:
         """Number of MTP layers whose tensors are there; RequestError when blocks are left out."""
         first = self.trunk_layers
-        blocks = {b for name in self._tensors if (b := block_of(name)) is not None and b >= first}
+        blocks = {b for name in self.tensors if (b := block_of(name)) is not None and b >= first}
         if blocks and max(blocks) - first + 1 != len(blocks):
             raise RequestError(
                 f"{self._path}: expected MTP blocks from {first} without gaps, found "
@@ -211,7 +216,7 @@ class MtpHead:
     @property
     def claimed_layers(self) -> int:
         """Number of MTP layers by the metadata."""
-        return self._file.integer(f"{self.architecture}.nextn_predict_layers") or 0
+        return self.file.integer(f"{self.architecture}.nextn_predict_layers") or 0
 
     @cached_property
     def names(self) -> list[str]:
@@ -219,7 +224,7 @@ class MtpHead:
         first = self.trunk_layers
         return [
             name
-            for name in self._tensors
+            for name in self.tensors
             if name == ID_MAP_TENSOR or ((block := block_of(name)) is not None and block >= first)
         ]
 
@@ -232,7 +237,7 @@ class MtpHead:
     @cached_property
     def is_alone(self) -> bool:
         """Whether the model has no trunk."""
-        return TRUNK_TENSOR not in self._tensors
+        return TRUNK_TENSOR not in self.tensors
 
     @cached_property
     def missing(self) -> list[str]:
@@ -242,6 +247,24 @@ class MtpHead:
             if fused in present:
                 present.update(parts)
         return [s for s in REQUIRED_SUFFIXES[self.architecture] if s not in present]
+
+    def fused_parts(self, name: str) -> dict[str, int]:
+        """The tensors that `name` holds one after another, with their rows; empty if not fused.
+
+        Any block may have fused tensors, those of the trunk too. Linear attention has an attn_qkv
+        that is not made of parts.
+        """
+        match = _BLOCK.fullmatch(name)
+        suffixes = FUSED_SUFFIXES.get(match[2], ()) if match else ()
+        if not match or not suffixes or not self.is_known:
+            return {}
+        block = f"blk.{match[1]}."
+        if match[2] == "attn_qkv.weight" and block + "attn_output.weight" not in self.tensors:
+            return {}
+        rows = {block + s: self.shapes[s][1] for s in suffixes if s in self.shapes}
+        shape = self.tensors[name].shape
+        fits = len(rows) == len(suffixes) and len(shape) > 1 and sum(rows.values()) == shape[1]
+        return rows if fits else {}
 
     def check_complete(self) -> None:
         """RequestError, naming what is missing, when the MTP block is not complete."""
@@ -257,10 +280,8 @@ class MtpHead:
 
         Metadata of a wrong type are a fault, and raise nothing.
         """
-        try:
-            _ = self.architecture
-        except (RequestError, FormatError):
-            found = self._file.keys.get("general.architecture")
+        if not self.is_known:
+            found = self.file.keys.get("general.architecture")
             found = "an array" if isinstance(found, ArrayRef) else repr(found)
             text = f"architecture {found} is not one of {', '.join(ARCHITECTURES)}"
             return (HeadFault("architecture", text),)
@@ -281,15 +302,15 @@ class MtpHead:
     @cached_property
     def draft(self) -> StoredDraftVocabulary | None:
         """The draft vocabulary by its headers; FormatError when its parts contradict each other."""
-        return find_draft_vocabulary(self._file, self._tensors)
+        return find_draft_vocabulary(self.file, self.tensors)
 
     @cached_property
     def types(self) -> Mapping[str, int]:
         """Tensor types of the head's matrices with their number, the most frequent first."""
         matrices = [
-            self._tensors[name].type.name
+            self.tensors[name].type.name
             for name, suffix in self.suffixes.items()
-            if len(self._tensors[name].shape) > 1 and suffix != SHORT_HEAD_SUFFIX
+            if len(self.tensors[name].shape) > 1 and suffix != SHORT_HEAD_SUFFIX
         ]
         return dict(sorted(Counter(matrices).items(), key=lambda item: (-item[1], item[0])))
 
@@ -299,11 +320,15 @@ class MtpHead:
         if self.faults:
             fault = self.faults[0]
             hint = "; mtp-gguf graft adds one" if fault.code == "no-head" else ""
-            return HeadReport(False, fault.text + hint, self._block, {}, None, stock=False)
+            return self.refusal(fault.text + hint)
         stock = self.draft is None or self.draft.layout is DraftLayout.IDS
         alone = "a head alone, " if self.is_alone else ""
         reason = f"{alone}MTP head in block {self.trunk_layers}"
         return HeadReport(True, reason, self.trunk_layers, self.types, self.draft, stock)
+
+    def refusal(self, reason: str) -> HeadReport:
+        """The report of a model that cannot draft."""
+        return HeadReport(False, reason, self._block, {}, None, stock=False)
 
     def check_fit(self, base: "MtpHead") -> None:
         """RequestError, naming both sides, when this head is not one for the trunk of `base`."""
@@ -331,7 +356,7 @@ class MtpHead:
 
     @property
     def _block_count(self) -> int | None:
-        return self._file.integer(f"{self.architecture}.block_count")
+        return self.file.integer(f"{self.architecture}.block_count")
 
     @property
     def _block(self) -> int | None:
@@ -381,15 +406,15 @@ class MtpHead:
                 f"{trunk} trunk layers and {claimed} MTP layer",
             )
         for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
-            if self.suffixes and needed not in self._tensors:
+            if self.suffixes and needed not in self.tensors:
                 yield HeadFault("shared-tensors", f"{needed} is missing, which the head needs")
 
     def _list_faults(self) -> Iterator[HeadFault]:
         """`recurrent_layers` must have an entry for each block, and false for the MTP block."""
         key = f"{self.architecture}.attention.recurrent_layers"
-        if not isinstance(self._file.keys.get(key), ArrayRef):
+        if not isinstance(self.file.keys.get(key), ArrayRef):
             return
-        entries = self._file.array(key) or []
+        entries = self.file.array(key) or []
         blocks = self.trunk_layers + self.claimed_layers
         if len(entries) != blocks or any(entries[self.trunk_layers :]):
             yield HeadFault(
@@ -403,16 +428,21 @@ class MtpHead:
     def _shape_texts(self, base: "MtpHead") -> Iterator[str]:
         """What is wrong with the shapes of the head by the sizes of `base`."""
         for name, suffix in self.suffixes.items():
-            wanted = base._shapes.get(suffix)
-            found = self._tensors[name].shape
+            wanted = base.shapes.get(suffix)
+            found = self.tensors[name].shape
             if wanted is not None and plain_shape(found) != wanted:
                 hint = ""
                 if suffix == "nextn.eh_proj.weight" and plain_shape(found) == wanted[::-1]:
                     hint = " (transposed)"
                 yield f"{name}: expected shape {list(wanted)}, found {list(found)}{hint}"
 
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Rows of the embedding, or else tokens of the tokenizer; None if it has neither."""
+        return vocabulary_size(self.file, self.tensors)
+
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes in ggml order of an MTP block's tensors, by suffix, as the trunk's sizes say.
 
         Suffixes whose sizes the metadata lack are left out.
@@ -431,10 +461,7 @@ class MtpHead:
             "nextn.enorm.weight": (width,),
             "nextn.hnorm.weight": (width,),
             "nextn.shared_head_norm.weight": (width,),
-            "nextn.embed_tokens.weight": (
-                width,
-                vocabulary_size(self._file, self._tensors) or 0,
-            ),
+            "nextn.embed_tokens.weight": (width, self.vocabulary_size or 0),
             "attn_norm.weight": (width,),
             "post_attention_norm.weight": (width,),
             "attn_q.weight": (width, queries),
@@ -461,8 +488,8 @@ class MtpHead:
 
     def _check_vocabulary(self, base: "MtpHead") -> None:
         """Refuse another tokenizer; its size may differ, since a head has no rows of it."""
-        ours, theirs = (vocabulary_size(head._file, head._tensors) for head in (base, self))
-        differing = _differing_tokens(base._file, self._file)
+        ours, theirs = (head.vocabulary_size for head in (base, self))
+        differing = _differing_tokens(base.file, self.file)
         if differing is None:
             if None not in (ours, theirs) and ours != theirs:
                 raise RequestError(
@@ -482,9 +509,9 @@ class MtpHead:
     def _last(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
         """A value of the architecture; of a per-layer array the last entry, else all of them."""
         full = f"{self.architecture}.{key}"
-        if not isinstance(self._file.keys.get(full), ArrayRef):
-            return self._file.scalar(full)
-        entries = self._file.array(full) or []
+        if not isinstance(self.file.keys.get(full), ArrayRef):
+            return self.file.scalar(full)
+        entries = self.file.array(full) or []
         if key.endswith("dimension_sections"):
             return tuple(entries)
         return entries[-1] if entries else None

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from .errors import FormatError
-from .fastmtp import vocabulary_size
 from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
 from .head import HeadReport, MtpHead, part_of
+from .loader_rules import refusals
 from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
 from .torch_file import open_weights
@@ -97,10 +97,17 @@ class Model:
         """The MTP head, which may be incomplete or absent."""
         return MtpHead(self.path, self.first, self.tensors)
 
+    @cached_property
+    def report(self) -> HeadReport:
+        """Whether the model can draft: its head is sound and llama.cpp can load the file."""
+        report = self.head.report
+        faults = refusals(self.head) if report.ready else []
+        return self.head.refusal(faults[0]) if faults else report
+
     @property
     def vocabulary_size(self) -> int | None:
         """Rows of the embedding, or else tokens of the tokenizer; None if it has neither."""
-        return vocabulary_size(self.first, self.tensors)
+        return self.head.vocabulary_size
 
     def metadata(self) -> Metadata:
         """All keys but those of the split, arrays unread."""
@@ -215,7 +222,7 @@ def list_tensors(path: Path) -> Listing:
 
 def list_model(model: Model) -> Listing:
     """List a GGUF by its headers, wherever it is."""
-    report = model.head.report
+    report = model.report
     layout = report.draft.layout if report.draft else None
     tensors = tuple(
         ListedTensor(

@@ -73,7 +73,8 @@ def check_takes_a_head(base: Model) -> str:
     """The architecture of `base`; RequestError when it is no model without a head."""
     architecture = base.head.architecture
     if base.head.is_alone:
-        raise RequestError(f"{base.path} is a head alone; graft wants a trunk to put a head on")
+        found = "is a head alone" if base.tensors else "has no tensors"
+        raise RequestError(f"{base.path} {found}; graft needs a trunk to add a head to")
     if base.head.names:
         raise RequestError(
             f"{base.path} has an MTP head in block {base.head.trunk_layers} already; take it off "
@@ -86,7 +87,8 @@ def strip(model: Model) -> OutputSpec:
     """`model` without its head and its draft vocabulary; RequestError when it has none."""
     architecture = model.head.architecture
     if model.head.is_alone:
-        raise RequestError(f"{model.path} is a head alone; without it nothing would be left")
+        found = "is a head alone" if model.tensors else "has no tensors"
+        raise RequestError(f"{model.path} {found}; without a head nothing would be left")
     trunk = model.head.trunk_layers
     taken = set(model.head.names)
     claimed = model.first.integer(f"{architecture}.nextn_predict_layers") or 0

@@ -73,7 +73,7 @@ def open_model(path: Path) -> ModelFile:
     if not path.is_file():
         raise FormatError(f"{path}: expected a GGUF file, found {what_is_at(path)}")
     with open_gguf_model(path) as model:
-        report = model.head.report
+        report = model.report
         embedding = model.tensors.get(EMBEDDING_TENSOR)
         return ModelFile(
             path=model.paths[0],

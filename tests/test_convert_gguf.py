@@ -412,3 +412,18 @@ def test_a_publishers_file(name: str, outtype: str, files: Files, output: Path) 
         options = "--quant", quant, "--mtp-f16", "--overwrite"
         assert ours(source, output, *options) == theirs.read_bytes()
     assert value_of(output / "ours.gguf", "general.file_type") == 7
+
+
+@pytest.mark.upstream
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
+def test_a_vocabulary_alone(files: Files, output: Path) -> None:
+    """What upstream's converter writes with --vocab-only has no tensors."""
+    source = output / "vocab.gguf"
+    convert_upstream(files.checkpoints.get(TINY), source, "f16", ["--vocab-only"])
+    words = ("vocab.gguf: expected tensors", "found a vocabulary alone")
+    for options in ((), ("--dry-run",)):
+        refused([source, "-o", output / "x.gguf", *options], *words, output=output)
+    for command in ("strip", "extract"):
+        result = invoke(command, source, "-o", output / "x.gguf")
+        assert result.exit_code == 1
+        assert not (output / "x.gguf").exists()

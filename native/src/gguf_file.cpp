@@ -15,6 +15,14 @@ size_t StoredTensor::row_bytes() const {
     return ggml_row_size(type, ne[0]);
 }
 
+StoredTensor StoredTensor::rows(int64_t first, int64_t n) const {
+    StoredTensor part = *this;
+    part.ne[1] = n;
+    part.data = data + size_t(first) * row_bytes();
+    part.size = size_t(n) * row_bytes();
+    return part;
+}
+
 static std::string shape_text(const int64_t * ne, size_t n) {
     std::string text = "[";
     for (size_t i = 0; i < n; ++i) {

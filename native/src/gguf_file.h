@@ -22,6 +22,9 @@ struct StoredTensor {
     size_t size;
 
     size_t row_bytes() const;
+
+    // Rows first to first + n of this matrix, which must have them, in place.
+    StoredTensor rows(int64_t first, int64_t n) const;
 };
 
 class GgufFile {

@@ -205,13 +205,20 @@ uint64_t Head::fingerprint() const {
     out.add(uint64_t(config_.n_embd));
     out.add(uint64_t(config_.head_dim));
     out.add(uint64_t(config_.n_head_kv));
-    for (const char * suffix : {"nextn.enorm", "nextn.hnorm", "nextn.eh_proj", "attn_norm", "attn_k", "attn_k_norm",
-                                "attn_v"}) {
-        const std::unique_ptr<StoredTensor> tensor = file_.find(config_.name(suffix) + ".weight");
-        if (tensor) {
-            out.add(tensor->data, tensor->row_bytes());
+    const auto add = [&](const StoredTensor & tensor) { out.add(tensor.data, tensor.row_bytes()); };
+    const auto add_named = [&](const char * suffix) {
+        if (const std::unique_ptr<StoredTensor> tensor = file_.find(config_.name(suffix))) {
+            add(*tensor);
         }
-    }
+    };
+    const StoredAttention attention = StoredAttention::find(file_, config_);
+    add_named("nextn.enorm.weight");
+    add_named("nextn.hnorm.weight");
+    add_named("nextn.eh_proj.weight");
+    add_named("attn_norm.weight");
+    add(attention.k);
+    add_named("attn_k_norm.weight");
+    add(attention.v);
     return std::max<uint64_t>(out.value(), 1);
 }
 

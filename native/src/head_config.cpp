@@ -104,7 +104,7 @@ HeadConfig HeadConfig::read(const GgufFile & file) {
     }
     if (c.moe) {
         c.n_expert = file.integer(prefix + "expert_count", 1, MOST_COUNT);
-        c.n_expert_used = file.integer(prefix + "expert_used_count", 1, c.n_expert);
+        c.n_expert_used = file.integer(prefix + "expert_used_count", 1, c.n_expert, c.block);
         c.n_ff_expert = file.integer(prefix + "expert_feed_forward_length", 1, MOST_WIDTH, c.block);
         c.n_ff_shared = file.integer_or(prefix + "expert_shared_feed_forward_length", 0, MOST_WIDTH, 0);
         const float scale = file.number_or(prefix + "expert_weights_scale", 0.0f);

@@ -95,19 +95,22 @@ void Weights::upload() {
     copied_bytes_ = int64_t(ggml_backend_buffer_get_size(buffer));
 }
 
+StoredAttention StoredAttention::find(const GgufFile & head, const HeadConfig & c) {
+    const int64_t n_query = 2 * c.head_dim * c.n_head;
+    const int64_t n_key = c.kv_width();
+    if (head.find(c.name("attn_qkv.weight"))) {
+        const StoredTensor fused = head.get(c.name("attn_qkv.weight"), {c.n_embd, n_query + 2 * n_key});
+        return {fused.rows(0, n_query), fused.rows(n_query, n_key), fused.rows(n_query + n_key, n_key)};
+    }
+    return {head.get(c.name("attn_q.weight"), {c.n_embd, n_query}), head.get(c.name("attn_k.weight"), {c.n_embd, n_key}),
+            head.get(c.name("attn_v.weight"), {c.n_embd, n_key})};
+}
+
 Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig & c,
                  const DraftVocabulary & vocabulary, ggml_backend_t backend)
     : config_(c), backend_(backend),
       in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
       context_(ggml_init({40 * ggml_tensor_overhead(), nullptr, true})) {
-    // NVFP4 files carry a scale beside each matrix, which this graph does not apply.
-    for (const std::string & name : head.tensor_names()) {
-        if (name.rfind(c.name(""), 0) == 0 && name.size() > 6 && name.compare(name.size() - 6, 6, ".scale") == 0) {
-            throw Error(MTP_ERROR_UNSUPPORTED,
-                        head.path() + ": " + name + ": expected matrices without scales beside them, found one");
-        }
-    }
-
     auto norm = [&](const GgufFile & file, const std::string & name, int64_t n) {
         const StoredTensor stored = file.get(name, {n});
         if (stored.type != GGML_TYPE_F32) {
@@ -115,12 +118,14 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
         }
         return place(stored);
     };
-    auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
-        const StoredTensor stored = head.get(c.name(suffix), shape);
+    auto place_matrix = [&](const StoredTensor & stored) {
         if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
             head.refuse(stored.name + ": expected a type of floats, found " + ggml_type_name(stored.type));
         }
         return place(stored);
+    };
+    auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
+        return place_matrix(head.get(c.name(suffix), shape));
     };
 
     BlockTensors & t = tensors_;
@@ -128,9 +133,10 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
     t.hnorm     = norm(head, c.name("nextn.hnorm.weight"), c.n_embd);
     t.eh_proj   = matrix("nextn.eh_proj.weight", {2 * c.n_embd, c.n_embd});
     t.attn_norm = norm(head, c.name("attn_norm.weight"), c.n_embd);
-    t.q         = matrix("attn_q.weight", {c.n_embd, 2 * c.head_dim * c.n_head});
-    t.k         = matrix("attn_k.weight", {c.n_embd, c.kv_width()});
-    t.v         = matrix("attn_v.weight", {c.n_embd, c.kv_width()});
+    const StoredAttention attention = StoredAttention::find(head, c);
+    t.q         = place_matrix(attention.q);
+    t.k         = place_matrix(attention.k);
+    t.v         = place_matrix(attention.v);
     t.q_norm    = norm(head, c.name("attn_q_norm.weight"), c.head_dim);
     t.k_norm    = norm(head, c.name("attn_k_norm.weight"), c.head_dim);
     t.attn_out  = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
@@ -184,6 +190,14 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
         throw Error(MTP_ERROR_UNSUPPORTED,
                     format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
                            ggml_backend_name(backend), ggml_type_name(v.embedding->type)));
+    }
+    // What the graph has no place for, it would silently leave out: NVFP4's scales, biases.
+    for (const std::string & name : head.tensor_names()) {
+        if (name.rfind(c.name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&
+            name != v.embedding->name && name != v.output->name) {
+            throw Error(MTP_ERROR_UNSUPPORTED,
+                        head.path() + ": " + name + ": expected only tensors that the draft graph uses, found this one");
+        }
     }
     upload();
 }

@@ -53,6 +53,17 @@ struct BlockTensors {
     ggml_tensor * draft_embedding; // [n_embd, draft vocabulary]; may be the same tensor as output
 };
 
+// The query, key and value matrices of the block's attention as they are stored: tensors of their
+// own, or the rows of attn_qkv, which has them one after another.
+struct StoredAttention {
+    StoredTensor q; // [n_embd, 2 * head_dim * n_head]
+    StoredTensor k; // [n_embd, kv_width]
+    StoredTensor v; // [n_embd, kv_width]
+
+    // MTP_ERROR_FORMAT when a tensor is missing or misshapen.
+    static StoredAttention find(const GgufFile & head, const HeadConfig & config);
+};
+
 class Weights {
 public:
     // backend: where the graph will run. The files must outlive this object.

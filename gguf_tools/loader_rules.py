@@ -1,0 +1,357 @@
+"""What llama.cpp's loader refuses in a file with an error, found by the headers alone.
+
+Follows the loader of the pinned llama.cpp for the architectures whose heads are known: which keys
+must be there and of what type (llama-model-loader.cpp, load_hparams in llama-model.cpp), and the
+tensors (load_arch_tensors in qwen35.cpp and qwen35moe.cpp), of which none may be missing, misshapen
+or left over. Values on which llama.cpp aborts are not looked for here, nor is what needs its code,
+such as the list of pre-tokenizers.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from .errors import FormatError
+from .fastmtp import (
+    EMBEDDING_TENSOR,
+    ID_MAP_TENSOR,
+    OUTPUT_TENSOR,
+    SHORT_HEAD_SUFFIX,
+    DraftLayout,
+    StoredDraftVocabulary,
+)
+from .format import ArrayRef, ValueType
+from .head import (
+    FUSED_SUFFIXES,
+    OUTPUT_NORM_TENSOR,
+    REQUIRED_SUFFIXES,
+    MtpHead,
+    plain_shape,
+)
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape | None]  # None: a size that the metadata lack
+
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_DEFAULT_INTERVAL = 4  # where full_attention_interval is missing (qwen35.cpp)
+_LIST_TYPES = (ValueType.U32, ValueType.I32, ValueType.BOOL)
+_SECTIONS_KEY = "rope.dimension_sections"
+_RECURRENT_KEY = "attention.recurrent_layers"
+_INTERVAL_KEY = "full_attention_interval"  # read where there is no list of recurrent layers
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that no product takes
+
+# Keys of the model that must be there.
+_REQUIRED = (
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    _SECTIONS_KEY,
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.group_count",
+)
+_ALSO_REQUIRED = {
+    "qwen35": ("feed_forward_length",),
+    "qwen35moe": (
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+    ),
+}
+# One value for all layers, or an array with one for each block.
+_PER_LAYER = (
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    _RECURRENT_KEY,
+    "expert_used_count",
+    "expert_feed_forward_length",
+)
+# Of these the first layer's value counts for every layer that uses it.
+_OF_ATTENTION = ("attention.head_count", "attention.head_count_kv")
+_OF_ALL_LAYERS = ("feed_forward_length", "expert_feed_forward_length", "expert_used_count")
+# The only type that is accepted for a key. Those of the architecture are given without its name.
+_TYPES: Mapping[str, ValueType] = {
+    **dict.fromkeys(
+        (
+            "context_length",
+            "embedding_length",
+            "embedding_length_out",
+            "pooling_type",
+            "classifier.pooling_type",
+            "block_count",
+            "nextn_predict_layers",
+            "expert_count",
+            "expert_group_count",
+            "expert_group_used_count",
+            "expert_shared_feed_forward_length",
+            "rope.scaling.original_context_length",
+            "rope.dimension_count",
+            "rope.dimension_count_swa",
+            "attention.key_length",
+            "attention.value_length",
+            "attention.key_length_swa",
+            "attention.value_length_swa",
+            "ssm.conv_kernel",
+            "ssm.inner_size",
+            "ssm.state_size",
+            "ssm.time_step_rank",
+            "ssm.group_count",
+        ),
+        ValueType.U32,
+    ),
+    **dict.fromkeys(
+        (
+            "attention.layer_norm_rms_epsilon",
+            "rope.freq_base",
+            "rope.scaling.factor",
+            "rope.scaling.attn_factor",
+            "rope.scaling.alpha",
+        ),
+        ValueType.F32,
+    ),
+    "attention.causal": ValueType.BOOL,
+    "rope.scaling.finetuned": ValueType.BOOL,
+    "rope.scaling.type": ValueType.STRING,
+}
+_TOKEN_ROLES = (
+    *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),
+    *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
+    *("prefix", "suffix", "middle"),
+)
+_GENERAL_TYPES: Mapping[str, ValueType] = {
+    "general.name": ValueType.STRING,
+    "general.file_type": ValueType.U32,
+    "tokenizer.ggml.model": ValueType.STRING,
+    "tokenizer.ggml.pre": ValueType.STRING,
+    "tokenizer.ggml.token_type_count": ValueType.U32,
+    "tokenizer.ggml.add_bos_token": ValueType.BOOL,
+    "tokenizer.ggml.add_eos_token": ValueType.BOOL,
+    "tokenizer.ggml.add_sep_token": ValueType.BOOL,
+    **{f"tokenizer.ggml.{role}_token_id": ValueType.U32 for role in _TOKEN_ROLES},
+    "split.count": ValueType.U16,
+}
+
+_FULL_ATTENTION = (
+    "attn_q.weight",
+    "attn_k.weight",
+    "attn_v.weight",
+    "attn_output.weight",
+    "attn_q_norm.weight",
+    "attn_k_norm.weight",
+)
+_BIASED = ("attn_qkv", "attn_q", "attn_k", "attn_v")
+_SCALE = re.compile(r"\.(input_)?scale$")
+
+
+def refusals(head: MtpHead) -> list[str]:
+    """Why llama.cpp would refuse to load the model, a sentence each; empty if nothing is found.
+
+    For models whose head is sound, or which are the trunk of a separate head. A draft vocabulary
+    with rows of its own is accepted, as the patched llama.cpp accepts it. What the native draft
+    graph has no place for in the MTP block is a fault, too.
+    """
+    try:
+        stages = (_key_faults, _layer_faults, _tensor_faults)
+        return next((found for stage in stages if (found := list(stage(head)))), [])
+    except FormatError as error:
+        return [str(error)]
+
+
+def _key_faults(head: MtpHead) -> Iterator[str]:
+    architecture = head.architecture
+    keys, types = head.file.keys, head.file.types
+    named = {f"{architecture}.{key}": kind for key, kind in _TYPES.items()}
+    if f"{architecture}.{_RECURRENT_KEY}" not in keys:
+        named[f"{architecture}.{_INTERVAL_KEY}"] = ValueType.U32
+    for key, kind in {**named, **_GENERAL_TYPES}.items():
+        value = keys.get(key)
+        if value is None:
+            continue
+        if isinstance(value, ArrayRef):
+            yield f"{key}: expected {kind.name}, found an array of {value.type.name}"
+        elif types[key] is not kind:
+            yield f"{key}: expected {kind.name}, found {types[key].name}"
+    required = (*_REQUIRED, *_ALSO_REQUIRED[architecture])
+    for key in (*(f"{architecture}.{name}" for name in required), "tokenizer.ggml.model"):
+        if key not in keys:
+            yield f"{key}: expected this key, found none"
+    blocks = keys.get(f"{architecture}.block_count")
+    for name in (*_PER_LAYER, _SECTIONS_KEY):
+        key = f"{architecture}.{name}"
+        wanted, scalar = (4, ValueType.I32) if name == _SECTIONS_KEY else (blocks, ValueType.U32)
+        value = keys.get(key)
+        if isinstance(value, ArrayRef):
+            if value.type not in _LIST_TYPES or value.count != wanted:
+                yield (
+                    f"{key}: expected {wanted} entries of U32, I32 or BOOL, found {value.count} of "
+                    f"{value.type.name}"
+                )
+        elif value is not None and types[key] is not scalar:
+            yield f"{key}: expected {scalar.name} or an array, found {types[key].name}"
+
+
+def _layer_faults(head: MtpHead) -> Iterator[str]:
+    """Sizes that differ by layer: llama.cpp takes the first layer's for the tensors of all."""
+    sizes = _Sizes(head)
+    if not head.trunk_layers <= sizes["block_count"] <= _MAX_LAYERS:
+        yield (
+            f"{head.architecture}.block_count: expected {head.trunk_layers} to {_MAX_LAYERS}, "
+            f"found {sizes['block_count']}"
+        )
+        return
+    recurrent = sizes.recurrent()
+    for name in (*_OF_ATTENTION, *_OF_ALL_LAYERS):
+        entries = sizes.all(name)
+        for layer, entry in enumerate(entries):
+            if entry != entries[0] and (name in _OF_ALL_LAYERS or layer not in recurrent):
+                yield (
+                    f"{head.architecture}.{name}: expected the first layer's {entries[0]} in every "
+                    f"layer that uses it, found {entry} in layer {layer}"
+                )
+                break
+
+
+def _tensor_faults(head: MtpHead) -> Iterator[str]:
+    required, optional = _expected_tensors(head)
+    known = {**optional, **required}
+    tensors = head.tensors
+    for name in required:
+        if name not in tensors:
+            other = name.removesuffix(".bias").removesuffix(".weight")
+            found = f"; it has {other}" if other != name and other in tensors else ""
+            yield f"{name}: expected this tensor, found none{found}"
+    for name, shape in known.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        if shape is not None and plain_shape(tensor.shape) != plain_shape(shape):
+            yield f"{name}: expected shape {list(shape)}, found {list(tensor.shape)}"
+        elif tensor.type.name in _NO_WEIGHTS and name != ID_MAP_TENSOR:
+            yield f"{name}: expected a type of floats, found {tensor.type.name}"
+    left_over = [name for name in tensors if name not in known]
+    if left_over:
+        yield _left_over(left_over, head)
+
+
+def _left_over(names: list[str], head: MtpHead) -> str:
+    others = f" and {len(names) - 1} more are" if names[1:] else " is"
+    text = f"{names[0]}{others} not part of a {head.architecture} model in llama.cpp"
+    if any(name.startswith(("v.", "mm.")) for name in names):
+        return f"{text}; a vision tower belongs into a file of its own (mmproj)"
+    scales = [name for name in names if name in head.suffixes and _SCALE.search(name)]
+    if scales:
+        return f"{scales[0]}: the draft graph does not apply the scales of an NVFP4 head"
+    return text
+
+
+def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
+    """The tensors that must be there, and those that may be, with their shapes."""
+    sizes = _Sizes(head)
+    width, vocabulary = sizes["embedding_length"], head.vocabulary_size
+    rows: Shape | None = (width, vocabulary) if vocabulary else None
+    top: Shapes = {EMBEDDING_TENSOR: rows, OUTPUT_NORM_TENSOR: (width,)}
+    trunk: Shapes = {}
+    optional: Shapes = {OUTPUT_TENSOR: rows}
+    output = head.tensors.get(OUTPUT_TENSOR) or head.tensors.get(EMBEDDING_TENSOR)
+    if output is not None and output.type.name == "NVFP4":
+        optional |= {"output.scale": (1,), "output.input_scale": (1,)}
+    feed_forward = [s for s in REQUIRED_SUFFIXES[head.architecture] if s.startswith("ffn_")]
+    recurrent, linear = sizes.recurrent(), sizes.linear_attention()
+    for layer in range(head.trunk_layers):
+        block = f"blk.{layer}."
+        common = ["attn_norm.weight", "post_attention_norm.weight", *feed_forward]
+        if layer in recurrent:
+            trunk |= {block + s: shape for s, shape in linear.items()}
+        else:
+            common += _FULL_ATTENTION
+            for name in _BIASED:
+                shape = head.shapes.get(f"{name}.weight")
+                optional[f"{block}{name}.bias"] = shape and shape[1:]
+        present = _unfused(block, common, head)
+        trunk |= {block + s: head.shapes.get(s) for s in present}
+        matrices = [s.removesuffix(".weight") for s in (*present, *linear)]
+        for kind in ("scale", "input_scale"):
+            optional |= {f"{block}{s}.{kind}": None for s in matrices}
+    if head.is_alone:
+        optional |= trunk
+        trunk = {}
+    if head.suffixes:
+        block = f"blk.{head.trunk_layers}."
+        suffixes = _unfused(block, REQUIRED_SUFFIXES[head.architecture], head)
+        trunk |= {block + s: head.shapes.get(s) for s in suffixes}
+        own = ("nextn.shared_head_norm.weight", "nextn.embed_tokens.weight")
+        optional |= {block + s: head.shapes.get(s) for s in own}
+        optional |= _draft_tensors(head.draft, block + SHORT_HEAD_SUFFIX, rows, width)
+    return {**top, **trunk}, optional
+
+
+def _draft_tensors(
+    draft: StoredDraftVocabulary | None, short_head: str, rows: Shape | None, width: int
+) -> Shapes:
+    """The tensors of a draft vocabulary with rows of its own."""
+    if draft is None or draft.layout is DraftLayout.IDS:
+        return {short_head: rows}
+    name = short_head if draft.layout is DraftLayout.TABLE else OUTPUT_TENSOR
+    return {ID_MAP_TENSOR: (draft.size,), name: (width, draft.size)}
+
+
+def _unfused(block: str, suffixes: Iterable[str], head: MtpHead) -> list[str]:
+    """The suffixes to be found in `block`: a fused tensor in place of its parts if it is there."""
+    found = list(suffixes)
+    for fused, parts in FUSED_SUFFIXES.items():
+        if block + fused in head.tensors and all(part in found for part in parts):
+            found = [*(s for s in found if s not in parts), fused]
+    return found
+
+
+class _Sizes:
+    """The whole numbers of a model's metadata, as llama.cpp reads them."""
+
+    def __init__(self, head: MtpHead) -> None:
+        self._head = head
+        self._prefix = f"{head.architecture}."
+
+    def all(self, name: str) -> list[int]:
+        """The values of a key: of an array its entries, else the only one; none if it is absent."""
+        key = self._prefix + name
+        value = self._head.file.keys.get(key)
+        if isinstance(value, ArrayRef):
+            return [int(v) for v in self._head.file.array(key) or []]
+        return [value] if isinstance(value, int) else []
+
+    def __getitem__(self, name: str) -> int:
+        """The value of a key, of an array the first one; 0 if it is absent."""
+        return next(iter(self.all(name)), 0)
+
+    def recurrent(self) -> set[int]:
+        """The layers of linear attention."""
+        layers = range(self["block_count"])
+        flags = self.all(_RECURRENT_KEY)
+        if flags:
+            return {i for i in layers if flags[i % len(flags)]}
+        interval = self[_INTERVAL_KEY] or _DEFAULT_INTERVAL
+        trunk = self._head.trunk_layers
+        return {i for i in layers if i < trunk and (i + 1) % interval}
+
+    def linear_attention(self) -> Shapes:
+        """The tensors of a layer of linear attention by suffix."""
+        width, state = self["embedding_length"], self["ssm.state_size"]
+        rank = self["ssm.time_step_rank"]
+        keys, values = state * self["ssm.group_count"], state * rank
+        return {
+            "attn_qkv.weight": (width, 2 * keys + values),
+            "attn_gate.weight": (width, values),
+            "ssm_conv1d.weight": (self["ssm.conv_kernel"], 2 * keys + values),
+            "ssm_dt.bias": (rank,),
+            "ssm_a": (rank,),
+            "ssm_beta.weight": (width, rank),
+            "ssm_alpha.weight": (width, rank),
+            "ssm_norm.weight": (state,),
+            "ssm_out.weight": (values, width),
+        }
