@@ -398,6 +398,37 @@ MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome *
 MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
                                          int32_t n_verify, const double * draft_ms, int32_t n_draft);
 
+/* ---- suffix index ----
+ *
+ * The longest suffix of a sequence of tokens that occurs earlier in it, and the tokens that follow
+ * there: drafts from the text itself. About 130 bytes per token of text. Knows no model. */
+
+typedef struct mtp_suffix_index mtp_suffix_index;
+
+#define MTP_MAX_INDEXED 16777216 /* tokens */
+
+MTP_API mtp_status mtp_suffix_index_new(mtp_suffix_index ** out);
+MTP_API void       mtp_suffix_index_free(mtp_suffix_index * index);
+
+/* Appends tokens, each >= 0, in amortized constant time per token. An error leaves the index as it
+ * was. */
+MTP_API mtp_status mtp_suffix_index_append(mtp_suffix_index * index, const int32_t * tokens, int64_t n);
+
+/* Keeps the first `size` tokens. */
+MTP_API mtp_status mtp_suffix_index_truncate(mtp_suffix_index * index, int64_t size);
+
+/* out_length: length of the longest suffix that also ends before the last token, 0 if there is none.
+ * out_next: position of the token that follows its earlier occurrence. */
+MTP_API mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length,
+                                          int64_t * out_next);
+
+/* Copies the n tokens that follow the match; out_n: n, or 0 without a match. */
+MTP_API mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int32_t * out, int32_t n,
+                                            int32_t * out_n);
+
+/* Memory of the index. */
+MTP_API mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t * out);
+
 #ifdef __cplusplus
 }
 #endif
