@@ -10,44 +10,34 @@ namespace mtp {
 
 namespace {
 
-// A cost is the mean of so many uses; one that is further off than this, in logarithms, counts as
-// one that is not.
-constexpr double kUses = 48;
-constexpr double kOutlier = 0.4;
-// Share of each surprise that is the machine's pace, and uses over which its noise is averaged.
-constexpr double kFollow = 1.0 / 16;
-constexpr double kNoiseUses = 32;
-// What a few uses may be wrong by, at most, and what a single one may have cost more because it was
-// the first, in logarithms; a use counts for half when so many batches have gone by.
-constexpr double kDoubt = 1.5;
-constexpr double kMostDoubt = 0.1;
-constexpr double kWarmUp = 0.06;
-constexpr double kStaleBatches = 512;
-// A size that was never used counts by this factor. Beyond those that were, a step costs this share
-// of the last one that is known (and at least kLeastStep).
-constexpr double kUnknown = 0.85;
-constexpr double kNextStep = 0.6;
+// The source of each number is docs/decisions.md, "The constants of depth auto".
+
+constexpr double kUses = 48;         // a cost is the mean of so many measurements
+constexpr double kOutlier = 0.4;     // one that is further off, in logarithms, counts as one that is not
+constexpr double kFollow = 1.0 / 16; // share of each deviation that is the machine's
+constexpr double kNoiseUses = 32;    // measurements over which their noise is averaged
+constexpr double kDoubt = 1.5;       // standard errors that a cost may be less than the mean,
+constexpr double kMostDoubt = 0.1;   // but no more than this, in logarithms
+constexpr double kWarmUp = 0.06;     // what a single measurement may be too high by, being the first
+constexpr double kNextStep = 0.6;    // beyond the sizes that were measured, of the last known step
 
 } // namespace
 
-void Costs::add(int32_t size, double ms, int64_t now, Pace & pace) {
+void Costs::add(int32_t size, double ms, Machine & machine) {
     Cell & cell = cells_[size];
-    const double seen = std::log(ms) - pace.log_factor;
-    if (cell.uses == 0) {
-        cell.log_ms = seen;
-    } else if (cell.uses == 1 && seen < cell.log_ms) {
+    const double seen = std::log(ms) - machine.slowdown;
+    if (cell.uses == 0 || (cell.uses == 1 && seen < cell.log_ms)) {
         cell.log_ms = seen; // a first use often warms something up
     } else {
         const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
-        cell.log_ms += cell.uses > 1 ? off / (cell.uses + 1) : 0;
-        pace.log_factor += kFollow * off;
-        pace.noise += (std::abs(off) - pace.noise) / kNoiseUses;
+        cell.log_ms += off / (cell.uses + 1);
+        machine.slowdown += kFollow * off;
+        machine.noise += (std::abs(off) - machine.noise) / kNoiseUses;
     }
     cell.uses = std::min(cell.uses + 1, kUses);
-    cell.last_used = now;
 }
 
-// Between two used sizes by the line through both; below all in proportion, the least that can be;
+// Between two measured sizes by the line through both; below all in proportion, the least that can be;
 // above all by what one more cost last.
 double Costs::line_ms(int32_t size, double otherwise) const {
     const auto cost = [](const auto & cell) { return std::exp(cell->second.log_ms); };
@@ -81,17 +71,17 @@ double Costs::ms(int32_t size, double otherwise) const {
     return least;
 }
 
-double Costs::least_ms(int32_t size, double otherwise, int64_t now, const Pace & pace, int32_t near) const {
+double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near) const {
     double uses = 0;
     const auto end = cells_.lower_bound(size + near);
     for (auto cell = cells_.upper_bound(size - near); cell != end; ++cell) {
-        uses += cell->second.uses / (1 + double(now - cell->second.last_used) / kStaleBatches);
+        uses += cell->second.uses;
     }
     if (uses == 0) {
-        return ms(size, otherwise) * kUnknown;
+        return ms(size, otherwise);
     }
-    const double doubt = std::min(kMostDoubt, kDoubt * pace.noise / std::sqrt(uses)) + (uses <= 1 ? kWarmUp : 0);
-    return ms(size, otherwise) * std::exp(-doubt);
+    const double error = std::min(kMostDoubt, kDoubt * machine.noise / std::sqrt(uses));
+    return ms(size, otherwise) * std::exp(-error - (uses == 1 ? kWarmUp : 0));
 }
 
 void Prices::add(Costs & costs, int32_t size, double ms) {
@@ -99,13 +89,8 @@ void Prices::add(Costs & costs, int32_t size, double ms) {
         throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
     }
     if (ms > 0) {
-        costs.add(size, ms, batches, pace);
+        costs.add(size, ms, machine);
     }
-}
-
-void Prices::add_batch(int32_t n_tokens, double ms) {
-    ++batches;
-    add(verify, n_tokens, ms);
 }
 
 } // namespace mtp

@@ -10,18 +10,12 @@ namespace mtp {
 
 namespace {
 
-// Share of the time that looks may take for long, and how many of them may come ahead of it.
-constexpr double kLookShare = 0.015;
-constexpr double kLooksAhead = 4;
-// The evidence of the head's probabilities forgets over this many drafts, and begins as if so many
-// had been right and wrong alike in all buckets.
-constexpr double kEvidenceKept = 512;
-constexpr double kEvidenceWeight = 16;
-constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95};
+// The source of each number is docs/decisions.md, "The constants of depth auto".
 
-double clip(double chance) {
-    return std::clamp(chance, 0.001, 0.999);
-}
+constexpr double kProbeShare = 0.015;   // of the time, for probes
+constexpr double kEvidenceKept = 512;   // drafts over which the evidence of the head's probabilities forgets
+constexpr double kEvidenceWeight = 16;  // as if so many drafts had shown that they tell nothing
+constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // of the probabilities of a bucket
 
 int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
@@ -42,7 +36,7 @@ void Depth::share(int32_t n_sequences) {
 
 void Depth::report_batch(int32_t n_tokens, double ms) {
     require_range(n_tokens, 1, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "n_tokens");
-    prices_->add_batch(n_tokens, ms);
+    prices_->add(prices_->verify, n_tokens, ms);
 }
 
 void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
@@ -76,18 +70,18 @@ double Depth::sharpen(double chance, float probability) const {
     const double if_right = (bucket.right + kEvidenceWeight * share) / (right + kEvidenceWeight);
     const double if_wrong = (bucket.wrong + kEvidenceWeight * share) / (wrong + kEvidenceWeight);
     const double odds = chance / (1 - chance) * if_right / if_wrong;
-    return clip(odds / (1 + odds));
+    return odds / (1 + odds);
 }
 
 double Depth::verify_ms(int32_t rows) const {
     const int32_t n = n_sequences_;
     const double otherwise = n * (1 + kLeastStep * (rows - 1));
-    return prices_->verify.least_ms(n * rows, otherwise, prices_->batches, prices_->pace, n) / n;
+    return prices_->verify.least_ms(n * rows, otherwise, prices_->machine, n) / n;
 }
 
 double Depth::draft_ms(int32_t depth) const {
     const double otherwise = kLeastStep * prices_->verify.ms(1, 1) * depth;
-    return depth ? prices_->draft.least_ms(depth, otherwise, prices_->batches, prices_->pace) : 0;
+    return depth ? prices_->draft.least_ms(depth, otherwise, prices_->machine) : 0;
 }
 
 double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
@@ -118,33 +112,12 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth) 
     return best;
 }
 
-// In times of a token that is decoded alone.
-double Depth::look_price() const {
-    return draft_ms(1) / cycle_ms(0, Chances());
-}
-
-// Share of the time of a token without a draft that the best depth would save: expected over all that
-// acceptance may be, each stretch being as likely one standard deviation better as it is worse.
-double Depth::missed_share() const {
-    const double plain = cycle_ms(0, Chances());
-    double share = 0;
-    int32_t unused = 0;
-    for (const Stretch & stretch : acceptance_.stretches()) {
-        for (const double shift : {-1.0, 1.0}) {
-            const double rate = best_rate(stretch.chances(max_depth_, shift), max_depth_, unused);
-            share += stretch.weight / 2 * std::max(0.0, 1 - 1 / (plain * rate));
-        }
-    }
-    return share;
-}
-
 int32_t Depth::plan(int32_t room) {
     room = std::clamp(room, 0, max_depth_);
     int32_t depth = 0;
     best_rate(acceptance_.chances(), room, depth);
-    const double price = look_price();
-    look_ = depth == 0 && room > 0 && missed_ >= price && looks_ <= (kLooksAhead - 1) * price;
-    return look_ ? 1 : depth;
+    probe_ = depth == 0 && room > 0 && (probe_again_ || probe_debt_ <= 0);
+    return probe_ ? 1 : depth;
 }
 
 int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
@@ -195,7 +168,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
         require(o.probabilities, "probabilities");
     }
     if (o.verify_ms != 0) { // 0: told by report_batch
-        prices_->add_batch(o.n_verified + 1, o.verify_ms);
+        prices_->add(prices_->verify, o.n_verified + 1, o.verify_ms);
     }
     if (o.n_drafted > 0) {
         prices_->add(prices_->draft, o.n_drafted, o.draft_ms);
@@ -219,12 +192,10 @@ void Depth::report(const mtp_cycle_outcome & o) {
     acceptance_.add(o.n_accepted, last);
     acceptance_.pass(o.n_accepted + 1);
 
-    if (look_) {
-        missed_ *= o.n_accepted > 0 ? 1 : std::max(0.0, last); // one that was right is followed by another
-    } else {
-        missed_ = o.n_drafted > 0 ? 0 : missed_ + missed_share();
-    }
-    looks_ = std::max(0.0, looks_ + (look_ ? look_price() : 0) - kLookShare * (o.n_accepted + 1));
+    // A probe that was accepted is followed by another.
+    probe_again_ = probe_ && (o.n_accepted > 0 || last > 0.5);
+    const double price = probe_ ? draft_ms(1) / cycle_ms(0, Chances()) : 0;
+    probe_debt_ = std::max(0.0, probe_debt_ + price - kProbeShare * (o.n_accepted + 1));
 }
 
 } // namespace mtp

@@ -1,19 +1,18 @@
 #pragma once
-// How many tokens to draft, cycle by cycle: costs and outcomes in, depth out. No clock, no chance,
+// How many tokens to draft, cycle by cycle: costs and outcomes in, depth out. No clock, no randomness,
 // no knowledge of trunk or head, so that the same history gives the same choice.
 //
 // A cycle of n verified drafts gives 1 + a1 + a1 a2 + ... tokens, a_i being the chance that draft i
 // is accepted once those before it are, and costs draft(n) + verify(n + 1) milliseconds. What gives
 // most tokens per millisecond is drafted. Three things keep that honest:
 //
-// - what a depth costs is learned from its uses, the machine's pace at the moment kept apart; the
-//   fewer uses there were, the cheaper it is believed to be, and so gets its turn where it could win;
+// - what a depth costs is the mean of its measured times, less the machine's drift (costs.h); the fewer
+//   there are, the cheaper it is believed to be, so that it is tried where it could win;
 // - the head's own probabilities of a finished draft say more than the averages: of what is drafted
 //   only as much is verified as then seems worth its price;
-// - where nothing is worth it, one token is drafted now and then and not verified, a look: the token
-//   that the trunk chooses anyway shows whether it was right, at the price of the draft alone. A look
-//   is due when what may have been missed since the last one, drafts perhaps being worth it again,
-//   has come to its price: where much can be won it is taken often, where little, seldom.
+// - where nothing is worth it, one token is drafted now and then and not verified, a probe: the token
+//   that the trunk chooses anyway shows whether it would have been accepted, at the price of the draft
+//   alone. Probes take a fixed share of the time.
 
 #include "acceptance.h"
 #include "costs.h"
@@ -65,17 +64,14 @@ private:
     double draft_ms(int32_t depth) const;
     double cycle_ms(int32_t depth, const Chances & chances) const;
     double best_rate(const Chances & chances, int32_t room, int32_t & depth) const;
-    double look_price() const;
-    double missed_share() const;
     void learn_probability(double right, float probability);
 
     int32_t max_depth_;
     std::shared_ptr<Prices> prices_;
     int32_t n_sequences_ = 1;
-    bool look_ = false; // the cycle at hand drafts only to see whether drafts are right
-    // In times of a token that is decoded alone:
-    double missed_ = 0; // since the last draft
-    double looks_ = 0;  // what looks took, less the share that they may take
+    bool probe_ = false;       // the cycle at hand drafts only to see whether drafts are accepted
+    bool probe_again_ = false;
+    double probe_debt_ = 0;    // what probes took, less their share, in times of a token that is decoded alone
     Acceptance acceptance_;
     std::array<Bucket, kBuckets> buckets_;
 };

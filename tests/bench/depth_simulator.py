@@ -92,15 +92,25 @@ def play(
     *,
     noise: Callable[[], Noise] = quiet,
     max_depth: int = MAX_DEPTH,
+    surest: float | None = None,
 ) -> Iterator[Cycle]:
-    """Let the chooser decode `total` tokens; chance: of drafts to be right, by tokens before."""
+    """Let the chooser decode `total` tokens; chance: of drafts to be right, by tokens before.
+
+    surest: half of the drafts are right so often, the others less, and the head's probabilities say
+    which ones; None: they say nothing.
+    """
     draw, machine = random.Random(seed), noise()
     chooser = DepthChooser(max_depth)
     at = 0
     while at < total:
         now = chance(at)
-        right = [draw.random() < now for _ in range(max_depth + 1)]
-        probabilities = [0.99] * chooser.plan(max_depth)
+        each = [0.99] * (max_depth + 1)
+        if surest is None:
+            right = [draw.random() < now for _ in each]
+        else:
+            each = [draw.choice((surest, 2 * now - surest)) for _ in each]
+            right = [draw.random() < probability for probability in each]
+        probabilities = each[: chooser.plan(max_depth)]
         drafted = len(probabilities)
         verified = chooser.keep(probabilities) if drafted else 0
         accepted = next((i for i in range(verified) if not right[i]), verified)
