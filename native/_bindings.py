@@ -32,7 +32,7 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 3
+API_VERSION = 4
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
@@ -72,6 +72,7 @@ class SessionParams(ctypes.Structure):
         ("max_depth", c_int32),
         ("max_rows", c_int32),
         ("min_rows", c_int32),
+        ("max_lookup", c_int32),
     )
 
 
@@ -91,6 +92,9 @@ class SessionStats(ctypes.Structure):
         ("verify_ms", c_double),
         ("sample_ms", c_double),
         ("rollback_ms", c_double),
+        ("text_cycles", c_int64),
+        ("text_drafted", c_int64),
+        ("text_accepted", c_int64),
     )
 
 

@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised whenever a signature or a struct below changes; a caller compares it with
  * mtp_api_version() before anything else. */
-#define MTP_API_VERSION 3
+#define MTP_API_VERSION 4
 
 /* Limits that keep graphs and buffers bounded; asking for more is MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -197,6 +197,7 @@ typedef struct mtp_session_params {
     int32_t min_rows;  /* fewest tokens computed in one batch of a cycle, 1 or 2; 0: 1. With 2 a lone
                         * token gets a companion, taken back at once, so that kernels for one row
                         * are never met. Needs n_rs_seq >= 1, and costs the context's last position */
+    int32_t max_lookup; /* 0 .. MTP_MAX_DEPTH: most tokens drafted from the text in one cycle; 0: none */
 } mtp_session_params;
 
 /* Sums since the session began or mtp_session_reset_stats(). Position 0 is the first draft. */
@@ -213,6 +214,9 @@ typedef struct mtp_session_stats {
     double  verify_ms;
     double  sample_ms; /* by mtp_session_step */
     double  rollback_ms;
+    int64_t text_cycles;   /* cycles whose drafts came from the text; drafted and accepted above are */
+    int64_t text_drafted;  /* those of the head alone */
+    int64_t text_accepted;
 } mtp_session_stats;
 
 /* head: or NULL, for a session that never drafts; one that no other session uses. Both must outlive
@@ -233,9 +237,11 @@ MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, 
 MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
                                       int32_t n, bool all_logits);
 
-/* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth, or
- * MTP_DEPTH_AUTO; fewer come where the context is full or the head knows too little. out_tokens,
- * out_probs: [depth], [max_depth] for MTP_DEPTH_AUTO. Failures are those of mtp_session_decode: no cycle
+/* token: the next of the sequence, not yet decoded. depth: drafts wanted of the head, at most
+ * max_depth, or MTP_DEPTH_AUTO; fewer come where the context is full or the head knows too little.
+ * Where the text itself promises more tokens per millisecond (max_lookup), drafts come from there
+ * instead, with out_probs of 1. out_tokens, out_probs: [MTP_MAX_DEPTH], or the largest of depth (or
+ * max_depth) and max_lookup. Failures are those of mtp_session_decode: no cycle
  * is open after one. */
 MTP_API mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                    int32_t * out_tokens, float * out_probs, int32_t * out_n);
