@@ -32,7 +32,7 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 3
+API_VERSION = 4
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
@@ -72,6 +72,7 @@ class SessionParams(ctypes.Structure):
         ("max_depth", c_int32),
         ("max_rows", c_int32),
         ("min_rows", c_int32),
+        ("max_lookup", c_int32),
     )
 
 
@@ -91,6 +92,9 @@ class SessionStats(ctypes.Structure):
         ("verify_ms", c_double),
         ("sample_ms", c_double),
         ("rollback_ms", c_double),
+        ("text_cycles", c_int64),
+        ("text_drafted", c_int64),
+        ("text_accepted", c_int64),
     )
 
 
@@ -389,3 +393,28 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     int32_t n_verify, const double * draft_ms, int32_t n_draft);
     lib.mtp_session_set_costs.restype = c_int32
     lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
+
+    # mtp_status mtp_suffix_index_new(mtp_suffix_index ** out);
+    lib.mtp_suffix_index_new.restype = c_int32
+    lib.mtp_suffix_index_new.argtypes = [POINTER(c_void_p)]
+    # void mtp_suffix_index_free(mtp_suffix_index * index);
+    lib.mtp_suffix_index_free.restype = None
+    lib.mtp_suffix_index_free.argtypes = [c_void_p]
+    # mtp_status mtp_suffix_index_append(mtp_suffix_index * index, const int32_t * tokens,
+    #     int64_t n);
+    lib.mtp_suffix_index_append.restype = c_int32
+    lib.mtp_suffix_index_append.argtypes = [c_void_p, i32_p, c_int64]
+    # mtp_status mtp_suffix_index_truncate(mtp_suffix_index * index, int64_t size);
+    lib.mtp_suffix_index_truncate.restype = c_int32
+    lib.mtp_suffix_index_truncate.argtypes = [c_void_p, c_int64]
+    # mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length,
+    #     int64_t * out_next);
+    lib.mtp_suffix_index_match.restype = c_int32
+    lib.mtp_suffix_index_match.argtypes = [c_void_p, POINTER(c_int64), POINTER(c_int64)]
+    # mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int32_t * out, int32_t n,
+    #     int32_t * out_n);
+    lib.mtp_suffix_index_propose.restype = c_int32
+    lib.mtp_suffix_index_propose.argtypes = [c_void_p, i32_p, c_int32, i32_p]
+    # mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t * out);
+    lib.mtp_suffix_index_bytes.restype = c_int32
+    lib.mtp_suffix_index_bytes.argtypes = [c_void_p, POINTER(c_size_t)]

@@ -42,7 +42,8 @@ class MtpStats:
     """What the cycles of a session did. Times are milliseconds, summed.
 
     tokens: given by cycles; each cycle gives its accepted drafts and one token more. drafted and
-    accepted: by position in the draft. sample_ms counts only what the native library sampled.
+    accepted: by position in the draft, of the head's drafts. text_*: cycles whose drafts came from
+    the text, and their drafts. sample_ms counts only what the native library sampled.
     """
 
     cycles: int
@@ -57,6 +58,9 @@ class MtpStats:
     verify_ms: float
     sample_ms: float
     rollback_ms: float
+    text_cycles: int = 0
+    text_drafted: int = 0
+    text_accepted: int = 0
 
     @property
     def tokens_per_cycle(self) -> float:
@@ -79,8 +83,9 @@ class Session(Owner):
     longer. head None or max_depth 0: a session that never drafts. max_rows: most tokens verified in
     one batch, the others once those are accepted; 0: all at once. min_rows 2: a token that would be
     alone in its batch gets a companion, taken back at once; the context must have an n_rs_seq of 1
-    or more, and loses its last position. One thread at a time: a call from another one while a call
-    runs raises NativeError.
+    or more, and loses its last position. max_lookup: most tokens drafted from the text itself in a
+    cycle, where that promises more than the head; 0: none. One thread at a time: a call from
+    another one while a call runs raises NativeError.
     """
 
     _what = "session"
@@ -94,13 +99,14 @@ class Session(Owner):
         rollback: Rollback = Rollback.SNAPSHOT,
         max_rows: int = 0,
         min_rows: int = 1,
+        max_lookup: int = 0,
     ) -> None:
         lib = library()
         self.max_depth = max_depth
         self.head = head  # kept alive
         self._lock = threading.Lock()
         self._probabilities = (ctypes.c_float * MAX_DEPTH)()
-        params = SessionParams(rollback, max_depth, max_rows, min_rows)
+        params = SessionParams(rollback, max_depth, max_rows, min_rows, max_lookup)
         head_handle = None if head is None else head.handle
         pointer = ctypes.cast(context, ctypes.c_void_p)
         handle = self._own(lib.mtp_session_free)
@@ -260,4 +266,7 @@ class Session(Owner):
             raw.verify_ms,
             raw.sample_ms,
             raw.rollback_ms,
+            raw.text_cycles,
+            raw.text_drafted,
+            raw.text_accepted,
         )

@@ -15,4 +15,7 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/head_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/weights.cpp)

@@ -30,7 +30,7 @@ extern "C" {
 
 /* Raised whenever a signature or a struct below changes; a caller compares it with
  * mtp_api_version() before anything else. */
-#define MTP_API_VERSION 3
+#define MTP_API_VERSION 4
 
 /* Limits that keep graphs and buffers bounded; asking for more is MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -203,6 +203,7 @@ typedef struct mtp_session_params {
     int32_t min_rows;  /* fewest tokens computed in one batch of a cycle, 1 or 2; 0: 1. With 2 a lone
                         * token gets a companion, taken back at once, so that kernels for one row
                         * are never met. Needs n_rs_seq >= 1, and costs the context's last position */
+    int32_t max_lookup; /* 0 .. MTP_MAX_DEPTH: most tokens drafted from the text in one cycle; 0: none */
 } mtp_session_params;
 
 /* Sums since the session began or mtp_session_reset_stats(). Position 0 is the first draft. */
@@ -219,6 +220,9 @@ typedef struct mtp_session_stats {
     double  verify_ms;
     double  sample_ms; /* by mtp_session_step */
     double  rollback_ms;
+    int64_t text_cycles;   /* cycles whose drafts came from the text; drafted and accepted above are */
+    int64_t text_drafted;  /* those of the head alone */
+    int64_t text_accepted;
 } mtp_session_stats;
 
 /* head: or NULL, for a session that never drafts; one that no other session uses. Both must outlive
@@ -239,9 +243,11 @@ MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, 
 MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
                                       int32_t n, bool all_logits);
 
-/* token: the next of the sequence, not yet decoded. depth: drafts wanted, at most max_depth, or
- * MTP_DEPTH_AUTO; fewer come where the context is full or the head knows too little. out_tokens,
- * out_probs: [depth], [max_depth] for MTP_DEPTH_AUTO. Failures are those of mtp_session_decode: no cycle
+/* token: the next of the sequence, not yet decoded. depth: drafts wanted of the head, at most
+ * max_depth, or MTP_DEPTH_AUTO; fewer come where the context is full or the head knows too little.
+ * Where the text itself promises more tokens per millisecond (max_lookup), drafts come from there
+ * instead, with out_probs of 1. out_tokens, out_probs: [MTP_MAX_DEPTH], or the largest of depth (or
+ * max_depth) and max_lookup. Failures are those of mtp_session_decode: no cycle
  * is open after one. */
 MTP_API mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
                                    int32_t * out_tokens, float * out_probs, int32_t * out_n);
@@ -403,6 +409,37 @@ MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome *
 /* The same for what a session knows of its own costs before it has measured them. */
 MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
                                          int32_t n_verify, const double * draft_ms, int32_t n_draft);
+
+/* ---- suffix index ----
+ *
+ * The longest suffix of a sequence of tokens that occurs earlier in it, and the tokens that follow
+ * there: drafts from the text itself. About 130 bytes per token of text. Knows no model. */
+
+typedef struct mtp_suffix_index mtp_suffix_index;
+
+#define MTP_MAX_INDEXED 16777216 /* tokens */
+
+MTP_API mtp_status mtp_suffix_index_new(mtp_suffix_index ** out);
+MTP_API void       mtp_suffix_index_free(mtp_suffix_index * index);
+
+/* Appends tokens, each >= 0, in amortized constant time per token. An error leaves the index as it
+ * was. */
+MTP_API mtp_status mtp_suffix_index_append(mtp_suffix_index * index, const int32_t * tokens, int64_t n);
+
+/* Keeps the first `size` tokens. */
+MTP_API mtp_status mtp_suffix_index_truncate(mtp_suffix_index * index, int64_t size);
+
+/* out_length: length of the longest suffix that also ends before the last token, 0 if there is none.
+ * out_next: position of the token that follows its earlier occurrence. */
+MTP_API mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length,
+                                          int64_t * out_next);
+
+/* Copies the n tokens that follow the match; out_n: n, or 0 without a match. */
+MTP_API mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int32_t * out, int32_t n,
+                                            int32_t * out_n);
+
+/* Memory of the index. */
+MTP_API mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t * out);
 
 #ifdef __cplusplus
 }

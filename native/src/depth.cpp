@@ -84,17 +84,14 @@ double Depth::draft_ms(int32_t depth) const {
     return depth ? prices_->draft.least_ms(depth, otherwise, prices_->machine) : 0;
 }
 
-double Depth::cycle_ms(int32_t depth, const Chances & chances) const {
-    double all = 1;
-    for (int32_t i = 0; i < depth; ++i) {
-        all *= chances[size_t(i)];
-    }
-    const double undo = depth ? (1 - all) * prices_->undo.ms(1, 0) : 0;
-    return draft_ms(depth) + verify_ms(depth + 1) + undo;
+// all_accepted: the chance that no draft is rejected.
+double Depth::cycle_ms(int32_t depth, double all_accepted, double draft_ms) const {
+    const double undo = depth ? (1 - all_accepted) * prices_->undo.ms(1, 0) : 0;
+    return draft_ms + verify_ms(depth + 1) + undo;
 }
 
-// Most tokens per millisecond of all depths up to `room`, and that depth.
-double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth) const {
+// Most tokens per millisecond of all depths up to `room`, and that depth. free: drafts cost nothing.
+double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free) const {
     double tokens = 1;
     double all = 1;
     double best = 0;
@@ -103,13 +100,41 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth) 
             all *= chances[size_t(d - 1)];
             tokens += all;
         }
-        const double rate = tokens / cycle_ms(d, chances);
+        const double rate = tokens / cycle_ms(d, all, free ? 0 : draft_ms(d));
         if (rate > best) {
             best = rate;
             depth = d;
         }
     }
     return best;
+}
+
+double Depth::expected_rate(int32_t depth, int32_t room) const {
+    const Chances chances = acceptance_.chances();
+    if (depth == MTP_DEPTH_AUTO) {
+        return best_rate(chances, std::clamp(room, 0, max_depth_), depth);
+    }
+    double tokens = 1;
+    double all = 1;
+    for (int32_t d = 0; d < depth; ++d) {
+        all *= chances[size_t(d)];
+        tokens += all;
+    }
+    return tokens / cycle_ms(depth, all, draft_ms(depth));
+}
+
+int32_t Depth::plan_free(const Chances & chances, int32_t n, double & rate) const {
+    int32_t best = 0;
+    rate = best_rate(chances, n, best, true);
+    return best;
+}
+
+void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double undo_ms) {
+    prices_->add(prices_->verify, n_verified + 1, verify_ms);
+    if (n_accepted < n_verified) {
+        prices_->add(prices_->undo, 1, undo_ms);
+    }
+    acceptance_.pass(n_accepted + 1);
 }
 
 int32_t Depth::plan(int32_t room) {
@@ -194,7 +219,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
 
     // A probe that was accepted is followed by another.
     probe_again_ = probe_ && (o.n_accepted > 0 || last > 0.5);
-    const double price = probe_ ? draft_ms(1) / cycle_ms(0, Chances()) : 0;
+    const double price = probe_ ? draft_ms(1) / cycle_ms(0, 1, 0) : 0;
     probe_debt_ = std::max(0.0, probe_debt_ + price - kProbeShare * (o.n_accepted + 1));
 }
 

@@ -47,6 +47,17 @@ public:
 
     void report(const mtp_cycle_outcome & outcome);
 
+    // For drafts from elsewhere, which cost nothing to make.
+    //
+    // Tokens per millisecond that are expected of the head: at the best depth up to `room`, or at
+    // exactly `depth` if that is not MTP_DEPTH_AUTO.
+    double expected_rate(int32_t depth, int32_t room) const;
+    // How many of n free drafts to verify for most tokens per millisecond, and that rate. chances:
+    // that each is accepted once those before it are.
+    int32_t plan_free(const Chances & chances, int32_t n, double & rate) const;
+    // A cycle of free drafts.
+    void report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double undo_ms);
+
     int32_t max_depth() const { return max_depth_; }
     const std::shared_ptr<Prices> & prices() const { return prices_; }
 
@@ -62,8 +73,8 @@ private:
     double sharpen(double chance, float probability) const;
     double verify_ms(int32_t rows) const;
     double draft_ms(int32_t depth) const;
-    double cycle_ms(int32_t depth, const Chances & chances) const;
-    double best_rate(const Chances & chances, int32_t room, int32_t & depth) const;
+    double cycle_ms(int32_t depth, double all_accepted, double draft_ms) const;
+    double best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free = false) const;
     void learn_probability(double right, float probability);
 
     int32_t max_depth_;

@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <numeric>
 #include <cmath>
 
 namespace mtp {
@@ -45,6 +46,17 @@ int32_t argmax(const float * logits, int64_t n) {
 double Distribution::of(int32_t token) const {
     const auto found = std::find(tokens.begin(), tokens.end(), token);
     return found == tokens.end() ? 0 : weights[size_t(found - tokens.begin())] / total;
+}
+
+void Distribution::remove(int32_t token) {
+    const auto found = std::find(tokens.begin(), tokens.end(), token);
+    if (found == tokens.end() || tokens.size() == 1) {
+        return;
+    }
+    const auto at = found - tokens.begin();
+    tokens.erase(found);
+    weights.erase(weights.begin() + at);
+    total = std::accumulate(weights.begin(), weights.end(), 0.0);
 }
 
 Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(params.seed) {

@@ -17,6 +17,7 @@ struct Distribution {
     double total = 0;
 
     double of(int32_t token) const; // its probability, 0 for a token that it does not have
+    void remove(int32_t token);     // without this token, unless it is the only one
 };
 
 // The first of the largest of n >= 1 logits. MTP_ERROR_BACKEND where they are none to choose from: a

@@ -26,9 +26,11 @@ constexpr size_t kLateRows = 64;
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
     : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
       sequences_(size_t(trunk_.n_seq_max())),
+      texts_(params.max_lookup > 0 ? sequences_.size() : 0),
       choosers_(sequences_.size(), Depth(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH))) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
+    require_range(params.max_lookup, 0, MTP_MAX_DEPTH, "max_lookup");
     require_range(params.max_rows, 0, MTP_MAX_DEPTH + 1, "max_rows");
     require_range(params.min_rows, 0, 2, "min_rows");
     params_.min_rows = std::max(params.min_rows, 1);
@@ -52,6 +54,16 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
         throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for min_rows, found %lld", params_.min_rows,
                                                (long long) trunk_.n_batch()));
     }
+    const int32_t most = std::max(drafting() ? params.max_depth : 0, params.max_lookup);
+    if (params.rollback == MTP_ROLLBACK_SNAPSHOT && trunk_.recurrent() && trunk_.n_snapshots() < most) {
+        throw Error(MTP_ERROR_ARGUMENT,
+                    format("rollback by snapshot: expected a context with n_rs_seq of %d or more, found %lld", most,
+                           (long long) trunk_.n_snapshots()));
+    }
+    if (most > 0 && trunk_.n_batch() < most + 1) {
+        throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for this depth, found %lld", most + 1,
+                                               (long long) trunk_.n_batch()));
+    }
     if (!drafting()) {
         return;
     }
@@ -65,15 +77,6 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
         throw Error(MTP_ERROR_ARGUMENT,
                     format("the head's cache: expected %lld sequences of %lld positions or more, found %d of %d",
                            (long long) trunk_.n_seq_max(), (long long) trunk_.n_ctx(), about.n_seq_max, about.n_ctx));
-    }
-    if (params.rollback == MTP_ROLLBACK_SNAPSHOT && trunk_.recurrent() && trunk_.n_snapshots() < params.max_depth) {
-        throw Error(MTP_ERROR_ARGUMENT,
-                    format("rollback by snapshot: expected a context with n_rs_seq of %d or more, found %lld",
-                           params.max_depth, (long long) trunk_.n_snapshots()));
-    }
-    if (trunk_.n_batch() < params.max_depth + 1) {
-        throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for this depth, found %lld",
-                                               params.max_depth + 1, (long long) trunk_.n_batch()));
     }
     claim_ = head->claim();
     trunk_.want_hidden(); // last: a session that is refused leaves the context as it is
@@ -156,6 +159,9 @@ void Session::forget(int32_t seq) {
         head_->rollback(seq, 0);
     }
     sequences_[size_t(seq)] = Sequence();
+    if (looking_up()) {
+        texts_[size_t(seq)].clear();
+    }
     cycle_.open = false;
     const auto empty = [](const Sequence & s) { return s.decoded == 0; };
     if (damaged_ && std::all_of(sequences_.begin(), sequences_.end(), empty)) {
@@ -197,7 +203,9 @@ void Session::settle(int32_t seq) {
     s.removable = 0; // a rollback is single-use: the older snapshots went with it
     s.checkpoint.clear();
     s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
-    s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
+    if (drafting()) {
+        s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
+    }
 }
 
 // Decodes tokens after those that are decoded. Room for them was counted before: without it another
@@ -223,16 +231,20 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
-// Adds the hidden states of the last decode to those that the head may still need.
+// Adds the tokens and hidden states of the last decode to those that the head or a rollback may
+// still need.
 void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n) {
-    if (!drafting()) {
+    if (!drafting() && !looking_up()) {
         return;
     }
-    const float * hidden = trunk_.hidden();
     if (s.tail_tokens.empty()) {
         s.tail_first = first;
     }
     s.tail_tokens.insert(s.tail_tokens.end(), tokens, tokens + n);
+    if (!drafting()) {
+        return;
+    }
+    const float * hidden = trunk_.hidden();
     s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
 }
 
@@ -296,7 +308,36 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                 feed_head(seq);
             }
         }
+        if (looking_up()) {
+            texts_[size_t(seq)].read(tokens, n);
+        }
     });
+}
+
+// Up to `room` tokens from the text, if they promise more tokens per millisecond than `depth` drafts
+// of the head; else none. The text ends with the token that begins the cycle.
+int32_t Session::draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out) {
+    const Depth & chooser = choosers_[size_t(seq)];
+    Chances chances = {};
+    const int32_t proposed = texts_[size_t(seq)].propose(out, std::min(params_.max_lookup, room), chances);
+    double rate = 0;
+    const int32_t n = chooser.plan_free(chances, proposed, rate);
+    return rate > chooser.expected_rate(depth, room) ? n : 0;
+}
+
+// Keeps what the text holds before position `length`.
+void Session::truncate_text(int32_t seq, int64_t length) {
+    if (!looking_up()) {
+        return;
+    }
+    Sequence & s = sequences_[size_t(seq)];
+    TextDrafts & text = texts_[size_t(seq)];
+    if (length < s.text_first) {
+        text.clear();
+        s.text_first = length;
+    } else {
+        text.truncate(std::min(text.size(), length - s.text_first));
+    }
 }
 
 // Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
@@ -335,31 +376,57 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         depth = params_.max_depth;
     }
     require_range(depth, 0, params_.max_depth, "depth");
-    if (depth > 0) {
+    if (depth > 0 || looking_up()) {
         require(out_tokens, "out_tokens");
         require(out_probs, "out_probs");
     }
     require_room(seq, 1);
-    const int32_t most = int32_t(std::min<int64_t>(depth, room(seq) - 1));
+    const int32_t left = int32_t(std::min<int64_t>(MTP_MAX_DEPTH, room(seq) - 1));
+    const int32_t most = std::min(depth, left);
     const double undo_before = stats_.rollback_ms;
     settle(seq);
     tell(seq, token, stats_.rollback_ms - undo_before);
     Depth & chooser = choosers_[size_t(seq)];
-    const int32_t wanted = chosen ? chooser.plan(most) : most;
     int32_t n = 0;
     change(seq, [&] {
         const double draft_before = stats_.draft_ms;
-        const int32_t drafted = drafting() ? draft(seq, token, wanted, out_tokens, out_probs, drawing) : 0;
-        n = chosen ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
-        if (chosen) {
+        int32_t from_text = 0;
+        if (looking_up()) {
+            Stopwatch watch(stats_.draft_ms);
+            texts_[size_t(seq)].generated(token);
+            from_text = draft_from_text(seq, !drafting() ? 0 : chosen ? MTP_DEPTH_AUTO : most, left, out_tokens);
+        }
+        const int32_t wanted = from_text > 0 ? 0 : chosen ? chooser.plan(most) : most;
+        int32_t ignored_tokens[1];
+        float ignored_probs[1];
+        int32_t drafted = 0;
+        if (drafting()) { // with drafts from the text the head is fed, when there is enough for a batch
+            drafted = from_text > 0 ? draft(seq, token, 0, ignored_tokens, ignored_probs, nullptr)
+                                    : draft(seq, token, wanted, out_tokens, out_probs, drawing);
+        } else {
+            s.tail_tokens.clear();
+        }
+        if (from_text > 0) {
+            n = from_text;
+            std::fill_n(out_probs, n, 1.0f);
+        } else {
+            n = chosen ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
+        }
+        if (from_text > 0) {
+            s.told = Told();
+            s.told.open = s.told.from_text = true;
+            s.told.outcome.n_verified = n;
+        } else if (chosen || looking_up()) {
             Told & told = s.told;
             told.open = true;
+            told.from_text = false;
             told.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
             std::copy_n(out_probs, drafted, told.probabilities.begin());
             told.unverified = n < drafted ? out_tokens[n] : -1;
         }
 
         cycle_ = Cycle();
+        cycle_.from_text = from_text > 0;
         cycle_.verify_before = stats_.verify_ms;
         Stopwatch watch(stats_.verify_ms);
         cycle_.seq = seq;
@@ -389,6 +456,10 @@ void Session::tell(int32_t seq, int32_t token, double undo_ms) {
     mtp_cycle_outcome & outcome = told.outcome;
     outcome.probabilities = told.probabilities.data();
     outcome.undo_ms = std::max(0.0, undo_ms);
+    if (told.from_text) {
+        choosers_[size_t(seq)].report_free(outcome.n_verified, outcome.n_accepted, outcome.verify_ms, outcome.undo_ms);
+        return;
+    }
     if (outcome.next_right < 0 && told.unverified >= 0 && told.end == s.length) {
         outcome.next_right = token == told.unverified;
     }
@@ -433,9 +504,17 @@ void Session::end(int32_t n_accepted) {
     s.length = cycle_.first + 1 + n_accepted;
     ++stats_.cycles;
     stats_.tokens += n_accepted + 1;
-    for (int64_t i = 0; i < n_drafts; ++i) {
+    if (cycle_.from_text) {
+        ++stats_.text_cycles;
+        stats_.text_drafted += n_drafts;
+        stats_.text_accepted += n_accepted;
+    }
+    for (int64_t i = 0; i < n_drafts && !cycle_.from_text; ++i) {
         ++stats_.drafted[i];
         stats_.accepted[i] += i < n_accepted;
+    }
+    for (int32_t i = 0; i < n_accepted && looking_up(); ++i) {
+        texts_[size_t(cycle_.seq)].generated(cycle_.tokens[size_t(i) + 1]);
     }
     s.told.outcome.n_accepted = n_accepted;
     s.told.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
@@ -544,7 +623,9 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
                 continue;
             }
             Told & told = sequences_[size_t(seq)].told;
-            if (i < n) {
+            if (i < n && cycle_.from_text) {
+                target_.remove(drafts[i]); // q is 1 for the draft and 0 for all other tokens
+            } else if (i < n) {
                 subtract_draft(i);
             } else if (told.open && told.unverified >= 0 && q[n] > 0) {
                 told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
@@ -587,6 +668,7 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
                            (long long) (s.decoded - reach(s)), (long long) p0, (long long) reach(s), (long long) n));
     }
     s.length = p0;
+    truncate_text(seq, p0);
     if (head_ != nullptr) {
         head_->rollback(seq, p0);
     }

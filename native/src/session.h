@@ -9,6 +9,7 @@
 #include "depth.h"
 #include "head.h"
 #include "sampling.h"
+#include "text_drafts.h"
 #include "trunk.h"
 
 #include "mtp.h"
@@ -55,6 +56,7 @@ private:
     // which token came in the place of an unverified draft, and what undoing cost.
     struct Told {
         bool open = false;
+        bool from_text = false;
         mtp_cycle_outcome outcome = {};
         std::array<float, MTP_MAX_DEPTH> probabilities = {};
         int32_t unverified = -1; // the first draft that was not verified
@@ -80,11 +82,14 @@ private:
         std::vector<uint64_t> marks;
 
         Told told;
+
+        int64_t text_first = 0; // position of the first token that texts_ holds of this sequence
     };
 
     // The cycle between begin and end.
     struct Cycle {
         bool open = false;
+        bool from_text = false;       // where the drafts came from
         int32_t seq = 0;
         int64_t first = 0;            // position of tokens[0]
         std::vector<int32_t> tokens;  // the given token and the drafts
@@ -96,6 +101,7 @@ private:
     Sequence & sequence(int32_t seq);
     void check_idle() const;
     bool drafting() const { return head_ != nullptr && params_.max_depth > 0; }
+    bool looking_up() const { return params_.max_lookup > 0; }
     int64_t cells(int32_t without) const;
     int64_t cells_beside(int32_t seq) const;
     int64_t room(int32_t seq) const;
@@ -118,6 +124,8 @@ private:
     void feed_head(int32_t seq);
     void verify_more();
     void tell(int32_t seq, int32_t token, double undo_ms);
+    int32_t draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out);
+    void truncate_text(int32_t seq, int64_t length);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing);
     void read_distribution(int32_t row);
@@ -135,6 +143,7 @@ private:
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
+    std::vector<TextDrafts> texts_; // of each sequence, if the session looks up
     std::vector<Depth> choosers_; // of each sequence, where the depth is MTP_DEPTH_AUTO
     bool damaged_ = false; // a row's logits were none: what made them may stay in the memory's states
 

@@ -100,6 +100,10 @@ void Session::set_length(int32_t seq, int64_t length) {
     Sequence & s = sequences_[size_t(seq)];
     s = Sequence();
     s.decoded = s.length = length;
+    s.text_first = length;
+    if (looking_up()) {
+        texts_[size_t(seq)].clear();
+    }
     for (int64_t i = 0; i < length; ++i) {
         s.marks.push_back(next_stamp());
     }
@@ -156,6 +160,7 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
         s.removable = 0;
         s.checkpoint.clear();
         s.marks.resize(size_t(c.length));
+        truncate_text(seq, c.length);
         if (head_ != nullptr) {
             head_->rollback(seq, c.length);
         }
@@ -178,6 +183,9 @@ void Session::copy(int32_t from, int32_t to) {
     change(to, [&] {
         trunk_.copy(from, to, source.length);
         target = source;
+        if (looking_up()) {
+            texts_[size_t(to)] = texts_[size_t(from)];
+        }
         target.removable = 0; // its snapshots did not come along
         target.checkpoint.clear();
         target.told = {}; // the cycle was the source's

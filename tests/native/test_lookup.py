@@ -1,0 +1,170 @@
+"""Drafts from the text: the same tokens as without, chosen if they promise more than the head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from chi_square import far_off, two_samples
+from native_trunk import Trunk
+
+from mtp_gguf.native.checkpoint import CheckpointKind
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.head import Head
+from mtp_gguf.native.session import Depth, Rollback, Session
+
+LOOKUP = 12
+
+
+def opened(
+    stack: ExitStack,
+    path: Path,
+    *,
+    depth: int = 3,
+    lookup: int = LOOKUP,
+    mode: Rollback = Rollback.SNAPSHOT,
+    head: bool = True,
+) -> Session:
+    """A session that looks up, with a head unless told otherwise."""
+    snapshots = max(depth, lookup) if mode is Rollback.SNAPSHOT else 0
+    trunk = stack.enter_context(closing(Trunk(path, snapshots, n_seq_max=2)))
+    n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
+    drafter = None
+    if head:
+        drafter = stack.enter_context(Head(path, n_ctx=n_ctx, n_threads=1, n_seq_max=2))
+    return stack.enter_context(
+        Session(
+            trunk.context,
+            drafter,
+            max_depth=depth if head else 0,
+            rollback=mode,
+            max_lookup=lookup,
+        )
+    )
+
+
+def copied_prompt(dial: Any) -> list[int]:
+    """A text of the synthetic model, then its beginning again, so that the answer copies it."""
+    cycle = dial.successors("tiny")
+    text = [7]
+    while len(text) < 60:
+        text.append(cycle[text[-1]])
+    return [*text, *text[:6]]
+
+
+def generate(session: Session, n: int, depth: Depth = None, seq: int = 0) -> list[int]:
+    tokens = [session.argmax()]
+    while len(tokens) < n:
+        tokens += session.step(tokens[-1], depth, seq)
+    return tokens[:n]
+
+
+@pytest.mark.parametrize("depth", [0, 2, "auto"])
+@pytest.mark.parametrize("mode", list(Rollback))
+def test_greedy_text_is_the_same(dial: Any, mode: Rollback, depth: Depth) -> None:
+    cycle, prompt = dial.successors("tiny"), copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), mode=mode)
+        session.decode(prompt)
+        tokens = generate(session, 80, depth)
+        stats = session.stats()
+    assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
+    assert stats.text_cycles > 0
+    assert 0 < stats.text_accepted <= stats.text_drafted
+    assert stats.tokens == stats.cycles + sum(stats.accepted) + stats.text_accepted
+
+
+def test_without_a_head(dial: Any) -> None:
+    """A copy is drafted from the text, as many tokens at a time as pay off."""
+    cycle, prompt = dial.successors("tiny"), copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), head=False)
+        session.decode(prompt)
+        session.set_costs([10.0 + i for i in range(13)], [])  # as on a machine with fast batches
+        tokens = generate(session, 50)
+        stats = session.stats()
+    assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
+    assert stats.drafted == ()
+    assert stats.text_accepted > 25
+    assert stats.tokens == stats.cycles + stats.text_accepted
+
+
+def test_novel_text_is_left_to_the_head(dial: Any) -> None:
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"))
+        session.decode([7])
+        generate(session, 60, 3)  # a walk that meets no token twice
+        stats = session.stats()
+    assert stats.text_cycles == 0
+    assert sum(stats.accepted) > 0
+
+
+def test_removed_tokens_are_not_drafted(dial: Any) -> None:
+    """After a removal the index holds what the sequence holds."""
+    prompt = copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), mode=Rollback.CHECKPOINT)
+        session.decode(prompt)
+        session.remove(0)
+        session.decode(prompt[:30])
+        assert session.begin(prompt[30], 0) == []
+        session.end(0)
+
+
+def test_copies_and_checkpoints_keep_or_forget_the_text(dial: Any) -> None:
+    prompt = copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"))
+        session.decode(prompt)
+        token = session.argmax()
+        session.copy(0, 1)
+        saved = stack.enter_context(session.save(CheckpointKind.WHOLE))
+        expected = session.begin(token, 0)
+        session.end(0)
+        assert len(expected) > 4
+        copied = session.begin(token, 0, seq=1)
+        session.end(0)
+        assert copied == expected
+        session.restore(saved)  # from elsewhere: its tokens are not known
+        assert session.begin(token, 0) == []
+        session.end(0)
+
+
+def test_sampling_by_rejection_keeps_the_distribution(dial: Any) -> None:
+    """A draft from the text is accepted with its probability, and replaced by the residual."""
+    prompt = copied_prompt(dial)[:-6] + copied_prompt(dial)[:6]
+    path = dial("tiny", gain=0.15)
+    counts = []
+    for lookup in (0, 4):
+        with ExitStack() as stack:
+            session = opened(stack, path, depth=2, lookup=lookup)
+            session.set_sampling(1.0, top_k=6, seed=5 + lookup)
+            seen: Counter[tuple[int, ...]] = Counter()
+            for _ in range(1500):
+                session.remove(0)
+                session.decode(prompt)
+                text = [session.sample()]
+                while len(text) < 3:
+                    text += session.step_sampled(text[-1], 0)
+                seen[tuple(text[:3])] += 1
+            counts.append(seen)
+            assert (session.stats().text_cycles > 0) is (lookup > 0)
+    assert not far_off(*two_samples(*counts))
+
+
+@pytest.mark.parametrize("lookup", [-1, 17])
+def test_wrong_sizes_are_refused(dial: Any, lookup: int) -> None:
+    with ExitStack() as stack, pytest.raises(NativeError, match="max_lookup: expected 0 to 16"):
+        opened(stack, dial("tiny"), lookup=lookup)
+
+
+def test_snapshots_must_hold_the_drafts(dial: Any) -> None:
+    with (
+        closing(Trunk(dial("tiny"), 3)) as trunk,
+        pytest.raises(NativeError, match="n_rs_seq of 12 or more, found 3"),
+    ):
+        Session(trunk.context, None, max_depth=0, max_lookup=LOOKUP)

@@ -1,0 +1,113 @@
+"""The suffix index against a naive search, and the growth of its time and memory."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.suffix_index import Match, SuffixIndex
+
+# Few different tokens, so that suffixes repeat; a negative number truncates to that share.
+EDITS = st.lists(
+    st.one_of(
+        st.lists(st.integers(0, 3), min_size=1, max_size=8),
+        st.floats(0.0, 1.0),
+    ),
+    max_size=40,
+)
+
+
+def longest_repeated_suffix(tokens: list[int]) -> int:
+    """Length of the longest suffix that also ends before the last token, by comparison."""
+    best = 0
+    for end in range(len(tokens) - 1):
+        length = 0
+        while length <= end and tokens[end - length] == tokens[-1 - length]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+@settings(max_examples=300, deadline=None)
+@given(EDITS)
+def test_matches_are_the_longest_and_real(edits: list[list[int] | float]) -> None:
+    tokens: list[int] = []
+    with SuffixIndex() as index:
+        for edit in edits:
+            if isinstance(edit, float):
+                del tokens[int(len(tokens) * edit) :]
+                index.truncate(len(tokens))
+            else:
+                tokens += edit
+                index.append(edit)
+            match = index.match()
+            assert match.length == longest_repeated_suffix(tokens)
+            if match.length:
+                assert match.next < len(tokens)
+                earlier = tokens[match.next - match.length : match.next]
+                assert earlier == tokens[len(tokens) - match.length :]
+                text = tokens + index.propose(12)
+                assert text[len(tokens) :] == text[match.next : match.next + 12]
+            else:
+                assert index.propose(12) == []
+
+
+def test_the_latest_occurrence_is_copied() -> None:
+    with SuffixIndex() as index:
+        index.append([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])
+        assert index.match() == Match(3, 6)  # 9 1 2, followed by 4
+        assert index.propose(3) == [4, 9, 1]
+        index.truncate(9)
+        index.append([7, 1, 2])
+        assert index.match() == Match(2, 6)  # 1 2, last followed by 4, not by what was truncated
+
+
+def test_a_repeated_token_is_continued_for_ever() -> None:
+    with SuffixIndex() as index:
+        index.append([5] * 3)
+        assert index.propose(6) == [5] * 6
+
+
+@pytest.mark.parametrize("kind", ["one token", "two tokens", "period", "all different"])
+def test_time_and_memory_grow_linearly(kind: str) -> None:
+    """Also for the worst inputs, and for truncations to the start in between."""
+    pattern = {
+        "one token": lambda i: 5,
+        "two tokens": lambda i: (i * 2654435761 >> 16) & 1,
+        "period": lambda i: i % 1000,
+        "all different": lambda i: i,
+    }[kind]
+
+    def seconds(n: int) -> float:
+        tokens = [pattern(i) for i in range(n)]
+        with SuffixIndex() as index:
+            start = process_time()
+            for _ in range(2):
+                index.append(tokens)
+                index.propose(16)
+                index.truncate(0)
+            index.append(tokens)
+            assert index.nbytes < 300 * n + 10_000
+            return process_time() - start
+
+    small = min(seconds(10_000) for _ in range(3))
+    large = min(seconds(80_000) for _ in range(3))
+    assert large < 30 * small  # 8 times the tokens; quadratic would be 64 times
+
+
+def test_errors_leave_the_index_unchanged() -> None:
+    with SuffixIndex() as index:
+        index.append([1, 2, 1])
+        with pytest.raises(NativeError, match="tokens: expected 0 to"):
+            index.append([2, 1, -7])
+        assert index.match() == Match(1, 1)
+        with pytest.raises(NativeError, match="size: expected 0 to 3, found 4"):
+            index.truncate(4)
+        with pytest.raises(NativeError, match="size"):
+            index.truncate(-1)
+    with pytest.raises(NativeError, match="the suffix index is closed"):
+        index.match()
