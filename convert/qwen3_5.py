@@ -355,13 +355,13 @@ def _check_head_is_there(
         raise CheckpointError(
             f"{config}: {LAYERS_KEY} is {dims.n_mtp}, but the checkpoint has no mtp.* "
             "tensor (first missing: mtp.fc.weight); either convert without the head (--no-mtp), "
-            "or take it from the original model (--mtp-from ORIGINAL), or download a checkpoint "
+            "or take it from the original model (--from ORIGINAL), or download a checkpoint "
             "that still has it"
         )
     raise CheckpointError(
         f"{checkpoint.head_folder}: the MTP head is incomplete: expected mtp.layers.* tensors, "
         f"found {len(found)} others (first: {found[0]}); convert without the head (--no-mtp), or "
-        "take it from the original model (--mtp-from ORIGINAL)"
+        "take it from the original model (--from ORIGINAL)"
     )
 
 
