@@ -278,7 +278,8 @@ def test_the_environment_overrides_ours_and_the_command_line_both(
 def test_options_that_no_shell_reads_are_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_refusal(*failed(machine.build("--cmake-args", "-DX='a")), "--cmake-args", code=2)
+    done = machine.build("--cmake-args", "-DX='a")
+    check_refusal(done.exit_code, done.stderr, "--cmake-args", code=2)
     monkeypatch.setenv("CMAKE_ARGS", '"')
     check_refusal(*failed(machine.build()), "CMAKE_ARGS")
 
