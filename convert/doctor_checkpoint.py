@@ -21,6 +21,7 @@ from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
+from mtp_gguf.gguf_tools.tensor_types import F16
 
 from .checkpoint import LAYERS_KEY, Checkpoint, is_head, open_checkpoint, read_config
 from .checkpoint_side import CheckpointSide
@@ -28,7 +29,8 @@ from .config import ConfigReader, is_whole
 from .family import HeadChoice, find_family
 from .hub import download
 from .hub_checkpoint import shards_on_hub
-from .source_rows import SourceRows
+from .plan import Request
+from .plan_checkpoint import make_content
 
 _SLICE_ROWS = 1024  # of a matrix in F32 at a time
 
@@ -40,7 +42,7 @@ def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
 
 
 def diagnose_checkpoint(folder: Path) -> Diagnosis:
-    """Examine a checkpoint folder by its config and the headers of its safetensors files."""
+    """Examine a checkpoint folder as a conversion does before it reads a weight."""
     return _diagnosed(folder, str(folder), None)
 
 
@@ -58,10 +60,7 @@ def _diagnosed(
             findings = list(_head(folder, checkpoint))
             count = sum(is_head(name) for name in checkpoint.tensors)
             if not findings:
-                blueprint = family.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
-                rows = SourceRows(checkpoint)
-                for target in blueprint.targets:
-                    rows.check(target)
+                make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
     except (CheckpointError, FormatError) as error:
         mend = f"hf download {_origin(folder)} --local-dir {shlex.quote(str(folder))}"
         findings.append(Finding("checkpoint", Severity.FAULT, str(error), mend))

@@ -3,21 +3,40 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 import gguf
+import yaml
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType
 
 from .config import LARGEST_F32, LARGEST_SIZE, is_whole
-from .json_files import read_json_object
+from .json_files import read_json_object, read_text
 from .recipe import Target
 
 GENERATION_CONFIG = "generation_config.json"
+MODEL_CARD = "README.md"
+# Names that are the same in generation_config.json and in gguf.Metadata.
+_SAMPLING = (
+    *("sequence", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+    *("penalty_last_n", "penalty_repeat", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+
+
+class _CardLoader(yaml.SafeLoader):
+    """Reads YAML with every value as the text that it is, but for nulls.
+
+    Publishers write `version: 1.2` and `language: no`, and mean text.
+    """
+
+
+_CardLoader.yaml_implicit_resolvers = {
+    start: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def general_metadata(
@@ -29,22 +48,30 @@ def general_metadata(
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
     total, shared, expert, experts = _parameters(targets)
-    penalty = _repetition_penalty(folder)
+    origin = read_json_object(folder / "config.json").get("_name_or_path")
     try:
-        held = _load(folder, name, total)
-    except Exception as error:  # the YAML reader has exceptions of its own
+        held = gguf.Metadata.apply_metadata_heuristic(
+            gguf.Metadata(),
+            _model_card(folder),
+            {"_name_or_path": origin} if isinstance(origin, str) else {},
+            folder if name is None else Path(name),
+            total,
+        )
+    except CheckpointError:
+        raise
+    except Exception as error:  # the YAML reader and the heuristics have exceptions of their own
         raise CheckpointError(
-            f"{folder / 'README.md'}: this model card cannot be understood: "
+            f"{folder / MODEL_CARD}: this model card cannot be understood: "
             f"{' '.join(str(error).split())}; correct or remove it"
         ) from None
     held.name = held.name or name or folder.resolve().name
     if held.size_label is None and total:
         held.size_label = gguf.size_label(total, shared, expert, experts)
-    if penalty is not None and held.sampling_penalty_repeat is None:
-        held.sampling_penalty_repeat = penalty
+    for field, value in _sampling(folder).items():
+        setattr(held, field, value)
     collector = gguf.GGUFWriter(path=None, arch="")
     held.set_gguf_meta_model(collector)
-    keys = _collected(collector)
+    keys = _collected(folder, collector)
     _check_sampling(folder, keys)
     return {
         "general.type": Value(ValueType.STRING, "model"),
@@ -54,20 +81,18 @@ def general_metadata(
     }
 
 
-def _load(folder: Path, name: str | None, total: int) -> gguf.Metadata:
-    held = gguf.Metadata.load(None, folder, None, total)
-    if name is not None:
-        card, config = (
-            gguf.Metadata.load_model_card(folder),
-            gguf.Metadata.load_hf_parameters(folder),
-        )
-        named = gguf.Metadata.apply_metadata_heuristic(
-            gguf.Metadata(), card, config, Path(name), total
-        )
-        for field in fields(named):  # defaults of the sampler do not depend on a name
-            if not field.name.startswith("sampling_"):
-                setattr(held, field.name, getattr(named, field.name))
-    return held
+def _model_card(folder: Path) -> dict[str, Any]:
+    """The fields in front of README.md; empty where it has none."""
+    path = folder / MODEL_CARD
+    if not path.is_file():
+        return {}
+    first, *lines = read_text(path).split("\n")
+    if first != "---":
+        return {}
+    end = lines.index("---") if "---" in lines else len(lines)
+    fields = "\n".join(lines[:end]).replace("\t", "  ")  # YAML knows no tabs, some cards do
+    card = yaml.load(fields, _CardLoader)
+    return card if isinstance(card, dict) else {}
 
 
 def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
@@ -84,10 +109,23 @@ def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", stem).lstrip(".-") or "model"
 
 
-def _repetition_penalty(folder: Path) -> Any:
-    """What generation_config.json says; released versions of the gguf package overlook it."""
+def _sampling(folder: Path) -> dict[str, Any]:
+    """Defaults of the sampler in generation_config.json, by their names in gguf.Metadata."""
     path = folder / GENERATION_CONFIG
-    return read_json_object(path).get("repetition_penalty") if path.is_file() else None
+    held = read_json_object(path) if path.is_file() else {}
+    found = {f"sampling_{name}": held.get(name) for name in _SAMPLING}
+    found["sampling_temp"] = held.get("temperature")
+    if found["sampling_penalty_repeat"] is None:
+        found["sampling_penalty_repeat"] = held.get("repetition_penalty")
+    return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_sampling(folder: Path, keys: dict[str, Value]) -> None:
@@ -124,28 +162,29 @@ def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:
     return total, shared, expert, experts
 
 
-def _collected(writer: gguf.GGUFWriter) -> dict[str, Value]:
-    """The keys that the gguf package's writer was given, as values of our own."""
+def _collected(folder: Path, writer: gguf.GGUFWriter) -> dict[str, Value]:
+    """The keys that the gguf package's writer was given, as values of our own.
+
+    CheckpointError when a model card has something else in the place of a text.
+    """
     keys = {}
     for key, held in writer.kv_data[0].items():
         if key == "general.architecture":
             continue
-        kind = held.type if held.type is not gguf.GGUFValueType.ARRAY else held.sub_type
-        if kind is None:  # an array whose element type follows from its first element
-            kind = gguf.GGUFValueType.get_type(held.value[0])
-        keys[key] = Value(ValueType[_VALUE_TYPES.get(kind.name, kind.name)], held.value)
+        array = held.type is gguf.GGUFValueType.ARRAY  # all of these are of texts
+        if array or held.type is gguf.GGUFValueType.STRING:
+            for text in held.value if array else [held.value]:
+                if not isinstance(text, str) or not _is_unicode(text):
+                    source = folder / (GENERATION_CONFIG if ".sampling." in key else MODEL_CARD)
+                    raise CheckpointError(f"{source}: {key}: expected text, found {text!r:.60}")
+            keys[key] = Value(ValueType.STRING, held.value)
+        else:
+            keys[key] = Value(_VALUE_TYPES[held.type], held.value)
     return keys
 
 
 _VALUE_TYPES = {
-    "UINT8": "U8",
-    "INT8": "I8",
-    "UINT16": "U16",
-    "INT16": "I16",
-    "UINT32": "U32",
-    "INT32": "I32",
-    "UINT64": "U64",
-    "INT64": "I64",
-    "FLOAT32": "F32",
-    "FLOAT64": "F64",
+    gguf.GGUFValueType.UINT32: ValueType.U32,
+    gguf.GGUFValueType.INT32: ValueType.I32,
+    gguf.GGUFValueType.FLOAT32: ValueType.F32,
 }

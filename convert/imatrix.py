@@ -1,10 +1,16 @@
-"""Importance matrices in llama.cpp's GGUF format.
+"""Importance matrices in llama.cpp's formats: GGUF, and the older one of `imatrix.dat` files.
 
-A file holds, for each tensor NAME that was seen, `NAME.in_sum2` [row length, experts] (sums of
+A GGUF holds, for each tensor NAME that was seen, `NAME.in_sum2` [row length, experts] (sums of
 squared activations) and `NAME.counts` [1, experts] (how many were summed), both F32.
+
+An older file holds, little-endian: i32 number of entries | entries | i32 number of chunks | i32
+length and name of the dataset; what follows the entries may be absent. An entry: i32 length and
+name of the tensor | i32 number of calls | i32 number of values | F32 values of all experts, times
+the number of calls.
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +19,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR
-from mtp_gguf.gguf_tools.format import GgufFile, TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.format import MAGIC, GgufFile, TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import F32
 
 from .recipe import Target
@@ -24,7 +31,10 @@ COUNTS_SUFFIX = ".counts"
 
 @dataclass(frozen=True, eq=False)
 class Imatrix:
-    """Mean squared activation by tensor name, shape (experts, row length), and its origin."""
+    """Mean squared activation by tensor name, and its origin.
+
+    weights: of shape (experts, row length), or flat where the file does not say how many experts.
+    """
 
     path: Path
     weights: dict[str, NDArray[np.float32]]
@@ -39,6 +49,8 @@ class Imatrix:
             if weights is None:
                 continue
             experts = target.shape[2] if len(target.shape) > 2 else 1
+            if weights.shape == (experts * target.shape[0],):
+                weights = weights.reshape(experts, -1)
             if weights.shape == (experts, target.shape[0]):
                 kept[target.name] = weights
             elif target.name != EMBEDDING_TENSOR:  # its rows are looked up, not multiplied
@@ -52,8 +64,48 @@ class Imatrix:
 
 def read_imatrix(path: Path) -> Imatrix:
     """Read an imatrix; FormatError when the file is another kind of GGUF or is inconsistent."""
+    with closing(FileSource(path)) as source:
+        if source.size >= len(MAGIC) and source.read(0, len(MAGIC)) != MAGIC:
+            return _read_older(path, source.read(0, source.size))
     with open_gguf(path) as file:
         return _read(path, file)
+
+
+def _read_older(path: Path, data: bytes) -> Imatrix:
+    position = 0
+
+    def take(count: int, field: str) -> bytes:
+        nonlocal position
+        if not 0 <= count <= len(data) - position:
+            raise FormatError(
+                f"{path}: magic: expected GGUF or an older imatrix.dat, found neither: {field} at "
+                f"{position} has {count} bytes of {len(data)}"
+            )
+        position += count
+        return data[position - count : position]
+
+    def number(field: str) -> int:
+        return int.from_bytes(take(4, field), "little", signed=True)
+
+    def text(field: str) -> str:
+        return take(number(f"the length of {field}"), field).decode("utf-8", "replace")
+
+    weights = {}
+    for index in range(number("the number of entries")):
+        name = text(f"the name of entry {index}")
+        calls = number(f"the calls of {name!r:.60}")
+        size = 4 * number(f"the number of values of {name!r:.60}")
+        sums = np.frombuffer(take(size, f"the values of {name!r:.60}"), "<f4")
+        if not np.isfinite(sums).all():
+            raise FormatError(
+                f"{path}: {name!r:.60}: expected finite values, found NaN or infinity"
+            )
+        weights[name] = sums / np.float32(calls) if calls > 0 else sums
+    if not weights:
+        raise FormatError(f"{path}: expected an importance matrix, found no entries")
+    chunks = number("the number of chunks") if position < len(data) else 0
+    dataset = text("the name of the dataset") if position < len(data) else ""
+    return Imatrix(path, weights, [dataset] if dataset else [], max(chunks, 0))
 
 
 def _read(path: Path, file: GgufFile) -> Imatrix:

@@ -26,6 +26,11 @@ from .tokenizer_files import load_tokenizer
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     """Decide everything about a conversion; errors of any kind come from here, not later."""
+    return plans_of(make_content(checkpoint, request), request)
+
+
+def make_content(checkpoint: Checkpoint, request: Request) -> Content:
+    """What the converted model will hold; CheckpointError when the checkpoint does not allow it."""
     family = find_family(checkpoint.config, checkpoint.folder / "config.json")
     blueprint = family.blueprint(checkpoint, request.head)
     rows = SourceRows(checkpoint)
@@ -56,7 +61,7 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
         **tokenizer_metadata(files, blueprint.n_vocab, request.tokenizer_pre),
     }
-    content = Content(
+    return Content(
         metadata=metadata,
         targets=targets,
         id_map=id_map,
@@ -65,7 +70,6 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
         draft=draft,
         skipped=blueprint.skipped,
     )
-    return plans_of(content, request)
 
 
 def with_draft_rows(

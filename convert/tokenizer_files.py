@@ -4,6 +4,7 @@ What tokenizer_config.json adds is added here as transformers does it, so that e
 which the model was trained with.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,30 +165,32 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) ->
         if older.exists():
             path, settings = older, {**settings, **read_json_object(older)}
         names, extra = _named_tokens(path, settings)
-        listed = _older_tokens(folder, names, extra)
+        path = folder / "added_tokens.json"
+        listed = _older_tokens(path, names, extra)
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     wanted = {}
-    for content, token in listed.items():
-        special = token.special or content in names
-        if content not in known or _flags(known[content]) != (*_flags(token)[:-1], special):
-            token.special = special
-            wanted[content] = token
-    for content in (*names, *extra):
+    for token in listed.values():
+        token.special = token.special or token.content in names
+        if token.content not in known or _flags(known[token.content]) != _flags(token):
+            wanted[token.content] = token
+    for content, token in names.items():
+        if content not in wanted and not (content in known and known[content].special):
+            wanted[content] = known.get(content, token)
+            wanted[content].special = True
+    for content in extra:
         if content not in known and content not in wanted:
-            wanted[content] = names.get(content) or _special(content)
-    for content, token in known.items():
-        if content in names and not token.special and content not in wanted:
-            token.special = True
-            wanted[content] = token
+            wanted[content] = AddedToken(content, special=True)
     tokenizer.add_tokens([*wanted.values()])
+    for number, token in listed.items():
+        if (found := tokenizer.token_to_id(token.content)) != number:
+            raise CheckpointError(
+                f"{path}: {token.content!r:.60}: expected id {found}, as the vocabulary has it, "
+                f"found {shown(number)}"
+            )
 
 
 def _flags(token: AddedToken) -> tuple[bool, bool, bool, bool, bool]:
     return token.single_word, token.lstrip, token.rstrip, token.normalized, token.special
-
-
-def _special(content: str) -> AddedToken:
-    return AddedToken(content, special=True)
 
 
 def _named_tokens(
@@ -216,31 +219,27 @@ def _named_tokens(
     return names, tuple(token.content for token in others)
 
 
-def _listed_tokens(path: Path, listed: object) -> dict[str, AddedToken]:
-    """The added tokens of tokenizer_config.json by their text, in the order of their ids."""
+def _listed_tokens(path: Path, listed: object) -> dict[int, AddedToken]:
+    """The added tokens of tokenizer_config.json by id, in order."""
     where = f"{path}: added_tokens_decoder"
-    if not isinstance(listed, dict) or not all(key.isdecimal() for key in listed):
+    if not isinstance(listed, dict) or not all(re.fullmatch(r"\d{1,9}", key) for key in listed):
         raise CheckpointError(f"{where}: expected tokens by id, found {listed!r:.60}")
-    ordered = sorted(listed.items(), key=lambda item: (len(item[0].lstrip("0")), item[0]))
-    tokens = [_token(f"{where}: {number:.20}", value) for number, value in ordered]
-    return {token.content: token for token in tokens}
+    ordered = sorted(((int(n), value) for n, value in listed.items()), key=lambda item: item[0])
+    return {number: _token(f"{where}: {number}", value) for number, value in ordered}
 
 
 def _older_tokens(
-    folder: Path, names: dict[str, AddedToken], extra: tuple[str, ...]
-) -> dict[str, AddedToken]:
-    """The added tokens of added_tokens.json, in the order of their ids."""
-    path = folder / "added_tokens.json"
-    if not path.exists():
-        return {}
-    listed = read_json_object(path)
+    path: Path, names: dict[str, AddedToken], extra: tuple[str, ...]
+) -> dict[int, AddedToken]:
+    """The added tokens of added_tokens.json by id, in order; none where the file is absent."""
+    listed = read_json_object(path) if path.exists() else {}
     for text, number in listed.items():
         if not is_whole(number):
             raise CheckpointError(f"{path}: {text!r:.80}: expected an id, found {shown(number)}")
     tokens = {}
-    for text in sorted(listed, key=lambda text: (listed[text], text)):
+    for text, number in sorted(listed.items(), key=lambda item: (item[1], item[0])):
         special = text in names or text in extra
-        tokens[text] = AddedToken(text, normalized=not special, special=special)
+        tokens[number] = AddedToken(text, normalized=not special, special=special)
     return tokens
 
 

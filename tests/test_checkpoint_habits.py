@@ -1,0 +1,336 @@
+"""Checkpoints as the field's tools leave them: prefixes, buffers, nulls, pointers, model cards."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import SPECS, Array, Spec
+from conversions import (
+    SMALL,
+    TINY,
+    Checkpoints,
+    converted,
+    differing,
+    edit_json,
+    edit_tensors,
+    invoke,
+    refused,
+    tensors_of,
+    value_of,
+)
+from upstream.imatrix import CHUNKS, DATASET, imatrix_entries, write_imatrix
+
+NESTED = replace(TINY, name="nested", nested=True)
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def broken(checkpoints: Checkpoints, tmp_path: Path) -> Path:
+    return checkpoints.copy(TINY, tmp_path)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
+
+
+def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
+    arguments = [model, "-o", output / "x.gguf", "--quant", "F16", *options]
+    return refused(arguments, *words, output=output)
+
+
+def same_as(plain: Path, model: Path, output: Path, *options: object) -> None:
+    """Both convert, to the same tensors."""
+    expected = converted(plain, output / "plain.gguf", "--quant", "F16", *options)
+    assert not differing(expected, converted(model, output / "x.gguf", "--quant", "F16", *options))
+
+
+class TestNames:
+    @pytest.mark.parametrize("spec", [TINY, NESTED], ids=lambda spec: spec.name)
+    @pytest.mark.parametrize(
+        "rename",
+        [
+            lambda name: f"_orig_mod.{name}",
+            lambda name: f"base_model.model.{name}",
+            lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
+        ],
+        ids=["compiled", "peft", "compiled-layers"],
+    )
+    def test_of_wrapped_models(
+        self,
+        rename: Callable[[str], str],
+        spec: Spec,
+        checkpoints: Checkpoints,
+        tmp_path: Path,
+        output: Path,
+    ) -> None:
+        model = checkpoints.copy(spec, tmp_path)
+
+        def edit(tensors: dict[str, Array]) -> None:
+            renamed = {rename(name): array for name, array in tensors.items()}
+            tensors.clear()
+            tensors.update(renamed)
+
+        edit_tensors(model, edit)
+        same_as(checkpoints.get(spec), model, output)
+        bare = checkpoints.get(replace(TINY, name="bare", mtp=False))
+        converted(bare, output / "lent.gguf", "--quant", "F16", "--mtp-from", model)
+        assert value_of(output / "lent.gguf", "qwen35.nextn_predict_layers") == 1
+
+    def test_of_computed_buffers(
+        self, checkpoints: Checkpoints, broken: Path, output: Path
+    ) -> None:
+        names = "model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"
+        edit_tensors(broken, lambda t: t.update(dict.fromkeys(names, np.ones(4, np.float32))))
+        same_as(checkpoints.get(TINY), broken, output)
+        assert "2 source tensors skipped: computed" in invoke("convert", broken, "--dry-run").output
+
+    def test_of_an_adapter(self, broken: Path, output: Path) -> None:
+        name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+        edit_tensors(broken, lambda t: t.update({name: np.ones((4, 64), np.float32)}))
+        refuse(broken, output, name, "LoRA adapter", "merge_and_unload")
+
+
+class TestNulls:
+    """Where transformers writes null, nothing is set: the value outside counts, or the default."""
+
+    def test_inside_do_not_hide_what_is_outside(
+        self, checkpoints: Checkpoints, tmp_path: Path, output: Path
+    ) -> None:
+        model = checkpoints.copy(NESTED, tmp_path)
+
+        def edit(config: dict[str, Any]) -> None:
+            inner = config["text_config"]
+            for key in ("vocab_size", "hidden_size", "rope_parameters", "mtp_num_hidden_layers"):
+                config[key], inner[key] = inner[key], None
+            inner |= {"architectures": None, "pad_token_id": None, "quantization_config": None}
+
+        edit_json(model / "config.json", edit)
+        same_as(checkpoints.get(NESTED), model, output)
+
+    def test_of_values_with_a_default(
+        self, checkpoints: Checkpoints, broken: Path, output: Path
+    ) -> None:
+        def edit(config: dict[str, Any]) -> None:
+            config |= dict.fromkeys(("rms_norm_eps", "quantization_config", "rope_scaling"))
+            config["tie_word_embeddings"] = None
+            config["rope_parameters"]["mrope_section"] = None
+
+        edit_json(broken / "config.json", edit)
+        same_as(checkpoints.get(TINY), broken, output)
+
+    @pytest.mark.parametrize(("outside", "inside"), [(True, False), (True, None), (None, True)])
+    def test_tied_by_the_outer_config(
+        self,
+        outside: bool | None,
+        inside: bool | None,
+        checkpoints: Checkpoints,
+        tmp_path: Path,
+        output: Path,
+    ) -> None:
+        spec = replace(NESTED, name="tied", tied=True)
+        model = checkpoints.copy(spec, tmp_path)
+        for tied in (outside, False):
+
+            def edit(config: dict[str, Any], tied: bool | None = tied) -> None:
+                config["tie_word_embeddings"] = tied
+                config["text_config"]["tie_word_embeddings"] = inside
+
+            edit_json(model / "config.json", edit)
+            if tied is not False:
+                same_as(checkpoints.get(spec), model, output)
+        (output / "x.gguf").unlink()
+        refuse(model, output, "tie_word_embeddings is false", "lm_head.weight")
+
+
+class TestRope:
+    @pytest.mark.parametrize(
+        ("change", "key", "value"),
+        [
+            ({"rope_parameters": {}}, "rope.freq_base", 10000.0),
+            ({"rope_parameters": {}, "rope_theta": 5e5}, "rope.freq_base", 5e5),
+            (
+                {"rope_parameters": {"type": "yarn", "factor": 4, "attn_factor": 0.5}},
+                "rope.scaling.yarn_attn_factor",
+                0.5,
+            ),
+            (
+                {"rope_scaling": {"type": "yarn", "factor": 4, "attention_factor": 1.5}},
+                "rope.scaling.yarn_attn_factor",
+                1.5,
+            ),
+            (  # the length that was trained is the length there is
+                {"rope_scaling": {"type": "yarn", "factor": 4}},
+                "rope.scaling.original_context_length",
+                262144,
+            ),
+        ],
+    )
+    def test_as_transformers_reads_it(
+        self, change: dict[str, Any], key: str, value: float, broken: Path, output: Path
+    ) -> None:
+        edit_json(broken / "config.json", lambda c: c.update(change))
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert value_of(output / "x.gguf", f"qwen35.{key}") == value
+
+
+class TestPointers:
+    """Git LFS leaves a small text where the file should be, until it is told to fetch it."""
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "model.safetensors",
+        ],
+    )
+    def test_of_a_checkpoint(self, name: str, broken: Path, output: Path) -> None:
+        (broken / name).write_text(POINTER)
+        refuse(broken, output, str(broken / name), "Git LFS pointer", "git lfs pull")
+        result = invoke("doctor", broken)
+        assert result.exit_code == 1
+        assert "Git LFS pointer" in result.output
+
+    def test_of_other_files(self, broken: Path, output: Path) -> None:
+        file = output / "pointer.gguf"
+        file.write_text(POINTER)
+        refuse(broken, output, str(file), "Git LFS pointer", options=("--imatrix", file))
+        for command in ("list-tensors", "doctor"):
+            result = invoke(command, file)
+            assert result.exit_code == 1
+            assert "Git LFS pointer" in result.output + result.stderr
+
+
+class TestModelCard:
+    @pytest.mark.parametrize(
+        ("card", "key", "value"),
+        [
+            ("version: 1.2", "version", "1.2"),
+            ("version: 1.10", "version", "1.10"),
+            ("version: 2024-01-02", "version", "2024-01-02"),
+            ("model_name: 42", "name", "42"),
+            ("language: no", "languages", ["no"]),
+            ("language: [no, en]", "languages", ["no", "en"]),
+            ("license: null\ntags: [1, 2.5, true]", "tags", ["1", "2.5", "true"]),
+            ("license: apache-2.0", "license", "apache-2.0"),
+            ("- no\n- fields", "license", None),
+        ],
+    )
+    def test_says_what_is_written(
+        self, card: str, key: str, value: object, broken: Path, output: Path
+    ) -> None:
+        (broken / "README.md").write_text(f"---\n{card}\n---\n# Card\n", encoding="utf-8")
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert value_of(output / "x.gguf", f"general.{key}") == value
+
+    @pytest.mark.parametrize(
+        "card", ["author: [a, b]", "tags: [a, null]", "tags: [{a: b}]", 'model_name: "\\ud800"']
+    )
+    def test_with_something_else(self, card: str, broken: Path, output: Path) -> None:
+        (broken / "README.md").write_text(f"---\n{card}\n---\n", encoding="utf-8")
+        refuse(broken, output, "README.md", "general.", "expected text")
+
+    @pytest.mark.parametrize("origin", [5, [], None])
+    def test_of_a_config_with_another_origin(
+        self, origin: object, broken: Path, output: Path
+    ) -> None:
+        edit_json(broken / "config.json", lambda c: c.update(_name_or_path=origin))
+        converted(broken, output / "x.gguf", "--quant", "F16")
+
+
+class TestOlderImatrix:
+    """`imatrix.dat`, what llama-imatrix wrote before GGUF, and writes yet where it is asked to."""
+
+    @staticmethod
+    def write(path: Path, spec: Spec, *, tail: bool = True) -> Path:
+        """Means times the number of calls, as IMatrixCollector::save_imatrix_legacy has it."""
+        entries = imatrix_entries(spec)
+        data = struct.pack("<i", len(entries))
+        for name, (sums, counts) in entries.items():
+            seen = counts[:, None] > 0
+            means = np.where(seen, sums / np.where(seen, counts[:, None], 1), 1).astype("<f4")
+            data += struct.pack("<i", len(name)) + name.encode()
+            data += struct.pack("<ii", CHUNKS, means.size) + (means * CHUNKS).tobytes()
+        if tail:
+            data += struct.pack("<ii", CHUNKS, len(DATASET)) + DATASET.encode()
+        path.write_bytes(data)
+        return path
+
+    @pytest.mark.parametrize("spec", [SMALL, SPECS["moe-fused"]], ids=lambda spec: spec.name)
+    def test_weighs_as_a_gguf_does(
+        self, spec: Spec, checkpoints: Checkpoints, output: Path
+    ) -> None:
+        model = checkpoints.get(spec)
+        for name, imatrix in (
+            ("new", write_imatrix(output / "imatrix.gguf", spec)),
+            ("old", self.write(output / "imatrix.dat", spec)),
+            ("bare", self.write(output / "bare.dat", spec, tail=False)),
+        ):
+            converted(model, output / f"{name}.gguf", "--quant", "IQ4_XS", "--imatrix", imatrix)
+        new, old, bare = (output / f"{name}.gguf" for name in ("new", "old", "bare"))
+        assert not differing(tensors_of(new), tensors_of(old))
+        assert not differing(tensors_of(new), tensors_of(bare))
+        for key in ("dataset", "entries_count", "chunks_count"):
+            found = [value_of(path, f"quantize.imatrix.{key}") for path in (new, old)]
+            assert found[0] == found[1] is not None
+        assert value_of(bare, "quantize.imatrix.chunks_count") is None
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda data: data[:-3], ("the name of the dataset",)),
+            (lambda data: data[:1000], ("the values of",)),
+            (lambda data: struct.pack("<i", -1) + data[4:], ("no entries",)),
+            (lambda data: data[:4] + struct.pack("<i", -9) + data[8:], ("the name of entry 0",)),
+            (lambda data: data[:4] + struct.pack("<i", 1 << 30) + data[8:], ("1073741824 bytes",)),
+            (lambda data: data[:-27] + b"\0\0\xc0\x7f" + data[-23:], ("NaN",)),
+        ],
+    )
+    def test_broken(
+        self,
+        change: Callable[[bytes], bytes],
+        words: tuple[str, ...],
+        checkpoints: Checkpoints,
+        output: Path,
+    ) -> None:
+        path = self.write(output / "imatrix.dat", SMALL)
+        path.write_bytes(change(path.read_bytes()))
+        options = ("--imatrix", path)
+        refuse(checkpoints.get(SMALL), output, "imatrix.dat", *words, options=options)
+
+    def test_of_another_model(self, checkpoints: Checkpoints, output: Path) -> None:
+        path = self.write(output / "imatrix.dat", replace(SMALL, hidden=512))
+        words = "--imatrix", "[256, 1]", "[512]", "made for another model?"
+        refuse(checkpoints.get(SMALL), output, *words, options=("--imatrix", path))
+
+
+def test_json_is_read_as_utf_8(broken: Path, output: Path) -> None:
+    """A folder, a pipe or another encoding in the place of a file is one sentence."""
+    path = broken / "generation_config.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_bytes(json.dumps(json.loads(text)).encode("utf-16"))
+    refuse(broken, output, "generation_config.json", "UTF-8")
+    path.unlink()
+    path.mkdir()
+    converted(broken, output / "x.gguf", "--quant", "F16")  # no file, no defaults

@@ -1,0 +1,299 @@
+"""Tokenizers as their files come: what training left in them, older files, roles of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversions import (
+    TINY,
+    Checkpoints,
+    converted,
+    edit_json,
+    loads,
+    refused,
+    value_of,
+)
+from tokenizers import Tokenizer
+
+TOKENS = "tokenizer.ggml.tokens"
+END, START = "<|endoftext|>", "<|im_start|>"
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def broken(checkpoints: Checkpoints, tmp_path: Path) -> Path:
+    return checkpoints.copy(TINY, tmp_path)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
+
+
+def refuse(model: Path, output: Path, *words: str) -> str:
+    return refused([model, "-o", output / "x.gguf", "--quant", "F16"], *words, output=output)
+
+
+def section(path: Path) -> dict[str, Any]:
+    """The tokenizer's keys of a GGUF file."""
+    from gguf import GGUFReader  # noqa: PLC0415
+
+    fields = GGUFReader(path).fields
+    return {key: f.contents() for key, f in fields.items() if key.startswith("tokenizer.")}
+
+
+def add_tokens(folder: Path, *texts: str, **flags: bool) -> None:
+    def edit(tokenizer: dict[str, Any]) -> None:
+        first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+        off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tokenizer["added_tokens"] += [
+            {"id": first + i, "content": text, **off, **flags} for i, text in enumerate(texts)
+        ]
+
+    edit_json(folder / "tokenizer.json", edit)
+
+
+class TestWhatTrainingLeft:
+    """tokenizer.json keeps the settings of the last call; they are none of the vocabulary's."""
+
+    @pytest.mark.parametrize("setting", ["padding", "truncation", "both", "dropout"])
+    def test_is_off(self, setting: str, checkpoints: Checkpoints, broken: Path) -> None:
+        plain = checkpoints.get(TINY)
+        path = str(broken / "tokenizer.json")
+        tokenizer = Tokenizer.from_file(path)
+        if setting in ("padding", "both"):
+            end = tokenizer.token_to_id(END)
+            tokenizer.enable_padding(length=64, pad_id=end, pad_token=END)
+        if setting in ("truncation", "both"):
+            tokenizer.enable_truncation(2)
+        if setting == "dropout":
+            tokenizer.model.dropout = 0.5
+        tokenizer.save(path)
+        corpus = broken / "corpus.txt"
+        corpus.write_text("The draft head reads the hidden state.\n" * 200, encoding="utf-8")
+        options = ("--quant", "F16", "--fastmtp", 200, "--fastmtp-corpus", corpus)
+        for folder in (plain, broken):
+            converted(folder, broken / f"{folder == plain}.gguf", *options)
+        ours, theirs = broken / "False.gguf", broken / "True.gguf"
+        assert section(ours) == section(theirs)
+        for key in ("token_ids", "source", "coverage"):
+            found = [value_of(path, f"mtp_gguf.fastmtp.{key}") for path in (ours, theirs)]
+            assert found[0] == found[1] is not None
+
+
+class TestTextsOfTheirOwn:
+    """llama.cpp ends the process where two tokens read the same."""
+
+    def test_a_name_of_an_unused_id(self, broken: Path, output: Path) -> None:
+        add_tokens(broken, "[PAD1000]")
+        refuse(broken, output, "tokenizer.json", "a text of its own", "'[PAD1000]'", "922 and 1000")
+
+    def test_two_that_decode_alike(self, broken: Path, output: Path) -> None:
+        add_tokens(broken, "é")  # a symbol of byte-level BPE, which stands for half a character
+        converted(broken, output / "one.gguf", "--quant", "F16")
+        assert loads(output / "one.gguf")
+        add_tokens(broken, "ñ")
+        refuse(broken, output, "tokenizer.json", "a text of its own", "165 and 173")
+
+    def test_two_that_end_early(self, broken: Path, output: Path) -> None:
+        add_tokens(broken, "same\0one", "same\0two")
+        refuse(broken, output, "tokenizer.json", "a text of its own", "'same'")
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        "text",
+        ["<pad>", "<mask>", "<2mass>", "[@BOS@]", "<unused7>", "<｜end｜>", "<|any|>"],
+    )
+    def test_by_their_look(self, text: str, broken: Path, output: Path) -> None:
+        add_tokens(broken, text, "<plain>")
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert value_of(output / "x.gguf", "tokenizer.ggml.token_type")[922:924] == [3, 4]
+
+    def test_spaces_of_sentencepiece(self, broken: Path, output: Path) -> None:
+        add_tokens(broken, "a▁b")
+        add_tokens(broken, "c▁d", special=True)
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert value_of(output / "x.gguf", TOKENS)[922:924] == ["a b", "c▁d"]
+
+
+class TestRoles:
+    """What the settings name, and what the post-processor adds to a text."""
+
+    @pytest.mark.parametrize(
+        ("steps", "settings", "added"),
+        [
+            ([BYTE_LEVEL], {"add_bos_token": True}, (False, False)),
+            ([], {"add_bos_token": True, "add_eos_token": True}, (True, True)),
+            ([], {}, (False, None)),
+            (["start"], {"add_bos_token": False}, (True, None)),
+            ([BYTE_LEVEL, "start"], {}, (True, False)),
+            (["start", BYTE_LEVEL], {}, (True, False)),
+            (["end"], {"add_eos_token": False}, (False, True)),
+        ],
+    )
+    def test_added_to_a_text(
+        self,
+        steps: list[Any],
+        settings: dict[str, bool],
+        added: tuple[bool | None, bool | None],
+        broken: Path,
+        output: Path,
+    ) -> None:
+        def processor(step: Any) -> Any:
+            if isinstance(step, dict):
+                return step
+            text = [{"Sequence": {"id": "A", "type_id": 0}}]
+            token = [{"SpecialToken": {"id": START, "type_id": 0}}]
+            single = token + text if step == "start" else text + token
+            pair = [*single, {"Sequence": {"id": "B", "type_id": 0}}]
+            known = {START: {"id": START, "ids": [897], "tokens": [START]}}
+            return {
+                "type": "TemplateProcessing",
+                "single": single,
+                "pair": pair,
+                "special_tokens": known,
+            }
+
+        made = [processor(step) for step in steps]
+        whole = made[0] if len(made) == 1 else {"type": "Sequence", "processors": made}
+        edit_json(
+            broken / "tokenizer.json",
+            lambda t: t.update(post_processor=whole if made else None),
+        )
+        edit_json(broken / "tokenizer_config.json", lambda c: c.update(settings))
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        found = section(output / "x.gguf")
+        keys = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"
+        assert tuple(found.get(key) for key in keys) == added
+        if "start" in steps:
+            assert found["tokenizer.ggml.bos_token_id"] == 897
+        if "end" in steps:
+            assert found["tokenizer.ggml.eos_token_id"] == 897
+            assert found["tokenizer.ggml.eot_token_id"] == 898  # what ended a turn still does
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"eos_token": 5}, ("eos_token", "expected a token", "found 5")),
+            ({"pad_token": {"text": "x"}}, ("pad_token", "expected a token")),
+            ({"extra_special_tokens": 3}, ("extra_special_tokens", "expected a list")),
+            ({"added_tokens_decoder": {"x": {}}}, ("added_tokens_decoder", "tokens by id")),
+            ({"added_tokens_decoder": {"922": {"content": "a", "lstrip": 1}}}, ("922", "a token")),
+            ({"added_tokens_decoder": {"950": "<late>"}}, ("'<late>'", "expected id 922", "950")),
+            ({"chat_template": [{"name": "default"}]}, ("chat_template", "names and templates")),
+        ],
+    )
+    def test_settings_that_are_none(
+        self, settings: dict[str, Any], words: tuple[str, ...], broken: Path, output: Path
+    ) -> None:
+        edit_json(broken / "tokenizer_config.json", lambda c: c.update(settings))
+        refuse(broken, output, "tokenizer_config.json", *words)
+
+    @pytest.mark.parametrize("value", [-1, 1 << 40, True, "x", {}])
+    def test_ids_that_are_none(self, value: object, broken: Path, output: Path) -> None:
+        edit_json(broken / "config.json", lambda c: c.update(bos_token_id=value))
+        refuse(broken, output, "config.json", "bos_token_id", "expected an id")
+
+
+class TestVocabularyAndMerges:
+    """vocab.json with merges.txt, the files from before tokenizer.json."""
+
+    @pytest.fixture
+    def older(self, broken: Path) -> Path:
+        """The tiny checkpoint with the older pair of files, as `save_vocabulary` writes them."""
+        tokenizer = Tokenizer.from_file(str(broken / "tokenizer.json"))
+        tokenizer.model.save(str(broken))
+        (broken / "tokenizer.json").unlink()
+        return broken
+
+    def test_are_the_same_tokenizer(
+        self, checkpoints: Checkpoints, older: Path, output: Path
+    ) -> None:
+        converted(checkpoints.get(TINY), output / "whole.gguf", "--quant", "F16")
+        converted(older, output / "parts.gguf", "--quant", "F16")
+        whole, parts = section(output / "whole.gguf"), section(output / "parts.gguf")
+        # What a post-processor says is in tokenizer.json alone, roles are in config.json as well.
+        for key in ("add_eos_token", "eos_token_id", "padding_token_id"):
+            whole.pop(f"tokenizer.ggml.{key}", None)
+            parts.pop(f"tokenizer.ggml.{key}", None)
+        assert whole == parts
+        assert loads(output / "parts.gguf")
+
+    def test_added_tokens_of_older_files(
+        self, checkpoints: Checkpoints, older: Path, output: Path
+    ) -> None:
+        def move(settings: dict[str, Any]) -> None:
+            added = settings.pop("added_tokens_decoder")
+            texts = {token["content"]: int(number) for number, token in added.items()}
+            (older / "added_tokens.json").write_text(json.dumps(texts), encoding="utf-8")
+
+        edit_json(older / "tokenizer_config.json", move)
+        roles = {"eos_token": "<|im_end|>", "additional_special_tokens": ["<tool_call>"]}
+        (older / "special_tokens_map.json").write_text(json.dumps(roles), encoding="utf-8")
+        converted(checkpoints.get(TINY), output / "whole.gguf", "--quant", "F16")
+        converted(older, output / "parts.gguf", "--quant", "F16")
+        whole, parts = output / "whole.gguf", output / "parts.gguf"
+        assert value_of(parts, TOKENS) == value_of(whole, TOKENS)
+        at = value_of(whole, TOKENS).index("<tool_call>")
+        assert value_of(parts, "tokenizer.ggml.token_type")[at] == 3
+
+    def test_without_merges(self, older: Path, output: Path) -> None:
+        (older / "merges.txt").unlink()
+        refuse(older, output, "merges.txt", "expected this file")
+
+    @pytest.mark.parametrize(
+        ("file", "text", "words"),
+        [
+            ("merges.txt", "#version: 0.2\na b\nthe end of it\n", ("line 3", "two tokens")),
+            ("merges.txt", "#version: 0.2\nno such\n", ("vocab.json", "its merges")),
+            ("vocab.json", '{"a": -1}', ("vocab.json", "'a'", "expected an id")),
+            ("vocab.json", '{"a": "b"}', ("vocab.json", "'a'", "expected an id")),
+            ("vocab.json", "[]", ("vocab.json", "JSON object")),
+            ("added_tokens.json", '{"a": null}', ("added_tokens.json", "expected an id")),
+        ],
+    )
+    def test_broken(
+        self, file: str, text: str, words: tuple[str, ...], older: Path, output: Path
+    ) -> None:
+        edit_json(older / "tokenizer_config.json", lambda c: c.pop("added_tokens_decoder"))
+        (older / file).write_text(text, encoding="utf-8")
+        refuse(older, output, *words)
+
+
+class TestTemplates:
+    def test_for_several_purposes(self, broken: Path, output: Path) -> None:
+        others = broken / "additional_chat_templates"
+        others.mkdir()
+        (others / "tool use.jinja").write_text("{{ tools }}", encoding="utf-8")
+        (others / "rag.jinja").write_text("{{ rag }}", encoding="utf-8")
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        found = section(output / "x.gguf")
+        assert found["tokenizer.chat_templates"] == ["rag", "tool_use"]
+        assert found["tokenizer.chat_template.tool_use"] == "{{ tools }}"
+        assert "messages" in found["tokenizer.chat_template"]
+
+    def test_that_is_no_text(self, broken: Path, output: Path) -> None:
+        (broken / "chat_template.jinja").write_bytes(b"\xff\xfe")
+        refuse(broken, output, "chat_template.jinja", "UTF-8")
+
+    def test_in_json(self, broken: Path, output: Path) -> None:
+        (broken / "chat_template.jinja").unlink()
+        (broken / "chat_template.json").write_text('{"chat_template": "x"}', encoding="utf-8")
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert value_of(output / "x.gguf", "tokenizer.chat_template") == "x"
