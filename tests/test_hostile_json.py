@@ -1,0 +1,263 @@
+"""Checkpoints whose JSON was spoiled, one value at a time, through every command that reads them.
+
+The promise: the right file or one sentence, within seconds and little memory, and nothing else left
+in the output's folder. A spoiled value that does not matter to the model gives the same file as
+before; what upstream's converter makes of it, where it makes anything, is ours too.
+
+Every value of every file, against every command and upstream, takes an hour:
+
+    python -m pytest -m slow tests/test_hostile_json.py
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import Spec, write_checkpoint
+from conversions import TINY, converted, held, invoke
+from json_mutations import Mutation, mutations
+from upstream.compare import metadata_differences, tensor_differences
+from upstream.convert_upstream import UpstreamError
+from upstream.converter_pool import ConverterPool
+from upstream.describe import Description, describe
+
+SECONDS = 30
+MEMORY = 600 << 20  # what a process may grow by during a sweep
+SPOILED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors.index.json",
+)
+SPECS = {
+    "dense": replace(TINY, name="dense", nested=True, shards=2),
+    "moe": replace(TINY, name="moe", experts=4, shards=2, rope="yarn", layer_types=False),
+    "fp8": replace(TINY, name="fp8", hidden=256, fp8=True, shards=2, tied=True),
+}
+COMMANDS: dict[str, Callable[[Bench], list[object]]] = {
+    "convert": lambda b: ["convert", b.model, "-o", b.out / "o.gguf", "--quant", "F16"],
+    "dry-run": lambda b: ["convert", b.model, "-o", b.out / "o.gguf", "--dry-run"],
+    "list-tensors": lambda b: ["list-tensors", b.model],
+    "doctor": lambda b: ["doctor", b.model],
+    "compare": lambda b: ["compare", b.whole, b.model],
+    "graft": lambda b: ["graft", b.bare, "--from", b.model, "-o", b.out / "o.gguf", "--no-check"],
+    "lend": lambda b: [
+        *("convert", b.other, "--mtp-from", b.model, "-o", b.out / "o.gguf", "--quant", "F16")
+    ],
+    "fastmtp": lambda b: [
+        *("convert", b.model, "-o", b.out / "o.gguf", "--quant", "F16"),
+        *("--fastmtp-corpus", b.corpus),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A checkpoint to spoil, and what the commands need besides."""
+
+    model: Path
+    other: Path
+    bare: Path
+    whole: Path
+    corpus: Path
+    out: Path
+
+
+def make_bench(root: Path, spec: Spec) -> Bench:
+    model = write_checkpoint(root / spec.name, spec)
+    other = write_checkpoint(root / "other", replace(spec, name="other", mtp=False))
+    bare, whole = root / "bare.gguf", root / "whole.gguf"
+    converted(model, bare, "--quant", "F16", "--no-mtp")
+    converted(model, whole, "--quant", "F16", "--mtp-f16")
+    corpus, out = root / "corpus.txt", root / "out"
+    corpus.write_text("The draft head reads the hidden state.\n" * 50, encoding="utf-8")
+    out.mkdir()
+    return Bench(model, other, bare, whole, corpus, out)
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make_bench(tmp_path_factory.mktemp(request.param), SPECS[request.param])
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """An error where the block takes longer than SECONDS."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"longer than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def spoiled(path: Path, mutation: Mutation) -> Iterator[None]:
+    """The file with this change, and as it was afterwards."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(mutation.of(json.loads(text))), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def broken_promise(bench: Bench, command: str) -> str | None:
+    """Run a command; what it did against the promise, or None."""
+    with deadline():
+        result = invoke(*COMMANDS[command](bench))
+    try:
+        if not isinstance(result.exception, SystemExit | None):
+            return f"raised {result.exception!r}"
+        if result.exit_code not in (0, 1) or "Traceback" in result.output:
+            return f"exit code {result.exit_code}: {result.output[-300:]}"
+        said = result.stderr
+        answered = command in ("doctor", "compare") and not said  # with findings, not an error
+        sentence = said.startswith("mtp-gguf: ") and said.count("\n") == 1
+        if result.exit_code == 1 and not (answered or sentence):
+            return f"said {said[:300]!r}"
+        left = {*held(bench.out)}
+        if left and (result.exit_code or left != {"o.gguf"}):
+            return f"left {sorted(left)}"
+        return None
+    finally:
+        for path in bench.out.iterdir():
+            path.unlink()
+
+
+def peak() -> int:
+    """Peak memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def file_mutations(model: Path, file: str) -> list[Mutation]:
+    return [*mutations(json.loads((model / file).read_text(encoding="utf-8")))]
+
+
+def sweep(bench: Bench, file: str, commands: list[str], picked: list[Mutation]) -> list[str]:
+    """What went wrong, as one line each."""
+    began, found = peak(), []
+    for mutation in picked:
+        with spoiled(bench.model / file, mutation):
+            for command in commands:
+                if fault := broken_promise(bench, command):
+                    found.append(f"{file}: {mutation}: {command} {fault}")
+    if peak() - began > MEMORY:
+        found.append(f"{file}: grew by {(peak() - began) >> 20} MiB")
+    return found
+
+
+@pytest.mark.parametrize("file", SPOILED)
+def test_some_values(file: str, bench: Bench) -> None:
+    """A seeded sample of the sweep below: each command sees some values of each file."""
+    chosen = random.Random(f"{bench.model.name} {file}")
+    every = file_mutations(bench.model, file)
+    found = []
+    for command in COMMANDS:
+        found += sweep(bench, file, [command], chosen.sample(every, 3))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("file", SPOILED)
+def test_every_value(file: str, command: str, bench: Bench) -> None:
+    found = sweep(bench, file, [command], file_mutations(bench.model, file))
+    assert not found, "\n".join(found)
+
+
+# ---------------------------------------------------------------------------- upstream's answer
+
+# Where upstream writes something else for a spoiled file, and why ours is right. A key of the
+# metadata by the path that was spoiled.
+DEVIATIONS: dict[str, tuple[str, ...]] = {
+    # transformers 5 takes full_attention_interval out of a config that has no layer_types; which
+    # layers are full attention is in attention.recurrent_layers, and there we agree.
+    "layer_types": ("full_attention_interval",),
+    # A null is not set, so that the default counts: llama.cpp assumes the same where upstream
+    # writes no key.
+    "rope_theta": ("rope.freq_base",),
+}
+
+
+def differences(theirs: Description, ours: Description, mutation: Mutation) -> list[str]:
+    tensors = {
+        name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
+        for name, t in theirs.tensors.items()
+    }
+    allowed = [
+        f"{arch}.{key}"
+        for spoiled, keys in DEVIATIONS.items()
+        if spoiled in mutation.path
+        for key in keys
+        for arch in ("qwen35", "qwen35moe")
+    ]
+    return [
+        *tensor_differences(tensors, ours.tensors, order=False),
+        *metadata_differences(theirs, ours, allowed),
+    ]
+
+
+def compared(pool: ConverterPool, model: Path, out: Path, mutation: Mutation) -> list[str]:
+    """How our file differs from upstream's, where both write one."""
+    ours, theirs = out / "ours.gguf", out / "theirs.gguf"
+    result = invoke("convert", model, "-o", ours, "--quant", "BF16", "--mtp-type", "BF16")
+    if result.exit_code:
+        return []
+    try:
+        found = differences(describe(pool.convert(model, theirs, "bf16")), describe(ours), mutation)
+        return [f"{mutation}: {line}" for line in found]
+    except UpstreamError:
+        return []
+    finally:
+        for path in out.iterdir():
+            path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.upstream
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
+@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize("file", SPOILED)
+def test_every_value_as_upstream(file: str, name: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / name, SPECS[name])
+    out = tmp_path / "out"
+    out.mkdir()
+    found: list[str] = []
+    with ConverterPool() as pool:
+        for mutation in file_mutations(model, file):
+            with spoiled(model / file, mutation):
+                found += compared(pool, model, out, mutation)
+    assert not found, "\n".join(found)
+
+
+def test_mutations_reach_every_value() -> None:
+    """Each place once removed, and once holding each other value; the original is left alone."""
+    whole: dict[str, Any] = {"a": {"b": [1, {"c": None}]}, "d": "x"}
+    before = json.dumps(whole)
+    made = [mutation.of(whole) for mutation in mutations(whole)]
+    assert json.dumps(whole) == before
+    for expected in (
+        {"d": "x"},
+        {"a": {}, "d": "x"},
+        {"a": {"b": [1, {}]}, "d": "x"},
+        {"a": {"b": [None, {"c": None}]}, "d": "x"},
+        {"a": {"b": [1, {"c": -1}]}, "d": "x"},
+    ):
+        assert expected in made
