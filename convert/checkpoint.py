@@ -147,6 +147,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a folder with config.json, found none")
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{folder}: expected a whole model, found a LoRA adapter; merge it into its model "
+            "first (merge_and_unload of peft) and convert the result"
+        )
     return read_json_object(folder / "config.json")
 
 

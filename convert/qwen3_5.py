@@ -515,7 +515,7 @@ def read_dims(c: ConfigReader, n_mtp: int) -> Dims:
         raise c.fault("num_hidden_layers", f"at most {MAX_LAYERS} with the MTP layers", layers)
     dims = Dims(
         hidden=c.size("hidden_size"),
-        ffn=0 if moe else c.size("intermediate_size"),
+        ffn=c.size("intermediate_size", 0 if moe else None, least=0 if moe else 1),
         layers=layers,
         heads=c.size("num_attention_heads"),
         kv_heads=c.size("num_key_value_heads"),

@@ -107,6 +107,10 @@ class TestNames:
         edit_tensors(broken, lambda t: t.update({name: np.ones((4, 64), np.float32)}))
         refuse(broken, output, name, "LoRA adapter", "merge_and_unload")
 
+    def test_of_an_adapter_alone(self, broken: Path, output: Path) -> None:
+        (broken / "config.json").rename(broken / "adapter_config.json")
+        refuse(broken, output, str(broken), "LoRA adapter", "merge_and_unload")
+
 
 class TestNulls:
     """Where transformers writes null, nothing is set: the value outside counts, or the default."""
