@@ -103,7 +103,9 @@ def convert(
     imatrix: Annotated[
         Path | None,
         typer.Option(
-            "--imatrix", rich_help_panel=_PRECISION, help="Importance matrix in GGUF format."
+            "--imatrix",
+            rich_help_panel=_PRECISION,
+            help="Importance matrix (GGUF, or an older imatrix.dat).",
         ),
     ] = None,
     fastmtp: FastMtp = None,

@@ -85,8 +85,8 @@ class ConfigReader:
     def rope(self) -> dict[str, Any]:
         """The rope parameters that are set, wherever they stand.
 
-        As transformers has it: rope_scaling, the older name, goes before rope_parameters, and what
-        either lacks may stand beside it.
+        As transformers has it: rope_scaling, the older name, goes before rope_parameters; theta and
+        the partial factor may stand beside either.
         """
         merged: dict[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):
@@ -95,7 +95,7 @@ class ConfigReader:
                 raise self.fault(key, "an object", found)
             merged = found or merged
         merged = {key: value for key, value in merged.items() if value is not None}
-        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        for key in ("rope_theta", "partial_rotary_factor"):
             if key in self.config:
                 merged.setdefault(key, self.config[key])
         return merged

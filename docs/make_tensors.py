@@ -75,9 +75,13 @@ test compares the two.
 Shapes stand in ggml order (row length first) and are those of the 9B dense model and of
 35B-A3B. `i` counts trunk layers; the MTP block is block `N`, the number of trunk layers, and
 `block_count` is N + 1. Multimodal checkpoints carry the trunk under `model.language_model.`
-instead of `model.`; tensors under `model.visual.` are skipped. The types are those of
-`mtp-gguf convert` without options: a Q4_K_M base, the mix asked from llama.cpp, and a Q8_0 head.
-Where several are named, layers differ.
+instead of `model.`; tensors under `model.visual.` are skipped, and so are buffers that are computed
+(`rotary_emb.inv_freq`). What torch.compile and PEFT put into names (`_orig_mod.`,
+`base_model.model.`) is taken off. A head whose config does not count its layers
+(`mtp_num_hidden_layers` missing, null or 0) is counted by its tensors.
+
+The types are those of `mtp-gguf convert` without options: a Q4_K_M base, the mix asked from
+llama.cpp, and a Q8_0 head. Where several are named, layers differ.
 
 Transforms:
 
@@ -101,6 +105,10 @@ Keys, types and values are those of llama.cpp's converter and quantizer for the 
 | --- | --- | --- |
 | `{arch}.full_attention_interval` | the config's own value | 4 where the config has no \
 `layer_types`; `attention.recurrent_layers` decides in both |
+| `{arch}.rope.freq_base` | 10000 where the config's `rope_theta` is null | no key, and llama.cpp \
+takes 10000 |
+| `general.*` | numbers, dates and yes or no in a model card as the text that they are | refused, \
+or true and false |
 | `quantize.imatrix.file` | the file's name | its path as given |
 | `mtp_gguf.fastmtp.*` | where a draft vocabulary was asked for ([fastmtp.md](fastmtp.md)) | \
 absent |

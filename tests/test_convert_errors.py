@@ -732,9 +732,10 @@ class TestImatrix:
         refuse(model, output, "model.gguf", "expected 'imatrix'", "'model'", options=options)
 
     def test_that_is_no_gguf(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
-        (tmp_path / "imatrix.dat").write_bytes(bytes(100))
-        options = ("--imatrix", tmp_path / "imatrix.dat")
-        refuse(checkpoints.get(TINY), output, "imatrix.dat", "magic", "GGUF", options=options)
+        path = tmp_path / "imatrix.dat"
+        for data, words in ((bytes(100), "found no entries"), (b"ZIPs" * 9, "GGUF or an older")):
+            path.write_bytes(data)
+            refuse(checkpoints.get(TINY), output, str(path), words, options=("--imatrix", path))
 
     def test_missing(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
         options = ("--imatrix", tmp_path / "none.gguf")

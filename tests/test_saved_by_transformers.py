@@ -107,7 +107,15 @@ def _save(folder: Path, original: Path, kind: str) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["causal", "conditional", "conditional-tied", "moe"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "causal",
+        "conditional-tied",
+        pytest.param("conditional", marks=pytest.mark.slow),
+        pytest.param("moe", marks=pytest.mark.slow),
+    ],
+)
 def test_saved_models(kind: str, original: Path, pool: ConverterPool, tmp_path: Path) -> None:
     model = _save(tmp_path / kind, original, kind)
     assert not differences(pool, model, tmp_path, "--no-mtp")
@@ -167,7 +175,7 @@ CONFIGS: dict[str, Edit] = {
     "null-rope-scaling": lambda c: c.update(rope_scaling=None),
     "null-quantization": lambda c: c.update(quantization_config=None),
 }
-EVERYDAY_CONFIGS = ("no-rope", "yarn-attn-factor", "head-uncounted")
+EVERYDAY_CONFIGS = ("yarn-attn-factor", "head-uncounted")
 
 
 def _cases(names: Any, everyday: tuple[str, ...]) -> list[Any]:
@@ -291,7 +299,7 @@ TOKENIZERS: dict[str, Both] = {
     "qwen2": processed(BYTE_LEVEL, tokenizer_class="Qwen2Tokenizer"),
     "fast": processed(BYTE_LEVEL, tokenizer_class="PreTrainedTokenizerFast"),
 }
-EVERYDAY_TOKENIZERS = ("looks-special", "first")
+EVERYDAY_TOKENIZERS = ("first",)
 
 
 @pytest.mark.parametrize("name", _cases(TOKENIZERS, EVERYDAY_TOKENIZERS))

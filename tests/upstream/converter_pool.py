@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from .convert_upstream import UpstreamError, offline
 from .sdist import llama_cpp_source
