@@ -14,7 +14,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, "text", "", [], {}, [1], ["a"], {"a": 1}),
     *(0, -1, 7, 1 << 31, 10**30, 10**400, 0.5, -0.5, 1e300),
 )
-LONG = 12  # entries of a longer list or object are spoiled at both ends only
+LONG = 12  # a longer list or object of values of one kind is spoiled at both ends only
 
 
 class Removed:
@@ -58,7 +58,9 @@ def paths(node: Any, prefix: Path = ()) -> Iterator[Path]:
         keys = [*node]
     elif isinstance(node, list):
         keys = [*range(len(node))]
-    for key in keys if len(keys) <= LONG else [*keys[:2], keys[-1]] if prefix else keys:
+    if len(keys) > LONG and len({type(node[key]) for key in keys}) == 1:
+        keys = [*keys[:2], keys[-1]]
+    for key in keys:
         yield (*prefix, key)
         yield from paths(node[key], (*prefix, key))
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from checkpoints import Spec, write_checkpoint
-from conversions import TINY, converted, held, invoke
+from conversions import TINY, converted, edit_json, held, invoke
 from json_mutations import Mutation, mutations
 from upstream.compare import metadata_differences, tensor_differences
 from upstream.convert_upstream import UpstreamError
@@ -74,8 +74,21 @@ class Bench:
     out: Path
 
 
+def write_model(folder: Path, spec: Spec) -> Path:
+    """A checkpoint with the keys that transformers adds when it saves one."""
+    model = write_checkpoint(folder, spec)
+
+    def edit(config: dict[str, Any]) -> None:
+        text = config.get("text_config", config)
+        text.setdefault("architectures", ["Qwen3_5ForCausalLM"])
+        text |= {"bos_token_id": 896, "pad_token_id": 896, "chunk_size_feed_forward": 0}
+
+    edit_json(model / "config.json", edit)
+    return model
+
+
 def make_bench(root: Path, spec: Spec) -> Bench:
-    model = write_checkpoint(root / spec.name, spec)
+    model = write_model(root / spec.name, spec)
     other = write_checkpoint(root / "other", replace(spec, name="other", mtp=False))
     bare, whole = root / "bare.gguf", root / "whole.gguf"
     converted(model, bare, "--quant", "F16", "--no-mtp")
@@ -174,6 +187,13 @@ def test_some_values(file: str, bench: Bench) -> None:
     assert not found, "\n".join(found)
 
 
+def test_every_null_of_the_config(bench: Bench) -> None:
+    """What `to_dict()` writes for a value that is not set."""
+    nulls = [m for m in file_mutations(bench.model, "config.json") if m.value is None]
+    found = sweep(bench, "config.json", ["dry-run", "doctor"], nulls)
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("file", SPOILED)
@@ -236,7 +256,7 @@ def compared(pool: ConverterPool, model: Path, out: Path, mutation: Mutation) ->
 @pytest.mark.parametrize("name", ["dense", "moe"])
 @pytest.mark.parametrize("file", SPOILED)
 def test_every_value_as_upstream(file: str, name: str, tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path / name, SPECS[name])
+    model = write_model(tmp_path / name, SPECS[name])
     out = tmp_path / "out"
     out.mkdir()
     found: list[str] = []
