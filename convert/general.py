@@ -26,7 +26,7 @@ _SAMPLING = (
 )
 
 
-class _CardLoader(yaml.SafeLoader):
+class _CardLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML comes without types
     """Reads YAML with every value as the text that it is, but for nulls.
 
     Publishers write `version: 1.2` and `language: no`, and mean text.
