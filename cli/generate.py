@@ -180,6 +180,14 @@ def generate(
         ),
     ] = None,
     head: HeadFile = None,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            "--lookup/--no-lookup",
+            rich_help_panel=_DRAFTING,
+            help="Also draft from the text itself, where it repeats.",
+        ),
+    ] = False,
     rollback: Annotated[
         RollbackMode | None,
         typer.Option(
@@ -275,6 +283,7 @@ def generate(
                 max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
                 rollback=rollback.value if rollback else None,
                 exact=exact,
+                lookup=lookup,
                 fastmtp_size=fastmtp_size,
                 mtp_head=str(head) if head else None,
                 draft_threads=draft_threads,
@@ -449,15 +458,17 @@ def report(did: "MtpStats", generated: int, seconds: float) -> str:
         "rollback": did.rollback_ms,
         "sample": did.sample_ms,
     }
-    made = any(did.drafted)
+    drafts = []
+    if any(did.drafted):
+        drafts.append(f"accepted by position: {' '.join(f'{a:.0%}' for a in did.acceptance)}")
+    if did.text_cycles:
+        drafts.append(f"from the text: {did.text_accepted} of {did.text_drafted} drafts accepted")
     lines = [
         f"{generated} tokens in {seconds:.2f} s, prompt included",
         f"prompt: {did.prefilled} tokens, trunk {did.prefill_ms:.0f} ms, "
         f"head {did.prefill_head_ms:.0f} ms",
         f"cycles: {did.cycles}, {did.tokens_per_cycle:.2f} tokens each",
-        f"accepted by position: {' '.join(f'{a:.0%}' for a in did.acceptance)}"
-        if made
-        else "no drafts made",
+        *(drafts or ["no drafts made"]),
         "ms per cycle: " + ", ".join(f"{k} {v / cycles:.2f}" for k, v in parts.items()),
     ]
     return "\n".join(lines) + "\n"
