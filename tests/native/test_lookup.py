@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 from chi_square import far_off, two_samples
 from native_trunk import Trunk
@@ -15,6 +14,7 @@ from native_trunk import Trunk
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 
 LOOKUP = 12
