@@ -409,7 +409,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
         return "--grammar-file", _read(grammar_file)
     if json_schema is None:
         return None
-    from llama_cpp.llama_grammar import json_schema_to_gbnf  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     try:
         schema = json.loads(json_schema)
@@ -417,7 +417,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
             raise ValueError(f"expected an object, found {type(schema).__name__}")
         if not schema:
             schema = {"type": "object"}
-        return "--json-schema", json_schema_to_gbnf(json.dumps(schema))
+        return "--json-schema", llama_cpp.llama_grammar.json_schema_to_gbnf(json.dumps(schema))
     except Exception as error:  # the converter meets whatever the schema has
         raise typer.BadParameter(
             f"is no JSON schema that can be a grammar: {error or type(error).__name__}",
@@ -427,8 +427,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
 
 def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
     """The grammar for llama.cpp, which must be able to read it."""
-    import llama_cpp  # noqa: PLC0415
-    from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     option, text = constraint
     vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
@@ -436,7 +435,7 @@ def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
     if not sampler:
         raise RequestError(f"{option}: llama.cpp cannot read the grammar; its start must be `root`")
     llama_cpp.llama_sampler_free(sampler)
-    return LlamaGrammar.from_string(text, verbose=False)
+    return llama_cpp.llama_grammar.LlamaGrammar.from_string(text, verbose=False)
 
 
 def _in_template(llm: "MTPLlama", text: str) -> str:

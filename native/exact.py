@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
+from .runtime import llama_cpp
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})

@@ -12,7 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
-import llama_cpp
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
@@ -33,6 +32,7 @@ from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
+from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .turns import Turns
 
@@ -153,6 +153,8 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected none, the model drafts for itself")
+        if runtime.note:
+            warnings.warn(runtime.note, stacklevel=2)
         device = _trunk_device(options)
         check_trunk(Path(model_path))
         asked = (depth, fastmtp_size, rollback, draft_threads)
@@ -752,8 +754,8 @@ def _layout_hint(model: Path) -> str:
         return ""
     return (
         f"; its draft vocabulary is stored as a {head.draft.layout.value}, which llama.cpp loads "
-        "with patches alone: let LLAMA_CPP_LIB_PATH be the last line of `mtp-gguf build-server "
-        "--where`, or pass this file as mtp_head beside its trunk"
+        "with patches alone: `mtp-gguf info` says why they do not run here; or pass this file as "
+        "mtp_head beside its trunk"
     )
 
 

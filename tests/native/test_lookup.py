@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 from chi_square import far_off, two_samples
 from conversions import invoke
@@ -19,6 +18,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 
 LOOKUP = 12
