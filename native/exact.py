@@ -11,7 +11,7 @@ the loaded library):
 So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
 
 Patch 0004 has kernels that compute 1 to `LANES_ROWS` rows alike, for weights of `LANES_TYPES` in
-matrices and experts, and with patch 0017 attention does so over any cache: where they run, exact
+matrices and experts, and with patch 0005 attention does so over any cache: where they run, exact
 asks for no more than that.
 
 ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
@@ -55,7 +55,7 @@ def has_lanes() -> bool:
 
 
 def has_attention() -> bool:
-    """Whether flash attention is that of patch 0017: its kernels are for x86-64 alone."""
+    """Whether flash attention is that of patch 0005: its kernels are for x86-64 alone."""
     return has_lanes() and platform.machine() in _MACHINES
 
 
