@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.compare import (
     Decoder,
     GgufSide,
+    Outcome,
     TensorDifference,
-    Verdict,
     compare_tensors,
 )
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
@@ -137,7 +137,7 @@ def measure_head(
 ) -> Iterator[Finding]:
     """What the head of a GGUF is, held against the checkpoint it should be made of.
 
-    name: what the user called the checkpoint, for the command that mends. decode: turns blocks into
+    name: what the user called the checkpoint, for the command that fixes. decode: turns blocks into
     numbers (ggml's own decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
@@ -146,24 +146,24 @@ def measure_head(
     if is_remote(path):  # `strip` changes local files
         fetch = f"{download_command(path)} && "
         path = path.rpartition("/")[2]
-    mend = (
+    fix = (
         f"{fetch}mtp-gguf strip {shlex.quote(path)} -o trunk.gguf && "
-        f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
+        f"mtp-gguf graft trunk.gguf --from {source} -o fixed.gguf"
     )
     ours = GgufSide(model, decode)
     trunk = model.head.trunk_layers
     block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
     for found in compare_tensors(_Part(side, block), _Part(ours, block)):
-        if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
+        if found.outcome in (Outcome.SAME, Outcome.ROUNDED):
             continue
         code, text = _explained(found, side, ours)
-        yield Finding(code, Severity.FAULT, text, mend)
+        yield Finding(code, Severity.FAULT, text, fix)
 
 
 def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) -> tuple[str, str]:
     """Code and text for a tensor that is not what the source makes."""
     if found.error is None:
-        return "head-values", f"{found.name}: {found.verdict.value} {found.note}".rstrip()
+        return "head-values", f"{found.name}: {found.outcome.value} {found.note}".rstrip()
     rows = min(64, int(np.prod(source.tensors()[found.name][0][1:])))
     wanted = source.values(found.name, 0, rows).astype(np.float64)
     given = ours.values(found.name, 0, rows).astype(np.float64)

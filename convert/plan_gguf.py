@@ -37,7 +37,7 @@ from .draft_vocabulary import DraftVocabulary
 from .family import HeadChoice
 from .plan import FILE_TYPE_KEY, Content, Plan, Request, imatrix_metadata, plans_of
 from .plan_checkpoint import with_draft_rows
-from .precision import without_choice
+from .precision import fixed_type_tensors
 from .recipe import Recipe, Target
 
 _READABLE = (F32, F16, BF16)
@@ -88,7 +88,7 @@ def make_gguf_plans(
             f"{model.path}: expected tensors to quantize, found a vocabulary alone; convert the "
             "checkpoint, or a GGUF that was not made with --vocab-only"
         )
-    kept = without_choice(
+    kept = fixed_type_tensors(
         str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
     )
     targets = tuple(

@@ -158,7 +158,7 @@ def choose_types(
     return {t.name: t.fixed or types[t.name] for t in targets}
 
 
-def without_choice(
+def fixed_type_tensors(
     where: str, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> frozenset[str]:
     """Names of the targets that llama-quantize leaves as they are, whatever it is asked for.

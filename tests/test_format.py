@@ -250,7 +250,7 @@ def test_keys_of_another_kind_are_refused(getter: str, key: str, says: str) -> N
 BAD_NAMES = {
     "empty": ("", "an empty one"),
     "zero byte": ("a\0", "a zero byte in 'a\\x00'"),
-    "surrogate": ("a\ud800", "what is no UTF-8 text: 'a\\ud800'"),
+    "surrogate": ("a\ud800", "invalid UTF-8: 'a\\ud800'"),
 }
 BAD_VALUES = {
     "too large": Value(ValueType.U8, 256),

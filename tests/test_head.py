@@ -110,7 +110,8 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "stray head tensors": (
         Model({NEXTN: None}),
-        f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so nothing will use it",
+        f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so llama.cpp will not use "
+        "it",
     ),
     "block_count not raised": (
         Model({COUNT: u32(HEAD)}),

@@ -401,7 +401,7 @@ class TestDoctor:
             code, stdout, _ = run(hub, output, "doctor", f"hf://{MODEL}@v1", "--json")
             assert code == 1
             [finding] = json.loads(stdout)["findings"]
-            command = finding.get("fix", finding.get("mend"))
+            command = finding["fix"]
             assert command == f"mtp-gguf convert {MODEL}@v1 --from ORIGINAL --mtp-f16"
             words = shlex.split(command.replace("ORIGINAL", MODEL))
             assert run(hub, output, *words[1:], "-o", "out.gguf")[0] == 0
@@ -411,7 +411,7 @@ class TestDoctor:
         with Hub(MODEL, versions) as hub:
             code, stdout, _ = run(hub, output, "doctor", fine_tune, "--json")
             [finding] = json.loads(stdout)["findings"]
-            command = finding.get("fix", finding.get("mend"))
+            command = finding["fix"]
             words = shlex.split(command)
             assert words[1:4] == ["convert", str(fine_tune), "--from"]
             assert run(hub, output, *words[1:], "-o", "local.gguf")[0] == 0
@@ -427,7 +427,7 @@ class TestDoctor:
         assert code == 1
         [finding] = json.loads(stdout)["findings"]
         assert "home" not in json.dumps(finding)
-        assert not finding.get("fix", finding.get("mend"))
+        assert not finding["fix"]
 
     def test_a_damaged_download(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
@@ -437,7 +437,7 @@ class TestDoctor:
         (folder / index_of(folder)["mtp.fc.weight"]).unlink()
         with Hub(MODEL, {"main": checkpoints.get(SHARDED)}) as hub:
             [finding] = json.loads(run(hub, output, "doctor", folder, "--json")[1])["findings"]
-            command = shlex.split(finding.get("fix", finding.get("mend")))
+            command = shlex.split(finding["fix"])
             assert command[:3] == ["hf", "download", MODEL]
             environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
             client = "from huggingface_hub.cli.hf import main; main()"

@@ -86,7 +86,7 @@ def cut(name: str) -> Edit:
     return Edit(tensors=change)
 
 
-def verdicts(source: Path, edits: dict[str, Edit], folder: Path) -> dict[str, tuple[bool, str]]:
+def load_results(source: Path, edits: dict[str, Edit], folder: Path) -> dict[str, tuple[bool, str]]:
     """Of each edited file what llama.cpp and the doctor say; the doctor's first fault."""
     paths, said = [], []
     for index, edit in enumerate(edits.values()):
@@ -166,7 +166,7 @@ KNOWN: dict[str, tuple[Edit, str]] = {
 def test_files_that_llama_cpp_refuses(models: Models, tmp_path: Path) -> None:
     """Every one is refused by llama.cpp, and named by the doctor."""
     edits = {name: edit for name, (edit, _) in KNOWN.items()}
-    found = verdicts(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
     for name, (_, words) in KNOWN.items():
         loads, fault = found[name]
         assert not loads, name
@@ -187,7 +187,7 @@ def test_files_that_llama_cpp_takes(models: Models, tmp_path: Path) -> None:
         "interval not read": put("qwen35.full_attention_interval", Value(ValueType.I32, 4)),
         "no interval": put("qwen35.full_attention_interval", None),
     }
-    found = verdicts(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
     assert found == dict.fromkeys(edits, (True, ""))
 
 
@@ -271,7 +271,7 @@ def _as_integers(tensors: Tensors, name: str) -> None:
 def test_every_edit(spec: Any, models: Models, tmp_path: Path) -> None:
     """The doctor and llama.cpp agree about every file."""
     source = models.gguf(spec, *UNIFORM)
-    found = verdicts(source, dict(every_edit(source)), tmp_path)
+    found = load_results(source, dict(every_edit(source)), tmp_path)
     differing = {
         name: (loads, fault)
         for name, (loads, fault) in found.items()
