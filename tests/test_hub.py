@@ -247,7 +247,7 @@ class TestFails:
     def test_offline_and_not_whole_in_the_cache(self, hub: Hub, output: Path) -> None:
         succeeds(hub, output, "--head-only")
         (output / "out.gguf").unlink()
-        fails(hub, output, "not whole in the local cache", HF_HUB_OFFLINE="1")
+        fails(hub, output, "incomplete in the local cache", HF_HUB_OFFLINE="1")
 
     def test_not_a_model_of_the_family(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
@@ -361,7 +361,7 @@ class TestOtherRepositories:
             ),
             ({"adapter_config.json": "["}, "found a LoRA adapter; merge it"),
             ({"model_index.json": "{}"}, "found a diffusers pipeline"),
-            ({"notes.md": ""}, "found none (notes.md); it is no transformers checkpoint"),
+            ({"notes.md": ""}, "found none (notes.md); it is not a transformers checkpoint"),
         ],
     )
     def test_a_repository_without_a_config(

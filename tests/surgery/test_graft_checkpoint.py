@@ -63,7 +63,7 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
     for donor in (models.checkpoint(spec), models.gguf(spec, *UNIFORM, "--head-only")):
         succeed("graft", "--no-check", trunk, "--from", donor, *options, "-o", made, "--overwrite")
         assert made.read_bytes() == whole.read_bytes()
-    # Without a wish of its own, a graft takes over the donor's list.
+    # Unless a list is requested, a graft takes over the donor's.
     succeed("graft", "--no-check", trunk, "--from", whole, "-o", made, "--overwrite")
     assert made.read_bytes() == whole.read_bytes()
     succeed("strip", whole, "-o", made, "--overwrite")
