@@ -1,4 +1,4 @@
-"""What the options of `mtp-gguf convert` do to the file, and what it says meanwhile."""
+"""The effects of the options of `mtp-gguf convert` on the file and on its output."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SHARDED = replace(TINY, name="sharded", layers=4, shards=12)
 OTHER = replace(TINY, name="other", seed=2)
 TOKEN = "hf_thisIsNoRealToken"
 INDEX = "model.safetensors.index.json"
-# The client waits between tries; these tests do not.
+# The client pauses between attempts; these tests do not.
 IMPATIENT = "import time; time.sleep = lambda seconds: None"
 # It keeps what came before a cut by whole pieces of this size, 10 MB else.
 SMALL_PIECES = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 500"
@@ -64,7 +64,7 @@ def start(hub: Hub, output: Path, *options: object, model: str = MODEL, **env: s
 
 
 def succeeds(hub: Hub, output: Path, *options: object, **env: str) -> bytes:
-    """Convert the hub's model; the file."""
+    """Convert the hub's model and return the file."""
     with start(hub, output, "--overwrite", *options, **env) as process:
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
@@ -252,7 +252,7 @@ class TestFails:
     def test_not_a_model_of_the_family(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:
-        """Found out by the config, before any weights are fetched."""
+        """Detected from the config, before any weights are fetched."""
         folder = checkpoints.copy(TINY, tmp_path)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
@@ -346,7 +346,7 @@ class TestNames:
 
 
 class TestOtherRepositories:
-    """What is no checkpoint is called what it is."""
+    """The error for other repositories says what they contain."""
 
     @pytest.mark.parametrize(
         ("files", "said"),
@@ -392,7 +392,7 @@ class TestDoctor:
     def test_a_head_that_was_lost(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:
-        """The original is the one that the model card names."""
+        """The fix names the base model of the model card."""
         bare = checkpoints.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
         (bare / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
         versions = {"v1": bare, "main": checkpoints.get(SHARDED)}

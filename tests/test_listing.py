@@ -1,4 +1,4 @@
-"""`mtp-gguf list-tensors`: what it shows of real conversions, and what it says of the rest."""
+"""`mtp-gguf list-tensors` on real conversions and on invalid files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def as_json(*arguments: object) -> Any:
 
 
 def shown_names(*arguments: object) -> list[str]:
-    """The names in the table: the lines that tell an offset."""
+    """The names in the table: the lines with an offset."""
     lines = listed(*arguments).stdout.splitlines()
     return [line.split()[0] for line in lines if re.search(r"  @ +\d+$", line)]
 
@@ -562,7 +562,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
 
 
 def test_listing_does_not_import_what_it_does_not_need(model: Path) -> None:
-    """NumPy and its like would cost more time than the listing itself."""
+    """Importing NumPy would take longer than the listing itself."""
     code = (
         "import sys\n"
         "from mtp_gguf.cli import app\n"

@@ -1,4 +1,4 @@
-"""Comparing finds what differs, says by how much, and tells rounding from damage."""
+"""`compare` finds differences, measures them, and distinguishes rounding from damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(spec: Spec) -> str:
 
 
 def compare(first: Path, second: Path, *options: object, code: int) -> dict[str, Any]:
-    """What `compare --json` finds, by tensor and by key."""
+    """The output of `compare --json`, by tensor and by key."""
     result = invoke("compare", first, second, "--json", *options)
     assert result.exit_code == code, result.output
     fields = json.loads(result.stdout)
@@ -45,7 +45,7 @@ def compare(first: Path, second: Path, *options: object, code: int) -> dict[str,
 
 
 def changed(source: Path, target: Path, name: str, change: Callable[[Any], Any]) -> Path:
-    """A file whose F32 tensor `name` went through `change`, in the order of its rows."""
+    """A copy of a file with `change` applied to the rows of the F32 tensor `name`."""
 
     def edit(tensors: dict[str, TensorCopy]) -> None:
         tensor = tensors[name]
@@ -85,7 +85,7 @@ def test_blocks_decode_as_the_gguf_package_has_them(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in QUANTIZED if n not in SLOW_TABLES])
 @pytest.mark.parametrize("tails", [1, 3])
 def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
-    """What ggml's quantizers do to normal and heavy-tailed rows stays below the bound, not far."""
+    """The error of ggml's quantizers on normal and heavy-tailed rows is just below the bound."""
     kind = BY_NAME[name]
     rows = (np.random.default_rng(1).standard_normal((8, 512)) ** tails).astype(np.float32)
     try:
@@ -102,7 +102,7 @@ def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
     "name", ["Q3_K", "Q4_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "F16"]
 )
 def test_rounding_of_tiny_values(name: str) -> None:
-    """Down to nothing: scales are F16, and below 6e-8 there is none."""
+    """Also for tiny weights: scales are F16, which underflows below 6e-8."""
     kind = BY_NAME[name]
     rng = np.random.default_rng(3)
     for exponent in range(-9, 1):
@@ -116,7 +116,7 @@ def test_rounding_of_tiny_values(name: str) -> None:
 
 
 def test_a_conversion_of_tiny_weights(models: Models, tmp_path: Path) -> None:
-    """The converter's own Q6_K of weights of 1e-4 is no damage; another tensor's would be."""
+    """The converter's own Q6_K of weights of 1e-4 is not damage; that of another tensor is."""
     folder = models.copy(DENSE, tmp_path)
 
     def shrink(tensors: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ def test_slices_add_up(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_slices_count_too(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row in 256 that is 10 % off makes an error of about 0.1 / 16, however it is cut."""
+    """One row in 256 that is 10 % off gives an error of about 0.1 / 16, whatever the slices."""
     monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
     name = "blk.3.attn_output.weight"
 
@@ -193,7 +193,7 @@ def test_equal_slices_count_too(
 
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["dense-f16"]], ids=ids)
 def test_a_sound_conversion(spec: Spec, models: Models) -> None:
-    """At F32 not a value differs; at mixed precision no more than rounding explains."""
+    """At F32 no value differs; at mixed precision the differences are explained by rounding."""
     folder = models.checkpoint(spec)
     exact = compare(models.gguf(spec, *F32_FILE), folder, code=0)
     assert {d["outcome"] for d in exact["tensors"].values()} == {"same"}

@@ -1,4 +1,4 @@
-"""Every fault the doctor knows is found by its name, and the command it gives fixes it."""
+"""The doctor reports every fault by its code, and the command that it prints fixes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def doctor(*arguments: object, code: int) -> dict[str, Any]:
 
 
 def fixed(command: str, folder: Path, original: Path) -> Path:
-    """Run a `fix` command as it stands; the file it wrote."""
+    """Run a `fix` command as printed and return the file that it wrote."""
     before = set(folder.iterdir())
     for part in command.replace("ORIGINAL", shlex.quote(str(original))).split(" && "):
         words = shlex.split(part)
@@ -139,7 +139,7 @@ def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
-    """As many tokens, but other ones: nothing else tells the two apart."""
+    """The vocabularies have the same size and differ only in their tokens."""
     monkeypatch.chdir(tmp_path)
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
 
@@ -346,7 +346,7 @@ def test_the_projection_is_measured(
 
 
 def requantized(source: Path, target: Path) -> Path:
-    """A copy whose eh_proj is Q8_0, as a publisher would have it."""
+    """A copy whose eh_proj is Q8_0, like a published file."""
 
     def quantize(tensors: dict[str, TensorCopy]) -> None:
         name = HEAD + "nextn.eh_proj.weight"
@@ -436,7 +436,7 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
 def test_unsound_maps(
     change: Any, words: str, models: Models, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """The same faults in `d2t`, as a file with rows of its own has it."""
+    """The same faults in `d2t`, for files with the rows of the draft vocabulary."""
     monkeypatch.chdir(tmp_path)
 
     def alter(tensors: dict[str, TensorCopy]) -> None:
