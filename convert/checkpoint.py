@@ -194,16 +194,16 @@ def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | No
         )
     if not held and (folder / _QUANTO_NAME).exists():
         held = {"quant_method": "quanto"}
-    beside = folder / _MODELOPT_NAME
-    if beside.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
-        modelopt = read_json_object(beside)
+    modelopt_path = folder / _MODELOPT_NAME
+    if modelopt_path.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
+        modelopt = read_json_object(modelopt_path)
         producer, said = (modelopt.get(key) or {} for key in ("producer", "quantization"))
         if not isinstance(producer, dict) or not isinstance(said, dict):
-            raise CheckpointError(f"{beside}: expected objects in producer and quantization")
+            raise CheckpointError(f"{modelopt_path}: expected objects in producer and quantization")
         method = held.get("quant_method") or str(producer.get("name") or "").lower() or None
         given = {key: said[key] for key in _MODELOPT_KEYS if said.get(key) is not None}
         if given:
-            where, held = beside, {**held, "quant_method": method, **given}
+            where, held = modelopt_path, {**held, "quant_method": method, **given}
     return Quantization(str(where), held) if held else None
 
 

@@ -129,11 +129,11 @@ def check_schemes(tensors: Iterable[PlacedTensor]) -> None:
                 f"{stored.dtype}"
             )
         checked.add(source)
-        if (refusal := refused(source)) is not None:
+        if (refusal := unsupported_reason(source)) is not None:
             raise CheckpointError(refusal)
 
 
-def refused(quantization: Quantization) -> str | None:
+def unsupported_reason(quantization: Quantization) -> str | None:
     """Why checkpoints of this scheme are not supported, in one sentence; None if they are."""
     try:
         _reader(_Config(quantization))
@@ -173,7 +173,7 @@ def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
 
 
 def _finder(quantization: Quantization | None) -> Finder | None:
-    if quantization is None or refused(quantization):
+    if quantization is None or unsupported_reason(quantization):
         return None
     return _reader(_Config(quantization))
 
@@ -371,9 +371,9 @@ def _part(tensors: Tensors, base: str, suffix: str) -> PlacedTensor:
     """A companion tensor that must exist."""
     found = tensors.get(base + suffix)
     if found is None:
-        beside = next(name for name in tensors if name.startswith(base))
+        companion = next(name for name in tensors if name.startswith(base))
         raise CheckpointError(
-            f"{tensors[beside].source.name}: {base + suffix}: expected it beside {beside}, "
+            f"{tensors[companion].source.name}: {base + suffix}: expected it beside {companion}, "
             "found no such tensor"
         )
     return found

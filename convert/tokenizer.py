@@ -45,14 +45,14 @@ def tokenizer_metadata(files: TokenizerFiles, n_vocab: int, pre: str | None) -> 
     tokens, kinds = _tokens(files, n_vocab)
     return {
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
-        "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _recognise(files)),
+        "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _detect_pre_tokenizer(files)),
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Value(ValueType.I32, kinds),
         **special_metadata(files, n_vocab),
     }
 
 
-def _recognise(files: TokenizerFiles) -> str:
+def _detect_pre_tokenizer(files: TokenizerFiles) -> str:
     for pattern in files.splits:
         if pattern in PRE_TOKENIZERS:
             return PRE_TOKENIZERS[pattern]

@@ -283,7 +283,7 @@ class PackedWeight:
         return words[0], columns if self.group_size is None else scale[1] * self.group_size
 
     def check(self) -> None:
-        """Raise CheckpointError where the tensors do not fit together."""
+        """Raise CheckpointError if the tensors do not fit together."""
         per_word = 32 // self.bits
         rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
         groups = 1 if self.group_size is None else columns // self.group_size
@@ -343,7 +343,7 @@ class Nvfp4Weight:
         return (*outer, packed * 2)
 
     def check(self) -> None:
-        """Raise CheckpointError where the tensors do not fit together."""
+        """Raise CheckpointError if the tensors do not fit together."""
         rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
         groups = columns // NVFP4_GROUP
         _check_part(self.values, (rows, groups * NVFP4_GROUP // 2), ("U8",), "for NVFP4")

@@ -258,32 +258,33 @@ def _tokens(head: Model) -> Iterator[Finding]:
 def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[Finding]]:
     fix = _new_list(head)
     try:
-        held = read_draft_list(head)
+        stored = read_draft_list(head)
     except FormatError as error:
         return None, [Finding("draft-vocabulary", Severity.FAULT, str(error), fix)]
     findings = []
-    if held is not None:
-        if held.about.layout is DraftLayout.SIDECAR:
+    if stored is not None:
+        layout = stored.header.layout
+        if layout is DraftLayout.SIDECAR:
             fix = "mtp-gguf fastmtp add MODEL --layout sidecar --corpus FILES"
-        for fault in list_faults(held.ids, head.vocabulary_size or 0, required_ids(head)):
-            text = f"the draft vocabulary is unsound: {fault}"
+        for fault in list_faults(stored.ids, head.vocabulary_size or 0, required_ids(head)):
+            text = f"the draft vocabulary is invalid: {fault}"
             findings.append(Finding("draft-vocabulary", Severity.FAULT, text, fix))
-        if held.about.layout is not DraftLayout.IDS:
+        if layout is not DraftLayout.IDS:
             findings.append(
                 Finding(
                     "layout",
                     Severity.NOTE,
-                    f"the draft vocabulary has rows of its own (layout {held.about.layout.value}): "
+                    f"the draft vocabulary has rows of its own (layout {layout.value}): "
                     "stock llama.cpp cannot load the file",
                 )
             )
-        elif held.about.coverage is None:
+        elif stored.header.coverage is None:
             text = "the draft vocabulary is not counted on text; a list from a corpus drafts better"
             findings.append(Finding("not-counted", Severity.NOTE, text, fix))
     if HIDDEN_IDS_KEY in head.first.keys:
         text = "the file has a draft vocabulary that is hidden and not used"
         findings.append(Finding("hidden-list", Severity.NOTE, text, f"{fix} --in-place"))
-    return held.about if held else None, findings
+    return stored.header if stored else None, findings
 
 
 def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:

@@ -34,9 +34,9 @@ _TYPES_KEY = "tokenizer.ggml.token_type"
 
 @dataclass(frozen=True)
 class DraftList:
-    """A stored draft vocabulary: `about` from the headers, `ids` in rank order."""
+    """A stored draft vocabulary: `header` from the file, `ids` in rank order."""
 
-    about: StoredDraftVocabulary
+    header: StoredDraftVocabulary
     ids: tuple[int, ...]
 
     def metadata(self, with_ids: bool) -> dict[str, Value]:
@@ -44,19 +44,19 @@ class DraftList:
         keys = {}
         if with_ids:
             keys[IDS_KEY] = Value(ValueType.U32, self.ids)
-        if self.about.source is not None:
-            keys[SOURCE_KEY] = Value(ValueType.STRING, self.about.source)
-        if self.about.coverage is not None:
-            keys[COVERAGE_KEY] = Value(ValueType.F32, self.about.coverage)
+        if self.header.source is not None:
+            keys[SOURCE_KEY] = Value(ValueType.STRING, self.header.source)
+        if self.header.coverage is not None:
+            keys[COVERAGE_KEY] = Value(ValueType.F32, self.header.coverage)
         return keys
 
 
 def read_draft_list(model: Model) -> DraftList | None:
     """The model's draft vocabulary, or None; FormatError if its parts contradict each other."""
-    about = find_draft_vocabulary(model.first, model.tensors)
-    if about is None:
+    header = find_draft_vocabulary(model.first, model.tensors)
+    if header is None:
         return None
-    if about.layout is DraftLayout.IDS:
+    if header.layout is DraftLayout.IDS:
         held = model.first.keys[IDS_KEY]
         assert isinstance(held, ArrayRef)
         data, code = model.first.source.read(held.offset, held.length), "I"
@@ -65,7 +65,7 @@ def read_draft_list(model: Model) -> DraftList | None:
     ids = array(code, data)
     if byteorder == "big":
         ids.byteswap()
-    return DraftList(about, tuple(ids))
+    return DraftList(header, tuple(ids))
 
 
 def without_draft_keys(metadata: Metadata) -> Metadata:

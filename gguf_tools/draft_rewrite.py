@@ -65,10 +65,10 @@ def without_list(model: Model) -> OutputSpec:
 
     RequestError if its output has only the rows of the list (`sidecar` layout).
     """
-    about = find_draft_vocabulary(model.first, model.tensors)
-    if about is not None and about.layout is DraftLayout.SIDECAR:
+    header = find_draft_vocabulary(model.first, model.tensors)
+    if header is not None and header.layout is DraftLayout.SIDECAR:
         raise RequestError(
-            f"{model.path}: its output has the {about.size} rows of its draft vocabulary and no "
+            f"{model.path}: its output has the {header.size} rows of its draft vocabulary and no "
             "others; take the head out of the whole model anew: mtp-gguf extract MODEL"
         )
     tensors = tuple(

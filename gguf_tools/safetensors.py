@@ -59,7 +59,7 @@ _SHOWN = 80  # characters of a foreign value in a message
 class StoredTensor:
     """A tensor in a safetensors file.
 
-    `shape` stands outermost dimension first, `offset` counts from the start of the file.
+    `shape` has the outermost dimension first; `offset` counts from the start of the file.
     """
 
     name: str

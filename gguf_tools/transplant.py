@@ -124,7 +124,7 @@ def _carried(donor: Model, base: Model) -> dict[str, Value]:
             f"{donor.path}: the draft vocabulary cannot be taken over: {faults[0]}; make a new "
             "one with --fastmtp"
         )
-    return held.metadata(with_ids=held.about.layout is not DraftLayout.TABLE)
+    return held.metadata(with_ids=held.header.layout is not DraftLayout.TABLE)
 
 
 def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Metadata:
