@@ -357,10 +357,10 @@ class TestSafetensorsHeader:
 
 
 class TestTensors:
-    def test_nobody_claimed_one(self, broken: Path, output: Path) -> None:
+    def test_unknown_tensor(self, broken: Path, output: Path) -> None:
         extra = np.zeros((2, 2), np.float32)
         edit_tensors(broken, lambda t: t.update({"model.layers.0.mlp.bias": extra}))
-        refuse(broken, output, "1 tensors", "'model.layers.0.mlp.bias'", "not known here")
+        refuse(broken, output, "1 tensors", "'model.layers.0.mlp.bias'", "not supported")
 
     def test_missing_one(self, broken: Path, output: Path) -> None:
         edit_tensors(broken, drop(PROJECTION))

@@ -492,10 +492,10 @@ class TestReport:
         if not note:
             assert "fall back" not in text
             return
-        block = int(note.split()[2])
+        block = int(note.split("multiple of ")[1].split(maxsplit=1)[0])
         match = re.search(
-            rf"note: (\d+) tensors have rows that blocks of {block} .* to (.*) \(first: (\S+), "
-            r"rows of (\d+)\)",
+            rf"note: (\d+) tensors have rows that are not a multiple of {block} .* to (.*) "
+            r"\(first: (\S+), rows of (\d+)\)",
             text,
         )
         assert match is not None
