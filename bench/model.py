@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from mtp_gguf.native import _log
 from mtp_gguf.native._bindings import library
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.model_file import check_trunk
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 
 N_BATCH = 512

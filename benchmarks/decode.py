@@ -30,11 +30,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 from dial_model import SHAPES, Hit, write_dial_model
 
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,13 +1,12 @@
 """Where the trunk's time goes in a verification: milliseconds by kind of operation.
 
-    export LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1)
     python benchmarks/parts.py MODEL.gguf [--batch 4] [--rounds 30] [--threads 2]
 
-Works on any libraries, for a model that lies on CPUs. llama.cpp's callback for evaluation stops the
-graph wherever the kind of operation changes, and the time from stop to stop is counted; waiting for
-other threads is counted with what they are waited for. Stops take time themselves: what all parts
-take beyond a decode without stops is taken off, the same for each stop. Batches are those of
-verify.py: logits of all tokens, then all but one taken back.
+Works on any libraries (MTP_GGUF_LIBS=stock, say), for a model that lies on CPUs. llama.cpp's
+callback for evaluation stops the graph wherever the kind of operation changes, and the time from
+stop to stop is counted; waiting for other threads is counted with what they are waited for. Stops
+take time themselves: what all parts take beyond a decode without stops is taken off, the same for
+each stop. Batches are those of verify.py: logits of all tokens, then all but one taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import platform
 import statistics
 import time
@@ -24,8 +22,9 @@ from ctypes import c_bool, c_char_p, c_void_p
 from itertools import pairwise
 from pathlib import Path
 
-import llama_cpp
 from verify import PROMPT, Trunk
+
+from mtp_gguf.native.runtime import llama_cpp, loaded_library
 
 NOTHING = "nothing"
 OF_OPERATION = {
@@ -45,8 +44,7 @@ class Stops:
     """The callback, which counts the time from stop to stop."""
 
     def __init__(self) -> None:
-        folder = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__file__).parent / "lib"
-        base = ctypes.CDLL(str(Path(folder) / "libggml-base.so"))
+        base = ctypes.CDLL(str(loaded_library("ggml-base")))
         self.describe, self.name = base.ggml_op_desc, base.ggml_get_name
         for function in (self.describe, self.name):
             function.argtypes, function.restype = (c_void_p,), c_char_p

@@ -35,7 +35,7 @@ def upstream() -> Callable[..., int]:
     import ctypes  # noqa: PLC0415
     from pathlib import Path  # noqa: PLC0415
 
-    import llama_cpp  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     folder = Path(llama_cpp.llama_cpp._base_path)
     (path,) = (p for p in folder.glob("*ggml-base.*") if p.suffix in (".so", ".dylib", ".dll"))

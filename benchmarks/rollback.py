@@ -1,7 +1,6 @@
 """What it costs to keep drafts undoable: batches of 1 to 4 tokens, by snapshots and by replay.
 
-    LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1) \
-        python benchmarks/rollback.py MODEL.gguf [--tokens 3,8] [--rounds 15]
+    python benchmarks/rollback.py MODEL.gguf [--tokens 3,8] [--rounds 15]
 
 Contexts that can roll back that many tokens, one with snapshots and one by replay of each, and one
 that cannot roll back, take every batch in turn; medians in milliseconds. After each batch all
@@ -20,8 +19,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import llama_cpp as llama
 import numpy as np
+
+from mtp_gguf.native.runtime import llama_cpp as llama
 
 PROMPT = 64
 BATCHES = range(1, 5)

@@ -1,10 +1,9 @@
 """llama-server's drafting: a stock one, ours, and our session on the same libraries.
 
-    export LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1)
     python benchmarks/server.py MODEL.gguf --stock LLAMA_SERVER [--plain MODEL.gguf]
         [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl] [--side-by-side]
 
-The patched server is the one beside those libraries, which the session then runs on.
+The patched server is that of `mtp-gguf build-server`.
 
 A row is one depth, of one client (`alone`) or of as many clients as slots (`together`, whose speed
 is that of all of them). Within a row everything takes turns, so that a slow minute hits all of it;
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +33,7 @@ import numpy as np
 from decode import one_round, server, server_round
 
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.server.build import find_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,10 +86,10 @@ def read_arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    libraries = os.environ.get("LLAMA_CPP_LIB_PATH")
-    if not libraries:
-        parser.error("LLAMA_CPP_LIB_PATH: expected the folder of the patched libraries, not set")
-    return arguments, Path(libraries) / "llama-server"
+    built = find_build()
+    if built is None:
+        parser.error("no llama-server with our patches: `mtp-gguf build-server` makes it")
+    return arguments, built.server
 
 
 def start(

@@ -3,8 +3,8 @@
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
         [--seconds 240] [--batches 1,2,3,4] [--context 64] [--not-repacked]
 
-FOLDER has the libraries of `mtp-gguf build-server` (default: those of its newest build); stock are
-those that llama-cpp-python installed. A process for each keeps the model loaded, and every single
+FOLDER has other patched libraries (default: those that mtp-gguf ships); stock are those that
+llama-cpp-python installed. A process for each keeps the model loaded, and every single
 measurement is taken by one and then by the other, so that a slow minute hits both; medians. A row
 is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
 
@@ -52,7 +52,8 @@ class Trunk:
         clock: Callable[[], float],
         context: int = PROMPT,
     ) -> None:
-        import llama_cpp  # noqa: PLC0415 - only the measuring processes load libraries
+        # Only the measuring processes load libraries.
+        from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
         self.api, self.clock = llama_cpp, clock
         llama_cpp.llama_backend_init()
@@ -170,15 +171,10 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 class Process:
-    """A measuring process, on the libraries of `folder` or the installed ones."""
+    """A measuring process, on `libraries` as MTP_GGUF_LIBS takes them."""
 
-    def __init__(
-        self, arguments: argparse.Namespace, folder: Path | None, repack: bool = True
-    ) -> None:
-        environment = {**os.environ}
-        environment.pop("LLAMA_CPP_LIB_PATH", None)
-        if folder:
-            environment["LLAMA_CPP_LIB_PATH"] = str(folder)
+    def __init__(self, arguments: argparse.Namespace, libraries: str, repack: bool = True) -> None:
+        environment = {**os.environ, "MTP_GGUF_LIBS": libraries}
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--batches", ",".join(map(str, arguments.batches))]
@@ -318,22 +314,14 @@ def main() -> None:
         measure(arguments)
         return
 
-    folder = arguments.patched
-    if folder is None:
-        from mtp_gguf.server.build import find_build  # noqa: PLC0415
-
-        built = find_build()
-        if built is None:
-            parser.error("no patched build: run `mtp-gguf build-server`, or give --patched FOLDER")
-        folder = built.libraries
     if not arguments.batches or min(arguments.batches) < 1 or max(arguments.batches) > PROMPT:
         parser.error(f"--batches: expected numbers from 1 to {PROMPT}")
     if arguments.context < 1:
         parser.error(f"--context: expected 1 or more, found {arguments.context}")
-    processes = {"stock": Process(arguments, None)}
+    processes = {"stock": Process(arguments, "stock")}
     if arguments.not_repacked:
-        processes["not repacked"] = Process(arguments, None, repack=False)
-    processes["patched"] = Process(arguments, folder)
+        processes["not repacked"] = Process(arguments, "stock", repack=False)
+    processes["patched"] = Process(arguments, str(arguments.patched or "fast"))
     asked = len(arguments.batches) + 1 + len(arguments.depths)
     rows = Rows(processes, asked, arguments.rounds, time.monotonic() + arguments.seconds)
     try:

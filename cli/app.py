@@ -40,6 +40,7 @@ _COMMANDS = {
     "tune": _Place(".tune", "tune"),
     "serve": _Place(".serve", "serve"),
     "build-server": _Place(".build_server", "build_server"),
+    "info": _Place(".info", "info"),
 }
 
 

@@ -22,6 +22,7 @@ from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
 from .bench_table import bench_table, plan_lines, stopped_line
+from .info import say_note
 from .options import (
     AnswerTokens,
     Budget,
@@ -142,6 +143,7 @@ def bench(
 
     tell_crashes()
 
+    say_note()
     note_missing_gpu(gpu_layers)
     options = BenchOptions(
         budget=seconds,

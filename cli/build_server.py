@@ -62,8 +62,6 @@ def build_server(
     mtp-gguf build-server
 
     CMAKE_ARGS="-DGGML_CUDA=ON" mtp-gguf build-server
-
-    LLAMA_CPP_LIB_PATH=$(mtp-gguf build-server --where | tail -n 1) python script.py
     """
     if where and clean_all:
         raise typer.BadParameter("--where and --clean cannot be combined")
@@ -99,7 +97,7 @@ def build_server(
 
 
 def _print_build(made: Build, as_json: bool) -> None:
-    """The server, and the folder for LLAMA_CPP_LIB_PATH: one line each."""
+    """The server, and the folder of its libraries: one line each."""
     if as_json:
         typer.echo(json.dumps({"server": str(made.server), "libraries": str(made.libraries)}))
         return

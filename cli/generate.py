@@ -180,6 +180,14 @@ def generate(
         ),
     ] = None,
     head: HeadFile = None,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            "--lookup/--no-lookup",
+            rich_help_panel=_DRAFTING,
+            help="Also draft from the text itself, where it repeats.",
+        ),
+    ] = False,
     rollback: Annotated[
         RollbackMode | None,
         typer.Option(
@@ -275,6 +283,7 @@ def generate(
                 max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
                 rollback=rollback.value if rollback else None,
                 exact=exact,
+                lookup=lookup,
                 fastmtp_size=fastmtp_size,
                 mtp_head=str(head) if head else None,
                 draft_threads=draft_threads,
@@ -400,7 +409,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
         return "--grammar-file", _read(grammar_file)
     if json_schema is None:
         return None
-    from llama_cpp.llama_grammar import json_schema_to_gbnf  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     try:
         schema = json.loads(json_schema)
@@ -408,7 +417,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
             raise ValueError(f"expected an object, found {type(schema).__name__}")
         if not schema:
             schema = {"type": "object"}
-        return "--json-schema", json_schema_to_gbnf(json.dumps(schema))
+        return "--json-schema", llama_cpp.llama_grammar.json_schema_to_gbnf(json.dumps(schema))
     except Exception as error:  # the converter meets whatever the schema has
         raise typer.BadParameter(
             f"is no JSON schema that can be a grammar: {error or type(error).__name__}",
@@ -418,8 +427,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
 
 def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
     """The grammar for llama.cpp, which must be able to read it."""
-    import llama_cpp  # noqa: PLC0415
-    from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     option, text = constraint
     vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
@@ -427,7 +435,7 @@ def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
     if not sampler:
         raise RequestError(f"{option}: llama.cpp cannot read the grammar; its start must be `root`")
     llama_cpp.llama_sampler_free(sampler)
-    return LlamaGrammar.from_string(text, verbose=False)
+    return llama_cpp.llama_grammar.LlamaGrammar.from_string(text, verbose=False)
 
 
 def _in_template(llm: "MTPLlama", text: str) -> str:
@@ -449,15 +457,17 @@ def report(did: "MtpStats", generated: int, seconds: float) -> str:
         "rollback": did.rollback_ms,
         "sample": did.sample_ms,
     }
-    made = any(did.drafted)
+    drafts = []
+    if any(did.drafted):
+        drafts.append(f"accepted by position: {' '.join(f'{a:.0%}' for a in did.acceptance)}")
+    if did.text_cycles:
+        drafts.append(f"from the text: {did.text_accepted} of {did.text_drafted} drafts accepted")
     lines = [
         f"{generated} tokens in {seconds:.2f} s, prompt included",
         f"prompt: {did.prefilled} tokens, trunk {did.prefill_ms:.0f} ms, "
         f"head {did.prefill_head_ms:.0f} ms",
         f"cycles: {did.cycles}, {did.tokens_per_cycle:.2f} tokens each",
-        f"accepted by position: {' '.join(f'{a:.0%}' for a in did.acceptance)}"
-        if made
-        else "no drafts made",
+        *(drafts or ["no drafts made"]),
         "ms per cycle: " + ", ".join(f"{k} {v / cycles:.2f}" for k, v in parts.items()),
     ]
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ from mtp_gguf.gguf_tools.system import usable_cores
 from mtp_gguf.server.model import open_model
 
 from .bench_table import plan_lines
+from .info import say_note
 from .options import (
     AnswerTokens,
     AsJson,
@@ -92,6 +93,7 @@ def tune(
     from mtp_gguf.native.replay import replays  # noqa: PLC0415
 
     tell_crashes()
+    say_note()
     note_missing_gpu(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]

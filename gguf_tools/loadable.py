@@ -147,8 +147,8 @@ def _sizes(keys: _Keys) -> Iterator[str]:
 
 def _attention(keys: _Keys) -> Iterator[str]:
     """ggml_mul_mat broadcasts KV heads; build_layer_attn needs one width for keys and values."""
-    heads = keys.values("attention.head_count")
-    pairs = keys.values("attention.head_count_kv") or heads
+    heads = _of_attention(keys, keys.values("attention.head_count"))
+    pairs = _of_attention(keys, keys.values("attention.head_count_kv")) or heads
     for name, values in (("attention.head_count", heads), ("attention.head_count_kv", pairs)):
         if len(set(values)) != 1 or values[0] < 1:
             yield keys.fault(name, "one number of heads, 1 or more", values[:8] or "none")
@@ -158,6 +158,14 @@ def _attention(keys: _Keys) -> Iterator[str]:
     key, value = _head_lengths(keys, heads[0])
     if key < 1 or key != value:
         yield keys.fault("attention.value_length", f"the key length, {key}", value)
+
+
+def _of_attention(keys: _Keys, values: list[int]) -> list[int]:
+    """Of one value for each layer those of full attention; linear attention does not read them."""
+    if len(values) <= 1:
+        return values
+    recurrent = set(_recurrent_blocks(keys))
+    return [value for layer, value in enumerate(values) if layer not in recurrent]
 
 
 def _head_lengths(keys: _Keys, heads: int) -> tuple[int, int]:

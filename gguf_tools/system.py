@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -112,6 +113,13 @@ def _page_cache(stat: Path, keys: tuple[str, ...]) -> int:
         lines = (line.split() for line in stat.read_text("ascii").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in keys)
     return 0
+
+
+def shared_library(name: str) -> str:
+    """The file name of a shared library on this system, such as libllama.so for llama."""
+    if sys.platform == "win32":
+        return f"{name}.dll"
+    return f"lib{name}.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
 def usable_cores() -> int:

@@ -1,13 +1,12 @@
 """Every declaration of mtp.h for ctypes: the prototype as a comment, the types below it.
 
-`library()` loads libmtp once, after llama_cpp, so that it resolves to the llama.cpp that llama_cpp
+`library()` loads libmtp once, after `runtime`, so that it resolves to the llama.cpp that llama_cpp
 has loaded. The environment variable MTP_GGUF_NATIVE_LIB names another build of it, e.g. one with
 sanitizers.
 """
 
 import ctypes
 import os
-import sys
 from ctypes import (
     POINTER,
     c_bool,
@@ -21,7 +20,6 @@ from ctypes import (
     c_void_p,
 )
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from .errors import (
@@ -156,21 +154,13 @@ class CheckpointInfo(ctypes.Structure):
     )
 
 
-def library_path() -> Path:
-    """Where libmtp is: the variable's file, else the one that was installed with this package."""
-    override = os.environ.get(LIBRARY_VARIABLE)
-    if override:
-        return Path(override)
-    suffix = {"darwin": "libmtp.dylib", "win32": "mtp.dll"}.get(sys.platform, "libmtp.so")
-    return Path(str(resources.files(__package__).joinpath("lib").joinpath(suffix)))
-
-
 @cache
 def library() -> ctypes.CDLL:
     """Load libmtp, once; LibraryMismatchError when it cannot be used with this llama_cpp."""
-    import llama_cpp  # noqa: F401, PLC0415  (loads llama.cpp's libraries, which libmtp resolves to)
+    from . import runtime  # noqa: PLC0415  (loads llama.cpp's libraries, which libmtp resolves to)
 
-    path = library_path()
+    override = os.environ.get(LIBRARY_VARIABLE)
+    path = Path(override) if override else runtime.native_library("mtp")
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -132,6 +133,7 @@ def measure_acceptance(
 def _main() -> int:
     """What `measure_apart` runs: one JSON object, or one sentence and a code of its own."""
     path, seconds, *whole = sys.argv[1:]
+    warnings.simplefilter("ignore")  # the sentence must be the first line
     try:
         found = measure_acceptance(Path(path), seconds=float(seconds), whole_vocabulary=bool(whole))
     except (MtpGgufError, ImportError, OSError, RuntimeError) as error:

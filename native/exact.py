@@ -11,7 +11,7 @@ the loaded library):
 So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
 
 Patch 0004 has kernels that compute 1 to `LANES_ROWS` rows alike, for weights of `LANES_TYPES` in
-matrices and experts, and with patch 0017 attention does so over any cache: where they run, exact
+matrices and experts, and with patch 0005 attention does so over any cache: where they run, exact
 asks for no more than that.
 
 ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
+from .runtime import llama_cpp
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
@@ -56,7 +55,7 @@ def has_lanes() -> bool:
 
 
 def has_attention() -> bool:
-    """Whether flash attention is that of patch 0017: its kernels are for x86-64 alone."""
+    """Whether flash attention is that of patch 0005: its kernels are for x86-64 alone."""
     return has_lanes() and platform.machine() in _MACHINES
 
 

@@ -40,7 +40,7 @@ def generate(
 
     RequestError when llama.cpp cannot load the model, or a prompt does not fit into the context.
     """
-    import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
     check_trunk(path)
     try:
@@ -82,12 +82,14 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
 
     It raises RequestError where the template fails.
     """
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # noqa: PLC0415
+    from .runtime import llama_cpp  # noqa: PLC0415
 
     if not template:
         return None
     try:
-        formatter = Jinja2ChatFormatter(template=template, eos_token="", bos_token="")
+        formatter = llama_cpp.llama_chat_format.Jinja2ChatFormatter(
+            template=template, eos_token="", bos_token=""
+        )
     except TEMPLATE_ERRORS as error:
         raise RequestError(template_fault(error)) from None
 

@@ -5,9 +5,8 @@ first call, not with this module.
 """
 
 import ctypes
-import sys
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,14 @@ from .quantizer import quantize_rows
 
 class GgmlError(Exception):
     """ggml refused its input; the text says what it was given."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What ggml can compute on: its name, such as CUDA0, and what the hardware calls itself."""
+
+    name: str
+    description: str
 
 
 class _TypeTraits(ctypes.Structure):
@@ -43,13 +50,9 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 @cache
 def _library() -> ctypes.CDLL:
     """libggml-base as llama_cpp loaded it, with typed functions."""
-    import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
-    folder = Path(
-        getattr(llama_cpp.llama_cpp, "_base_path", Path(llama_cpp.__file__).parent / "lib")
-    )
-    names = {"darwin": "libggml-base.dylib", "win32": "ggml-base.dll"}
-    lib = ctypes.CDLL(str(folder / names.get(sys.platform, "libggml-base.so")))
+    lib = ctypes.CDLL(str(loaded_library("ggml-base")))
     # void ggml_quantize_init(enum ggml_type type);
     lib.ggml_quantize_init.restype = None
     lib.ggml_quantize_init.argtypes = [ctypes.c_int]
@@ -68,6 +71,26 @@ def _library() -> ctypes.CDLL:
     lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
     lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
     return lib
+
+
+def devices() -> list[Device]:
+    """The devices of all backends that are loaded, in ggml's order."""
+    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
+
+    base, registry = _library(), ctypes.CDLL(str(loaded_library("ggml")))
+    # size_t ggml_backend_dev_count(void);
+    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
+    registry.ggml_backend_dev_count.argtypes = []
+    # ggml_backend_dev_t ggml_backend_dev_get(size_t index);
+    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
+    registry.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    # const char * ggml_backend_dev_name(ggml_backend_dev_t device);  description likewise
+    texts = (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
+    for function in texts:
+        function.restype = ctypes.c_char_p
+        function.argtypes = [ctypes.c_void_p]
+    found = map(registry.ggml_backend_dev_get, range(registry.ggml_backend_dev_count()))
+    return [Device(*(text(d).decode(errors="replace") for text in texts)) for d in found]
 
 
 def prepare(kind: TensorType) -> None:

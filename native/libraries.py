@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-
-import llama_cpp
 
 from ._bindings import library
 from .exact import kernels
+from .runtime import llama_cpp, runtime
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class LoadedLibraries:
 def loaded_libraries(gpu_layers: int) -> LoadedLibraries:
     """The libraries, and the device for models with `gpu_layers` layers on the GPU (-1: all)."""
     device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
-    folder = str(Path(llama_cpp.llama_cpp._lib._name).parent)
-    return LoadedLibraries(device, kernels(), folder, version("llama-cpp-python"))
+    return LoadedLibraries(device, kernels(), str(runtime.folder), version("llama-cpp-python"))
 
 
 def has_gpu() -> bool:

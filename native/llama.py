@@ -12,7 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
-import llama_cpp
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
@@ -33,6 +32,7 @@ from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
+from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .turns import Turns
 
@@ -46,6 +46,10 @@ DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 # batch of the rest is still large enough to be as fast as any.
 KEPT_PROMPT = 256
 KEPT_BEFORE_END = 64
+
+# Most tokens drafted from the text in one cycle: a batch of 16 with the token before them, up to
+# which a token's bits do not depend on its batch (docs/verification.md).
+LOOKUP_TOKENS = 15
 
 
 def _at_once(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -101,7 +105,10 @@ class MTPLlama(llama_cpp.Llama):
     all, -1 none. mtp_head: another file to take the head from. mtp_device: ggml's name of the
     device for the head; by default where the trunk is. draft_threads: CPU threads of the head; 0:
     as many as the trunk. keep_prompt: keep a copy of the recurrent state near the end of each long
-    prompt, in host memory, so that a prompt that begins alike is not evaluated anew.
+    prompt, in host memory, so that a prompt that begins alike is not evaluated anew. lookup: also
+    draft from the text itself, up to 15 tokens at a time, wherever a copy of earlier text promises
+    more tokens per millisecond than the head. It works without a head, too. With rollback
+    "snapshot" it needs memory for 15 snapshots unless the libraries replay (docs/native.md).
 
     depth, rollback, fastmtp_size and draft_threads that are left None are as the model's profile
     says (`mtp-gguf tune`), where there is one for this file and machine (profile=False: it is not
@@ -134,6 +141,7 @@ class MTPLlama(llama_cpp.Llama):
         draft_threads: int | None = None,
         profile: bool = True,
         busy: Literal["wait", "raise"] = "wait",
+        lookup: bool = False,
         **options: Any,
     ) -> None:
         self._turns = Turns(wait=busy == "wait")
@@ -145,6 +153,8 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected none, the model drafts for itself")
+        if runtime.note:
+            warnings.warn(runtime.note, stacklevel=2)
         device = _trunk_device(options)
         check_trunk(Path(model_path))
         asked = (depth, fastmtp_size, rollback, draft_threads)
@@ -158,6 +168,11 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
         optional = asked[0] in (None, AUTO) and not exact and depth != 0
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
+        if why is not None and lookup:
+            unrelated = _why_plain(Path(model_path), options, look_for_head=False)
+            if unrelated is None:  # only the head is missing, and the text drafts without one
+                _note(model_path, f"{why}; drafting from the text alone")
+                why, depth = None, 0
         self._plain = why is not None  # run by llama_cpp.Llama's methods, without a session
         if self._plain and depth != 0:
             if not optional:
@@ -175,6 +190,7 @@ class MTPLlama(llama_cpp.Llama):
             _choose_attention(options, device)
         self.depth = depth
         self.max_depth = max_depth if depth == AUTO else depth
+        self._max_lookup = min(LOOKUP_TOKENS, room) if lookup and not self._plain else 0
         self._rejection = rejection
         self._keep_prompt = keep_prompt
         self._origin = 0
@@ -191,6 +207,7 @@ class MTPLlama(llama_cpp.Llama):
             "draft_threads": settings.draft_threads,
             "profile": False,
             "busy": busy,
+            "lookup": lookup,
         }
         self._batches = Batches()
         if exact:
@@ -248,6 +265,7 @@ class MTPLlama(llama_cpp.Llama):
             rollback=self._mode,
             max_rows=self._batches.max_rows,
             min_rows=self._batches.min_rows,
+            max_lookup=self._max_lookup,
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
@@ -277,7 +295,8 @@ class MTPLlama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        drafts = self.max_depth if self._mode is Rollback.SNAPSHOT else 0
+        most = max(self.max_depth, self._max_lookup)
+        drafts = most if self._mode is Rollback.SNAPSHOT else 0
         if not self._plain:
             params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
         self._context_params = params
@@ -735,8 +754,8 @@ def _layout_hint(model: Path) -> str:
         return ""
     return (
         f"; its draft vocabulary is stored as a {head.draft.layout.value}, which llama.cpp loads "
-        "with patches alone: let LLAMA_CPP_LIB_PATH be the last line of `mtp-gguf build-server "
-        "--where`, or pass this file as mtp_head beside its trunk"
+        "with patches alone: `mtp-gguf info` says why they do not run here; or pass this file as "
+        "mtp_head beside its trunk"
     )
 
 

@@ -30,7 +30,7 @@ def quantize_file(
     overrides: regular expressions (C++ std::regex, searched) with the type of what they match.
     imatrix: importance by tensor name, as many values as row length times experts.
     """
-    import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type
@@ -93,8 +93,7 @@ def quantize_file_apart(source: Path, target: Path, file_type: int) -> None:
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
     """What llama.cpp logs meanwhile, instead of its way to standard error."""
-    import llama_cpp  # noqa: PLC0415
-    from llama_cpp._logger import llama_log_callback  # noqa: PLC0415
+    from .runtime import llama_cpp  # noqa: PLC0415
 
     log: list[str] = []
 
@@ -106,4 +105,4 @@ def _captured_log() -> Iterator[list[str]]:
     try:
         yield log
     finally:
-        llama_cpp.llama_log_set(llama_log_callback, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))

@@ -4,8 +4,6 @@ All releases the GIL while it works and may be called from several threads.
 """
 
 import ctypes
-import importlib.resources
-import sys
 from functools import cache
 from typing import Any
 
@@ -28,12 +26,9 @@ _REASONS = {
 @cache
 def _library() -> ctypes.CDLL:
     """libmtp_quantize, resolved to the ggml that llama_cpp has loaded, with typed functions."""
-    import llama_cpp  # noqa: F401, PLC0415  (loads the libraries)
+    from .runtime import native_library  # noqa: PLC0415  (loads the libraries)
 
-    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    prefix = "" if sys.platform == "win32" else "lib"
-    folder = importlib.resources.files("mtp_gguf.native") / "lib"
-    lib = ctypes.CDLL(str(folder / f"{prefix}mtp_quantize.{suffix}"))
+    lib = ctypes.CDLL(str(native_library("mtp_quantize")))
     # int32_t mtp_quantize_api_version(void);
     lib.mtp_quantize_api_version.restype = ctypes.c_int32
     lib.mtp_quantize_api_version.argtypes = []

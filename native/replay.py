@@ -2,7 +2,7 @@
 
 import os
 
-import llama_cpp
+from .runtime import llama_cpp
 
 _OPERATION = "ggml_gated_delta_net_replay"
 _SWITCH = "LLAMA_RS_REPLAY"  # "0" keeps states

@@ -32,7 +32,7 @@ class Vocabulary:
     """A GGUF's tokenizer; a context manager. RequestError when llama.cpp cannot load it."""
 
     def __init__(self, path: Path) -> None:
-        import llama_cpp  # noqa: PLC0415  (loads the libraries)
+        from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
         for fault in vocabulary_faults(path):
             raise RequestError(f"{path}: {fault}")
@@ -77,6 +77,6 @@ class Vocabulary:
 @cache
 def _silence() -> Any:
     """A log callback that says nothing; llama.cpp keeps it, so it must live on."""
-    import llama_cpp  # noqa: PLC0415
+    from .runtime import llama_cpp  # noqa: PLC0415
 
     return llama_cpp.llama_log_callback(lambda *_: None)

@@ -1,14 +1,18 @@
-"""Building llama.cpp with our patches, once, into a cache folder.
+"""Builds of llama.cpp with our patches, each made once and kept in a cache folder.
 
-Additions are the patches and the sources of the head that they build in.
+Two things are made: a llama-server with its tools, and the libraries that the package ships for
+Python. Additions are the patches and the sources of the head that the server builds in.
 
-    server/0.3.36-<additions>-<options>/      a finished build; the folder appears in one step
-        build.json                            what it was made from
-        bin/                                  programs and shared libraries, side by side
-    server/0.3.36-<additions>-<options>.work/ an unfinished one: sources, objects, build.log
-    server/0.3.36-<additions>-<options>.lock  held by the process that is building
+    server/0.3.36-<additions>-<options>/       a finished server; the folder appears in one step
+        build.json                             what it was made from
+        bin/                                   programs and shared libraries, side by side
+    libraries/0.3.36-<patches>-<options>/      the finished libraries, with their build.json
+    server/0.3.36-<patches>-<options>.work/    sources, objects, build.log
+    server/0.3.36-<patches>-<options>.lock     held by the process that works there
 
-An interrupted build is taken up where it was left: ninja keeps no object that it did not finish.
+Both are compiled in the same work folder where their options are the same, so that the server's
+build takes up the objects of the libraries. It ends with the server. An interrupted build is taken
+up where it stopped: ninja keeps no object that it did not finish.
 """
 
 import fcntl
@@ -24,19 +28,28 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.system import shared_library
 
-from .patches import add_head, apply, digest, read_head_sources, read_patches
+from .patches import Addition, add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
 TARGETS = ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server")
+# What the patches change, apart from the programs; ggml's registry (libggml) and the backends of
+# GPUs are those of llama-cpp-python.
+LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
 LOG_LINES = 25
+MARKER = "build.json"
 
-_MARKER = "build.json"
+# Not in libggml-cpu, libggml-base or libllama; and loadable backends would have no libggml-cpu.
+_NO_LIBRARY_OPTION = re.compile(
+    r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL|VULKAN)[:=]"
+)
+_CPUINFO = Path("/proc/cpuinfo")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 Report = Callable[[str], None]
@@ -50,7 +63,7 @@ class Build:
 
     @property
     def libraries(self) -> Path:
-        """The folder of the shared libraries, which `LLAMA_CPP_LIB_PATH` takes."""
+        """The folder of the server's shared libraries."""
         return self.root / "bin"
 
     @property
@@ -72,7 +85,9 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
     ours = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DBUILD_SHARED_LIBS=ON",
-        "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the libraries are found wherever the folder goes
+        # The libraries are found wherever the folder goes.
+        "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+        f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
         "-DGGML_RPC=ON",
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -84,6 +99,14 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
     if sys.platform == "darwin":
         ours += ["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]
     return [*ours, *split_options(os.environ.get("CMAKE_ARGS", ""), "CMAKE_ARGS"), *extra]
+
+
+def library_options() -> list[str]:
+    """What cmake is told for the libraries: `cmake_options` without the backends of GPUs."""
+    options = [option for option in cmake_options() if not _NO_LIBRARY_OPTION.match(option)]
+    if sys.platform == "darwin":  # ggml would turn these on by itself
+        options += ["-DGGML_METAL=OFF", "-DGGML_BLAS=OFF"]
+    return options
 
 
 def split_options(text: str, origin: str) -> list[str]:
@@ -98,7 +121,7 @@ def split_options(text: str, origin: str) -> list[str]:
 
 def find_build() -> Build | None:
     """The newest finished build of this version with these patches, whatever its options."""
-    finished = cache_folder("server").glob(f"{_family()}-*/{_MARKER}")
+    finished = cache_folder("server").glob(f"{_family()}-*/{MARKER}")
     newest = max(finished, key=lambda marker: marker.stat().st_mtime, default=None)
     return Build(newest.parent) if newest else None
 
@@ -108,16 +131,17 @@ def clean() -> int:
 
     ServerError when one of them is being built.
     """
-    folders = [entry for entry in cache_folder("server").iterdir() if entry.is_dir()]
+    kinds = (cache_folder("server"), cache_folder("libraries"))
+    folders = [entry for kind in kinds for entry in kind.iterdir() if entry.is_dir()]
     for folder in folders:
-        with _lock(folder.with_name(f"{folder.name.removesuffix('.work')}.lock")):
+        with _lock(kinds[0] / f"{folder.name.removesuffix('.work')}.lock"):
             # A name that no search takes for a build, in case removing is interrupted.
             shutil.rmtree(folder.rename(folder.with_name(f".removed.{folder.name}")))
     return len(folders)
 
 
 def build(options: Sequence[str], archive: Path | None, jobs: int | None, report: Report) -> Build:
-    """The build with these cmake `options`; made unless it is there.
+    """The server's build with these cmake `options`; made unless it is there.
 
     archive: the source distribution where pip is not to fetch it. jobs: parallel compilers, None
     for ninja's own choice. report: called with what is being done.
@@ -126,28 +150,61 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
     """
     key = f"{_family()}-{_short(json.dumps([*options, platform.machine()]))}"
     done = Build(cache_folder("server") / key)
-    if (done.root / _MARKER).is_file():
+    if (done.root / MARKER).is_file():
         return done
-    cmake, ninja = _tool("cmake"), _tool("ninja")
-    work = done.root.with_name(f"{key}.work")
-    with _lock(done.root.with_name(f"{key}.lock")) as lock:
-        work.mkdir(exist_ok=True)
-        source = work / "source"
-        if not source.is_dir():
-            _prepare(source, archive, report)
-        objects = work / "build"
-        report("configuring")
-        generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        _run([cmake, "-S", source, "-B", objects, *generator, *options], work, lock, report)
-        parallel = ["--parallel", str(jobs)] if jobs else []
-        _run([cmake, "--build", objects, "--target", *TARGETS, *parallel], work, lock, report)
-        _finish(objects / "bin", done, options)
+    work = _work_folder(options)
+    with _lock(work.with_suffix(".lock")) as lock:
+        if (done.root / MARKER).is_file():  # another process was faster
+            return done
+        _compile(work, TARGETS, options, archive, jobs, lock, report, head=read_head_sources())
+        _keep_libraries(work, options)
+        _keep_programs(work, done.root, options)
         shutil.rmtree(work)
     return done
 
 
+def build_libraries(
+    target: Path, archive: Path | None, jobs: int | None, report: Report
+) -> list[Path]:
+    """Put the libraries, and the marker that says what they are, into the folder `target`.
+
+    They are made unless the cache has them; where another process is at it, this one waits.
+    archive, jobs, report and what is raised: as for `build`.
+    """
+    options = library_options()
+    work = _work_folder(options)
+    kept = _libraries_folder(work)
+    with _lock(work.with_suffix(".lock"), report) as lock:
+        if not (kept / MARKER).is_file():
+            _compile(work, LIBRARIES, options, archive, jobs, lock, report)
+            _keep_libraries(work, options)
+        target.mkdir(parents=True, exist_ok=True)
+        return [Path(shutil.copy2(file, target)) for file in sorted(kept.iterdir())]
+
+
 def _family() -> str:
     return f"{base().version}-{digest([*read_patches(), *read_head_sources()])[:10]}"
+
+
+def _work_folder(options: Sequence[str]) -> Path:
+    """Where these options are compiled on this CPU, whose instructions ggml uses by default."""
+    key = _short(json.dumps([*options, platform.machine(), _cpu_features()]))
+    patches = digest(read_patches())[:10]
+    return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
+
+
+def _libraries_folder(work: Path) -> Path:
+    return cache_folder("libraries") / work.stem
+
+
+def _cpu_features() -> str:
+    """The instruction sets of this CPU, or its name where the system does not list them."""
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return value.strip()
+    return platform.processor()
 
 
 def _short(text: str) -> str:
@@ -162,8 +219,12 @@ def _tool(name: str) -> str:
     return found
 
 
-def _prepare(source: Path, archive: Path | None, report: Report) -> None:
-    """Put the patched tree under its name, in one step."""
+def _source(work: Path, archive: Path | None, report: Report) -> Path:
+    """The patched tree in the folder `work`; it is put under its name in one step."""
+    source = work / "source"
+    if source.is_dir():
+        return source
+    work.mkdir(exist_ok=True)
     if archive is None:
         report("fetching the sources with pip")
         archive = fetch_archive()
@@ -172,40 +233,83 @@ def _prepare(source: Path, archive: Path | None, report: Report) -> None:
     report("unpacking and patching the sources")
     unpatched = source.with_name("source.unpatched")
     shutil.rmtree(unpatched, ignore_errors=True)
-    unpack_llama_cpp(archive, unpatched)
+    unpack_llama_cpp(archive, unpatched, without=("docs", "models"))
     apply(read_patches(), unpatched)
-    add_head(read_head_sources(), unpatched)
     unpatched.rename(source)
+    return source
 
 
-def _finish(programs: Path, done: Build, options: Sequence[str]) -> None:
-    """Make the build appear, whole, under its name."""
-    partial = done.root.with_name(f".{done.root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    programs.rename(partial / "bin")
+def _compile(
+    work: Path,
+    targets: Sequence[str],
+    options: Sequence[str],
+    archive: Path | None,
+    jobs: int | None,
+    lock: int,
+    report: Report,
+    head: Sequence[Addition] = (),
+) -> None:
+    """Prepare, configure and build `targets` in `work`; head: sources that they build in."""
+    cmake, ninja = _tool("cmake"), _tool("ninja")
+    source, objects = _source(work, archive, report), work / "build"
+    add_head(head, source)
+    report("configuring")
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    _run([cmake, "-S", source, "-B", objects, *generator, *options], work, lock, report)
+    parallel = ["--parallel", str(jobs)] if jobs else []
+    _run([cmake, "--build", objects, "--target", *targets, *parallel], work, lock, report)
+
+
+def _keep_libraries(work: Path, options: Sequence[str]) -> None:
+    """Keep the libraries of a build in the cache, where they are those of `library_options`."""
+    kept = _libraries_folder(work)
+    if [*options] != library_options() or (kept / MARKER).is_file():
+        return
+    collected = work / "libraries"
+    shutil.rmtree(collected, ignore_errors=True)
+    collected.mkdir()
+    for name in map(shared_library, LIBRARIES):
+        shutil.copy2(work / "build" / "bin" / name, collected)
+    _publish(collected, kept, options)
+
+
+def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
+    collected = work / "server"
+    shutil.rmtree(collected, ignore_errors=True)
+    collected.mkdir()
+    (work / "build" / "bin").rename(collected / "bin")
+    _publish(collected, done, options)
+
+
+def _publish(made: Path, done: Path, options: Sequence[str]) -> None:
+    """Make the folder `made` appear, whole and with a marker, as `done`."""
     made_from = {
         "llama-cpp-python": base().version,
         "llama.cpp": base().commit,
+        "machine": platform.machine(),
         "patches": [patch.name for patch in read_patches()],
         "options": list(options),
     }
-    (partial / _MARKER).write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
-    partial.rename(done.root)
+    (made / MARKER).write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
+    made.rename(done)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[int]:
+def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
     """Keep other processes from the same build.
 
-    Gives the file descriptor that holds the lock. The system frees it once every process that has
-    the descriptor is gone.
+    waiting: called once where another process has it, which is waited for; ServerError where that
+    is None. Gives the file descriptor that holds the lock. The system frees it once every process
+    that has the descriptor is gone.
     """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ServerError(f"{path.stem}: another process is building it") from None
+            if waiting is None:
+                raise ServerError(f"{path.stem}: another process is building it") from None
+            waiting("waiting for another process that is building the same")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 

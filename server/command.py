@@ -76,7 +76,7 @@ def server_command(
     if address.public and not allow_public and not _has_key(passed):
         raise RequestError(
             f"--host {address.host}: other machines can reach it and there is no API key; "
-            "pass one after `--` (--api-key), or --allow-public"
+            "pass --api-key KEY, or --allow-public"
         )
     notes = [*_check_layouts(server, model)]
     words = [str(server.path), "-m", str(model.file.path)]

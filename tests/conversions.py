@@ -6,8 +6,8 @@ that has the given words, no traceback, and an output folder in which nothing ch
 
 from __future__ import annotations
 
-import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 import checkpoints
-import llama_cpp
 import numpy as np
 from checkpoints import NUMPY_DTYPES, Array, Spec, write_checkpoint, write_safetensors
 from click.testing import Result
@@ -27,6 +26,7 @@ from gguf import GGUFReader, ReaderTensor
 from typer.testing import CliRunner
 
 from mtp_gguf.cli import app
+from mtp_gguf.native.runtime import VARIABLE
 
 # The smallest model with all kinds of layers; only blocks of 32 divide its rows of 64 and 96.
 TINY = Spec(
@@ -135,18 +135,25 @@ def value_of(path: Path, key: str) -> Any:
     return None if field is None else field.contents()
 
 
-_SILENCE = llama_cpp.llama_log_callback(lambda *_: None)  # llama.cpp keeps calling it
+_LOAD = """
+import sys
+from mtp_gguf.native.runtime import llama_cpp
+params = llama_cpp.llama_model_default_params()
+sys.exit(0 if llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params) else 3)
+"""
 
 
 def loads(path: Path) -> bool:
-    """Whether an unpatched llama.cpp loads a file, weights and all."""
-    llama_cpp.llama_log_set(_SILENCE, ctypes.c_void_p(0))
-    model = llama_cpp.llama_model_load_from_file(
-        str(path).encode(), llama_cpp.llama_model_default_params()
+    """Whether an unpatched llama.cpp loads a file, weights and all: in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, path],
+        env=os.environ | {VARIABLE: "stock"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if model:
-        llama_cpp.llama_model_free(model)
-    return bool(model)
+    assert done.returncode in (0, 3), done.stderr
+    return done.returncode == 0
 
 
 def differing(a: Mapping[str, ReaderTensor], b: Mapping[str, ReaderTensor]) -> list[str]:

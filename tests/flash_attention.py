@@ -1,6 +1,6 @@
 """Whether MTPLlama has flash attention on, with the loaded libraries and these options.
 
-cd tests; LLAMA_CPP_LIB_PATH=FOLDER python -m flash_attention MODEL OPTIONS
+cd tests; python -m flash_attention MODEL OPTIONS
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import json
 import sys
 from typing import Any
 
-import llama_cpp
-
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
 
 
 def is_on(model: str, options: dict[str, Any]) -> bool:

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, TensorType
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """What a model writes at each depth, greedily, with the default settings of a session.
 
-    cd tests; LLAMA_CPP_LIB_PATH=FOLDER python -m greedy_texts MODEL '{"depths": [0, 3], …}'
+    cd tests; python -m greedy_texts MODEL '{"depths": [0, 3], …}'
 
 The second word has the fields of `Work`. Prints JSON: of each depth the fields of `Written`.
 """

@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.vocabulary import Vocabulary
 
 Floats = npt.NDArray[np.float64]

@@ -200,7 +200,7 @@ def stop(scene: Scene, name: str, chance: random.Random) -> str:
     time.sleep(chance.uniform(0, 1.1 * scene.seconds[name]))
     os.kill(child, signal.SIGTERM)
     code = scene.wait(child)
-    assert code in (0, 1, -signal.SIGTERM), f"{name}: exit code {code}"
+    assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM), f"{name}: exit code {code}"
     assert not list(scene.folder.glob(".*.partial"))
     return scene.check(name, code)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp
 import numpy as np
+
+from mtp_gguf.native.runtime import llama_cpp
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 
 

@@ -1,6 +1,7 @@
-"""Programs of the tests that run on the libraries of `mtp-gguf build-server`, or on the stock ones.
+"""Programs of the tests that run on one set of llama.cpp's libraries.
 
-llama_cpp loads one set of libraries for a process, so each set has a process of its own.
+llama_cpp loads one set of libraries for a process, so each set has a process of its own. A set is
+FAST (those that the package ships), STOCK (those of llama-cpp-python) or a folder.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.server.build import find_build
-from mtp_gguf.server.find import VARIABLE
+from mtp_gguf.native.runtime import VARIABLE, native_library
 
+FAST, STOCK = "fast", "stock"
 LIBRARIES = "LLAMA_CPP_LIB_PATH"
 
 
 def patched_libraries() -> Path:
-    """The folder of the libraries with our patches; skips the test where there is none."""
-    stated = os.environ.get(VARIABLE)
-    built = find_build()
-    if stated:
-        return Path(stated).resolve().parent
-    if not built:
-        pytest.skip(f"no patched llama.cpp: run `mtp-gguf build-server`, or set {VARIABLE}")
-    return built.libraries
+    """The folder of the libraries with our patches, that of MTP_GGUF_LIBS if it names one.
+
+    Skips the test where there is none.
+    """
+    stated = os.environ.get(VARIABLE, "")
+    if stated not in ("", FAST, STOCK):
+        return Path(stated)
+    folder = native_library("mtp").parent / "fast"
+    if not folder.is_dir():
+        pytest.skip("mtp-gguf was installed without the patched libraries")
+    return folder
 
 
 def has_kernels() -> bool:
@@ -38,20 +42,22 @@ def has_kernels() -> bool:
 
 
 def run_on(
-    libraries: Path | None, module: str, *words: object, timeout: float, **environment: str
+    libraries: Path | str, module: str, *words: object, timeout: float, **environment: str
 ) -> str:
-    """Run a module beside this one on `libraries`, None for the stock ones; what it prints."""
+    """Run a module beside this one on `libraries`; what it prints."""
     return python_on(libraries, "-m", module, *words, timeout=timeout, **environment)
 
 
-def python_on(libraries: Path | None, *words: object, timeout: float, **environment: str) -> str:
-    """Run Python on `libraries`, None for the stock ones, beside this module; what it prints.
+def python_on(libraries: Path | str, *words: object, timeout: float, **environment: str) -> str:
+    """Run Python on `libraries`, beside this module; what it prints.
 
     No setting of ggml's is handed on but those in `environment`.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("GGML_") and k != LIBRARIES}
-    if libraries:
-        kept[LIBRARIES] = str(libraries)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+    if isinstance(libraries, Path):  # for programs that import llama_cpp themselves, too
+        kept |= {LIBRARIES: str(libraries), VARIABLE: ""}
+    else:
+        kept[VARIABLE] = libraries
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         env={**kept, **environment},

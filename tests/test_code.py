@@ -87,6 +87,21 @@ def test_imports_run_one_way(room: str) -> None:
             assert known, f"{path.relative_to(ROOT)} imports {module}"
 
 
+def test_one_module_imports_llama_cpp() -> None:
+    """native/runtime.py chooses the libraries that are loaded: an import of llama_cpp elsewhere,
+    before it, would make everything run on those of llama-cpp-python.
+    """
+    for room in (*PACKAGES, "tests", "benchmarks"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                modules = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and room in PACKAGES and not node.level:
+                    modules = [node.module or ""]
+                imported = any(module.split(".")[0] == "llama_cpp" for module in modules)
+                assert not imported or name == "native/runtime.py", f"{name} imports llama_cpp"
+
+
 @pytest.mark.parametrize("heading", ["Try it", "Test it"])
 def test_readme_has_the_command(heading: str) -> None:
     """CI runs the very line that the README gives."""

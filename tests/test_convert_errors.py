@@ -124,7 +124,7 @@ class TestHead:
     def test_without_its_layers(self, broken: Path, output: Path) -> None:
         edit_json(broken / "config.json", lambda c: c.update(mtp_num_hidden_layers=0))
         edit_tensors(broken, drop("mtp.layers."))
-        words = str(broken), "incomplete", "mtp.layers.*", "--no-mtp", "--mtp-from"
+        words = str(broken), "incomplete", "mtp.layers.*", "--no-mtp", "--from"
         refuse(broken, output, *words)
 
     def test_one_of_its_tensors_is_missing(self, broken: Path, output: Path) -> None:
@@ -195,7 +195,11 @@ class TestFiles:
         refuse(tmp_path / "nowhere", output, "nowhere", "folder with config.json")
 
     def test_a_file_in_place_of_the_folder(self, broken: Path, output: Path) -> None:
-        refuse(broken / "model.safetensors", output, "expected a folder")
+        refuse(
+            broken / "model.safetensors",
+            output,
+            "expected a checkpoint folder with config.json, found a file",
+        )
 
     def test_name_too_long_for_any_file(self, output: Path) -> None:
         refuse(Path("x" * 300), output, "too long")
@@ -890,7 +894,8 @@ class TestInterrupt:
             if number != signal.SIGINT:
                 process.send_signal(number)  # an impatient user
             _, stderr = process.communicate(timeout=60)
-        check_refusal(process.returncode, stderr, "interrupted", "nothing was written")
+        words = ("interrupted", "nothing was written")
+        check_refusal(process.returncode, stderr, *words, code=128 + number)
         assert held(output) == before
 
     def test_under_nohup(self, large: Path, output: Path) -> None:

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from reference import ReferenceModel
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 from upstream.llama_mtp import LlamaMtp
 
 from mtp_gguf.cli import app
+from mtp_gguf.native.runtime import llama_cpp
 
 DEMO = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
 PROMPTS = (

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from gguf.quants import quantize
 from tokenizers import Tokenizer
 
 from mtp_gguf.convert import draft_vocabulary
+from mtp_gguf.native.runtime import llama_cpp
 
 IDS_KEY = "mtp_gguf.fastmtp.token_ids"
 SHORT_HEAD = "blk.2.nextn.shared_head_head.weight"

@@ -204,15 +204,15 @@ def test_every_value(file: str, command: str, bench: Bench) -> None:
 
 # ---------------------------------------------------------------------------- upstream's answer
 
-# Where upstream writes something else for a spoiled file, and why ours is right. A key of the
-# metadata by the path that was spoiled.
+# transformers 5 takes full_attention_interval out of a config that has no layer_types, as that of
+# `moe`; which layers are full attention is in attention.recurrent_layers, and there we agree.
+ALWAYS = ("qwen35.full_attention_interval", "qwen35moe.full_attention_interval")
+# Keys that may differ where something under the given name was spoiled, and why ours is right.
 DEVIATIONS: dict[str, tuple[str, ...]] = {
-    # transformers 5 takes full_attention_interval out of a config that has no layer_types; which
-    # layers are full attention is in attention.recurrent_layers, and there we agree.
-    "layer_types": ("full_attention_interval",),
-    # A null is not set, so that the default counts: llama.cpp assumes the same where upstream
-    # writes no key.
-    "rope_theta": ("rope.freq_base",),
+    # Null is not set, so the default counts: what llama.cpp takes where upstream writes no key.
+    "rope_theta": ("qwen35.rope.freq_base", "qwen35moe.rope.freq_base"),
+    # Here transformers forgets the tokens of tokenizer.json that the settings do not repeat.
+    "added_tokens_decoder": ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"),
 }
 
 
@@ -221,13 +221,7 @@ def differences(theirs: Description, ours: Description, mutation: Mutation) -> l
         name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
         for name, t in theirs.tensors.items()
     }
-    allowed = [
-        f"{arch}.{key}"
-        for spoiled, keys in DEVIATIONS.items()
-        if spoiled in mutation.path
-        for key in keys
-        for arch in ("qwen35", "qwen35moe")
-    ]
+    allowed = [*ALWAYS, *(key for name in mutation.path for key in DEVIATIONS.get(str(name), ()))]
     return [
         *tensor_differences(tensors, ours.tensors, order=False),
         *metadata_differences(theirs, ours, allowed),

@@ -221,6 +221,12 @@ def test_missing_and_misshapen_parts(
         ("modelopt-nvfp4", "weight_scale", lambda a: np.full_like(a, np.nan), ("NaN",)),
         ("compressed-nvfp4", "weight_global_scale", lambda a: a * 0, ("finite", "inf")),
         ("modelopt-nvfp4", "weight_scale_2", lambda a: np.array([a, a]), ("one value",)),
+        (
+            "fp8-tensor",
+            "weight_scale_inv",
+            lambda _: np.ones((256, 256), np.float32),
+            ("expected shape [256, 1]", "found [256, 256]"),
+        ),
     ],
 )
 def test_values_that_cannot_be(

@@ -2,14 +2,11 @@
 
 #include "error.h"
 #include "fingerprint.h"
+#include "nextn.h"
 #include "stamp.h"
 #include "trunk_state.h"
 
 #include <algorithm>
-
-// llama.cpp's staging API (its src/llama-ext.h, not installed): hidden states for the MTP block.
-void    llama_set_embeddings_nextn(llama_context * ctx, bool value, bool masked);
-float * llama_get_embeddings_nextn(llama_context * ctx);
 
 namespace mtp {
 
@@ -27,13 +24,13 @@ Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
 }
 
 void Trunk::want_hidden() {
-    llama_set_embeddings_nextn(context_, true, /*masked*/ false);
+    nextn().set(context_, true, /*masked*/ false);
     wants_hidden_ = true;
 }
 
 Trunk::~Trunk() {
     if (wants_hidden_) {
-        llama_set_embeddings_nextn(context_, false, false);
+        nextn().set(context_, false, false);
     }
 }
 
@@ -73,7 +70,7 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
 }
 
 const float * Trunk::hidden() const {
-    const float * out = llama_get_embeddings_nextn(context_);
+    const float * out = nextn().get(context_);
     if (out == nullptr) {
         throw Error(MTP_ERROR_BACKEND, "llama.cpp handed out no hidden states");
     }

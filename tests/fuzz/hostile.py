@@ -152,14 +152,14 @@ def _head_of_another(path: Path, trunk: Path) -> str:
 def steps(path: Path, number: int, folder: Path) -> dict[str, Callable[[], str]]:
     """What is done with one file: `doctor` and `generate` always, one of the others in turn."""
     out = ("-o", folder / "o.gguf", "--overwrite")
-    sound = folder / "dense.gguf"
+    sound, trunk = folder / "dense.gguf", folder / "trunk.gguf"
     others: list[tuple[str, Callable[[], str]]] = [
         ("bench", lambda: _bench(path)),
         ("fastmtp add", lambda: _vocabulary(path, folder)),
         ("plain", lambda: _plain(path)),
         ("convert", lambda: _command("convert", path, *out, "--quant", "Q4_K_M")),
         ("head of another", lambda: _head_of_another(path, sound)),
-        ("graft from", lambda: _command("graft", sound, "--from", path, *out)),
+        ("graft from", lambda: _command("graft", trunk, "--from", path, *out, "--no-check")),
         ("extract", lambda: _command("extract", path, *out)),
         ("strip", lambda: _command("strip", path, *out)),
         ("compare", lambda: _command("compare", path, sound)),
@@ -372,6 +372,7 @@ def main() -> None:
         folder = Path(name)
         contents = base_contents(folder)
         (folder / "dense.gguf").write_bytes(contents["dense"].encode())
+        invoke("strip", folder / "dense.gguf", "-o", folder / "trunk.gguf")
         import_commands()
         campaign = Campaign(contents, folder)
         began = time.monotonic()

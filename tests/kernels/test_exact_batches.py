@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
-
-pytestmark = pytest.mark.server
+from mtp_gguf.native.runtime import VARIABLE
 
 ASK = """
 import json, sys
@@ -63,7 +62,7 @@ def test_batches_of_exact(
 ) -> None:
     path = trunk(tmp_path / "trunk.gguf", *types)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
-    environment["LLAMA_CPP_LIB_PATH"] = str(libraries)
+    environment[VARIABLE] = str(libraries)
     if lanes:
         environment["GGML_CPU_LANES"] = lanes
     done = subprocess.run(

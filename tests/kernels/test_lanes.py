@@ -18,7 +18,6 @@ from kernels.ggml_calls import Floats
 from kernels.sweep import CACHES, LENGTHS, QUERIES, SUPER_BLOCKS, columns, delta_rows, queries
 
 pytestmark = [
-    pytest.mark.server,
     pytest.mark.skipif(
         platform.machine() not in ("x86_64", "aarch64"), reason="kernels for x86-64 and ARM"
     ),

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.server
-
 
 def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(libraries: Path) -> None:
     done = subprocess.run(

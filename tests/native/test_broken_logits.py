@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from broken_logits import CHAINS, PROMPT, TOKENS
-from patched_build import patched_libraries, run_on
+from patched_build import FAST, STOCK, run_on
 
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F32
@@ -81,10 +81,9 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("libraries", ["stock", "patched"])
+@pytest.mark.parametrize("libraries", [STOCK, FAST])
 def test_a_text_ends_with_an_error(libraries, models_by_fault, dial) -> None:
-    folder = patched_libraries() if libraries == "patched" else None
-    said = run_on(folder, "broken_logits", json.dumps(models_by_fault), *DEPTHS, timeout=120)
+    said = run_on(libraries, "broken_logits", json.dumps(models_by_fault), *DEPTHS, timeout=120)
     ended = json.loads(said)
     assert ended.keys() == models_by_fault.keys()
     for fault, by_way in ended.items():

@@ -6,7 +6,6 @@ import struct
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import llama_cpp
 import numpy as np
 import pytest
 from native_trunk import Trunk, opened_session
@@ -14,6 +13,7 @@ from native_trunk import Trunk, opened_session
 from mtp_gguf.native import Checkpoint, CheckpointKind, Session
 from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

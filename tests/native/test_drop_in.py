@@ -11,13 +11,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 import pytest
-from patched_build import python_on
+from patched_build import STOCK, python_on
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_unfinished_streams_end_quietly(models) -> None:
     """Each way of leaving one, in a process of its own, whose freed memory is overwritten."""
     path = models.gguf("demo", "Q4_K_M", "F16")
     said = python_on(
-        None, "-m", "unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
+        STOCK, "-m", "unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
     )
     assert json.loads(said) == {}
 
@@ -163,7 +163,7 @@ for name, call in calls.items():
 llm.close()
 print(json.dumps(wrong))
 """
-    assert json.loads(python_on(None, "-c", code, timeout=60)) == {}
+    assert json.loads(python_on(STOCK, "-c", code, timeout=60)) == {}
 
 
 # ----------------------------------------------------------------------------- two-phase

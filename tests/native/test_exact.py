@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from native_trunk import Trunk
@@ -15,6 +14,7 @@ from native_trunk import Trunk
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.exact import Batches, exact_batches, has_lanes, sgemm_tensors
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
@@ -51,6 +51,7 @@ def test_every_bit_of_the_logits_is_the_plain_one(dial, shape: str, rollback: st
     assert_every_bit(dial(shape), (1, 8), rollback=rollback)
 
 
+@pytest.mark.stock
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint"])
 @pytest.mark.parametrize("quant", ["Q8_0", "F16", "BF16", "F32", "IQ4_NL"])
 def test_bases_whose_products_change_at_two_rows(dial, quant: str, rollback: str) -> None:
@@ -65,6 +66,7 @@ def test_threads_that_share_a_cache(dial, quant: str) -> None:
     assert_every_bit(dial("tiny", quant=quant), (2,), n=8, **cache, **threads)
 
 
+@pytest.mark.stock
 def test_random_weights_full_of_near_ties(models) -> None:
     path = models.gguf("dense-tied", "Q4_K_M", "F16")
     tokens, logits, _ = run(path, 0, exact=True)
@@ -91,6 +93,7 @@ def test_these_tests_can_fail(dial) -> None:
     assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_lanes()
 
 
+@pytest.mark.stock
 @pytest.mark.skipif(has_lanes(), reason="tests/kernels is for these libraries")
 def test_options_are_chosen_by_what_the_trunk_holds(dial) -> None:
     for name, quant, batches, cache in (

@@ -7,12 +7,11 @@ import platform
 from typing import Any
 
 import pytest
-from patched_build import patched_libraries, run_on
+from patched_build import FAST, STOCK, run_on
 
 Q8_0 = 8  # ggml's number
 
 
-@pytest.mark.server
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone")
 @pytest.mark.parametrize(
     ("lanes", "options", "on"),
@@ -26,7 +25,7 @@ Q8_0 = 8  # ggml's number
 )
 def test_on_the_patched_libraries(models, lanes: str, options: dict[str, Any], on: bool) -> None:
     said = run_on(
-        patched_libraries(),
+        FAST,
         "flash_attention",
         models.gguf("dense-tied"),
         json.dumps(options),
@@ -37,5 +36,5 @@ def test_on_the_patched_libraries(models, lanes: str, options: dict[str, Any], o
 
 
 def test_on_the_stock_libraries(models) -> None:
-    said = run_on(None, "flash_attention", models.gguf("dense-tied"), "{}", timeout=60)
+    said = run_on(STOCK, "flash_attention", models.gguf("dense-tied"), "{}", timeout=60)
     assert json.loads(said) is False

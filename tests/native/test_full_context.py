@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from native_trunk import Trunk, opened_session
@@ -15,6 +14,7 @@ from native_trunk import Trunk, opened_session
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 from all_pairs import all_pairs
 from greedy_texts import Work, Written
-from patched_build import has_kernels, patched_libraries, run_on
+from patched_build import FAST, has_kernels, run_on
 
 pytestmark = [
-    pytest.mark.server,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
     pytest.mark.skipif(not has_kernels(), reason="this CPU has no AVX2"),
 ]
@@ -53,11 +52,6 @@ SMALL = Work((0, 1, 3, 8, "auto"), prompts=(9, 240, 490), tokens=48, n_ctx=768)
 SMALL_LOGITS = replace(SMALL, depths=(0, 2, 7), logits=True)
 
 
-@pytest.fixture(scope="module")
-def libraries() -> Path:
-    return patched_libraries()
-
-
 def file_of(row: dict[str, Any], models: Any, dial: Any) -> Path:
     name, quant = row["model"], row["quant"]
     path: Path
@@ -68,18 +62,16 @@ def file_of(row: dict[str, Any], models: Any, dial: Any) -> Path:
     return path
 
 
-def write(libraries: Path, model: Path, work: Work, **environment: str) -> list[Written]:
+def write(model: Path, work: Work, **environment: str) -> list[Written]:
     """What the process of greedy_texts.py has written, by depth."""
-    said = run_on(
-        libraries, "greedy_texts", model, json.dumps(asdict(work)), timeout=900, **environment
-    )
+    said = run_on(FAST, "greedy_texts", model, json.dumps(asdict(work)), timeout=900, **environment)
     return [Written(**depth) for depth in json.loads(said)]
 
 
-def check(libraries: Path, model: Path, row: dict[str, Any], *works: Work) -> None:
+def check(model: Path, row: dict[str, Any], *works: Work) -> None:
     for work in works:
         given = replace(work, options={"flash_attn": row["flash_attn"]})
-        plain, *drafted = write(libraries, model, given)
+        plain, *drafted = write(model, given)
         assert [len(text) for text in plain.texts] == [work.tokens] * len(work.prompts)
         for depth, found in zip(work.depths[1:], drafted, strict=True):
             assert found.texts == plain.texts, depth
@@ -101,32 +93,32 @@ EVERYDAY = [
 
 
 @pytest.mark.parametrize("row", EVERYDAY, ids=name_of)
-def test_every_depth_writes_the_same(libraries, models, dial, row: dict[str, Any]) -> None:
-    check(libraries, file_of(row, models, dial), row, SMALL, SMALL_LOGITS)
+def test_every_depth_writes_the_same(models, dial, row: dict[str, Any]) -> None:
+    check(file_of(row, models, dial), row, SMALL, SMALL_LOGITS)
 
 
-def test_two_threads_write_the_same(libraries, models, dial) -> None:
+def test_two_threads_write_the_same(models, dial) -> None:
     """Few tokens: threads wait for each other, long where other programs run."""
     row = EVERYDAY[0]
     work = replace(TWO_THREADS, depths=(0, 3), prompts=(40,), tokens=8)
-    check(libraries, file_of(row, models, dial), row, work)
+    check(file_of(row, models, dial), row, work)
 
 
-def test_the_digests_see_rounding(libraries, models) -> None:
+def test_the_digests_see_rounding(models) -> None:
     """Without the kernels rows of several tokens are rounded in another way than a row alone."""
     path = models.gguf("demo", "F16", "F16")
-    plain, drafted, _ = write(libraries, path, SMALL_LOGITS, GGML_CPU_LANES="0")
+    plain, drafted, _ = write(path, SMALL_LOGITS, GGML_CPU_LANES="0")
     assert plain.logits != drafted.logits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
-def test_every_depth_writes_the_same_to_4096(libraries, models, dial, row: dict[str, Any]) -> None:
-    check(libraries, file_of(row, models, dial), row, FULL, FULL_LOGITS)
+def test_every_depth_writes_the_same_to_4096(models, dial, row: dict[str, Any]) -> None:
+    check(file_of(row, models, dial), row, FULL, FULL_LOGITS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", SETTINGS["quant"])
-def test_two_threads_write_the_same_to_4096(libraries, models, dial, quant: str) -> None:
+def test_two_threads_write_the_same_to_4096(models, dial, quant: str) -> None:
     row = {"model": "demo", "quant": quant, "flash_attn": quant in ("Q4_K_M", "F16")}
-    check(libraries, file_of(row, models, dial), row, TWO_THREADS)
+    check(file_of(row, models, dial), row, TWO_THREADS)

@@ -28,7 +28,7 @@ import gc, signal, sys
 from itertools import islice
 from pathlib import Path
 
-import llama_cpp
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native import MTPLlama
 
 path, kind = sys.argv[1:]

@@ -15,9 +15,12 @@ from ggml_graph import attention, expert_product, product
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES, has_lanes
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"), reason="exact refuses other machines"
-)
+pytestmark = [
+    pytest.mark.stock,
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64"), reason="exact refuses other machines"
+    ),
+]
 
 # Whole numbers, and what no weights have: activations alone.
 NOT_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}

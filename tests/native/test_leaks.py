@@ -6,12 +6,12 @@ import gc
 import os
 from pathlib import Path
 
-import llama_cpp
 import pytest
 from native_trunk import Trunk
 
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 
 STATUS = Path("/proc/self/statm")

@@ -9,17 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import llama_cpp
 import pytest
+from native_build import configure
 from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.native import _bindings
 from mtp_gguf.native.errors import LibraryMismatchError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp, runtime
 
 HEADER = Path(__file__).parents[2] / "native" / "include" / "mtp.h"
 
 
+@pytest.mark.stock
 def test_it_resolves_to_the_llama_cpp_that_python_has_loaded() -> None:
     _bindings.library()
     maps = Path("/proc/self/maps")
@@ -27,9 +29,7 @@ def test_it_resolves_to_the_llama_cpp_that_python_has_loaded() -> None:
         pytest.skip("no /proc here")
     loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "/libllama.so" in line}
     assert len(loaded) == 1, "two copies of libllama in one process"
-    stated = os.environ.get("LLAMA_CPP_LIB_PATH")
-    folder = Path(stated) if stated else Path(llama_cpp.__file__).parent / "lib"
-    assert Path(loaded.pop()).parent == folder.resolve()
+    assert Path(loaded.pop()).parent == runtime.folder.resolve()
 
 
 def test_it_names_what_it_was_built_for() -> None:
@@ -131,6 +131,20 @@ def test_gpus_are_named_as_llama_cpp_counts_them() -> None:
     assert names[0] == "CPU"
     if not llama_cpp.llama_supports_gpu_offload():
         assert set(names) == {"CPU"}
+
+
+def test_a_wheel_without_the_backend_that_is_asked_for_stops_the_install(tmp_path: Path) -> None:
+    """pip takes llama-cpp-python's wheel from its cache, whatever CMAKE_ARGS says now."""
+    if any(name != "CPU" for name in map(_device, range(2))):
+        pytest.skip("a GPU's backend is here")
+    with pytest.raises(subprocess.CalledProcessError) as stopped:
+        configure(HEADER.parents[2], tmp_path / "build", "-DGGML_CUDA=on")
+    said = b" ".join(stopped.value.stderr.split())  # CMake wraps it
+    assert b"pip cache remove llama_cpp_python" in said
+
+
+def _device(index: int) -> str:
+    return str(_bindings.library().mtp_gpu_name(index).decode())
 
 
 BACKENDS = {

@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 import typer
@@ -25,6 +24,7 @@ from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
 from mtp_gguf.native.replay import replays
+from mtp_gguf.native.runtime import llama_cpp
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 
@@ -55,6 +55,7 @@ SAMPLING = {
 }
 
 
+@pytest.mark.stock
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
 @pytest.mark.parametrize("quiet", [True, False], ids=["", "logprobs"])
 def test_completions_are_those_of_llama_cpp(dial, options, quiet: bool) -> None:
@@ -176,6 +177,7 @@ def test_a_reader_can_force_tokens(dial) -> None:
         assert take(llm, 6, [*PROMPT, *head, 11, 12]) == rest
 
 
+@pytest.mark.stock
 def test_states_are_saved_and_loaded(dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
@@ -234,7 +236,8 @@ def test_drafts_after_a_loaded_state_are_those_of_before(models) -> None:
 
 def test_states_of_others(models, dial) -> None:
     path = dial("tiny")
-    with plain(path) as theirs, load(path) as ours:
+    given = {"flash_attn": True}  # each keeps values in another order without
+    with plain(path, **given) as theirs, load(path, **given) as ours:
         want = take(ours, 8)
         take(theirs, 5)
         ours.load_state(theirs.save_state())
@@ -247,13 +250,13 @@ def test_states_of_others(models, dial) -> None:
             ours.load_state(state)
         assert ours.session.length() == ours.n_tokens == state.n_tokens
         assert take(ours, 8) == want
-        with load(dial("tiny-3v")) as another:
+        with load(dial("tiny-3v"), **given) as another:
             take(another, 3)
             with pytest.raises(RuntimeError, match="Failed to set llama state"):
                 another.load_state(state)
             assert another.n_tokens == another.session.length() == 0
             assert take(another, 3) == take(another, 3)
-    with load(path, depth=0) as none:
+    with load(path, depth=0, **given) as none:
         none.load_state(state)
         assert take(none, 8) == want
 
@@ -336,6 +339,7 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
         load(tmp_path / "absent.gguf")
 
 
+@pytest.mark.stock
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
     """They are heads beside a trunk; as a model the error says what there is to do."""
@@ -347,11 +351,11 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
         assert (llm.head.layout, llm.head.n_draft_vocab) == (layout, 324)
         assert take(llm, 12) == take(plain_llm, 12)
         assert llm.mtp_stats.drafted[0] > 0
-    if layout == "table" and replays(0):  # the libraries of build-server
+    if layout == "table" and replays(0):  # the fast libraries
         with load(trunk, depth=0) as plain_llm, load(head) as llm:
             assert take(llm, 12) == take(plain_llm, 12)
         return
-    said = "a head alone" if layout == "sidecar" else "stored as a table, .* LLAMA_CPP_LIB_PATH"
+    said = "a head alone" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
     with pytest.raises(ModelRefusedError, match=said):
         load(head)
 
@@ -540,6 +544,7 @@ def command() -> typer.Typer:
     return app
 
 
+@pytest.mark.stock
 def test_the_command(dial, command) -> None:
     arguments = [str(dial("tiny")), "-p", "aha", "-n", "24", "--ctx", "128", "-t", "1"]
     runner = CliRunner()

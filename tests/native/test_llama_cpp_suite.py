@@ -102,5 +102,5 @@ def test_the_suite_passes_whole(local_models, tmp_path) -> None:
     suite.write_text(adapted(source), encoding="utf-8")
     theirs = run_suite(suite, {**settings, "class": "Llama"})
     ours = run_suite(suite, {**settings, "class": "MTPLlama"})
-    assert ours.split()[:2] == theirs.split()[:2]  # so many passed, warnings aside
-    assert ours.split()[1].startswith("passed")
+    passed = [int(re.match(r"(\d+) passed", said)[1]) for said in (theirs, ours)]
+    assert passed[0] == passed[1] > 15

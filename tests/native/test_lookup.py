@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 from chi_square import far_off, two_samples
+from conversions import invoke
 from native_trunk import Trunk
 
+from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 
 LOOKUP = 12
@@ -168,3 +172,24 @@ def test_snapshots_must_hold_the_drafts(dial: Any) -> None:
         pytest.raises(NativeError, match="n_rs_seq of 12 or more, found 3"),
     ):
         Session(trunk.context, None, max_depth=0, max_lookup=LOOKUP)
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_mtp_llama_looks_up(dial: Any, tmp_path: Path, with_head: bool) -> None:
+    """The same text with and without lookup, also for a file that has no head."""
+    path = dial("tiny")
+    if not with_head:
+        assert invoke("strip", path, "-o", tmp_path / "trunk.gguf").exit_code == 0
+        path = tmp_path / "trunk.gguf"
+    prompt = copied_prompt(dial)
+    texts, stats = [], []
+    for lookup in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a file without a head is said to have none
+            llm = MTPLlama(str(path), n_ctx=256, n_threads=1, lookup=lookup, profile=False)
+        with closing(llm):
+            texts.append(list(islice(llm.generate(prompt, temp=0.0), 60)))
+            stats.append(llm.mtp_stats)
+    assert texts[0] == texts[1]
+    assert stats[0].text_cycles == 0
+    assert stats[1].text_accepted > 0

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from held_out_loss import Floats
-from patched_build import patched_libraries, run_on
+from patched_build import FAST, STOCK, run_on
 
 pytestmark = [
-    pytest.mark.server,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
 ]
 
@@ -32,7 +31,7 @@ MAX_MOVE = 2.0
 Losses = dict[int, Floats]  # [windows, tokens] by the size of batch
 
 
-def losses(libraries: Path | None, model: Path, folder: Path, windows: int, length: int) -> Losses:
+def losses(libraries: str, model: Path, folder: Path, windows: int, length: int) -> Losses:
     """What the process of held_out_loss.py has found."""
     out = folder / "losses.npz"
     work = {"windows": windows, "length": length, "batches": [1, 4, length]}
@@ -69,8 +68,8 @@ def as_good(stock: Losses, other: Losses) -> bool:
 
 def check(models, folder: Path, quant: str, windows: int, length: int) -> None:
     path = models.gguf("demo", quant, "F16")
-    stock = losses(None, path, folder, windows, length)
-    patched = losses(patched_libraries(), path, folder, windows, length)
+    stock = losses(STOCK, path, folder, windows, length)
+    patched = losses(FAST, path, folder, windows, length)
     print(f"\n{quant}, {stock[1].size} tokens, stock and patched:")
     assert as_good(stock, patched)
     assert np.array_equal(patched[1], patched[4])

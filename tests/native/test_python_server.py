@@ -6,10 +6,10 @@ import importlib.util
 import json
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import pytest
 
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from pathlib import Path

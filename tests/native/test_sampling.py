@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 import pytest
 import typer
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 
 if TYPE_CHECKING:

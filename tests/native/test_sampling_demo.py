@@ -12,13 +12,13 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import llama_cpp
 import numpy as np
 import pytest
 from chi_square import LEAST_EXPECTED, far_off, one_sample
 from llama_samplers import Chain
 
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]

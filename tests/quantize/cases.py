@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.safetensors import open_safetensors
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.native import quantizer
+from mtp_gguf.native.runtime import loaded_library
 
 Q5_K = BY_NAME["Q5_K"]
 X86_64 = ("x86_64", "AMD64")
@@ -50,9 +50,7 @@ Weights = NDArray[np.float32]
 
 @cache
 def _ggml() -> ctypes.CDLL:
-    folder = Path(llama_cpp.llama_cpp._base_path)
-    (library,) = (p for p in folder.glob("*ggml-base.*") if p.suffix in (".so", ".dylib", ".dll"))
-    lib = ctypes.CDLL(str(library))
+    lib = ctypes.CDLL(str(loaded_library("ggml-base")))
     lib.ggml_quantize_chunk.restype = ctypes.c_size_t
     lib.ggml_quantize_chunk.argtypes = [
         ctypes.c_int,

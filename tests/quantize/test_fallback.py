@@ -12,11 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import llama_cpp
 import pytest
 from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.native import quantizer
+from mtp_gguf.native.runtime import loaded_library
 from quantize.cases import KINDS, X86_64
 
 pytestmark = [
@@ -52,7 +52,8 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-D_GNU_SOURCE",
     ]
     headers = [f"-I{source}/include", f"-I{source}/src"]
-    (rest,) = Path(llama_cpp.llama_cpp._base_path).glob("libggml-base.so")
+    rest = library.with_name("libggml-base.so.0")  # its soname, which a loader looks for
+    rest.symlink_to(loaded_library("ggml-base"))
     code = str(source / "src" / "ggml-quants.c")
     linked = [str(rest), f"-Wl,-rpath,{rest.parent}"]
     subprocess.run(["cc", *flags, *headers, code, *linked, "-o", str(library)], check=True)

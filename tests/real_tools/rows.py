@@ -26,7 +26,7 @@ _COMPRESSOR = "llm-compressor 0.14, compressed-tensors 0.20"
 _MODELOPT = "ModelOpt 0.47"
 
 ROWS = (
-    Row(_TRANSFORMERS, "save_pretrained", daily=True),
+    Row(_TRANSFORMERS, "save_pretrained"),
     Row(_TRANSFORMERS, "save_pretrained, float32, sharded"),
     Row(_TRANSFORMERS, "save_pretrained, float16"),
     Row(_TRANSFORMERS, "save_pretrained, tied embeddings"),

@@ -1,6 +1,6 @@
 """Every tool's checkpoint becomes upstream's bytes, or is refused in one sentence.
 
-Two rows run every day; all of them, with the packages of the `real-tools` extra, by
+One row runs every day; all of them, with the packages of the `real-tools` extra, by
 
     pytest -m "slow or not slow" tests/real_tools
 

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp as llama
 import numpy as np
 import numpy.typing as npt
+
+from mtp_gguf.native.runtime import llama_cpp as llama
 
 SEQUENCES = 4
 UBATCH = 12  # within the 15 tokens up to which all kernels keep their bits

@@ -10,9 +10,11 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -22,12 +24,14 @@ from click.testing import Result
 from conversions import check_refusal, invoke, spawn
 
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.server import build as module
 from mtp_gguf.server import upstream_source
 from mtp_gguf.server.build import cmake_options
 from mtp_gguf.server.patches import Addition, apply
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 
+ROOT = Path(__file__).parents[2]
 PATCH = Addition(
     "0001-more.patch",
     b"--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1 +1,2 @@\n one\n+two\n"
@@ -38,10 +42,13 @@ CMAKE = """#!/bin/sh
 echo "$@" >> "$CMAKE_CALLS"
 if [ "$1" != --build ]; then echo configured; exit 0; fi
 echo "[1/4] Building a"
-if [ -n "$CMAKE_HANG" ]; then touch "$CMAKE_HANG"; sleep 60; fi
+if [ -n "$CMAKE_HANG" ]; then touch "$CMAKE_HANG"; sleep "${CMAKE_PAUSE:-60}"; fi
 if [ -n "$CMAKE_FAIL" ]; then echo "a.cpp:1: error: no such thing"; exit 2; fi
 mkdir -p "$2/bin"
-echo "#!/bin/sh" > "$2/bin/llama-server"
+for name in ggml-base ggml-cpu ggml llama; do
+    for file in "lib$name.so" "lib$name.dylib" "$name.dll"; do echo "$name" > "$2/bin/$file"; done
+done
+case "$*" in *llama-server*) echo "#!/bin/sh" > "$2/bin/llama-server";; esac
 echo "[4/4] Linking"
 """
 
@@ -57,6 +64,7 @@ class Machine:
             (tools / name).chmod(0o755)
         self.calls = root / "calls"
         self.cache = root / "cache" / "mtp-gguf" / "server"
+        self.libraries = root / "cache" / "mtp-gguf" / "libraries"
         monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         monkeypatch.setenv("CMAKE_CALLS", str(self.calls))
@@ -88,7 +96,20 @@ class Machine:
         return HOOK.format(base=(b.version, b.sha256, b.commit), patch=(PATCH.name, PATCH.data))
 
     def folders(self) -> list[Path]:
+        """The server's builds, finished or not."""
         return sorted(entry for entry in self.cache.glob("*") if entry.is_dir())
+
+    def build_libraries(self, target: Path, said: list[str] | None = None) -> list[str]:
+        """Put the libraries into `target`; the names of its files."""
+        report = said.append if said is not None else lambda _: None
+        files = module.build_libraries(target, self.archive, None, report)
+        assert sorted(target.iterdir()) == sorted(files)
+        return [file.name for file in files]
+
+    def targets(self) -> list[str]:
+        """What each call of cmake that built something was asked for."""
+        calls = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [call.partition("--target ")[2] for call in calls if "--target" in call]
 
 
 def failed(result: Result) -> tuple[int, str]:
@@ -242,11 +263,123 @@ def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setenv("CMAKE_FAIL", "1")
     machine.build("--cmake-args", "-DX=1")
     assert len(machine.folders()) == 2
-    assert invoke("build-server", "--clean").stdout == "removed 2 builds\n"
-    assert machine.folders() == []
+    assert len([*machine.libraries.iterdir()]) == 1
+    assert invoke("build-server", "--clean").stdout == "removed 3 builds\n"
+    assert machine.folders() == [*machine.libraries.iterdir()] == []
     assert invoke("build-server", "--clean").stdout == "nothing to remove\n"
     machine.build("--cmake-args", "-DX=1")
     assert invoke("build-server", "--clean").stdout == "removed 1 build\n"
+
+
+# ------------------------------------------------------------ the libraries
+
+
+LIBRARIES = [*map(shared_library, ("ggml-base", "ggml-cpu", "llama"))]
+
+
+def test_libraries_are_made_once_and_the_server_takes_up_their_objects(
+    machine: Machine, tmp_path: Path
+) -> None:
+    assert machine.build_libraries(tmp_path / "one") == ["build.json", *LIBRARIES]
+    made_from = json.loads((tmp_path / "one" / "build.json").read_text())
+    assert made_from["llama-cpp-python"] == "1.2.3"
+    assert made_from["machine"] == platform.machine()
+    (work,) = machine.folders()
+    assert machine.build_libraries(tmp_path / "two") == ["build.json", *LIBRARIES]
+    assert machine.targets() == ["ggml-base ggml-cpu llama"]
+
+    assert machine.build().exit_code == 0
+    calls = machine.calls.read_text().splitlines()
+    assert len(calls) == 4
+    assert all(str(work / "build") in call for call in calls)
+    (root,) = machine.folders()
+    assert root != work
+    machine.build_libraries(tmp_path / "three")
+    assert len(machine.targets()) == 2
+
+
+def test_a_server_leaves_its_libraries(machine: Machine, tmp_path: Path) -> None:
+    machine.build()
+    machine.build_libraries(tmp_path / "one")
+    assert len(machine.targets()) == 1
+
+
+def test_backends_of_gpus_are_not_compiled_for_the_libraries(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of llama-cpp-python, which were compiled with it."""
+    gpu = "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90 -DGGML_VULKAN:BOOL=ON -DGGML_BACKEND_DL=ON"
+    monkeypatch.setenv("CMAKE_ARGS", f"{gpu} -DGGML_NATIVE=OFF")
+    machine.build_libraries(tmp_path / "one")
+    configured = machine.calls.read_text().splitlines()[0]
+    assert "-DGGML_NATIVE=OFF" in configured
+    assert not {"CUDA=", "VULKAN", "BACKEND_DL"} & {
+        word for word in ("CUDA=", "VULKAN", "BACKEND_DL") if word in configured
+    }
+    machine.build()
+    assert len(machine.folders()) == 2  # the objects of another build are no use to this one
+    assert len([*machine.libraries.iterdir()]) == 1
+
+
+def test_another_cpu_or_other_patches_make_other_libraries(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build_libraries(tmp_path / "one")
+    monkeypatch.setattr(module, "_cpu_features", lambda: "sse2")
+    machine.build_libraries(tmp_path / "two")
+    other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
+    monkeypatch.setattr(module, "read_patches", lambda: [other])
+    machine.build_libraries(tmp_path / "three")
+    assert len(machine.targets()) == 3
+
+
+def test_a_changed_head_compiles_no_library_again(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build_libraries(tmp_path / "one")
+    monkeypatch.setattr(module, "read_head_sources", lambda: [Addition("head.cpp", b"// new")])
+    machine.build_libraries(tmp_path / "two")
+    assert len(machine.targets()) == 1
+
+
+def test_two_installs_at_once_compile_once(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first, and takes what it made."""
+    mark, target = tmp_path / "compiling", tmp_path / "one"
+    code = (
+        f"{machine.prelude}\nbuild.build_libraries(Path({str(target)!r}), "
+        f"Path({str(machine.archive)!r}), None, lambda _: None)"
+    )
+    monkeypatch.setenv("CMAKE_HANG", str(mark))
+    monkeypatch.setenv("CMAKE_PAUSE", "1")
+    with subprocess.Popen([sys.executable, "-c", code]) as first:
+        wait_for(mark)
+        monkeypatch.delenv("CMAKE_HANG")
+        said: list[str] = []
+        machine.build_libraries(tmp_path / "two", said)
+        assert said[0].startswith("waiting for another process")
+    assert first.returncode == 0
+    assert sorted(file.name for file in target.iterdir()) == ["build.json", *LIBRARIES]
+    assert len(machine.targets()) == 1
+
+
+def test_what_stops_an_install_is_a_sentence_with_the_ways_around_it(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """native/fast/make.py as CMake runs it: without an installed package, without network."""
+    script = ROOT / "native" / "fast" / "make.py"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for sdist, expected in (("", "pip could not fetch"), ("other.tar.gz", "other.tar.gz")):
+        command = [sys.executable, script, tmp_path / "made", *([sdist] if sdist else [])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        last = done.stdout.splitlines()[-1]
+        assert expected in last
+        assert "MTP_GGUF_SDIST=FILE" in last
+        assert "MTP_GGUF_LIBRARIES=OFF" in last
+        assert done.stderr == ""
 
 
 def test_a_missing_tool_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +411,8 @@ def test_the_environment_overrides_ours_and_the_command_line_both(
 def test_options_that_no_shell_reads_are_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_refusal(*failed(machine.build("--cmake-args", "-DX='a")), "--cmake-args", code=2)
+    done = machine.build("--cmake-args", "-DX='a")
+    check_refusal(done.exit_code, done.stderr, "--cmake-args", code=2)
     monkeypatch.setenv("CMAKE_ARGS", '"')
     check_refusal(*failed(machine.build()), "CMAKE_ARGS")
 

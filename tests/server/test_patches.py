@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from mtp_gguf.server.patches import (
     read_head_sources,
     read_patches,
 )
-from mtp_gguf.server.upstream_source import cache_folder, fetch_archive
+from mtp_gguf.server.upstream_source import cache_folder, fetch_archive, llama_cpp_source
 
 PATCHES = Path(__file__).parents[2] / "patches"
 
@@ -65,6 +66,20 @@ def test_the_patches_apply_and_are_as_their_commits_make_them() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"{len(read_patches())} patches" in done.stdout
+
+
+@pytest.mark.upstream
+def test_each_bug_fix_applies_without_the_other_patches() -> None:
+    index = (PATCHES / "README.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^\| (\d{4}) \| Bug fix\.", index, re.MULTILINE)
+    assert len(numbers) == 4
+    source = llama_cpp_source()
+    apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)}
+    for patch in read_patches():
+        if patch.name[:4] in numbers:
+            check = ["git", "apply", "--check", "-"]
+            done = subprocess.run(check, cwd=source, env=apart, input=patch.data, check=False)
+            assert done.returncode == 0, patch.name
 
 
 @pytest.mark.upstream

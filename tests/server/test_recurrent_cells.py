@@ -1,4 +1,4 @@
-"""A recurrent cell that makes room for others can still be rolled back (patches/)."""
+"""Rollback snapshots: in cells that move (patches/0003), for single tokens (patches/0013)."""
 
 from __future__ import annotations
 
@@ -67,3 +67,43 @@ def test_drafts_are_undone_in_a_cell_that_moved(
 ) -> None:
     want, have = answer(patched_server.parent, CODE, files("plain"), LLAMA_RS_REPLAY=replay)
     assert have == want  # without the patch snapshots differ by 7, where logits go to 5
+
+
+# Counts the copies in the graph of a batch, for contexts with and without rollback.
+COPIES = """
+import ctypes, json, sys
+import llama_cpp as llama
+
+model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
+describe = llama.llama_cpp._lib.ggml_op_desc
+describe.argtypes, describe.restype = (ctypes.c_void_p,), ctypes.c_char_p
+
+def copies(n_rs_seq, n_tokens):
+    operations = []
+
+    @llama.ggml_backend_sched_eval_callback
+    def note(tensor, ask, _):
+        if ask:
+            operations.append(describe(tensor))
+        return False
+
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_rs_seq, params.n_threads, params.n_threads_batch = 256, n_rs_seq, 1, 1
+    params.cb_eval = note
+    context = llama.llama_init_from_model(model, params)
+    tokens = (llama.llama_token * n_tokens)(*range(5, 5 + n_tokens))
+    operations.clear()  # of the warm-up
+    assert llama.llama_decode(context, llama.llama_batch_get_one(tokens, n_tokens)) == 0
+    llama.llama_free(context)
+    return operations.count(b"CPY")
+
+print(json.dumps([[copies(n_rs_seq, n_tokens) for n_tokens in (1, 4)] for n_rs_seq in (0, 3)]))
+"""
+
+
+def test_a_single_token_copies_one_snapshot_of_the_convolution(
+    patched_server: Path, files: Files
+) -> None:
+    plain, rollback = answer(patched_server.parent, COPIES, files("plain"), LLAMA_RS_REPLAY="0")
+    assert rollback[0] == plain[0]  # without the patch it is rollback[1]
+    assert rollback[1] > plain[1]  # a snapshot for each of four tokens

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sanitizers import needs_sanitizers, sanitizer_environment
 
+from mtp_gguf.native.runtime import VARIABLE
 from mtp_gguf.server.build import cmake_options
-from mtp_gguf.server.find import VARIABLE
 from mtp_gguf.server.patches import apply, read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 from server.conftest import Files
@@ -57,7 +57,7 @@ def test_kernels(libraries: Path) -> None:
     # -s: a report is written as the process dies
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "kernels"],
-        env=os.environ | sanitizer_environment() | {VARIABLE: str(libraries / "llama-server")},
+        env=os.environ | sanitizer_environment() | {VARIABLE: str(libraries)},
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

@@ -19,8 +19,7 @@ _SECONDS = 60  # for a file of a few megabytes
 
 def llama_loads(paths: Sequence[Path]) -> list[bool]:
     """Try each file with the stock libraries."""
-    env = {k: v for k, v in os.environ.items() if k != "LLAMA_CPP_LIB_PATH"}
-    env["PYTHONPATH"] = str(TESTS)
+    env = os.environ | {"PYTHONPATH": str(TESTS), "MTP_GGUF_LIBS": "stock"}
     command = [sys.executable, "-m", "surgery.llama_loads", *map(str, paths)]
     done = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True, check=True)
     return [line == "yes" for line in done.stdout.split()]
@@ -39,7 +38,7 @@ def main() -> None:
     """Fork for each file, so that an abort ends only that attempt."""
     import signal  # noqa: PLC0415
 
-    import llama_cpp  # noqa: F401, PLC0415  (once, for all forks)
+    from mtp_gguf.native import runtime  # noqa: F401, PLC0415  (once, for all forks)
 
     for path in sys.argv[1:]:
         child = os.fork()

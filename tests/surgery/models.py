@@ -98,7 +98,7 @@ def edited(
 
 def greedy_text(path: Path, tokens: int = 24) -> list[int]:
     """llama.cpp's continuation of a fixed prompt at temperature 0."""
-    import llama_cpp  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     prompt = [65, 66, 300, 301, 302, 67, 68]
     with closing(llama_cpp.Llama(str(path), n_ctx=128, verbose=False)) as llm:

@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
+from mtp_gguf.native.runtime import VARIABLE
 from surgery.models import edited, succeed
 
 # The demo's head was trained on such text: 58 of 96 when this was written, a little more or less on
@@ -193,6 +194,7 @@ def test_reasons_not_to_measure(
         measure_acceptance(demo / "trunk.gguf")
     table = ("--fastmtp", "512", "--fastmtp-layout", "table")
     succeed("convert", demo / "hf", "-o", tmp_path / "table.gguf", *table)
+    monkeypatch.setenv(VARIABLE, "stock")  # the fast libraries load this layout
     found = graft(demo, tmp_path / "table.gguf", tmp_path / "made.gguf")["acceptance"]
     assert found["share"] is None
     assert "Failed to load model" in found["skipped"]

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, LlamaFileType
+
+from mtp_gguf.native.runtime import llama_cpp
 
 from .sdist import llama_cpp_source
 

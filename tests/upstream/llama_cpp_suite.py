@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import huggingface_hub
-import llama_cpp
+
+from mtp_gguf.native.runtime import llama_cpp
 
 SUITE: dict[str, Any] = json.loads(os.environ["SUITE"])
 TEXTS = Path(SUITE["texts"])

@@ -15,10 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from gguf import GGMLQuantizationType
-from llama_cpp import llama_cpp_ext
+
+from mtp_gguf.native.runtime import llama_cpp
+
+from llama_cpp import llama_cpp_ext  # isort: skip
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]

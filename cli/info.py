@@ -1,0 +1,83 @@
+"""`mtp-gguf info`."""
+
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.server.build import find_build
+
+from .progress import printable, reports_errors
+
+
+@reports_errors
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Print which llama.cpp libraries run here, with which kernels, on which devices, and why.
+
+    MTP_GGUF_LIBS=stock runs llama-cpp-python's own libraries, =fast insists on those that the
+    package ships, and =FOLDER names others.
+
+    **Examples**
+
+    mtp-gguf info
+
+    MTP_GGUF_LIBS=stock mtp-gguf info --json
+    """
+    fields = _fields()
+    if as_json:
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    libraries = fields["libraries"]
+    lines = [
+        f"mtp-gguf {fields['version']}, {libraries['llama.cpp']}",
+        f"libraries: {libraries['kind']}, {libraries['folder']} ({libraries['reason']})",
+        f"kernels: {fields['kernels']} ({fields['cpu_features']})",
+        *(f"device: {device['name']}, {device['description']}" for device in fields["devices"]),
+        f"llama-server: {fields['llama_server'] or 'none built'}",
+        *(f"missing: {text}" for text in fields["missing"]),
+    ]
+    for line in lines:
+        typer.echo(printable(line))
+
+
+def say_note() -> None:
+    """Say on standard error why stock libraries run, where nobody asked for them."""
+    from mtp_gguf.native.runtime import runtime  # noqa: PLC0415  (loads llama.cpp)
+
+    if runtime.note:
+        typer.echo(f"mtp-gguf: {runtime.note}", err=True)
+
+
+def _fields() -> dict[str, Any]:
+    from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native._bindings import library  # noqa: PLC0415
+    from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.runtime import llama_cpp, runtime  # noqa: PLC0415
+
+    built = find_build()
+    missing = [runtime.note] if runtime.note else []
+    if built is None:
+        missing.append("a llama-server with patches/: `mtp-gguf build-server` makes it")
+    machine = this_machine(kernels())
+    features = llama_cpp.llama_print_system_info().decode().strip(" |")
+    return {
+        "version": version("mtp-gguf"),
+        "libraries": {
+            "kind": runtime.kind,
+            "folder": str(runtime.folder),
+            "reason": runtime.reason,
+            "llama.cpp": library().mtp_built_for().decode(),
+        },
+        "kernels": machine.kernels,
+        "cpu_features": features,
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "devices": [asdict(device) for device in ggml.devices()],
+        "llama_server": str(built.server) if built else None,
+        "missing": missing,
+    }

@@ -1,0 +1,257 @@
+"""The one importer of llama_cpp: which llama.cpp libraries this process runs on, and why.
+
+Everything else takes the module from here, `from .runtime import llama_cpp`, so that the libraries
+are chosen before they are loaded. The first of these decides:
+
+1. MTP_GGUF_LIBS: `stock`, `fast`, or a folder with llama.cpp's libraries;
+2. LLAMA_CPP_LIB_PATH, llama_cpp's own variable: a folder;
+3. an earlier import of llama_cpp, by somebody else;
+4. the fast libraries, which this package ships: llama.cpp with patches/;
+5. the stock libraries of the installed llama_cpp, with a note that says why.
+
+The fast libraries are only those that the patches change. ggml's registry and the backends of GPUs
+are the installed llama_cpp's, so that each device that works with stock libraries works with these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata, resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from mtp_gguf.gguf_tools.system import shared_library
+
+from .errors import LibraryMismatchError
+
+__all__ = ["VARIABLE", "Runtime", "llama_cpp", "loaded_library", "native_library", "runtime"]
+
+VARIABLE = "MTP_GGUF_LIBS"
+_LLAMA_CPP_VARIABLE = "LLAMA_CPP_LIB_PATH"
+_REINSTALL = "install mtp-gguf again (pip install --force-reinstall --no-deps)"
+_PROBE_SECONDS = 60.0
+_MISMATCH = 3  # exit code of _PROBE
+
+# Loads libraries in their order, the last of which is libmtp, and asks it about their versions.
+_PROBE = f"""
+import ctypes, sys
+for path in sys.argv[1:]:
+    library = ctypes.CDLL(path)
+library.mtp_last_error.restype = ctypes.c_char_p
+if library.mtp_check_runtime():
+    print(library.mtp_last_error().decode(errors="replace"))
+    sys.exit({_MISMATCH})
+"""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The libraries of this process.
+
+    kind: "fast", "stock", or "folder" for those that somebody named. folder: where libllama is.
+    reason: what decided. note: why stock libraries run though nobody asked for them, and the next
+    step; else None.
+    """
+
+    kind: Literal["fast", "stock", "folder"]
+    folder: Path
+    reason: str
+    note: str | None = None
+
+
+def native_library(name: str) -> Path:
+    """A file of this package's native libraries, such as `libmtp.so` for `mtp`."""
+    found = resources.files("mtp_gguf.native").joinpath("lib").joinpath(shared_library(name))
+    return Path(str(found))
+
+
+def loaded_library(name: str) -> Path:
+    """The file of one of llama.cpp's libraries that this process runs on, such as `ggml-base`."""
+    own = runtime.folder / shared_library(name)
+    return own if own.is_file() else _stock_folder() / shared_library(name)
+
+
+def _stock_folder() -> Path:
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise LibraryMismatchError(
+            "llama_cpp: expected the package, found none; pip install llama-cpp-python"
+        )
+    return Path(spec.origin).parent / "lib"
+
+
+def _fast_folder() -> Path:
+    return native_library("mtp").parent / "fast"
+
+
+def _choose() -> Runtime:
+    """The libraries to run on; LibraryMismatchError where those that were asked for cannot be."""
+    asked, stated = os.environ.get(VARIABLE), os.environ.get(_LLAMA_CPP_VARIABLE)
+    fast, stock = _fast_folder(), _stock_folder()
+    if "llama_cpp" in sys.modules:
+        return _imported(asked, fast, stock)
+    if asked == "stock":
+        return Runtime("stock", stock, f"{VARIABLE}=stock")
+    if asked and asked != "fast":
+        return Runtime("folder", _checked(Path(asked), VARIABLE, stock), VARIABLE)
+    if stated and not asked:
+        folder = _checked(Path(stated), _LLAMA_CPP_VARIABLE, stock)
+        return Runtime("folder", folder, _LLAMA_CPP_VARIABLE)
+    obstacle = _obstacle(fast, stock)
+    if obstacle is None:
+        reason = f"{VARIABLE}=fast" if asked else "the fast libraries, which the package ships"
+        return Runtime("fast", fast, reason)
+    if asked:
+        raise LibraryMismatchError(f"{VARIABLE}=fast: {obstacle}")
+    note = f"llama.cpp runs without the fast kernels: {obstacle} ({VARIABLE}=stock hides this)"
+    return Runtime("stock", stock, "the fast libraries cannot be used", note)
+
+
+def _imported(asked: str | None, fast: Path, stock: Path) -> Runtime:
+    """What an earlier import of llama_cpp has loaded."""
+    module = getattr(sys.modules["llama_cpp"], "llama_cpp", None)
+    folder = Path(getattr(module, "_base_path", stock))
+    kind: Literal["fast", "stock", "folder"] = (
+        "fast" if folder == fast else "stock" if folder == stock else "folder"
+    )
+    advice = "import mtp_gguf.native before llama_cpp"
+    if asked and asked != kind and Path(asked) != folder:
+        raise LibraryMismatchError(
+            f"{VARIABLE}={asked}: llama_cpp was imported earlier, with the libraries of {folder}; "
+            f"{advice}"
+        )
+    if kind == "stock" and not asked and _obstacle(fast, stock) is None:
+        warnings.warn(
+            f"llama_cpp was imported earlier, with its stock libraries; for the fast ones {advice}",
+            stacklevel=2,
+        )
+    return Runtime(kind, folder, "llama_cpp was imported earlier")
+
+
+def _obstacle(fast: Path, stock: Path) -> str | None:
+    """What keeps the fast libraries from running here, with the next step; None when nothing."""
+    marker = fast / "build.json"
+    if not fast.is_dir():
+        way = "none are made on Windows" if sys.platform == "win32" else _REINSTALL
+        return f"this installation has no fast libraries; {way}"
+    try:
+        made_from = json.loads(marker.read_text(encoding="utf-8"))
+        machine, version = made_from["machine"], made_from["llama-cpp-python"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{marker}: expected what the libraries were made from, found {error}; {_REINSTALL}"
+    for name in ("ggml-base", "ggml-cpu", "llama"):
+        if not (fast / shared_library(name)).is_file():
+            return f"{fast}: expected {shared_library(name)}, found no such file; {_REINSTALL}"
+    if machine != platform.machine():
+        return f"{fast}: expected libraries for {platform.machine()}, found {machine}; {_REINSTALL}"
+    try:
+        found = metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        found = "none"
+    if found != version:
+        return (
+            f"expected llama-cpp-python {version}, found {found}; "
+            f"pip install llama-cpp-python=={version}"
+        )
+    # With backends that ggml loads by itself, it would not take ours.
+    for name in ("ggml", "ggml-cpu"):
+        if not (stock / shared_library(name)).is_file():
+            return (
+                f"{stock}: expected {shared_library(name)}, found no such file; install "
+                f"llama-cpp-python=={version} without GGML_BACKEND_DL"
+            )
+    return None
+
+
+def _load_order(folder: Path, stock: Path) -> list[Path]:
+    """What is loaded before libllama: nothing where `folder` has all of llama.cpp's libraries.
+
+    Else the ggml of the installed llama_cpp, over a base and a CPU backend that must come first:
+    the loader takes a library that is loaded for each of the same name.
+    """
+    if (folder / shared_library("ggml")).is_file():
+        return []
+    own = [folder / shared_library(name) for name in ("ggml-base", "ggml-cpu")]
+    return [*(path for path in own if path.is_file()), stock / shared_library("ggml")]
+
+
+def _checked(folder: Path, variable: str, stock: Path) -> Path:
+    """`folder`, which `variable` names, after its libraries were loaded in a process of their own.
+
+    LibraryMismatchError where that fails, be it with a crash.
+    """
+    place = f"{variable}: {folder}"
+    advice = (
+        f"unset {variable}, or name a folder as in the last line of `mtp-gguf build-server --where`"
+    )
+    llama = folder / shared_library("llama")
+    try:
+        is_there = llama.is_file() or llama.with_suffix(".so").is_file()
+    except OSError as error:
+        raise LibraryMismatchError(f"{place}: {error.strerror}; {advice}") from None
+    if not is_there:
+        raise LibraryMismatchError(
+            f"{place}: expected a folder with {llama.name}, found none; {advice}"
+        )
+    paths = [*_load_order(folder, stock), llama, native_library("mtp")]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, *map(str, paths)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LibraryMismatchError(f"{place}: its libraries cannot be tried: {error}") from None
+    if done.returncode == 0:
+        return folder.absolute()
+    if done.returncode == _MISMATCH:
+        reason = done.stdout.strip()
+    elif done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        reason = f"loading its libraries ends with {name}: incomplete, or for another CPU"
+    else:
+        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = f"its libraries cannot be loaded: {last[-1].removeprefix('OSError: ')}"
+    raise LibraryMismatchError(f"{place}: {reason}; {advice}")
+
+
+@contextmanager
+def _selected(chosen: Runtime) -> Iterator[None]:
+    """Make an import of llama_cpp load these libraries; no child process inherits anything."""
+    before = os.environ.pop(_LLAMA_CPP_VARIABLE, None)
+    try:
+        if chosen.kind != "stock":
+            for path in _load_order(chosen.folder, _stock_folder()):
+                ctypes.CDLL(str(path))
+            os.environ[_LLAMA_CPP_VARIABLE] = str(chosen.folder)
+        yield
+    except (OSError, RuntimeError, AttributeError) as error:
+        if chosen.kind == "stock":
+            raise
+        raise LibraryMismatchError(
+            f"{chosen.folder}: its libraries cannot be loaded: {error}; {VARIABLE}=stock runs "
+            "without them"
+        ) from None
+    finally:
+        os.environ.pop(_LLAMA_CPP_VARIABLE, None)
+        if before is not None:
+            os.environ[_LLAMA_CPP_VARIABLE] = before
+
+
+runtime = _choose()
+with _selected(runtime):
+    import llama_cpp

@@ -1,0 +1,27 @@
+"""What must hold on llama-cpp-python's own libraries, too; the other tests run on the fast ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patched_build import STOCK
+
+from mtp_gguf.native.runtime import VARIABLE, runtime
+
+
+@pytest.mark.skipif(runtime.kind == STOCK, reason="this very run is on stock libraries")
+def test_the_subset_that_is_marked_so() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-m", "stock and not slow", Path(__file__).parent],
+        cwd=Path(__file__).parent,
+        env={**os.environ, VARIABLE: STOCK},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]

@@ -1,0 +1,250 @@
+"""Which llama.cpp libraries a process runs on; what is said where those asked for cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conversions import check_refusal, invoke
+from patched_build import FAST, LIBRARIES, STOCK, has_kernels, patched_libraries
+
+from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.native import runtime as module
+from mtp_gguf.native._bindings import library
+from mtp_gguf.native.runtime import VARIABLE
+
+STOCK_FOLDER = Path(str(find_spec("llama_cpp").origin)).parent / "lib"
+SAY = """
+import json, os, subprocess, sys
+from mtp_gguf.native.runtime import llama_cpp, runtime
+from mtp_gguf.native._bindings import library
+from mtp_gguf.native.exact import has_lanes
+library()
+child = [sys.executable, "-c", "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH'))"]
+inherited = subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip()
+print(json.dumps([runtime.kind, str(runtime.folder), runtime.note, has_lanes(), inherited]))
+"""
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process in which neither variable is set but by `environment`."""
+    kept = {k: v for k, v in os.environ.items() if k not in (VARIABLE, LIBRARIES)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def refused(**environment: str) -> str:
+    """The one sentence of a process that cannot run on what the environment asks for."""
+    code = (
+        "from mtp_gguf.gguf_tools.errors import MtpGgufError\n"
+        "try:\n    import mtp_gguf.native.runtime\n"
+        "except MtpGgufError as error:\n    print(error)\nelse:\n    raise SystemExit(3)"
+    )
+    done = python(code, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind", "inherited"),
+    [
+        ({}, FAST, "None"),
+        ({VARIABLE: FAST}, FAST, "None"),
+        ({VARIABLE: STOCK}, STOCK, "None"),
+        ({LIBRARIES: str(STOCK_FOLDER)}, "folder", str(STOCK_FOLDER)),
+        ({VARIABLE: str(STOCK_FOLDER)}, "folder", "None"),
+        ({VARIABLE: FAST, LIBRARIES: "/nowhere"}, FAST, "/nowhere"),
+        ({VARIABLE: STOCK, LIBRARIES: "/nowhere"}, STOCK, "/nowhere"),
+    ],
+)
+def test_what_decides(environment: dict[str, str], kind: str, inherited: str) -> None:
+    """The package's own libraries unless asked otherwise; what a child inherits is as before."""
+    fast = patched_libraries()
+    done = python(SAY, **environment)
+    assert done.returncode == 0, done.stderr
+    folder = fast if kind == FAST else STOCK_FOLDER
+    lanes = kind == FAST and has_kernels()
+    assert json.loads(done.stdout) == [kind, str(folder), None, lanes, inherited]
+    assert done.stderr == ""
+
+
+def test_an_earlier_import_is_kept_with_one_warning() -> None:
+    patched_libraries()
+    done = python("import llama_cpp\n" + SAY)
+    assert json.loads(done.stdout)[:2] == [STOCK, str(STOCK_FOLDER)]
+    assert done.stderr.count("import mtp_gguf.native before llama_cpp") == 1
+    assert python("import llama_cpp\n" + SAY, **{VARIABLE: STOCK}).stderr == ""
+    done = python("import llama_cpp\n" + SAY, **{VARIABLE: FAST})
+    assert "llama_cpp was imported earlier" in done.stderr.splitlines()[-1]
+    same = python("import llama_cpp\n" + SAY, **{LIBRARIES: str(STOCK_FOLDER)})
+    assert json.loads(same.stdout)[0] == STOCK
+
+
+def test_a_model_loaded_on_stock_libraries_by_default_says_so(models) -> None:
+    """As in an installation that has no fast libraries."""
+    source = Path(module.__file__).read_text().replace('.parent / "fast"', '.parent / "none"')
+    assert '"none"' in source
+    code = (
+        "import sys, types\nimport mtp_gguf.native\n"
+        "copy = types.ModuleType('mtp_gguf.native.runtime')\n"
+        "copy.__package__ = 'mtp_gguf.native'\nsys.modules[copy.__name__] = copy\n"
+        f"exec({source!r}, copy.__dict__)\n"
+        "from mtp_gguf.native import MTPLlama\n"
+        f"MTPLlama({str(models.gguf())!r}, n_ctx=64, verbose=False).close()\n"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("runs without the fast kernels") == 1
+    assert "install mtp-gguf again" in done.stderr
+
+
+# ------------------------------------------------------------ folders that cannot be run
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with stock libraries of one's own, to be broken."""
+    return Path(shutil.copytree(STOCK_FOLDER, tmp_path / "libraries"))
+
+
+@pytest.mark.parametrize("variable", [VARIABLE, LIBRARIES])
+def test_a_folder_without_libraries(variable: str, tmp_path: Path) -> None:
+    for folder in (tmp_path / "absent", tmp_path, Path(__file__)):
+        said = refused(**{variable: str(folder)})
+        assert said.startswith(f"{variable}: {folder}: expected a folder with libllama")
+        assert f"unset {variable}" in said
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root reads everything")
+def test_an_unreadable_folder(copied: Path) -> None:
+    copied.chmod(0)
+    try:
+        assert "Permission denied" in refused(**{LIBRARIES: str(copied)})
+    finally:
+        copied.chmod(0o755)
+
+
+def test_half_a_library_does_not_take_the_process_with_it(copied: Path) -> None:
+    """The loader maps what the headers promise, and dies where the file ends before."""
+    library = copied / shared_library("llama")
+    os.truncate(library, library.stat().st_size // 10)
+    assert "loading its libraries ends with SIG" in refused(**{LIBRARIES: str(copied)})
+    library.write_bytes(b"")
+    assert "its libraries cannot be loaded" in refused(**{VARIABLE: str(copied)})
+
+
+def test_a_folder_that_lacks_a_part(copied: Path) -> None:
+    for file in copied.glob("*ggml-base*"):
+        file.unlink()
+    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes a field of an ELF header")
+def test_libraries_for_another_architecture(copied: Path) -> None:
+    library = copied / "libllama.so"
+    data = bytearray(library.read_bytes())
+    arm, risc_v = 183, 243
+    data[18:20] = (risc_v if platform.machine() == "aarch64" else arm).to_bytes(2, "little")
+    library.write_bytes(data)
+    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+
+
+def test_libraries_of_another_version(copied: Path) -> None:
+    version = library().mtp_built_for().decode().split()[1]
+    other = version[:-1] + ("8" if version[-1] == "9" else "9")
+    for file in copied.glob("*ggml-base*"):
+        data = file.read_bytes()
+        assert data.count(version.encode() + b"\0") > 0
+        file.write_bytes(data.replace(version.encode() + b"\0", other.encode() + b"\0"))
+    said = refused(**{LIBRARIES: str(copied)})
+    assert f"built for ggml {version}" in said
+    assert f"has loaded ggml {other}" in said
+
+
+# ------------------------------------------------------------ fast libraries that cannot be used
+
+MARKER = {
+    "machine": platform.machine(),
+    "llama-cpp-python": metadata.version("llama-cpp-python"),
+}
+
+
+@pytest.mark.parametrize(
+    ("marker", "removed", "expected"),
+    [
+        (MARKER, "", None),
+        (None, "", "build.json: expected what the libraries were made from"),
+        ("{", "", "build.json: expected what the libraries were made from"),
+        ("[]", "", "build.json: expected what the libraries were made from"),
+        ({"machine": "x"}, "", "build.json: expected what the libraries were made from"),
+        ({**MARKER, "machine": "s390x"}, "", "found s390x"),
+        ({**MARKER, "llama-cpp-python": "0.0.1"}, "", "expected llama-cpp-python 0.0.1, found"),
+        (MARKER, "fast/llama", "libllama"),
+        (MARKER, "fast/ggml-cpu", "libggml-cpu"),
+        (MARKER, "stock/ggml-cpu", "GGML_BACKEND_DL"),
+        (MARKER, "stock/ggml", "GGML_BACKEND_DL"),
+    ],
+)
+def test_the_obstacle_is_said_with_the_next_step(
+    tmp_path: Path, marker: object, removed: str, expected: str | None
+) -> None:
+    fast, stock = tmp_path / "fast", tmp_path / "stock"
+    own, others = ("ggml-base", "ggml-cpu", "llama"), ("ggml", "ggml-cpu")
+    for folder, names in ((fast, own), (stock, others)):
+        folder.mkdir()
+        for name in names:
+            if f"{folder.name}/{name}" != removed:
+                (folder / shared_library(name)).touch()
+    if marker is not None:
+        text = marker if isinstance(marker, str) else json.dumps(marker)
+        (fast / "build.json").write_text(text)
+    found = module._obstacle(fast, stock)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert expected in found
+        assert "install" in found
+
+
+def test_no_fast_libraries(tmp_path: Path) -> None:
+    assert "no fast libraries" in (module._obstacle(tmp_path / "fast", STOCK_FOLDER) or "")
+
+
+# ------------------------------------------------------------ mtp-gguf info
+
+
+def test_info() -> None:
+    result = invoke("info")
+    assert result.exit_code == 0, result.stderr
+    assert f"libraries: {module.runtime.kind}, {module.runtime.folder}" in result.stdout
+    assert "device: CPU" in result.stdout
+    fields = json.loads(invoke("info", "--json").stdout)
+    assert fields["libraries"]["kind"] == module.runtime.kind
+    assert fields["devices"][-1]["name"] == "CPU"
+    assert ("LANES" in fields["cpu_features"]) == (fields["kernels"] != "stock")
+
+
+def test_info_on_libraries_that_cannot_be_run() -> None:
+    kept = {**os.environ, VARIABLE: "/nowhere"}
+    code = "from mtp_gguf.cli import main; import sys; sys.argv = ['mtp-gguf', 'info']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=False
+    )
+    check_refusal(done.returncode, done.stderr, "/nowhere", VARIABLE)
