@@ -86,7 +86,7 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
 def acceptance_lines(
     check: AcceptanceCheck, output: str, base: str, original: str
 ) -> Iterator[str]:
-    """The report: one line, and for a poor head why and what mends it.
+    """The report: one line, and for a poor head why and what fixes it.
 
     output, base: the files as a shell takes them. original: the model that the base was made of.
     """
@@ -102,10 +102,10 @@ def acceptance_lines(
             f"warning: without the draft vocabulary it would be {check.whole.share:.0%}: the list "
             "lacks the words of the text that was measured (English and Python)"
         )
-        yield f"  mend: mtp-gguf fastmtp add {output} --corpus FILES --in-place"
+        yield f"  fix: mtp-gguf fastmtp add {output} --corpus FILES --in-place"
         return
     yield (
         "warning: that is poor, drafting will cost more than it gives; a head of another "
         "fine-tune drafts so: take the one of the very model that was quantized"
     )
-    yield f"  mend: mtp-gguf graft {base} --from {original} -o {output} --overwrite"
+    yield f"  fix: mtp-gguf graft {base} --from {original} -o {output} --overwrite"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mtp_gguf.gguf_tools.compare import MetadataDifference, Side, TensorDifference
 
 _LINES = 20
+# Version of the JSON: 2 renamed the result of each tensor to `outcome`.
+_FORMAT = 2
 # What a conversion says of itself and not of the model.
 _OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.|split\.")
 
@@ -73,7 +75,7 @@ def compare(
     """
     from mtp_gguf.gguf_tools.compare import (  # noqa: PLC0415
         GgufSide,
-        Verdict,
+        Outcome,
         compare_metadata,
         compare_tensors,
         compared_bytes,
@@ -107,7 +109,7 @@ def compare(
     bad = [
         d
         for d in found
-        if d.verdict not in (Verdict.SAME, Verdict.ROUNDED)
+        if d.outcome not in (Outcome.SAME, Outcome.ROUNDED)
         or (max_error is not None and d.error is not None and d.error > max_error)
     ]
     if as_json:
@@ -169,28 +171,28 @@ def _plain_metadata(model: Model) -> dict[str, Any]:
 def _report(
     found: list["TensorDifference"], metadata: list["MetadataDifference"], lines: int
 ) -> Iterator[str]:
-    shown = [d for d in found if d.verdict.value != "same"][:lines]
+    shown = [d for d in found if d.outcome.value != "same"][:lines]
     width = max((len(printable(d.name)) for d in shown), default=0)
     for d in shown:
         error = "" if d.error is None else f"  error {d.error:.2e}, largest {d.largest:.2e}"
         kinds = " / ".join(kind or "—" for kind in d.types[::-1])
         note = f"  ({d.note})" if d.note else ""
-        yield f"{printable(d.name):{width}}  {_verdict(d):18}  {kinds:13}{error}{note}"
-    hidden = sum(d.verdict.value != "same" for d in found) - len(shown)
+        yield f"{printable(d.name):{width}}  {_outcome(d):18}  {kinds:13}{error}{note}"
+    hidden = sum(d.outcome.value != "same" for d in found) - len(shown)
     if hidden:
         yield f"… and {hidden} more; --all shows them"
     for m in metadata:
         ours, theirs = (printable(v) if v is not None else "missing" for v in m.values)
         yield f"{printable(m.key)}: {ours} / {theirs}"
-    counts = Counter(_verdict(d) for d in found)
+    counts = Counter(_outcome(d) for d in found)
     yield f"{len(found)} tensors: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
     yield f"{len(metadata)} keys of the metadata differ"
 
 
-def _verdict(found: "TensorDifference") -> str:
-    """The verdict with the sides as the user gave them (the reference is compared first)."""
+def _outcome(found: "TensorDifference") -> str:
+    """The outcome with the sides as the user gave them (the reference is compared first)."""
     swapped = {"only in the first": "only in OTHER", "only in the second": "only in MODEL"}
-    return swapped.get(found.verdict.value, found.verdict.value)
+    return swapped.get(found.outcome.value, found.outcome.value)
 
 
 def _fields(
@@ -202,7 +204,7 @@ def _fields(
     tensors = [
         {
             "name": d.name,
-            "verdict": _verdict(d),
+            "outcome": _outcome(d),
             "types": list(d.types[::-1]),
             "error": finite(d.error),
             "largest": finite(d.largest),
@@ -210,4 +212,4 @@ def _fields(
         }
         for d in found
     ]
-    return {"tensors": tensors, "metadata": [asdict(m) for m in metadata]}
+    return {"format": _FORMAT, "tensors": tensors, "metadata": [asdict(m) for m in metadata]}

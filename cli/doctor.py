@@ -18,6 +18,8 @@ from .options import AsJson
 from .progress import human_bytes, printable, reports_errors
 
 _FAULTY = 1
+# Version of the JSON: 2 renamed the key of the repairing command to `fix`.
+_FORMAT = 2
 
 
 @reports_errors
@@ -178,12 +180,12 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             )
     for finding in diagnosis.findings:
         yield f"{finding.severity.value}: {finding.text}"
-        if finding.mend:
-            yield f"  mend: {finding.mend}"
+        if finding.fix:
+            yield f"  fix: {finding.fix}"
 
 
 def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
-    fields = dataclasses.asdict(diagnosis)
+    fields = {"format": _FORMAT, **dataclasses.asdict(diagnosis)}
     fields["can_draft"] = diagnosis.can_draft
     if diagnosis.memory:
         fields["memory"]["total"] = diagnosis.memory.total

@@ -310,10 +310,10 @@ def _change(model: Model, keys: Mapping[str, Value] | None) -> str:
     """Change the file itself, inside its header where that is safe, else by a new one; say how."""
     path = model.paths[0]
     about = read_draft_list(model)
-    if about is not None and about.about.layout is not DraftLayout.IDS:
+    if about is not None and about.header.layout is not DraftLayout.IDS:
         raise RequestError(
             f"{path}: its draft vocabulary has rows of its own (layout "
-            f"{about.about.layout.value}); write a new file with --output"
+            f"{about.header.layout.value}); write a new file with --output"
         )
     if path.is_symlink():
         raise RequestError(
@@ -336,20 +336,20 @@ def _write_anew(path: Path, spec: OutputSpec) -> None:
 
 
 def _about(held: DraftList) -> str:
-    parts = [f"layout {held.about.layout.value}"]
-    if held.about.source:
-        parts.append(printable(held.about.source.rstrip()))
-    if held.about.coverage is not None:
-        parts.append(f"covers {held.about.coverage:.1%} of its corpus")
+    parts = [f"layout {held.header.layout.value}"]
+    if held.header.source:
+        parts.append(printable(held.header.source.rstrip()))
+    if held.header.coverage is not None:
+        parts.append(f"covers {held.header.coverage:.1%} of its corpus")
     return ", ".join(parts)
 
 
 def _fields(held: DraftList, faults: list[str]) -> dict[str, Any]:
     return {
-        "layout": held.about.layout.value,
+        "layout": held.header.layout.value,
         "size": len(held.ids),
-        "source": held.about.source,
-        "coverage": held.about.coverage,
+        "source": held.header.source,
+        "coverage": held.header.coverage,
         "faults": faults,
         "ids": list(held.ids),
     }

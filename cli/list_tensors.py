@@ -83,10 +83,10 @@ def _refusal(model: str, listing: Listing) -> str | None:
     if not (folder / "config.json").is_file():
         return None
     from mtp_gguf.convert.checkpoint import read_config, read_quantization  # noqa: PLC0415
-    from mtp_gguf.convert.quantized import refused  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.quantized import unsupported_reason  # noqa: PLC0415  (NumPy)
 
     quantization = read_quantization(folder, read_config(folder))
-    return refused(quantization) if quantization else None
+    return unsupported_reason(quantization) if quantization else None
 
 
 def _listing(model: str) -> Listing:

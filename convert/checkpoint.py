@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder: its config and the names, shapes and places of its tensors."""
+"""A Hugging Face checkpoint folder: its config, and the names, shapes and files of its tensors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,15 +26,15 @@ LAYERS_KEY = "mtp_num_hidden_layers"
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,9})\.")
 _SHARD = re.compile(r"((?:pytorch_)?model)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 _MODELOPT_NAME = "hf_quant_config.json"
-_QUANTO_NAME = "quanto_qmap.json"  # all that Optimum Quanto says
+_QUANTO_NAME = "quanto_qmap.json"  # the only sign of Optimum Quanto
 _MODELOPT_KEYS = ("quant_algo", "quant_method", "format", "config_groups", "quantized_layers")
 
 
 @dataclass(frozen=True, eq=False)
 class Quantization:
-    """What a checkpoint says of how its weights are stored in fewer bits.
+    """How a checkpoint says that its weights are quantized.
 
-    where: the file that says so, for messages. config: its `quantization_config`, as it stands.
+    where: the file that says so, for messages. config: its `quantization_config`, unmodified.
     """
 
     where: str
@@ -43,9 +43,9 @@ class Quantization:
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """A tensor of the checkpoint and the open file that holds it.
+    """A tensor of the checkpoint and the open file that contains it.
 
-    quantization: that of the checkpoint which the tensor comes from.
+    quantization: that of the checkpoint that the tensor comes from.
     """
 
     stored: StoredTensor
@@ -55,10 +55,10 @@ class PlacedTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds: `config` as it stands there, and its tensors by name.
+    """A checkpoint: its `config`, unmodified, and its tensors by name.
 
-    folders: those that the checkpoint was put together from, `folder` first. sources: the open
-    files; leaving the checkpoint as a context manager closes them.
+    folders: the folders that it was combined from, `folder` first. sources: the open files, which
+    are closed when the checkpoint is left as a context manager.
     """
 
     folder: Path
@@ -75,13 +75,13 @@ class Checkpoint:
             source.close()
 
     def files(self) -> list[Path]:
-        """All files of the folders, but for GGUF files: those are made here, not read."""
+        """All files of the folders except GGUF files, which are outputs and not read."""
         return [
             path for folder in self.folders for path in folder.iterdir() if path.suffix != ".gguf"
         ]
 
     def with_head_of(self, other: "Checkpoint") -> "Checkpoint":
-        """This checkpoint with the `mtp.*` tensors of another one in place of its own."""
+        """This checkpoint with its `mtp.*` tensors replaced by those of another."""
         own = {name: t for name, t in self.tensors.items() if not is_head(name)}
         head = {name: t for name, t in other.tensors.items() if is_head(name)}
         layers = other.mtp_layers()
@@ -93,9 +93,9 @@ class Checkpoint:
         return Checkpoint(self.folder, config, {**own, **head}, folders, sources)
 
     def mtp_layers(self) -> int:
-        """Number of MTP layers: by the config, or where it names none, by the tensors.
+        """Number of MTP layers from the config, or from the tensors if the config lacks it.
 
-        Some publishers leave the number out, and configs on the hub cannot be edited.
+        Some publishers omit the number, and users cannot edit configs on the hub.
         """
         reader = ConfigReader(str(self.folder / "config.json"), self.config)
         if claimed := reader.size(LAYERS_KEY, 0, least=0):
@@ -105,12 +105,12 @@ class Checkpoint:
 
     @property
     def head_folder(self) -> Path:
-        """The folder that the MTP head is from: that of the donor, where there is one."""
+        """The folder of the MTP head, which may be that of a donor."""
         return self.folders[-1]
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The config of the language model, which multimodal checkpoints nest."""
+        """The config of the language model, which is nested in multimodal checkpoints."""
         return ConfigReader(str(self.folder / "config.json"), self.config).config
 
 
@@ -120,10 +120,9 @@ def is_head(name: str) -> bool:
 
 
 def canonical_name(name: str) -> str:
-    """A tensor's name as a text model alone has it, without what its holders put around it.
+    """A tensor's name as in a plain text model, without the prefixes of wrappers.
 
-    torch.compile and PEFT prefix the names of the models that they wrap, multimodal models that of
-    the language model in them.
+    torch.compile, PEFT and multimodal models add prefixes to the names of the model that they wrap.
     """
     for wrapper in ("_orig_mod.", "base_model.model.", "language_model."):
         name = name.replace(wrapper, "")
@@ -139,8 +138,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the config and the safetensors headers of `folder`; no tensor data is read.
 
-    wanted: says by a tensor's name whether it is needed; shards that hold none may be missing.
-    elsewhere: opens a shard that is not in the folder, by its name.
+    wanted: whether a tensor of this name is needed; shards without any of these may be missing.
+    elsewhere: opens a shard by its name if it is not in the folder.
     """
     config = read_config(folder)
     quantization = read_quantization(folder, config)
@@ -181,9 +180,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | None:
-    """What `config` and NVIDIA ModelOpt's own file beside it say of quantization; None if nothing.
+    """The quantization according to `config` and NVIDIA ModelOpt's own file; None if there is none.
 
-    The two are put together as llama.cpp's converter does.
+    The two are combined as in llama.cpp's converter.
     """
     where = folder / "config.json"
     held = ConfigReader(str(where), config).config.get("quantization_config")
@@ -195,23 +194,23 @@ def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | No
         )
     if not held and (folder / _QUANTO_NAME).exists():
         held = {"quant_method": "quanto"}
-    beside = folder / _MODELOPT_NAME
-    if beside.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
-        modelopt = read_json_object(beside)
+    modelopt_path = folder / _MODELOPT_NAME
+    if modelopt_path.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
+        modelopt = read_json_object(modelopt_path)
         producer, said = (modelopt.get(key) or {} for key in ("producer", "quantization"))
         if not isinstance(producer, dict) or not isinstance(said, dict):
-            raise CheckpointError(f"{beside}: expected objects in producer and quantization")
+            raise CheckpointError(f"{modelopt_path}: expected objects in producer and quantization")
         method = held.get("quant_method") or str(producer.get("name") or "").lower() or None
         given = {key: said[key] for key in _MODELOPT_KEYS if said.get(key) is not None}
         if given:
-            where, held = beside, {**held, "quant_method": method, **given}
+            where, held = modelopt_path, {**held, "quant_method": method, **given}
     return Quantization(str(where), held) if held else None
 
 
 def read_weight_map(folder: Path, index_name: str = INDEX_NAME) -> dict[str, str] | None:
-    """Tensor name to file name, as the index of `folder` has it; None when there is no index.
+    """Maps tensor names to file names, from the index of `folder`; None if there is no index.
 
-    A file name that is not a plain name inside the folder is refused.
+    CheckpointError for a file name that leads out of the folder.
     """
     path = folder / index_name
     if not path.exists():
@@ -232,9 +231,9 @@ def read_weight_map(folder: Path, index_name: str = INDEX_NAME) -> dict[str, str
 def shard_names(
     folder: Path, wanted: Callable[[str], bool] = lambda _: True, whole: bool = True
 ) -> list[str]:
-    """The files of `folder` that hold wanted tensors.
+    """The files of `folder` that contain wanted tensors.
 
-    whole: none may be missing; otherwise a checkpoint without an index is one file.
+    whole: no file may be missing; otherwise a checkpoint without an index is a single file.
     """
     index_name, weight_map = _index(folder)
     if weight_map is not None:
@@ -269,7 +268,7 @@ def shard_names(
 
 
 def _index(folder: Path) -> tuple[str, dict[str, str] | None]:
-    """The name of the index of `folder` and what it says; that of `.bin` files where alone."""
+    """Name and contents of the index of `folder`; that of `.bin` files if it is the only one."""
     weight_map = read_weight_map(folder)
     if weight_map is None and all(name.endswith(".bin") for name in weight_files(folder)):
         return TORCH_INDEX_NAME, read_weight_map(folder, TORCH_INDEX_NAME)
@@ -277,7 +276,7 @@ def _index(folder: Path) -> tuple[str, dict[str, str] | None]:
 
 
 def _found_instead(folder: Path) -> str:
-    """What lies in a folder without weights that are known, for a message."""
+    """Describes a folder that has no supported weights, for a message."""
     if any(folder.glob("adapter_model.*")):
         return (
             "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "

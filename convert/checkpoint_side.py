@@ -1,4 +1,4 @@
-"""A checkpoint as one side of a comparison: its tensors as the converter would write them."""
+"""A checkpoint as one side of a comparison, with its tensors as the converter would write them."""
 
 from collections.abc import Mapping
 
@@ -16,9 +16,9 @@ _NAMES = {dtype: name for name, dtype in PLAIN_DTYPES.items()}
 
 
 class CheckpointSide:
-    """The GGUF tensors that `checkpoint` makes, after all transforms and before any rounding.
+    """The GGUF tensors of `checkpoint`, after all transforms and before any rounding.
 
-    head: which part of the model the other side has.
+    head: the part of the model that the other side has.
     """
 
     exact = True
@@ -42,16 +42,16 @@ class CheckpointSide:
             held = value.data
             if value.type is ValueType.F32:
                 assert isinstance(held, float)
-                held = float(np.float32(held))  # as it will be read back
+                held = float(np.float32(held))  # as it is read back from a GGUF
             self.metadata[key] = held if isinstance(held, Scalar) else tuple(held)
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and type (that of the source's arithmetic) of each tensor."""
+        """Shape and type of each tensor; the type is that in which the converter computes it."""
         return self._tensors
 
     def raw(self, name: str, start: int, stop: int) -> None:
-        """Sources are not stored as they are compared."""
+        """None: the source's bytes cannot be compared before the transforms."""
 
     def values(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        """The numbers of these rows."""
+        """The values of these rows."""
         return self._rows.read(self._targets[name], start, stop).astype(np.float32)

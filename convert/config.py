@@ -1,4 +1,4 @@
-"""Reading config.json with types."""
+"""Typed access to config.json."""
 
 from typing import Any, TypeGuard
 
@@ -11,15 +11,15 @@ _SHOWN_DIGITS = 40
 LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
-# transformers ties the embeddings of a multimodal model by the key outside text_config alone.
+# For multimodal models, transformers reads this key only outside text_config.
 _DECIDED_OUTSIDE = "tie_word_embeddings"
 
 
 class ConfigReader:
-    """Typed access to a config.json; a value of another type is named in the error.
+    """Typed access to a config.json; values of another type raise a CheckpointError.
 
-    A value in text_config, which multimodal models have, goes before one outside. A null stands for
-    a value that is not set, in either place: transformers writes one for every unset key.
+    Values in text_config, which multimodal models have, take precedence over values outside. In
+    both places null means that a key is not set: transformers writes it for every unset key.
     """
 
     def __init__(self, where: str, config: dict[str, Any]) -> None:
@@ -34,12 +34,12 @@ class ConfigReader:
             self.config[_DECIDED_OUTSIDE] = outside[_DECIDED_OUTSIDE]
 
     def fault(self, key: str, expected: str, found: object) -> CheckpointError:
-        """An error about `key`, to be raised."""
+        """An error about `key`, for the caller to raise."""
         return CheckpointError(f"{self.where}: {key}: expected {expected}, found {shown(found)}")
 
     @property
     def architecture(self) -> str | None:
-        """The model's class in transformers; None where the config names none."""
+        """The model's class in transformers; None if the config does not name it."""
         named = self.config.get("architectures")
         if named is None:
             return None
@@ -50,7 +50,7 @@ class ConfigReader:
     def size(
         self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE
     ) -> int:
-        """A whole number from `least` to `most`; `default` where the key is not set."""
+        """An integer from `least` to `most`; `default` if the key is not set."""
         value = self.config.get(key, default)
         if not is_whole(value) or not least <= value <= most:
             raise self.fault(key, f"a whole number from {least} to {most}", value)
@@ -64,9 +64,9 @@ class ConfigReader:
         least: float = -LARGEST_F32,
         most: float = LARGEST_F32,
     ) -> float:
-        """The number under `key` of the config or of an object in it, which F32 can hold.
+        """The number under `key` of the config or of an object in it, within the range of F32.
 
-        `default` where the key is not set.
+        `default` if the key is not set.
         """
         value = holder.get(key)
         if value is None:
@@ -76,17 +76,17 @@ class ConfigReader:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false where the key is not set."""
+        """A boolean; False if the key is not set."""
         value = self.config.get(key, False)
         if not isinstance(value, bool):
             raise self.fault(key, "true or false", value)
         return value
 
     def rope(self) -> dict[str, Any]:
-        """The rope parameters that are set, wherever they stand.
+        """The rope parameters that are set, from all places where they may be.
 
-        As transformers has it: rope_scaling, the older name, goes before rope_parameters; theta and
-        the partial factor may stand beside either.
+        As in transformers, rope_scaling (the older name) takes precedence over rope_parameters, and
+        theta and the partial factor may also be outside of both.
         """
         merged: dict[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):
@@ -102,12 +102,12 @@ class ConfigReader:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value of JSON is a whole number (Python counts true and false among them)."""
+    """Whether a JSON value is an integer (in Python, bool is a subclass of int)."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown(value: object) -> str:
-    """A value of JSON for a message: on one line, and short however long the value is."""
+    """A JSON value for a message: on one line, and shortened if it is long."""
     if is_whole(value) and abs(value) >= 10**_SHOWN_DIGITS:
         return "a number of too many digits"
     return f"{value!r:.80}"

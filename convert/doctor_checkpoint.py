@@ -1,4 +1,4 @@
-"""The doctor's part that knows checkpoints: what ails one, and what a GGUF's head lost of it."""
+"""Diagnoses checkpoints, and compares the head of a GGUF with the checkpoint it was made from."""
 
 import json
 import math
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.compare import (
     Decoder,
     GgufSide,
+    Outcome,
     TensorDifference,
-    Verdict,
     compare_tensors,
 )
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
@@ -45,14 +45,14 @@ from .plan import Request
 from .plan_checkpoint import make_content
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_SLICE_ROWS = 1024  # of a matrix in F32 at a time
+_SLICE_ROWS = 1024  # rows of a matrix that are compared at a time, in F32
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """A checkpoint under examination: its folder, and what every command takes as its name.
+    """A checkpoint under examination: its folder, and its name as commands accept it.
 
-    on_hub: the folder is the hub's cache, which has the small files alone and is not to be changed.
+    on_hub: the folder is in the hub's cache; it has only the small files and must not be changed.
     """
 
     folder: Path
@@ -61,12 +61,12 @@ class _Examined:
 
     @property
     def quoted(self) -> str:
-        """The name as a shell takes it."""
+        """The name, quoted for a shell."""
         return shlex.quote(self.name)
 
     @property
     def original(self) -> str:
-        """The model on the hub that this one says it was made of, or a word in its place."""
+        """The model on the hub that this one was made from, or the placeholder ORIGINAL."""
         for named in (_config_origin(self.folder), _card_origin(self.folder)):
             if named and _HUB_ID.fullmatch(named) and named != self.name.partition("@")[0]:
                 return named
@@ -74,9 +74,9 @@ class _Examined:
 
     @property
     def refetch(self) -> str:
-        """A command that downloads the model again, beside the damaged one; "" for the hub's own.
+        """A command that downloads the model again, into a new folder; "" for models on the hub.
 
-        Not over it: the config of a fine-tune names the model that it was made of.
+        It must not overwrite the folder, because the config of a fine-tune names its base model.
         """
         if self.on_hub:
             return ""
@@ -86,14 +86,14 @@ class _Examined:
 
 
 def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
-    """Examine a checkpoint on the hub: its small files and the headers of its weights."""
+    """Examine a checkpoint on the hub by its small files and the headers of its weights."""
     folder = download(hub_id, revision, None)
     examined = _Examined(folder, str(HubModel(hub_id, revision)), on_hub=True)
     return _diagnosed(examined, shards_on_hub(hub_id, folder))
 
 
 def diagnose_checkpoint(folder: Path) -> Diagnosis:
-    """Examine a checkpoint folder as a conversion does before it reads a weight."""
+    """Examine a checkpoint folder with the checks of a conversion that read no weights."""
     return _diagnosed(_Examined(folder, str(folder), on_hub=False), None)
 
 
@@ -115,7 +115,7 @@ def _diagnosed(
                 make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
     except (CheckpointError, FormatError) as error:
         text = str(error)
-        if examined.on_hub:  # the path of the cache says nothing to a user
+        if examined.on_hub:  # the path of the cache means nothing to the user
             text = text.replace(str(folder), examined.name)
         damaged = isinstance(error, FormatError) or _lacks_files(folder)
         fix = examined.refetch if damaged else ""
@@ -135,10 +135,10 @@ def _diagnosed(
 def measure_head(
     model: Model, checkpoint: Checkpoint, name: str, decode: Decoder
 ) -> Iterator[Finding]:
-    """What the head of a GGUF is, held against the checkpoint it should be made of.
+    """Compare the head of a GGUF with the checkpoint that it should have been made from.
 
-    name: what the user called the checkpoint, for the command that mends. decode: turns blocks into
-    numbers (ggml's own decoder).
+    name: the checkpoint as the user named it, for the fix. decode: dequantizes blocks (ggml's own
+    decoder).
     """
     side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
     source = shlex.quote(name)
@@ -146,24 +146,24 @@ def measure_head(
     if is_remote(path):  # `strip` changes local files
         fetch = f"{download_command(path)} && "
         path = path.rpartition("/")[2]
-    mend = (
+    fix = (
         f"{fetch}mtp-gguf strip {shlex.quote(path)} -o trunk.gguf && "
-        f"mtp-gguf graft trunk.gguf --from {source} -o mended.gguf"
+        f"mtp-gguf graft trunk.gguf --from {source} -o fixed.gguf"
     )
     ours = GgufSide(model, decode)
     trunk = model.head.trunk_layers
     block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
     for found in compare_tensors(_Part(side, block), _Part(ours, block)):
-        if found.verdict in (Verdict.SAME, Verdict.ROUNDED):
+        if found.outcome in (Outcome.SAME, Outcome.ROUNDED):
             continue
         code, text = _explained(found, side, ours)
-        yield Finding(code, Severity.FAULT, text, mend)
+        yield Finding(code, Severity.FAULT, text, fix)
 
 
 def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) -> tuple[str, str]:
-    """Code and text for a tensor that is not what the source makes."""
+    """Code and text of the finding for a tensor that differs from what the source makes."""
     if found.error is None:
-        return "head-values", f"{found.name}: {found.verdict.value} {found.note}".rstrip()
+        return "head-values", f"{found.name}: {found.outcome.value} {found.note}".rstrip()
     rows = min(64, int(np.prod(source.tensors()[found.name][0][1:])))
     wanted = source.values(found.name, 0, rows).astype(np.float64)
     given = ours.values(found.name, 0, rows).astype(np.float64)
@@ -176,16 +176,19 @@ def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) 
         ]
     if found.name.endswith("nextn.eh_proj.weight"):
         swapped = np.concatenate([wanted[:, half:], wanted[:, :half]], axis=1)
-        turned = _transposed(source, found.name, rows)
+        transposed = _transposed(source, found.name, rows)
         guesses = [
             ("eh-proj-swapped", swapped, "has its halves swapped (embedding, hidden state)"),
-            ("eh-proj-transposed", turned, "was written column by column"),
+            ("eh-proj-transposed", transposed, "was written column by column"),
         ]
     scale = np.square(wanted).sum() or 1.0
     for code, guess, text in guesses:
         error = float(np.sqrt(np.square(given - guess).sum() / scale))
         if error < found.error / 4:
-            return code, f"{found.name} {text}: error {found.error:.3g} as it is, {error:.2g} so"
+            return (
+                code,
+                f"{found.name} {text}: error {found.error:.3g} as it is, {error:.2g} corrected",
+            )
     return "head-values", (
         f"{found.name} is not the source's: relative error {found.error:.3g}, more than "
         f"{found.types[1]} explains (another fine-tune, or a wrong transform)"
@@ -193,21 +196,21 @@ def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) 
 
 
 def _transposed(source: CheckpointSide, name: str, rows: int) -> NDArray[np.float64]:
-    """The first rows of a matrix [height, width] if its transpose were read as [height, width]."""
+    """The first rows of a matrix [height, width] whose transpose is misread as [height, width]."""
     shape, _ = source.tensors()[name]
     width, height = shape[0], math.prod(shape[1:])
-    columns = -(-rows * width // height)  # so many rows of the transpose make them
+    columns = -(-rows * width // height)  # rows of the transpose that contain them
     parts = [
         source.values(name, at, min(at + _SLICE_ROWS, height))[:, :columns]
         for at in range(0, height, _SLICE_ROWS)
     ]
-    turned = np.concatenate(parts).T.astype(np.float64)
-    first: NDArray[np.float64] = turned.reshape(-1)[: rows * width]
+    transposed = np.concatenate(parts).T.astype(np.float64)
+    first: NDArray[np.float64] = transposed.reshape(-1)[: rows * width]
     return first.reshape(rows, width)
 
 
 class _Part:
-    """A side of which only some tensors are looked at."""
+    """A side of a comparison, restricted to some tensors."""
 
     def __init__(self, side: CheckpointSide | GgufSide, names: set[str]) -> None:
         self.name, self.exact = side.name, side.exact
@@ -219,7 +222,7 @@ class _Part:
 
 
 def _head(examined: _Examined, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """A head that is claimed and absent, there and not claimed, or half there."""
+    """Findings for a head that is missing, not in the config, or incomplete."""
     layers = checkpoint.mtp_layers()
     names = [name for name in checkpoint.tensors if is_head(name)]
     if not names:
@@ -258,7 +261,7 @@ def _experts(examined: _Examined, checkpoint: Checkpoint, names: list[str]) -> I
 
 
 def _lacks_files(folder: Path) -> bool:
-    """Whether weights are missing that the index names, or all are."""
+    """Whether weight files that the index names, or all weight files, are missing."""
     try:
         named = set((read_weight_map(folder) or {}).values())
     except (CheckpointError, FormatError):
@@ -269,7 +272,7 @@ def _lacks_files(folder: Path) -> bool:
 
 
 def _config_origin(folder: Path) -> str | None:
-    """What the config names as the model's own place, often its hub id."""
+    """The name or path that the config gives for the model, often its hub id."""
     try:
         named: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         origin = named.get("_name_or_path")
@@ -279,10 +282,10 @@ def _config_origin(folder: Path) -> str | None:
 
 
 def _card_origin(folder: Path) -> str | None:
-    """The `base_model` of the model card; the first one where there are several."""
+    """The `base_model` of the model card; the first one if there are several."""
     try:
         base: Any = ModelCard.load(folder / "README.md").data.base_model
-    except Exception:  # the card is its author's, and YAML may be anything
+    except Exception:  # the card is not under our control and may contain any YAML
         return None
     base = base[0] if isinstance(base, list) and base else base
     return base if isinstance(base, str) else None

@@ -1,7 +1,7 @@
-"""Choosing a FastMTP draft vocabulary: which target ids, in which order.
+"""Chooses a FastMTP draft vocabulary: which target ids, in which order.
 
-The list is ranked, most useful first, so that a runtime can use a shorter prefix of it. The
-tokens that no list may lack (turn ends, tools, thinking) stand in front: every prefix has them.
+The list is ranked, most useful first, so that a runtime can use a prefix of it. Required tokens
+(end of turn, tools, thinking) come first, so every prefix contains them.
 """
 
 import json
@@ -21,16 +21,16 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 DEFAULT_SIZE = 32768
 COVERAGE_SIZES = (8192, 16384, 32768, 65536)
 _LARGEST_I64 = (1 << 63) - 1
-_CORPUS_CHUNK = 1 << 20  # characters, about; a token across the edge of two counts as its parts
-_CHUNKS_AT_ONCE = 8  # tokenized side by side
+_CORPUS_CHUNK = 1 << 20  # approximate number of characters
+_CHUNKS_AT_ONCE = 8  # chunks that are tokenized in parallel
 
 
 @dataclass(frozen=True, eq=False)
 class DraftVocabulary:
     """A ranked list of target ids.
 
-    source: how it was ranked, in a few words. coverage: the share of the corpus's tokens that a
-    list of so many ids has, for this size and the usual ones; empty when no corpus was counted.
+    source: how it was ranked, in a few words. coverage: maps sizes (this one and the common ones)
+    to the share of the corpus's tokens that a list of that size contains; empty without a corpus.
     """
 
     ids: NDArray[np.int64]
@@ -38,7 +38,7 @@ class DraftVocabulary:
     coverage: dict[int, float]
 
     def metadata(self, with_ids: bool) -> dict[str, Value]:
-        """The keys that describe the list, with the list itself in the `ids` layout."""
+        """The keys that describe the list, including the list itself for the `ids` layout."""
         keys = {}
         if with_ids:
             keys[IDS_KEY] = Value(ValueType.U32, self.ids.tolist())
@@ -49,12 +49,12 @@ class DraftVocabulary:
 
 
 def default_size(n_vocab: int, n_required: int) -> int:
-    """The size when none is given: 32K as in FastMTP, a quarter of a small vocabulary."""
+    """The default size: 32K as in FastMTP, or a quarter of a small vocabulary."""
     return max(min(DEFAULT_SIZE, n_vocab // 4), n_required)
 
 
 class Encoder(Protocol):
-    """What counting needs of a tokenizer: that of a checkpoint, or llama.cpp's of a GGUF."""
+    """A tokenizer for counting: that of a checkpoint, or llama.cpp's for a GGUF."""
 
     def encode_batch(self, input: list[str], *, add_special_tokens: bool) -> Sequence[Any]:  # noqa: A002
         """The tokens of each text, as objects with `ids`."""
@@ -63,7 +63,7 @@ class Encoder(Protocol):
 def rank_by_corpus(
     files: Sequence[Path], tokenizer: Encoder, required: Sequence[int], n_vocab: int, size: int
 ) -> DraftVocabulary:
-    """Rank by how often the tokens occur in text files; RequestError when none can be counted."""
+    """Rank by token frequency in text files; RequestError if they contain no text."""
     _check_size(size, required, n_vocab)
     counts = np.zeros(n_vocab, np.int64)
     for path in files:
@@ -84,9 +84,9 @@ def rank_by_corpus(
 def rank_by_counts(
     counts: NDArray[np.int64], source: str, required: Sequence[int], size: int
 ) -> DraftVocabulary:
-    """Rank by how often each token of the vocabulary occurred, equally frequent ones by id.
+    """Rank by token frequency, then by id.
 
-    counts: not all zero. source: how they were counted, in a few words.
+    counts: occurrences of each token, not all zero. source: how they were counted, in a few words.
     """
     _check_size(size, required, len(counts))
     ranked = _required_first(np.argsort(-counts, kind="stable"), required)
@@ -96,7 +96,7 @@ def rank_by_counts(
 
 
 def _chunks(path: Path) -> Iterator[str]:
-    """The text of a file in pieces of whole lines."""
+    """The text of a file in chunks of whole lines."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             while lines := file.readlines(_CORPUS_CHUNK):
@@ -106,7 +106,7 @@ def _chunks(path: Path) -> Iterator[str]:
 
 
 def rank_by_id(required: Sequence[int], n_vocab: int, size: int) -> DraftVocabulary:
-    """Rank by id: in a byte-level BPE the order in which tokens were merged into being."""
+    """Rank by id, which in a byte-level BPE is the order of the merges."""
     _check_size(size, required, n_vocab)
     ids = _required_first(np.arange(n_vocab), required)[:size]
     return DraftVocabulary(ids, "by id (merge rank)", {})
@@ -115,9 +115,9 @@ def rank_by_id(required: Sequence[int], n_vocab: int, size: int) -> DraftVocabul
 def rank_by_list(
     path: Path, required: Sequence[int], n_vocab: int, size: int | None
 ) -> DraftVocabulary:
-    """Take the ranking from a file of ids; RequestError names the first id that cannot be.
+    """Take the ranking from a file of ids; RequestError names the first invalid id.
 
-    size: how many to keep; None keeps all, and adds what is required.
+    size: number of ids to keep; None keeps all. Required ids that are missing are added.
     """
     given = _read_ids(path)
     if not len(given):
@@ -159,7 +159,7 @@ def _required_first(ranked: NDArray[np.int64], required: Sequence[int]) -> NDArr
 
 
 def _read_ids(path: Path) -> NDArray[np.int64]:
-    """Ids from JSON, .npy or text with one id per line or blank."""
+    """Ids from JSON, .npy, or text with ids separated by whitespace."""
     expected = f"--fastmtp-ids: {path}: expected whole numbers as JSON list, .npy or text"
     try:
         if path.suffix == ".npy":

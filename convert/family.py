@@ -1,4 +1,4 @@
-"""What a model family tells the converter, and where to find the family of a checkpoint."""
+"""The interface between a model family and the converter, and the registry of families."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,10 +14,10 @@ from .recipe import Target
 
 
 class HeadChoice(Enum):
-    """Which part of the model is wanted: trunk and MTP head, the trunk, or the head alone.
+    """The part of the model to convert: trunk and MTP head, only the trunk, or only the head.
 
-    The head alone comes with embedding and output, as a file that a runtime loads. The block is
-    what of it a model with these of its own needs.
+    ALONE includes embedding and output, so that a runtime can load the file. BLOCK is only the MTP
+    block, to be added to a model that has its own embedding and output.
     """
 
     WITH_TRUNK = "with the trunk"
@@ -28,13 +28,13 @@ class HeadChoice(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Blueprint:
-    """A model as it will stand in the GGUF, before types are chosen.
+    """The contents of the GGUF, before tensor types are chosen.
 
     hparams: the architecture's metadata, without the tokenizer and general.*.
-    targets: every tensor; sources that are used by none stand in `skipped` with the reason.
+    targets: every tensor. skipped: unused source tensors with the reason.
     n_trunk: number of trunk layers; the MTP block is block `n_trunk`.
-    output: the target whose rows are the output vocabulary (token_embd.weight when tied); None
-    where only the MTP block is wanted.
+    output: the target whose rows are the output vocabulary (token_embd.weight if tied); None if
+    only the MTP block is converted.
     """
 
     architecture: str
@@ -48,7 +48,7 @@ class Blueprint:
 
 
 class Family(Protocol):
-    """A model family: one module of this package that has these two names."""
+    """A model family, implemented by a module of this package with these members."""
 
     ARCHITECTURES: tuple[str, ...]
 
@@ -56,11 +56,11 @@ class Family(Protocol):
         """Whether a conversion of this part of the model reads the source tensor `name`."""
 
     def blueprint(self, checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
-        """Name and shape every target; CheckpointError when the checkpoint does not fit."""
+        """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
 
 
 def find_family(config: dict[str, Any], where: Path) -> Family:
-    """The family whose ARCHITECTURES hold the config's; CheckpointError when none does.
+    """The family that supports the config's architecture; CheckpointError if there is none.
 
     where: the config's file, for the message.
     """

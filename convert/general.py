@@ -1,4 +1,4 @@
-"""The general.* metadata: names, sizes and licence, by the rules of the gguf package."""
+"""The general.* metadata (names, sizes, license), by the rules of the gguf package."""
 
 import logging
 import re
@@ -27,9 +27,9 @@ _SAMPLING = (
 
 
 class _CardLoader(yaml.SafeLoader):
-    """Reads YAML with every value as the text that it is, but for nulls.
+    """Loads YAML with every value except null as a string.
 
-    Publishers write `version: 1.2` and `language: no`, and mean text.
+    Publishers write `version: 1.2` and `language: no`, and mean strings.
     """
 
 
@@ -42,9 +42,9 @@ _CardLoader.yaml_implicit_resolvers = {
 def general_metadata(
     folder: Path, name: str | None, targets: Sequence[Target], file_type: int
 ) -> dict[str, Value]:
-    """What identifies the model, from its card, its config and its folder's name.
+    """The metadata that identify the model, from its card, its config and its folder's name.
 
-    name: the model's name where the folder's is that of a commit (a cache of the hub).
+    name: the model's name if the folder is named after a commit (a cache of the hub).
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
     total, shared, expert, experts = _parameters(targets)
@@ -61,7 +61,7 @@ def general_metadata(
         raise
     except Exception as error:  # the YAML reader and the heuristics have exceptions of their own
         raise CheckpointError(
-            f"{folder / MODEL_CARD}: this model card cannot be understood: "
+            f"{folder / MODEL_CARD}: this model card cannot be parsed: "
             f"{' '.join(str(error).split())}; correct or remove it"
         ) from None
     held.name = held.name or name or folder.resolve().name
@@ -82,7 +82,7 @@ def general_metadata(
 
 
 def _model_card(folder: Path) -> dict[str, Any]:
-    """The fields in front of README.md; empty where it has none."""
+    """The front matter of README.md; empty if there is none."""
     path = folder / MODEL_CARD
     if not path.is_file():
         return {}
@@ -90,13 +90,13 @@ def _model_card(folder: Path) -> dict[str, Any]:
     if first != "---":
         return {}
     end = lines.index("---") if "---" in lines else len(lines)
-    fields = "\n".join(lines[:end]).replace("\t", "  ")  # YAML knows no tabs, some cards do
+    fields = "\n".join(lines[:end]).replace("\t", "  ")  # some cards have tabs, which YAML forbids
     card = yaml.load(fields, _CardLoader)
     return card if isinstance(card, dict) else {}
 
 
 def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
-    """The file's name without suffix, as the naming convention of GGUF has it."""
+    """The file's name without suffix, by GGUF's naming convention."""
 
     def text(key: str) -> str | None:
         value = metadata.get(f"general.{key}")
@@ -105,12 +105,12 @@ def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
     stem = gguf.naming_convention(
         text("name"), text("basename"), text("finetune"), text("version"), text("size_label"), quant
     )
-    # A model card may say anything, also what leads out of the folder.
+    # A model card may contain anything, including path separators.
     return re.sub(r"[^\w.+-]+", "-", stem).lstrip(".-") or "model"
 
 
 def _sampling(folder: Path) -> dict[str, Any]:
-    """Defaults of the sampler in generation_config.json, by their names in gguf.Metadata."""
+    """Sampling defaults in generation_config.json, by their names in gguf.Metadata."""
     path = folder / GENERATION_CONFIG
     held = read_json_object(path) if path.is_file() else {}
     found = {f"sampling_{name}": held.get(name) for name in _SAMPLING}
@@ -129,7 +129,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _check_sampling(folder: Path, keys: dict[str, Value]) -> None:
-    """Refuse defaults of the sampler that are no numbers, or that the types do not hold."""
+    """CheckpointError for sampling defaults that are not numbers or are out of the type's range."""
     for key, value in keys.items():
         if not key.startswith("general.sampling.") or value.type is ValueType.STRING:
             continue
@@ -148,7 +148,7 @@ def _check_sampling(folder: Path, keys: dict[str, Value]) -> None:
 
 
 def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:
-    """All weights, those outside experts, those of one expert each, experts per layer."""
+    """Numbers of all weights, of those outside experts, of those per expert, and of experts."""
     shared = expert = 0
     experts = 0
     for target in targets:
@@ -163,15 +163,15 @@ def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:
 
 
 def _collected(folder: Path, writer: gguf.GGUFWriter) -> dict[str, Value]:
-    """The keys that the gguf package's writer was given, as values of our own.
+    """The keys that were set on the gguf package's writer, as our `Value`s.
 
-    CheckpointError when a model card has something else in the place of a text.
+    CheckpointError if a model card has another type in place of a string.
     """
     keys = {}
     for key, held in writer.kv_data[0].items():
         if key == "general.architecture":
             continue
-        array = held.type is gguf.GGUFValueType.ARRAY  # all of these are of texts
+        array = held.type is gguf.GGUFValueType.ARRAY  # all of these arrays contain strings
         if array or held.type is gguf.GGUFValueType.STRING:
             for text in held.value if array else [held.value]:
                 if not isinstance(text, str) or not _is_unicode(text):

@@ -31,7 +31,7 @@ def rank_for_gguf(
 ) -> DraftVocabulary:
     """Rank as `convert --fastmtp` does: by the ids file, else by the corpus, else by id.
 
-    size: None takes the default. open_tokenizer: opens that of a GGUF. RequestError when the
+    size: None for the default. open_tokenizer: opens the tokenizer of a GGUF. RequestError if the
     request does not fit the vocabulary.
     """
     n_vocab = model.vocabulary_size
@@ -58,11 +58,11 @@ def rank_by_own_output(
     size: int | None,
     progress: Callable[[int], None],
 ) -> DraftVocabulary:
-    """Rank by how often the model itself writes each token.
+    """Rank by how often the model itself generates each token.
 
-    answers: the tokens of each prompt and of what the model wrote then. Tokens that it did not
-    write follow by how often they are in the prompts, then by id.
-    progress: called with the number of tokens just written. RequestError when it writes nothing.
+    answers: the tokens of each prompt and of the model's answer. Tokens that were not generated
+    follow, ranked by their frequency in the prompts, then by id.
+    progress: called with the number of tokens just generated. RequestError if there are none.
     """
     n_vocab = model.vocabulary_size
     if not n_vocab:
@@ -80,7 +80,7 @@ def rank_by_own_output(
     if not total:
         raise RequestError(f"{model.path}: wrote nothing in answer to {count} prompts")
     source = f"counted on {total} tokens of its own output"
-    # What the prompts say breaks ties alone.
+    # Frequency in the prompts only breaks ties.
     ranked = draft_vocabulary.rank_by_counts(
         written * (int(asked.sum()) + 1) + asked, source, required, wanted
     )

@@ -1,8 +1,8 @@
-"""The MTP head of a checkpoint as a GGUF of nothing else, to be spliced into a model.
+"""Converts only the MTP head of a checkpoint into a GGUF, to be added to a model.
 
-It has the metadata of a head-only file and the tensors of the MTP block (and of a stored draft
-vocabulary), but neither embedding nor output: of these the model has its own, and for a large
-vocabulary they would be most of the work.
+The file has the metadata of a head-only file and the tensors of the MTP block (and of a stored
+draft vocabulary), but neither embedding nor output: the model has its own, and converting them for
+a large vocabulary would take most of the time.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from .plan_checkpoint import make_plans
 
 @dataclass(frozen=True, eq=False)
 class HeadPlan:
-    """What will be written (`plan`, one file), and the same as a model whose data do not exist yet.
+    """The plan for one file, and the same file as a `Model` whose tensor data do not exist yet.
 
-    `preview` goes under the name of the checkpoint, so that a head that does not fit is refused
-    by that name, and before a weight is read.
+    `preview` has the name of the checkpoint, so that a head that does not fit is reported under
+    that name, before any weights are read.
     """
 
     plan: Plan
@@ -29,10 +29,9 @@ class HeadPlan:
 
 
 def plan_head(checkpoint: Checkpoint, request: Request, output: Path, name: str) -> HeadPlan:
-    """Plan the head-only part of `checkpoint` into the file `output`.
+    """Plan the conversion of the head of `checkpoint` into the file `output`.
 
-    request: asks for the head alone, in one precision. name: what to call the checkpoint in
-    messages.
+    request: only the head, in one precision. name: names the checkpoint in messages.
     """
     (plan,) = make_plans(checkpoint, request)
     [full] = plan.shards
@@ -49,15 +48,15 @@ def _header(shard: Shard, name: str) -> GgufFile:
 
 @dataclass(frozen=True)
 class _PlannedSource:
-    """A file that has its header and its size, and no data yet."""
+    """A file of which only the header and the size exist."""
 
     name: str
     header: bytes
     size: int
 
     def read(self, offset: int, length: int) -> bytes:
-        """The header; what follows it reads as zeros."""
+        """Bytes of the header; the data after it read as zeros."""
         return self.header[offset : offset + length].ljust(length, b"\0")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, since nothing is open."""

@@ -1,6 +1,6 @@
-"""A model by its hub id: only the files that a conversion needs, through huggingface_hub.
+"""Downloads the files that a conversion needs from the hub, through huggingface_hub.
 
-Resuming, caching, tokens, HF_ENDPOINT and offline mode are that library's.
+That library handles resuming, caching, tokens, HF_ENDPOINT and offline mode.
 """
 
 import glob
@@ -30,15 +30,15 @@ from mtp_gguf.gguf_tools.safetensors import (
 from .checkpoint import read_config, read_weight_map
 from .family import HeadChoice, find_family
 
-# Everything beside the weights that a converter or a runtime reads.
+# All files other than weights that a converter or a runtime reads.
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "README.md", "LICENSE*"]
 
 
 def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
-    """The folder with the checkpoint's small files and the shards that this conversion reads.
+    """Download the checkpoint's small files and the shards that this conversion reads.
 
-    head: None leaves all weights where they are.
-    CheckpointError tells why it failed and what to do.
+    head: None downloads no weights.
+    Returns the folder. CheckpointError says why it failed and what to do.
     """
     try:
         return _download(hub_id, revision, head)
@@ -55,14 +55,14 @@ def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path
         raise CheckpointError(f"{hub_id}: no revision {revision!r} on the hub") from None
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{hub_id}: not whole in the local cache, and the hub cannot be reached: "
+            f"{hub_id}: incomplete in the local cache, and the hub cannot be reached: "
             f"{_first_line(error.__cause__ or error)}"
         ) from None
     except HFValidationError as error:
         raise CheckpointError(f"{hub_id}: expected OWNER/NAME: {error}") from None
     except MtpGgufError:
         raise
-    except Exception as error:  # the HTTP library beneath has exceptions of its own
+    except Exception as error:  # the underlying HTTP library raises its own exceptions
         refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
         step = "log in with `hf auth login`, or correct HF_TOKEN" if refused else "try again"
         raise CheckpointError(f"{hub_id}: download failed: {_first_line(error)}; {step}") from None
@@ -85,7 +85,7 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
     try:
         index = hf_hub_download(hub_id, INDEX_NAME, revision=revision)
     except EntryNotFoundError as error:
-        # Offline nobody can say that there is none; but it is fetched before any weights.
+        # Offline, an uncached index looks absent; but it is always fetched before any weights.
         offline = isinstance(error, LocalEntryNotFoundError)
         if offline and not weight_files(config.parent):
             raise
@@ -104,16 +104,16 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
 
 
 def _other_kind(hub_id: str) -> str | None:
-    """What else on the hub has this name, where no model has it."""
+    """The kind of another hub repository (dataset, space) of this name; None if there is none."""
     for kind in ("dataset", "space"):
-        with suppress(Exception):  # no answer is none: the name is what the user is told about
+        with suppress(Exception):  # this only improves an error message, so failures do not matter
             if HfApi().repo_exists(hub_id, repo_type=kind):
                 return f"a {kind}"
     return None
 
 
 def _what_it_is(hub_id: str, revision: str | None) -> str:
-    """A sentence on a repository without config.json: what it is, by its files, and what to do."""
+    """An error message for a repository without config.json: what it contains and what to do."""
     siblings = HfApi().model_info(hub_id, revision=revision).siblings or []
     names = sorted(sibling.rfilename for sibling in siblings)
     expected = f"{hub_id}: expected a checkpoint with config.json, found"
@@ -122,7 +122,7 @@ def _what_it_is(hub_id: str, revision: str | None) -> str:
     if ggufs:
         return (
             f"{expected} GGUF files; name one, such as hf://{hub_id}{at}/{ggufs[0]}, or use the "
-            "checkpoint that they were made of"
+            "checkpoint that they were made from"
         )
     if "adapter_config.json" in names:
         base = None
@@ -134,6 +134,6 @@ def _what_it_is(hub_id: str, revision: str | None) -> str:
             "into its base model (merge_and_unload of peft) and convert the result"
         )
     if "model_index.json" in names:
-        return f"{expected} a diffusers pipeline, which is no language model"
+        return f"{expected} a diffusers pipeline, which is not a language model"
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return f"{expected} none ({shown or 'it has no files'}); it is no transformers checkpoint"
+    return f"{expected} none ({shown or 'it has no files'}); it is not a transformers checkpoint"

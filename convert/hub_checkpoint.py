@@ -1,7 +1,7 @@
-"""A checkpoint on the hub of which only the parts that are needed are fetched.
+"""Opens a checkpoint on the hub and fetches only the parts that are needed.
 
-Config, tokenizer and index come through huggingface_hub; of the weights, headers and then the byte
-ranges of single tensors. Shards that are in the local cache already are read there.
+Config, tokenizer and index are downloaded through huggingface_hub; of the weights, only the headers
+and then the byte ranges of single tensors are fetched. Shards in the local cache are read there.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from .hub import download
 
 
 def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> Checkpoint:
-    """Open a model on the hub by its headers; CheckpointError or RemoteError when that fails."""
+    """Open a model on the hub, reading only headers; CheckpointError or RemoteError on failure."""
     folder = download(hub_id, revision, None)
     family = find_family(read_config(folder), folder / "config.json")
     return open_checkpoint(
@@ -37,13 +37,13 @@ def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> 
 
 
 def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
-    """The same with nothing but the tensors of the MTP head."""
+    """Like `open_hub_checkpoint`, with only the tensors of the MTP head."""
     folder = download(hub_id, revision, None)
     return open_checkpoint(folder, is_head, shards_on_hub(hub_id, folder))
 
 
 def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:
-    """The weights of a model on the hub, each file by its header."""
+    """The weight files of a model on the hub, of which only the headers are read."""
     folder = download(hub_id, revision, None)
     names = sorted(set((read_weight_map(folder) or {"": "model.safetensors"}).values()))
     open_shard = shards_on_hub(hub_id, folder)
@@ -57,7 +57,7 @@ def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:
 
 
 def shards_on_hub(hub_id: str, folder: Path) -> Callable[[str], SafetensorsFile]:
-    """Opens weights on the hub, of the very revision that `folder` is a snapshot of."""
+    """A function that opens a weight file on the hub, of the same revision as `folder`."""
 
     def open_shard(name: str) -> SafetensorsFile:
         source = RemoteSource(f"hf://{hub_id}@{folder.name}/{name}")
@@ -71,17 +71,17 @@ def shards_on_hub(hub_id: str, folder: Path) -> Callable[[str], SafetensorsFile]
 
 
 def remote_head_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the MTP head that are not on this machine."""
+    """Bytes of the MTP head that have to be downloaded."""
     return sum(t.stored.nbytes for t in _remote_head(checkpoint))
 
 
 def with_local_head(
     checkpoint: Checkpoint, path: Path, progress: Callable[[int], None]
 ) -> Checkpoint:
-    """The checkpoint with its MTP head fetched into a file at `path`, byte range by byte range.
+    """The checkpoint with its MTP head downloaded into the file `path`.
 
-    Neighbouring tensors are fetched together, and nothing beside them. progress: called with the
-    bytes just fetched.
+    Only the byte ranges of the head's tensors are fetched; adjacent ones share a request.
+    progress: called with the number of bytes just fetched.
     """
     wanted = _remote_head(checkpoint)
     if not wanted:
@@ -116,7 +116,7 @@ def with_local_head(
 
 
 def _remote_head(checkpoint: Checkpoint) -> list[PlacedTensor]:
-    """Tensors of the head on a server, by file and place."""
+    """Remote tensors of the head, sorted by file and offset."""
     remote = [
         t
         for name, t in checkpoint.tensors.items()
@@ -126,7 +126,7 @@ def _remote_head(checkpoint: Checkpoint) -> list[PlacedTensor]:
 
 
 class _Neighbours:
-    """Gives tensors that follow one another without a gap the same number, for groupby."""
+    """Returns the same number for tensors that are adjacent in a file, as a key for groupby."""
 
     def __init__(self) -> None:
         self._number = 0

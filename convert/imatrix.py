@@ -1,12 +1,12 @@
-"""Importance matrices in llama.cpp's formats: GGUF, and the older one of `imatrix.dat` files.
+"""Reads importance matrices in llama.cpp's formats: GGUF and the legacy `imatrix.dat`.
 
-A GGUF holds, for each tensor NAME that was seen, `NAME.in_sum2` [row length, experts] (sums of
-squared activations) and `NAME.counts` [1, experts] (how many were summed), both F32.
+A GGUF contains, for each tensor NAME, `NAME.in_sum2` [row length, experts] (sums of squared
+activations) and `NAME.counts` [1, experts] (how many were summed), both F32.
 
-An older file holds, little-endian: i32 number of entries | entries | i32 number of chunks | i32
-length and name of the dataset; what follows the entries may be absent. An entry: i32 length and
-name of the tensor | i32 number of calls | i32 number of values | F32 values of all experts, times
-the number of calls.
+A legacy file contains, little-endian: i32 number of entries | entries | i32 number of chunks | i32
+length and name of the dataset; the part after the entries may be absent. An entry: i32 length and
+name of the tensor | i32 number of calls | i32 number of values | F32 values of all experts,
+multiplied by the number of calls.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ COUNTS_SUFFIX = ".counts"
 
 @dataclass(frozen=True, eq=False)
 class Imatrix:
-    """Mean squared activation by tensor name, and its origin.
+    """Mean squared activations by tensor name, and their origin.
 
-    weights: of shape (experts, row length), or flat where the file does not say how many experts.
+    weights: shape (experts, row length), or flat if the file does not state the number of experts.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class Imatrix:
     chunks: int
 
     def fitted(self, targets: Sequence[Target]) -> "Imatrix":
-        """Only what is for these targets; RequestError when a shape does not fit one of them."""
+        """The entries for these targets; RequestError if the shape of one does not fit."""
         kept = {}
         for target in targets:
             weights = self.weights.get(target.name)
@@ -53,7 +53,7 @@ class Imatrix:
                 weights = weights.reshape(experts, -1)
             if weights.shape == (experts, target.shape[0]):
                 kept[target.name] = weights
-            elif target.name != EMBEDDING_TENSOR:  # its rows are looked up, not multiplied
+            elif target.name != EMBEDDING_TENSOR:  # not a matrix product, so it needs no imatrix
                 raise RequestError(
                     f"--imatrix: {target.name}: expected weights of shape "
                     f"{[target.shape[0], experts]}, found {list(weights.shape[::-1])}; "
@@ -63,7 +63,7 @@ class Imatrix:
 
 
 def read_imatrix(path: Path) -> Imatrix:
-    """Read an imatrix; FormatError when the file is another kind of GGUF or is inconsistent."""
+    """Read an imatrix; FormatError if the file is another kind of GGUF or is inconsistent."""
     with closing(FileSource(path)) as source:
         if source.size >= len(MAGIC) and source.read(0, len(MAGIC)) != MAGIC:
             return _read_older(path, source.read(0, source.size))
@@ -138,7 +138,7 @@ def _f32(file: GgufFile, tensor: TensorInfo) -> NDArray[np.float32]:
 def _mean(
     sums: NDArray[np.float32], counts: NDArray[np.float32], where: str
 ) -> NDArray[np.float32]:
-    """Sums over counts in F32, as llama-quantize divides; an expert never seen weighs 1."""
+    """Sums divided by counts in F32, as in llama-quantize; 1 for experts without activations."""
     if counts.shape != (len(sums), 1):
         raise FormatError(
             f"{where}: counts: expected shape {[1, len(sums)]}, found {list(counts.shape[::-1])}"

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint: JSON and text, read with errors of one sentence."""
+"""Reads the JSON and text files of a checkpoint; errors are a single sentence."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from mtp_gguf.gguf_tools.sources import FileSource
 
 
 def read_text(path: Path) -> str:
-    """The text of the file at `path`; CheckpointError when there is none."""
+    """The text of the file at `path`; CheckpointError if it does not exist."""
     if not path.exists():
         raise CheckpointError(f"{path}: expected this file, found none")
     try:
@@ -27,12 +27,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`; CheckpointError when there is none."""
+    """The JSON object in the file at `path`; CheckpointError if it does not exist."""
     return parse_json_object(read_text(path), path)
 
 
 def parse_json_object(text: str, path: Path) -> dict[str, Any]:
-    """The JSON object that `text`, read from `path`, is; CheckpointError when it is none."""
+    """Parse `text`, read from `path`, as a JSON object; CheckpointError if it is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

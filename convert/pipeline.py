@@ -1,8 +1,8 @@
-"""Doing what plans say: tensors stream through in slices of rows, on all cores.
+"""Carries out plans: tensors are streamed in slices of rows, on all cores.
 
-Each worker reads a slice, transforms it, and for each precision that was asked for quantizes it and
-writes it at its final place. NumPy, the quantizers and the system calls release the GIL, so threads
-suffice; nothing but the slices in flight is held, whatever the size of the model.
+Each worker reads a slice, transforms it, and for each requested precision quantizes it and writes
+it to its final place. NumPy, the quantizers and the system calls release the GIL, so threads
+suffice. Only the slices in flight are in memory, whatever the size of the model.
 """
 
 import resource
@@ -29,9 +29,9 @@ from .recipe import Target
 from .source_rows import SourceRows
 from .weights import PLAIN_DTYPES, Rows
 
-# Values of one slice at most, so that its copies (source, F32, reordered, result) stay within
-# some 24 bytes each; with many workers slices shrink, so that all together keep to the budget.
-# Results of several precisions are made one after another.
+# Most values in a slice. Its copies (source, F32, reordered, result) take about 24 bytes per value;
+# with many workers the slices shrink, so that the total stays within the budget. Several precisions
+# are computed one after another.
 _SLICE_VALUES = 1 << 21
 _SLICE_BUDGET_BYTES = 512 << 20
 _BYTES_PER_VALUE = 24
@@ -39,9 +39,9 @@ _BYTES_PER_VALUE = 24
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a conversion took.
+    """Time and memory that a conversion took.
 
-    seconds: wall time. busy_seconds: processor time of all threads. cores: those it could use.
+    seconds: wall time. busy_seconds: processor time of all threads. cores: those available.
     peak_bytes: the process's peak resident memory.
     """
 
@@ -52,13 +52,13 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """The part of the cores' time that was used."""
+        """Utilization of the cores, 0 to 1."""
         return self.busy_seconds / (self.seconds * self.cores)
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where rows of a tensor go at one type: row 0 to `offset` of `output`."""
+    """Destination of a tensor's rows at one type: row 0 is written to `offset` of `output`."""
 
     output: OutputFile
     offset: int
@@ -66,7 +66,7 @@ class _Place:
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """Rows `start` to `stop` of a tensor, and where they go by the type that they take there."""
+    """Rows `start` to `stop` of a tensor, and their destinations by type."""
 
     tensor: PlannedTensor
     start: int
@@ -80,11 +80,11 @@ def run(
     progress: Callable[[int], None],
     workers: int | None = None,
 ) -> Outcome:
-    """Write the files of all plans, which are of the same content (`plans_of`).
+    """Write the files of all plans, which must have the same content (`plans_of`).
 
-    Each source row is read once. The files appear under their names together, at the end; on any
-    exception none does, and nothing else is left behind.
-    progress: called with the number of bytes just written, from any thread, one at a time.
+    Each source row is read once. All files appear under their names at the end; on any exception
+    none does, and no temporary files are left.
+    progress: called with the number of bytes just written, from any thread, never concurrently.
     """
     meter = CoreMeter()
     workers = workers or usable_cores()
@@ -108,8 +108,8 @@ def run(
 def peak_memory() -> int:
     """Largest resident memory of this process so far, in bytes.
 
-    Linux counts the memory of the process that started this one into ru_maxrss, so its own
-    high-water mark is taken where the kernel tells it.
+    On Linux ru_maxrss includes the memory of the process that started this one, so this uses the
+    kernel's high-water mark of the process itself if it is available.
     """
     with suppress(OSError, ValueError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -129,7 +129,7 @@ def _slices(
             continue
         height = tensor.spec.shape[1] if len(tensor.spec.shape) > 1 else 1
         step = max(values // tensor.spec.shape[0], 1)
-        # Slices end with each expert, whose importance weights are its own.
+        # Slices do not span experts, because each expert has its own importance weights.
         for matrix in range(0, tensor.target.rows, height):
             for start in range(matrix, matrix + height, step):
                 stop = min(start + step, matrix + height)
@@ -143,7 +143,7 @@ def _work(
     progress: Callable[[int], None],
     workers: int,
 ) -> None:
-    """Let `workers` threads take slices until none is left; the first error stops all."""
+    """Process all slices in `workers` threads; the first error stops all of them."""
     lock = threading.Lock()
     errors: list[BaseException] = []
     stop = threading.Event()
@@ -168,7 +168,7 @@ def _work(
             thread.start()
         for thread in threads:
             thread.join()
-    finally:  # an interrupt arrives in this thread
+    finally:  # Ctrl-C raises in this thread
         stop.set()
         for thread in threads:
             if thread.ident is not None:
@@ -178,7 +178,7 @@ def _work(
 
 
 def _do(job: _Slice, rows: SourceRows, imatrix: Imatrix | None) -> int:
-    """Read a slice and write it to all its places; the number of bytes written."""
+    """Read a slice and write it to all its destinations; returns the number of bytes written."""
     target = job.tensor.target
     source = None if target is None else rows.read(target, job.start, job.stop)
     written = 0
@@ -194,7 +194,7 @@ def _do(job: _Slice, rows: SourceRows, imatrix: Imatrix | None) -> int:
 def _encoded(
     job: _Slice, source: Rows | None, kind: TensorType, imatrix: Imatrix | None
 ) -> NDArray[np.generic]:
-    """The bytes of a slice at a type, as a contiguous array."""
+    """The bytes of a slice at one type, as a contiguous array."""
     target = job.tensor.target
     if target is None or source is None:
         data = job.tensor.data
@@ -212,12 +212,12 @@ def _encoded(
 def encode(
     rows: Rows, kind: TensorType, importance: NDArray[np.float32] | None
 ) -> NDArray[np.generic]:
-    """Rows in the encoding of `kind`; 16-bit floats of the same type pass as they are.
+    """Encode rows as `kind`; 16-bit floats of the same type are returned unchanged.
 
-    GgmlError when they hold NaN or infinity, or weights that are too large for the type.
+    GgmlError if they contain NaN or infinity, or weights that are too large for the type.
     """
     if kind is NVFP4:
-        return rows  # blocks of the checkpoint, as they are
+        return rows  # the checkpoint's own blocks, unchanged
     if rows.dtype != PLAIN_DTYPES.get(kind.name):
         if kind is not F32:
             return ggml.quantize(kind, rows, importance)
@@ -230,7 +230,7 @@ def encode(
 def _importance(
     job: _Slice, target: Target, kind: TensorType, imatrix: Imatrix | None
 ) -> NDArray[np.float32] | None:
-    """The importance weights of the expert that the slice lies in."""
+    """The importance weights of the expert that the slice belongs to."""
     weights = imatrix.weights.get(target.name) if imatrix else None
     if weights is None or not kind.is_quantized:
         return None

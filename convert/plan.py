@@ -1,4 +1,4 @@
-"""The whole of a conversion, decided before a weight is read: what is written, how, and where."""
+"""Plans a conversion before any weights are read: what is written, how, and to which files."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ FILE_TYPE_KEY = "general.file_type"
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """The FastMTP draft vocabulary asked for: `size` None takes the default.
+    """The requested FastMTP draft vocabulary; `size` None means the default.
 
-    Ranked by the ids file where there is one, else by the corpus, else by id.
+    Ranked by the ids file if there is one, else by the corpus, else by id.
     """
 
     layout: DraftLayout
@@ -42,9 +42,9 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. `quant` and those of `also` are different keys of FILE_TYPES.
+    """The user's request. `quant` and the entries of `also` are distinct keys of FILE_TYPES.
 
-    also: further precisions, each a file of its own beside the first.
+    also: further precisions, each written to a separate file next to the first.
     """
 
     quant: str
@@ -62,13 +62,13 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What the model will hold, before types are chosen: the same in every precision.
+    """The contents of the model before types are chosen, which are the same in every precision.
 
-    metadata: all keys in file order; that of the file type is there, and gets its value later.
-    targets: every tensor made from weights. id_map: ids that are written as a tensor.
-    head_blocks: the blocks of the MTP head. layout: that of the draft vocabulary, if there is one.
-    draft: the draft vocabulary that was asked for. skipped: source tensors that are not used, with
-    the reason. scales: F32 vectors to write beside the targets, by name.
+    metadata: all keys in file order, with a placeholder for the file type. targets: every tensor
+    made from weights. id_map: ids that are written as a tensor. head_blocks: the blocks of the MTP
+    head. layout: that of the draft vocabulary, if there is one. draft: the requested draft
+    vocabulary. skipped: unused source tensors with the reason. scales: F32 vectors to write in
+    addition to the targets, by name.
     """
 
     metadata: Mapping[str, Value | RawValue]
@@ -83,9 +83,9 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class PlannedTensor:
-    """A tensor to write: a target at its type, or bytes that are known already.
+    """A tensor to write: a target with its type, or bytes that are already known.
 
-    part: as `part_of` names it.
+    part: the part of the model, as returned by `part_of`.
     """
 
     spec: TensorSpec
@@ -105,9 +105,9 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A conversion to one precision that only needs doing.
+    """A fully decided conversion to one precision.
 
-    skipped: source tensors that are not used, with the reason. notes: sentences for the user.
+    skipped: unused source tensors with the reason. notes: sentences for the user.
     """
 
     quant: str
@@ -130,7 +130,7 @@ class Plan:
 
 
 def plans_of(content: Content, request: Request) -> tuple[Plan, ...]:
-    """A plan for each precision asked for, of the same tensors in the same order."""
+    """A plan for each requested precision, with the same tensors in the same order."""
     imatrix = request.imatrix.fitted(content.targets) if request.imatrix else None
     return tuple(
         _plan(content, request, quant, imatrix) for quant in (request.quant, *request.also)
@@ -184,8 +184,8 @@ def _draft_notes(draft: DraftVocabulary | None, request: Request) -> tuple[str, 
     if draft is None or draft.coverage or not request.draft or request.draft.ids_file:
         return ()
     return (
-        "the draft vocabulary is ranked by token id; counted on text like yours it drafts "
-        "better: --fastmtp-corpus FILES",
+        "the draft vocabulary is ranked by token id; ranking it by a corpus of text like yours "
+        "gives a higher acceptance rate: --fastmtp-corpus FILES",
     )
 
 
@@ -193,19 +193,19 @@ def _check_importance(types: Mapping[str, TensorType], imatrix: Imatrix | None) 
     for name, kind in types.items():
         if ggml.needs_importance(kind) and (imatrix is None or name not in imatrix.weights):
             raise RequestError(
-                f"{name}: {kind.name} needs an imatrix that has this tensor, found none; pass one "
-                "with --imatrix, or choose another type"
+                f"{name}: {kind.name} needs an imatrix with this tensor, found none; pass one with "
+                "--imatrix, or choose another type"
             )
 
 
 def file_order(name: str) -> tuple[int, str]:
-    """llama-quantize's order of tensors: those of no block first, then by block, by name."""
+    """Sort key for llama-quantize's order: tensors outside blocks, then by block and name."""
     match = re.match(r"blk\.(\d+)\.", name)
     return (int(match[1]) if match else -1, name)
 
 
 def imatrix_metadata(imatrix: Imatrix | None) -> dict[str, Value]:
-    """What llama-quantize notes of the imatrix it used; the file by its name alone."""
+    """The keys in which llama-quantize records its imatrix; the file without its folder."""
     if imatrix is None:
         return {}
     keys = {"quantize.imatrix.file": Value(ValueType.STRING, imatrix.path.name)}
@@ -246,7 +246,7 @@ def _shards(
 
 
 def _output_path(request: Request, metadata: Mapping[str, Value | RawValue], quant: str) -> Path:
-    """Where to write: the file asked for, or one named after the model in the folder asked for."""
+    """The output path: the requested file, or a file named after the model in that folder."""
     output = request.output or Path()
     if output.is_dir():
         prefix = "mtp-" if request.head is HeadChoice.ALONE else ""
@@ -255,10 +255,10 @@ def _output_path(request: Request, metadata: Mapping[str, Value | RawValue], qua
 
 
 def path_of_another(output: Path, quant: str, other: str) -> Path:
-    """`output`, a file of precision `quant`, renamed for another precision.
+    """The path for another precision, derived from `output`, a file of precision `quant`.
 
-    Its name takes the place of the first one's where that stands in the name, in its case;
-    otherwise it follows the stem: `model-Q4_K_M.gguf` and `model.gguf` become `model-Q8_0.gguf`.
+    Replaces the precision in the file's name, keeping its case, or appends it to the stem:
+    `model-Q4_K_M.gguf` and `model.gguf` both become `model-Q8_0.gguf`.
     """
     found = list(re.finditer(rf"(?<![A-Za-z0-9]){quant}(?![A-Za-z0-9_])", output.stem, re.I))
     if not found:

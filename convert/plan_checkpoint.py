@@ -1,4 +1,4 @@
-"""Plans for a Hugging Face checkpoint: its family names the tensors, its tokenizer the tokens."""
+"""Plans the conversion of a Hugging Face checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,12 +29,12 @@ from .weights import Nvfp4Weight
 
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
-    """Decide everything about a conversion; errors of any kind come from here, not later."""
+    """Decide everything about a conversion; all errors of the request are raised here."""
     return plans_of(make_content(checkpoint, request), request)
 
 
 def make_content(checkpoint: Checkpoint, request: Request) -> Content:
-    """What the converted model will hold; CheckpointError when the checkpoint does not allow it."""
+    """The contents of the converted model; CheckpointError if the checkpoint is not convertible."""
     family = find_family(checkpoint.config, checkpoint.folder / "config.json")
     blueprint = family.blueprint(checkpoint, request.head)
     rows = SourceRows(checkpoint)
@@ -45,7 +45,7 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
     targets = blueprint.targets
     id_map = None
     if draft is not None and layout is not None and layout is not DraftLayout.IDS:
-        assert blueprint.output is not None  # a block alone is asked for with ids
+        assert blueprint.output is not None  # conversions of only a block use the ids layout
         targets, id_map = with_draft_rows(
             targets, blueprint.output, blueprint.n_trunk, draft, layout
         )
@@ -80,9 +80,9 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
 def _vocabulary(
     checkpoint: Checkpoint, request: Request, blueprint: Blueprint
 ) -> tuple[dict[str, Value], DraftVocabulary | None]:
-    """The tokenizer's keys, and the draft vocabulary where one is asked for.
+    """The tokenizer's keys, and the draft vocabulary if one is requested.
 
-    A block goes to a model that has a tokenizer, so its own checkpoint need not have one.
+    The model that a block is added to has a tokenizer, so the block's checkpoint needs none.
     """
     folder, n_vocab = checkpoint.folder, blueprint.n_vocab
     bare = request.head is HeadChoice.BLOCK and request.draft is None
@@ -101,10 +101,10 @@ def _vocabulary(
 def nvfp4_kept(
     targets: Sequence[Target], rows: SourceRows, blocks: range
 ) -> dict[str, list[Nvfp4Weight]]:
-    """The targets that keep the checkpoint's NVFP4 blocks, by name, with their sources.
+    """The targets that keep the checkpoint's NVFP4 blocks, with their sources, by name.
 
-    blocks: those of the trunk. The MTP head is written in the type asked for it: a head in NVFP4 is
-    in no other tool's reach.
+    blocks: those of the trunk. The MTP head is written in its requested type, because no other tool
+    supports a head in NVFP4.
     """
     kept = {}
     for target in targets:
@@ -117,9 +117,9 @@ def nvfp4_kept(
 
 
 def nvfp4_scales(kept: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray[np.float32]]:
-    """The `.scale` and `.input_scale` tensors beside NVFP4 blocks, one value for each expert.
+    """The `.scale` and `.input_scale` tensors of NVFP4 blocks, with one value per expert.
 
-    Left out, as by llama.cpp's converter, where all of them are 1.
+    Omitted, as in llama.cpp's converter, if all values are 1.
     """
     scales = {}
     for name, sources in kept.items():
@@ -138,7 +138,7 @@ def nvfp4_scales(kept: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray
 def nvfp4_metadata(
     kept: Mapping[str, Sequence[Nvfp4Weight]],
 ) -> dict[str, Value]:
-    """Which of the NVFP4 tensors want 16-bit activations (ModelOpt's W4A16_NVFP4)."""
+    """Metadata for NVFP4 tensors that need 16-bit activations (ModelOpt's W4A16_NVFP4)."""
     names = sorted(name for name, sources in kept.items() if wants_16_bit_inputs(sources[0]))
     if not names:
         return {}
@@ -155,7 +155,7 @@ def with_draft_rows(
     draft: DraftVocabulary,
     layout: DraftLayout,
 ) -> tuple[tuple[Target, ...], NDArray[np.int64] | None]:
-    """The targets, and the ids to write as a tensor, where the layout stores them.
+    """The targets and the ids to write as a tensor, according to the layout.
 
     output: the target whose rows are the vocabulary.
     """

@@ -1,7 +1,7 @@
-"""Plans for a GGUF in 16 or 32 bits: what llama-quantize makes of the same file, byte for byte.
+"""Plans the requantization of a GGUF in 16 or 32 bits, with the same bytes as llama-quantize.
 
-Its tensors are read as those of a checkpoint are (`weights`), and written at other types. Before
-that its head may be left out, taken out, or come from somewhere else (gguf_tools/transplant.py).
+Tensors are read like those of a checkpoint (`weights`) and written at other types. The head can be
+dropped, extracted or replaced beforehand (gguf_tools/transplant.py).
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from .draft_vocabulary import DraftVocabulary
 from .family import HeadChoice
 from .plan import FILE_TYPE_KEY, Content, Plan, Request, imatrix_metadata, plans_of
 from .plan_checkpoint import with_draft_rows
-from .precision import without_choice
+from .precision import fixed_type_tensors
 from .recipe import Recipe, Target
 
 _READABLE = (F32, F16, BF16)
@@ -46,9 +46,9 @@ _QUANTIZATION_VERSION_KEY = "general.quantization_version"
 
 @dataclass(frozen=True, eq=False)
 class Donor:
-    """A head from elsewhere: `model` has its tensors' names and shapes.
+    """A head from another model: `model` has its tensors' names and shapes.
 
-    targets: how they are made from the weights of `checkpoint`; None where `model` holds them.
+    targets: how to make them from the weights of `checkpoint`; None if `model` contains them.
     """
 
     model: Model
@@ -67,10 +67,10 @@ class GgufPlans:
 def make_gguf_plans(
     model: Model, request: Request, draft: DraftVocabulary | None, donor: Donor | None
 ) -> GgufPlans:
-    """Decide everything about requantizing `model`; errors come from here, not later.
+    """Decide everything about requantizing `model`; all errors of the request are raised here.
 
-    draft: the list that the request asks for, ranked. RequestError where the model is quantized
-    already, and where head or draft vocabulary cannot be what was asked for.
+    draft: the requested list, ranked. RequestError if the model is already quantized, or if the
+    requested head or draft vocabulary is impossible.
     """
     output = _parts(model, request.head, donor, draft)
     trunk = model.head.trunk_layers
@@ -88,7 +88,7 @@ def make_gguf_plans(
             f"{model.path}: expected tensors to quantize, found a vocabulary alone; convert the "
             "checkpoint, or a GGUF that was not made with --vocab-only"
         )
-    kept = without_choice(
+    kept = fixed_type_tensors(
         str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
     )
     targets = tuple(
@@ -113,12 +113,12 @@ def make_gguf_plans(
 def _parts(
     model: Model, head: HeadChoice, donor: Donor | None, draft: DraftVocabulary | None
 ) -> OutputSpec:
-    """The part of the model that was asked for, with the head that was asked for."""
+    """The requested part of the model with the requested head."""
     if donor is not None:
         if head is HeadChoice.ALONE:
             raise RequestError(
-                f"--from: the head alone of {donor.model.path} is made from that model itself: "
-                f"mtp-gguf convert {donor.model.path} --head-only"
+                f"--from: --head-only takes the head from the model itself; run mtp-gguf convert "
+                f"{donor.model.path} --head-only"
             )
         return graft(model, donor.model, draft.metadata(with_ids=True) if draft else None)
     claimed = model.first.integer(f"{model.architecture}.nextn_predict_layers")
@@ -132,7 +132,7 @@ def _parts(
 
 
 def _layout(output: OutputSpec) -> DraftLayout | None:
-    """The layout of the draft vocabulary that is there already."""
+    """The layout of the existing draft vocabulary."""
     names = [tensor.name for tensor in output.tensors]
     if ID_MAP_TENSOR not in names:
         return DraftLayout.IDS if IDS_KEY in output.metadata else None
@@ -141,7 +141,7 @@ def _layout(output: OutputSpec) -> DraftLayout | None:
 
 
 def _without_list(model: Model, output: OutputSpec) -> OutputSpec:
-    without_list(model)  # refuses where the list's rows are the only output
+    without_list(model)  # raises if the list's rows are the only output
     tensors = tuple(
         t
         for t in output.tensors
@@ -151,7 +151,7 @@ def _without_list(model: Model, output: OutputSpec) -> OutputSpec:
 
 
 def _quantized_metadata(metadata: Metadata, request: Request) -> Metadata:
-    """The keys as llama-quantize writes them: those it sets move to the end."""
+    """The keys as llama-quantize writes them: it moves those that it sets to the end."""
     new = {
         _QUANTIZATION_VERSION_KEY: Value(ValueType.U32, gguf.GGML_QUANT_VERSION),
         FILE_TYPE_KEY: Value(ValueType.U32, 0),
@@ -167,7 +167,7 @@ def _is_small(key: str) -> bool:
 def _weights(
     model: Model, output: OutputSpec, donor: Donor | None
 ) -> tuple[tuple[Target, ...], Checkpoint, NDArray[np.int64] | None]:
-    """Targets for the tensors, where their weights are, and a stored list of ids."""
+    """The targets, the location of their weights, and a stored list of ids."""
     lent = donor.targets if donor and donor.targets else {}
     tensors: dict[str, PlacedTensor] = {}
     targets = []
@@ -194,14 +194,14 @@ def _weights(
 
 
 def _placed(copy: TensorCopy) -> PlacedTensor:
-    """Where a tensor's weights are, checked to be such as can be quantized."""
+    """The location of a tensor's weights; RequestError if they cannot be quantized."""
     spec, source = copy.spec, copy.source
     assert isinstance(source, FileSource | RemoteSource)
     if spec.type not in _READABLE:
         raise RequestError(
             f"{source.name}: {spec.name}: expected F32, F16 or BF16, found {spec.type.name}; "
-            "what is quantized loses once more when it is quantized again: convert from the "
-            "16-bit GGUF or the checkpoint, or use mtp-gguf graft, which copies tensors"
+            "quantizing quantized weights again loses precision: convert from the 16-bit GGUF or "
+            "the checkpoint, or use mtp-gguf graft, which copies tensors"
         )
     if not all(spec.shape):
         raise RequestError(
@@ -218,7 +218,7 @@ def _stored_type(weights: Checkpoint, target: Target) -> TensorType:
 
 
 def _output(model: Model, targets: tuple[Target, ...]) -> Target:
-    """The target whose rows are the vocabulary; the embedding where the model is tied."""
+    """The target whose rows are the output vocabulary; the embedding if the model is tied."""
     held = {t.name: t for t in targets}
     output = held.get(OUTPUT_TENSOR) or held.get(EMBEDDING_TENSOR)
     n_vocab = model.vocabulary_size

@@ -1,4 +1,4 @@
-"""What a plan has to tell its user: fallbacks, patterns that match nothing, what is left out."""
+"""Notes of a plan for the user: fallbacks, patterns without a match, skipped tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,10 +18,10 @@ def notes(
     overrides: Sequence[Override],
     imatrix: Imatrix | None,
 ) -> Iterator[str]:
-    """Sentences on a plan.
+    """Notes on a plan, one sentence each.
 
-    skipped: source tensors with the reason. tensors: as they will be written. asked: the overrides
-    of the user. overrides: all, in the order in which they are tried.
+    skipped: source tensors with the reason. tensors: as they will be written. asked: the user's
+    overrides. overrides: all overrides, in the order in which they are tried.
     """
     for reason in sorted(set(skipped.values())):
         count = sum(r == reason for r in skipped.values())
@@ -40,8 +40,8 @@ def notes(
         if narrow:
             taken = ", ".join(sorted({spec.type.name for spec in narrow}))
             yield (
-                f"{len(narrow)} tensors have rows that blocks of {block} do not divide and fall "
-                f"back to {taken} (first: {narrow[0].name}, rows of {narrow[0].shape[0]})"
+                f"{len(narrow)} tensors have rows that are not a multiple of {block} and fall back "
+                f"to {taken} (first: {narrow[0].name}, rows of {narrow[0].shape[0]})"
             )
     for override in asked:
         if not any(override.matches(spec.name) for spec, _ in tensors):

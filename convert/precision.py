@@ -1,13 +1,13 @@
-"""A type for every target.
+"""Chooses the type of every target.
 
 The mix of types behind a name such as Q4_K_M depends on layer, role, row length, head counts,
-experts and on whether there is an imatrix. It is asked from the linked llama.cpp, not copied: its
-quantizer runs on a miniature of the model, a file with the same metadata, the same tensor names
-and row lengths, and at most two rows (and two experts) each, and the types in its output are the
-answer. docs/decisions.md says why this and not `llama_quant_compute_types`.
+experts and on whether there is an imatrix. To get it from the linked llama.cpp, its quantizer runs
+on a miniature of the model: a file with the same metadata, tensor names and row lengths, but at
+most two rows (and two experts) per tensor. The types in the output are the mix. docs/decisions.md
+explains why it does not use `llama_quant_compute_types`.
 
-Patterns of the user's are matched here alone, by Python's `re`; llama.cpp is given the names that
-they matched. Its own engine (C++ std::regex) has another grammar.
+The user's patterns are matched only here, with Python's `re`; llama.cpp gets the names that they
+matched, because its own engine (C++ std::regex) has a different grammar.
 """
 
 import re
@@ -69,38 +69,38 @@ FILE_TYPES = {
     "TQ1_0": 36,
     "TQ2_0": 37,
 }
-# MOSTLY_NVFP4 of enum llama_ftype, which only the checkpoint's own blocks make.
+# MOSTLY_NVFP4 of enum llama_ftype, used only if the checkpoint has NVFP4 blocks.
 NVFP4_FILE_TYPE = 39
-# Mixes of types with blocks of 32 values; those of the others have 256.
+# Mixes of types with blocks of 32 values; the other quantized mixes have blocks of 256.
 _SMALL_BLOCKS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "MXFP4_MOE")
 UNQUANTIZED = {"F32": F32, "F16": F16, "BF16": BF16}
-# Types that a single tensor can be asked for: all that ggml can write and llama.cpp can run.
+# Types that can be chosen for a tensor: all that ggml can quantize to and llama.cpp can run.
 _NOT_WRITTEN = ("Q8_1", "Q8_K", "NVFP4", "Q1_0", "Q2_0", "I8", "I16", "I32", "I64", "F64")
 TENSOR_TYPES = tuple(name for name in BY_NAME if name not in _NOT_WRITTEN)
-# What means something else than itself in a regular expression of ECMAScript.
+# Characters with a special meaning in an ECMAScript regular expression.
 _LITERAL, _ESCAPED = re.compile(r"[][\\^$.|?*+(){}/]"), r"\\\g<0>"
 
 
 @dataclass(frozen=True)
 class Override:
-    """Tensors whose name `pattern` (a regular expression) is found in get the type `kind`."""
+    """Gives the type `kind` to tensors whose name matches `pattern` (searched, not anchored)."""
 
     pattern: str
     kind: TensorType
 
     def matches(self, name: str) -> bool:
-        """Whether the override is for the tensor of this name."""
+        """Whether the override applies to the tensor of this name."""
         return re.search(self.pattern, name) is not None
 
 
 def parse_override(text: str) -> Override:
-    """`REGEX=TYPE` from the command line, REGEX Python's; RequestError says what is wrong."""
+    """Parse `REGEX=TYPE`, with REGEX in Python's syntax; RequestError says what is wrong."""
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:
         raise RequestError(f"--tensor-type: expected REGEX=TYPE, found {text!r}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as of [[:alpha:]], which other engines know
+            warnings.simplefilter("error")  # for instance for [[:alpha:]] of other engines
             re.compile(pattern)
     except (re.error, Warning) as error:
         raise RequestError(
@@ -110,16 +110,16 @@ def parse_override(text: str) -> Override:
 
 
 def parse_tensor_type(name: str, option: str) -> TensorType:
-    """The type of this name, in either case; RequestError lists those that can be written."""
+    """The type of this name, ignoring case; RequestError lists the supported types."""
     if name.upper() not in TENSOR_TYPES:
         raise RequestError(f"{option}: expected one of {', '.join(TENSOR_TYPES)}, found {name!r}")
     return BY_NAME[name.upper()]
 
 
 def block_length(name: str, quant: str, overrides: Sequence[Override]) -> int:
-    """How many values of a row share a block in the type that is asked for a tensor.
+    """The block length of the type that is requested for a tensor.
 
-    A row that such blocks do not divide takes a type of smaller ones.
+    Rows that are not a multiple of it fall back to a type with smaller blocks.
     """
     for override in overrides:
         if override.matches(name):
@@ -138,9 +138,9 @@ def choose_types(
 ) -> dict[str, TensorType]:
     """The type of each target, by name.
 
-    quant: a key of FILE_TYPES. overrides: the first that matches wins over the mix.
+    quant: a key of FILE_TYPES. overrides: the first that matches takes precedence over the mix.
     imatrix: fitted to the targets.
-    RequestError when llama.cpp refuses the combination, for instance for want of an imatrix.
+    RequestError if llama.cpp rejects the combination, for instance because it needs an imatrix.
     """
     if quant in UNQUANTIZED:
         return {t.name: _plain_type(t, UNQUANTIZED[quant], overrides) for t in targets}
@@ -158,12 +158,12 @@ def choose_types(
     return {t.name: t.fixed or types[t.name] for t in targets}
 
 
-def without_choice(
+def fixed_type_tensors(
     where: str, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> frozenset[str]:
-    """Names of the targets that llama-quantize leaves as they are, whatever it is asked for.
+    """Names of the targets that llama-quantize never quantizes, whatever type is requested.
 
-    RequestError, naming the file `where`, when llama.cpp does not understand the metadata.
+    RequestError, naming the file `where`, if llama.cpp rejects the metadata.
     """
     try:
         with _miniature(targets, metadata) as (source, target):
@@ -178,12 +178,12 @@ def without_choice(
 
 
 def _first(overrides: Sequence[Override], name: str) -> Sequence[Override]:
-    """The override for the tensor of this name, or none."""
+    """The first override that applies to this name, as a sequence of at most one."""
     return next(([o] for o in overrides if o.matches(name)), [])
 
 
 def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override]) -> TensorType:
-    """The type in a file that is not quantized, where llama-quantize knows no overrides."""
+    """The type in an unquantized file, for which llama-quantize does not support overrides."""
     if target.fixed:
         return target.fixed
     kind = next((o.kind for o in _first(overrides, target.name)), base)
@@ -198,7 +198,7 @@ def _miniature_shape(target: Target) -> tuple[int, ...]:
 def _miniature(
     targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> Iterator[tuple[Path, Path]]:
-    """A miniature of the model in F32, and a path beside it for what is made of it."""
+    """Paths of a miniature of the model in F32 and of the quantizer's output."""
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         path = Path(folder) / "miniature.gguf"
         _write_miniature(path, targets, metadata)

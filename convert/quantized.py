@@ -1,9 +1,9 @@
-"""Quantized checkpoints: the one table of schemes, and which tensors make which weight.
+"""Quantized checkpoints: the table of schemes, and how their tensors form weights.
 
-`weights_of` turns the tensors of a checkpoint into weights under the names of the model, whatever
-the scheme. What is converted here is what llama.cpp's converter converts; every other scheme is
-refused by its name, and only where one of its tensors is needed: the head of a quantized checkpoint
-is often left in 16 bits, and may then be taken from it.
+`weights_of` groups the tensors of a checkpoint into weights, named as in the model, for all
+schemes. The supported schemes are those of llama.cpp's converter. Any other scheme is an error that
+names it, but only if one of its tensors is needed: many quantized checkpoints keep the head in 16
+bits, and it can then be converted from them.
 """
 
 import re
@@ -28,7 +28,7 @@ from .weights import (
 
 Tensors: TypeAlias = Mapping[str, PlacedTensor]
 
-# Scales of activations and of the KV cache, which no weight is made of.
+# Scales of activations and of the KV cache, which are not part of any weight.
 _ACTIVATIONS = (
     *(".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point"),
     *(".activation_scale", "_activation_scale", ".k_scale", ".v_scale", ".q_scale"),
@@ -39,30 +39,30 @@ ACTIVATION_NOTE = "a scale of activations, which weights do not need"
 
 @dataclass
 class Weights:
-    """The weights of a checkpoint by name, and tensors of no use with the reason."""
+    """The weights of a checkpoint by name, and unused tensors with the reason."""
 
     by_name: dict[str, Weight] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
 
 
 class _UnsupportedError(Exception):
-    """A scheme, or a variant of one, that is not converted: the text names it."""
+    """A scheme, or a variant of one, that is not supported; the text names it."""
 
 
 Finder: TypeAlias = Callable[[Tensors, str], Weight | None]
-"""The weight that one tensor stands for, with those beside it: None for what is none itself.
+"""Returns the weight of a tensor, made from it and its companions, such as scales.
 
-Called with all tensors of the checkpoint and the name of one.
+Called with all tensors of the checkpoint and the name of one; None if that tensor is a companion.
 """
 Reader: TypeAlias = Callable[["_Config"], Finder]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to store weights in fewer bits.
+    """A quantization scheme.
 
-    name: what it is called. method: `quant_method` in config.json. format: `format` or
-    `quant_algo` there, where that matters. reader: None where the scheme is refused.
+    name: its name in messages. method: `quant_method` in config.json. format: `format` or
+    `quant_algo` there, if it matters. reader: None if the scheme is not supported.
     """
 
     name: str
@@ -72,31 +72,32 @@ class Scheme:
 
 
 class _Config:
-    """Access to a quantization_config from outside: everything may be missing or of any type."""
+    """Access to an untrusted quantization_config, where anything may be missing or of any type."""
 
     def __init__(self, quantization: Quantization) -> None:
         self.where = quantization.where
         self.held = quantization.config
 
     def text(self, key: str) -> str:
-        """A text, in lower case; empty where it is something else."""
+        """A string in lower case; empty if the value is missing or of another type."""
         value = self.held.get(key)
         return value.lower() if isinstance(value, str) else ""
 
     def objects(self, key: str) -> list[Mapping[str, Any]]:
-        """The objects in an object by name."""
+        """The objects among the values of the object under `key`."""
         value = self.held.get(key)
         return [v for v in value.values() if isinstance(v, dict)] if isinstance(value, dict) else []
 
     def fault(self, key: str, expected: str, found: object) -> CheckpointError:
-        """An error about a key, to be raised."""
+        """An error about a key, for the caller to raise."""
         return CheckpointError(f"{self.where}: {key}: expected {expected}, found {found!r:.80}")
 
 
 def weights_of(tensors: Tensors) -> Weights:
-    """The weights that `tensors` hold, each by the scheme of the checkpoint it comes from.
+    """Group `tensors` into weights, each by the scheme of the checkpoint it comes from.
 
-    Tensors of a scheme that is refused stay as they are; `check_schemes` says whether they matter.
+    Tensors of unsupported schemes are kept as plain weights; `check_schemes` reports those that
+    are needed.
     """
     found = Weights()
     finders: dict[Quantization | None, Finder | None] = {None: None}
@@ -115,7 +116,7 @@ def weights_of(tensors: Tensors) -> Weights:
 
 
 def check_schemes(tensors: Iterable[PlacedTensor]) -> None:
-    """Raise CheckpointError, by the scheme's name, where `tensors` cannot be converted."""
+    """Raise CheckpointError, naming the scheme, if any of `tensors` cannot be converted."""
     checked: set[Quantization] = set()
     for tensor in tensors:
         source, stored = tensor.quantization, tensor.stored
@@ -128,12 +129,12 @@ def check_schemes(tensors: Iterable[PlacedTensor]) -> None:
                 f"{stored.dtype}"
             )
         checked.add(source)
-        if (refusal := refused(source)) is not None:
+        if (refusal := unsupported_reason(source)) is not None:
             raise CheckpointError(refusal)
 
 
-def refused(quantization: Quantization) -> str | None:
-    """Why a checkpoint of this kind is not converted, in one sentence; None where it is."""
+def unsupported_reason(quantization: Quantization) -> str | None:
+    """Why checkpoints of this scheme are not supported, in one sentence; None if they are."""
     try:
         _reader(_Config(quantization))
     except _UnsupportedError as error:
@@ -148,9 +149,9 @@ def refused(quantization: Quantization) -> str | None:
 
 
 def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
-    """Whether the activations of an NVFP4 weight are not to be rounded to 4 bits (W4A16_NVFP4).
+    """Whether an NVFP4 weight needs 16-bit activations (W4A16_NVFP4).
 
-    ModelOpt says so for the whole checkpoint, or for modules under their names.
+    ModelOpt states this for the whole checkpoint, or for modules by name.
     """
     assert weight.values.quantization is not None
     config = _Config(weight.values.quantization)
@@ -161,7 +162,7 @@ def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
         if isinstance(held, dict)
     }
     algorithm = config.held.get("quant_algo")
-    # A stack of experts goes by the name that they share.
+    # A stack of experts is listed under the name that they share.
     module = _EXPERT.sub(".experts.", canonical_name(weight.name).removesuffix(".weight"))
     while module:
         if module in by_module:
@@ -172,13 +173,13 @@ def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
 
 
 def _finder(quantization: Quantization | None) -> Finder | None:
-    if quantization is None or refused(quantization):
+    if quantization is None or unsupported_reason(quantization):
         return None
     return _reader(_Config(quantization))
 
 
 def _reader(config: _Config) -> Finder:
-    """What finds the weights; _UnsupportedError or CheckpointError where nothing does."""
+    """The function that finds the weights; _UnsupportedError or CheckpointError if none does."""
     method = config.text("quant_method")
     kind = config.text("quant_algo") if method == "modelopt" else config.text("format")
     for scheme in SCHEMES:
@@ -194,12 +195,12 @@ def _reader(config: _Config) -> Finder:
 
 
 def _original(folder: Path) -> str:
-    """The model that the card names as the one this was made of, for the end of a sentence."""
+    """The base model according to the model card, for the end of a sentence."""
     import gguf  # noqa: PLC0415  (slow, and wanted only for a refusal)
 
     try:
         named = gguf.Metadata.load_model_card(folder).get("base_model")
-    except Exception:  # the YAML reader has exceptions of its own
+    except Exception:  # the YAML reader raises its own exceptions
         return ""
     named = named[0] if isinstance(named, list) and named else named
     plain = isinstance(named, str) and named.count("/") == 1 and named.isprintable()
@@ -212,7 +213,7 @@ def _original(folder: Path) -> str:
 def _scaled(
     tensors: Tensors, name: str, suffix: str, block: tuple[int, int] | None
 ) -> Weight | None:
-    """Values with `suffix` behind their name on the scale; other tensors as they are."""
+    """Pairs values with the scale named after them plus `suffix`; other tensors are plain."""
     if name.endswith(suffix) and name.removesuffix(suffix) in tensors:
         return None
     tensor, scale_name = tensors[name], name + suffix
@@ -227,7 +228,7 @@ def _fp8(config: _Config) -> Finder:
 
 
 def _block(config: _Config, key: str, value: Any) -> tuple[int, int] | None:
-    """Rows and columns of a block; None where there are no blocks."""
+    """Rows and columns of a block; None if there are no blocks."""
     if value is None:
         return None
     whole = isinstance(value, list) and all(is_whole(n) and n > 0 for n in value)
@@ -237,7 +238,7 @@ def _block(config: _Config, key: str, value: Any) -> tuple[int, int] | None:
 
 
 def _weights_config(config: _Config) -> Mapping[str, Any]:
-    """What the only group of a compressed-tensors config says of weights."""
+    """The settings for weights in the only group of a compressed-tensors config."""
     groups = config.objects("config_groups")
     if len(groups) != 1:
         raise _UnsupportedError(f"compressed-tensors with {len(groups)} groups of layers")
@@ -249,7 +250,7 @@ def _weights_config(config: _Config) -> Mapping[str, Any]:
 
 
 def _check_uncompressed(config: _Config) -> None:
-    """Raise _UnsupportedError for what compressed-tensors can do beside quantizing."""
+    """Raise _UnsupportedError for features of compressed-tensors other than quantization."""
     sparsity = config.held.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
         raise _UnsupportedError(f"compressed-tensors, sparse ({sparsity['format']!r:.60})")
@@ -367,12 +368,12 @@ def _compressed_mixed(config: _Config) -> Finder:
 
 
 def _part(tensors: Tensors, base: str, suffix: str) -> PlacedTensor:
-    """A tensor that must be there with others of its name."""
+    """A companion tensor that must exist."""
     found = tensors.get(base + suffix)
     if found is None:
-        beside = next(name for name in tensors if name.startswith(base))
+        companion = next(name for name in tensors if name.startswith(base))
         raise CheckpointError(
-            f"{tensors[beside].source.name}: {base + suffix}: expected it beside {beside}, "
+            f"{tensors[companion].source.name}: {base + suffix}: expected it beside {companion}, "
             "found no such tensor"
         )
     return found

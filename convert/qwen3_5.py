@@ -1,14 +1,14 @@
 """Qwen3.5, 3.6 and 3.8, dense and mixture of experts: names, shapes and transforms.
 
 The GGUF side is llama.cpp's `qwen35` and `qwen35moe` (src/models/qwen35.cpp, qwen35moe.cpp), the
-Hugging Face side transformers' `qwen3_5` and `qwen3_5_moe`. Three things differ between the two:
+Hugging Face side transformers' `qwen3_5` and `qwen3_5_moe`. They differ in three ways:
 
-- Norm weights are stored as their difference from one: Qwen3_5RMSNorm multiplies by `1 + weight`.
-  The gated norm of linear attention (Qwen3_5RMSNormGated) multiplies by `weight` itself.
-- Where linear attention has more value heads than key heads, Hugging Face groups the value heads
-  by key head (repeat_interleave in Qwen3_5GatedDeltaNet.forward), ggml broadcasts key heads in
-  turn. So value heads are reordered wherever they appear.
-- The decay is stored as `A_log`; the graph wants `-exp(A_log)`.
+- Hugging Face stores norm weights minus one: Qwen3_5RMSNorm multiplies by `1 + weight`. The gated
+  norm of linear attention (Qwen3_5RMSNormGated) multiplies by `weight` itself.
+- If linear attention has more value heads than key heads, Hugging Face groups the value heads by
+  key head (repeat_interleave in Qwen3_5GatedDeltaNet.forward), while ggml cycles through the key
+  heads (broadcast). So value heads are reordered wherever they appear.
+- Hugging Face stores the decay as `A_log`; llama.cpp's graph needs `-exp(A_log)`.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 MOE = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
 ARCHITECTURES: tuple[str, ...] = DENSE + MOE
 
-# What transformers assumes where the config says nothing (Qwen3_5TextRotaryEmbedding and
-# RotaryEmbeddingConfigMixin). llama.cpp requires the sections.
+# Defaults of transformers (Qwen3_5TextRotaryEmbedding and RotaryEmbeddingConfigMixin). llama.cpp
+# requires the sections.
 DEFAULT_MROPE_SECTION = [11, 11, 10]
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
@@ -42,7 +42,7 @@ MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 
 @dataclass(frozen=True)
 class Dims:
-    """The sizes in config.json; `recurrent[i]` says whether trunk layer i is linear attention."""
+    """The sizes in config.json; `recurrent[i]` is true if trunk layer i is linear attention."""
 
     hidden: int
     ffn: int
@@ -89,16 +89,16 @@ class Dims:
         return self.v_heads * self.v_dim
 
     def v_order(self, head_dim: int, before: int = 0) -> Order | None:
-        """Order that turns grouped value heads of `head_dim` rows into tiled ones.
+        """Row order that converts grouped value heads of `head_dim` rows into tiled ones.
 
-        `before` rows in front of them stay. None when every key head has one value head.
+        The first `before` rows stay in place. None if every key head has one value head.
         """
         if self.v_heads == self.k_heads:
             return None
         return _tiled_heads(self.k_heads, self.v_heads, head_dim, before)
 
 
-# Orders are as long as the tensors they are for have rows, so all layers share them.
+# Orders have an entry for each row of a tensor, so they are cached and shared by all layers.
 @cache
 def _tiled_heads(k_heads: int, v_heads: int, head_dim: int, before: int) -> Order:
     rows = np.arange(v_heads * head_dim).reshape(k_heads, -1, head_dim)
@@ -108,12 +108,12 @@ def _tiled_heads(k_heads: int, v_heads: int, head_dim: int, before: int) -> Orde
 
 @cache
 def _half_of_experts(experts: int, rows: int, half: int) -> Order:
-    """Rows of all gate (0) or all up (1) projections in a fused stack of both."""
+    """Rows of all gate (half 0) or all up (half 1) projections in a fused stack of both."""
     return np.arange(experts * 2 * rows).reshape(experts, 2, rows)[:, half].reshape(-1)
 
 
 class Transform(Enum):
-    """What the converter does to a tensor; the text is what docs/tensors.md says."""
+    """What the converter does to a tensor; the text appears in docs/tensors.md."""
 
     PLAIN = "as it is"
     NORM = "1 + w"
@@ -149,7 +149,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its name below the source's and the target's block, its source shape."""
+    """One tensor: its names relative to the source's and target's block, and its source shape."""
 
     source: str
     target: str
@@ -253,7 +253,8 @@ SHARED_EXPERT = (
         lambda d: (d.hidden, d.shared_ffn),
     ),
 )
-# Experts come as one tensor per projection (gate and up fused, gate first) or one per expert.
+# Checkpoints have experts as one tensor per projection (gate and up fused, gate first) or as one
+# tensor per expert.
 EXPERT_GATE_UP = Entry(
     "mlp.experts.gate_up_proj",
     "ffn_gate_exps.weight, ffn_up_exps.weight",
@@ -270,7 +271,7 @@ MTP = (
     _norm("pre_fc_norm_hidden.weight", "nextn.hnorm.weight", lambda d: (d.hidden,)),
     _norm("norm.weight", "nextn.shared_head_norm.weight", lambda d: (d.hidden,)),
 )
-# Present only where the head does not share the trunk's table (mtp_use_dedicated_embeddings).
+# Present only if the head does not share the trunk's embedding (mtp_use_dedicated_embeddings).
 MTP_EMBEDDING = Entry(
     "embed_tokens.weight", "nextn.embed_tokens.weight", lambda d: (d.vocab, d.hidden)
 )
@@ -282,7 +283,7 @@ VISION = ("model.visual.", "visual.")
 VISION_NOTE = (
     "vision tower; make the mmproj file with llama.cpp's convert_hf_to_gguf.py --mmproj FOLDER"
 )
-# Buffers that older versions of transformers stored, and every version computes.
+# Buffers that older versions of transformers saved, although all versions compute them.
 COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 COMPUTED_NOTE = "computed by the runtime, not stored"
 LORA = ".lora_"
@@ -300,10 +301,10 @@ def wants(name: str, head: HeadChoice) -> bool:
 
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
-    """Name and shape every target of a Qwen3.5 checkpoint.
+    """Name and shape of every target of a Qwen3.5 checkpoint.
 
-    CheckpointError when config and tensors contradict each other, when a tensor is missing or has
-    another shape than the config says, and when a tensor is left that nobody claimed.
+    CheckpointError if config and tensors contradict each other, if a tensor is missing or has a
+    different shape than in the config, or if the checkpoint has unknown tensors.
     """
     where = str(checkpoint.folder / "config.json")
     reader = ConfigReader(where, checkpoint.config)
@@ -339,7 +340,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
 
 
 def _shared_targets(claims: "_Claims", dims: Dims, where: str) -> list[Target]:
-    """What trunk and head share; the last one's rows are the output vocabulary."""
+    """The targets that trunk and head share; the rows of the last are the output vocabulary."""
     shared = [claims.take("", "", OUTPUT_NORM), claims.take("", "", EMBEDDING)]
     if claims.has(OUTPUT.source):
         shared.append(claims.take("", "", OUTPUT))
@@ -378,7 +379,7 @@ def _check_head_is_there(
 
 
 class _Claims:
-    """Source tensors by canonical name; remembers which were taken, and checks their shapes."""
+    """Source tensors by canonical name; records which are used, and checks their shapes."""
 
     def __init__(self, checkpoint: Checkpoint, dims: Dims) -> None:
         self._checkpoint = checkpoint
@@ -409,7 +410,7 @@ class _Claims:
         return sorted(name for name in self._actual if name.startswith(prefix))
 
     def source(self, canonical: str, shape: Shape) -> str:
-        """Claim a source tensor: its name in the files."""
+        """Claim a source tensor and return its name in the files."""
         name = self._actual.get(canonical)
         if name is None:
             folder = self._checkpoint.head_folder if is_head(canonical) else self._checkpoint.folder
@@ -427,7 +428,7 @@ class _Claims:
         return name
 
     def take(self, source_prefix: str, target_prefix: str, entry: Entry) -> Target:
-        """Claim the source of an entry and describe its target."""
+        """Claim the source of an entry and return its target."""
         shape = entry.shape(self._dims)
         source = self.source(source_prefix + entry.source, shape)
         return Target(
@@ -438,10 +439,10 @@ class _Claims:
         )
 
     def skipped(self, unwanted: tuple[tuple[str, ...], str] | None) -> dict[str, str]:
-        """Sources left on purpose, with the reason.
+        """Source tensors that are skipped on purpose, with the reason.
 
-        unwanted: the prefixes of a part of the model that is not converted, and why.
-        CheckpointError when a tensor outside of it was claimed by nobody.
+        unwanted: prefixes of the part of the model that is not converted, and the reason.
+        CheckpointError if any other tensor was not claimed.
         """
         skipped = {**self._unused, **self._weights.unused}
         lost = []
@@ -458,14 +459,14 @@ class _Claims:
                     "into the model first (merge_and_unload of peft) and convert the result"
                 )
             raise CheckpointError(
-                f"{self._checkpoint.folder}: {len(lost)} tensors have no place in this model, "
-                f"first {lost[0]!r}; the checkpoint is of a kind that is not known here"
+                f"{self._checkpoint.folder}: {len(lost)} tensors are not part of this model, "
+                f"first {lost[0]!r}; this kind of checkpoint is not supported"
             )
         return skipped
 
 
 def ggml_shape(shape: Shape) -> Shape:
-    """A source shape in ggml order, without trailing ones (as ggml_n_dims counts)."""
+    """A source shape in ggml order, without trailing ones (like ggml_n_dims)."""
     out = [n for i, n in enumerate(shape) if n != 1 or i == len(shape) - 1]
     return tuple(reversed(out))
 
@@ -518,9 +519,9 @@ def _experts(claims: _Claims, dims: Dims, source: str, target: str) -> Iterator[
 
 
 def read_dims(c: ConfigReader, n_mtp: int) -> Dims:
-    """The sizes of the config; absent ones default as in transformers' Qwen3_5TextConfig.
+    """The sizes of the config, with the defaults of transformers' Qwen3_5TextConfig.
 
-    n_mtp: number of MTP layers, which a config may leave out.
+    n_mtp: number of MTP layers, which a config may omit.
     """
     moe = c.architecture in MOE
     layers = c.size("num_hidden_layers")
@@ -570,7 +571,7 @@ def _recurrent_layers(c: ConfigReader, layers: int) -> tuple[bool, ...]:
 
 
 def _hparams(c: ConfigReader, d: Dims, arch: str, n_mtp: int) -> dict[str, Value]:
-    """The architecture's metadata, keys and types as llama.cpp's converter writes them."""
+    """The architecture's metadata, with keys and types as in llama.cpp's converter."""
     rope = c.rope()
     eps = c.number(c.config, "rms_norm_eps", 1e-6, least=0)
     partial = c.number(rope, "partial_rotary_factor", 0.25, least=0, most=1)

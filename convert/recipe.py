@@ -1,8 +1,8 @@
-"""How a target tensor is made from source tensors, said without reading a byte.
+"""Describes how target tensors are made from source tensors.
 
-Every tensor is taken as a matrix: rows of the last (fastest) dimension, all others multiplied.
-That makes each transform of the converter a choice of rows, a choice of columns, or arithmetic on
-single values, and lets a tensor of any size be made in slices of rows.
+Every tensor is treated as a matrix: rows of the last (fastest) dimension, with all other dimensions
+flattened. Each transform of the converter is then a permutation of rows, a permutation of columns,
+or arithmetic on single values, and a tensor of any size can be processed in slices of rows.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Order: TypeAlias = NDArray[np.int64]
 
 
 class Arithmetic(Enum):
-    """What happens to each value."""
+    """The arithmetic applied to each value."""
 
     NONE = "as it is"
     ADD_ONE = "1 + w"
@@ -28,11 +28,11 @@ class Arithmetic(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A target made from the rows of one or more sources.
+    """How to make a target from the rows of one or more sources.
 
-    sources: names, their rows stacked in this order; all of one row length.
-    row_order: row i of the target is row `row_order[i]` of the stack; None keeps all in place.
-    column_order: likewise within each row.
+    sources: names; their rows are stacked in this order and have the same length.
+    row_order: row i of the target is row `row_order[i]` of the stack; None keeps the order.
+    column_order: likewise for the columns.
     """
 
     sources: tuple[str, ...]
@@ -43,9 +43,9 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor of the GGUF to be written, made from weights: `shape` in ggml order.
+    """A tensor of the GGUF that is made from weights; `shape` is in ggml order.
 
-    fixed: the type of this tensor whatever the precision asked for; None where it can be chosen.
+    fixed: the type of this tensor in every precision; None if it can be chosen.
     """
 
     name: str
@@ -55,5 +55,5 @@ class Target:
 
     @property
     def rows(self) -> int:
-        """Number of rows, those of all experts together."""
+        """Number of rows, summed over all experts."""
         return prod(self.shape[1:])

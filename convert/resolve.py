@@ -1,4 +1,4 @@
-"""From what the user names a model by to an open checkpoint."""
+"""Opens the checkpoint that the user's argument names."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +13,7 @@ from .hub_checkpoint import open_hub_checkpoint, open_hub_head
 
 
 def model_name(model: str) -> str | None:
-    """The model's name where its folder's is none of its own (the hub's cache)."""
+    """The model's name if its folder is not named after it (the hub's cache); else None."""
     hub = hub_model(model)
     return hub.hub_id.rpartition("/")[2] if hub else None
 
@@ -23,7 +23,7 @@ def open_model(
 ) -> Checkpoint:
     """Open a hub id or a folder; `mtp_from` names another one to take the head from.
 
-    Of a donor on the hub only headers are fetched; `with_local_head` brings the head's bytes.
+    For a donor on the hub only headers are fetched; `with_local_head` downloads the head.
     """
     own = HeadChoice.NONE if mtp_from else head
     checkpoint = _open(model, revision, own)
@@ -40,7 +40,7 @@ def open_model(
 
 
 def open_donor(model: str) -> Checkpoint:
-    """A hub id or a folder, for its head alone; of one on the hub only headers are fetched."""
+    """Open a hub id or a folder for its head; for a hub id only headers are fetched."""
     if hub := hub_model(model):
         return open_hub_checkpoint(*hub, HeadChoice.BLOCK)
     return _open(model, None, HeadChoice.BLOCK)
@@ -62,7 +62,7 @@ def _open(model: str, revision: str | None, head: HeadChoice) -> Checkpoint:
 
 
 def _local_folder(model: str) -> Path:
-    """The folder of a model that is not on the hub; RequestError for what is no folder."""
+    """The folder of a local model; RequestError if it is not a folder."""
     folder = Path(model)
     if folder.is_dir():
         return folder

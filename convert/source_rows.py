@@ -1,4 +1,4 @@
-"""Rows of a recipe's sources, as numbers: reads slices, dequantizes, reorders."""
+"""Reads the rows of targets: reads slices of the sources, dequantizes and reorders them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,19 +23,19 @@ class SourceRows:
         self._sources = checkpoint.sources
 
     def check(self, target: Target) -> None:
-        """Raise CheckpointError when a source of the target cannot be read."""
+        """Raise CheckpointError if a source of the target cannot be read."""
         for name in target.recipe.sources:
             self._weights[name].check()
 
     def dtype(self, target: Target) -> np.dtype[Any]:
-        """The type in which the target's rows come: F32, F16 or BF16."""
+        """The type of the target's rows: F32, F16 or BF16."""
         kinds = {self._weights[name].dtype for name in target.recipe.sources}
         if len(kinds) > 1 or target.recipe.arithmetic is not Arithmetic.NONE:
             return np.dtype(np.float32)
         return kinds.pop()
 
     def nvfp4_sources(self, target: Target) -> list[Nvfp4Weight]:
-        """The sources of a target whose blocks can be kept as they are; none where they cannot."""
+        """The sources of a target if their NVFP4 blocks can be kept; else empty."""
         weights = [self._weights[name] for name in target.recipe.sources]
         sources = [weight for weight in weights if isinstance(weight, Nvfp4Weight)]
         whole = target.recipe.arithmetic is Arithmetic.NONE and len(sources) == len(weights)
@@ -50,7 +50,7 @@ class SourceRows:
     def read(self, target: Target, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` of the target, of type `dtype(target)`.
 
-        Of a target that keeps its NVFP4 blocks, the bytes of these.
+        For a target that keeps its NVFP4 blocks, the bytes of the blocks.
         """
         recipe = target.recipe
         if target.fixed is NVFP4:
@@ -63,7 +63,7 @@ class SourceRows:
         return np.ascontiguousarray(rows, dtype=self.dtype(target))
 
     def check_unchanged(self) -> None:
-        """FormatError when one of the checkpoint's files was written to since it was opened."""
+        """FormatError if one of the checkpoint's files was written to since it was opened."""
         check_unchanged(self._sources)
 
     def _ordered(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
@@ -72,7 +72,7 @@ class SourceRows:
         return self._gathered(recipe, recipe.row_order[start:stop], read)
 
     def _gathered(self, recipe: Recipe, order: Order, read: "_Read") -> Rows:
-        """Rows of the stack in the given order, read in runs of consecutive ones."""
+        """Rows of the stack in the given order; consecutive rows are read together."""
         breaks = np.flatnonzero(np.diff(order) != 1) + 1
         runs = [
             self._stacked(recipe, int(run[0]), int(run[-1]) + 1, read)
@@ -81,7 +81,7 @@ class SourceRows:
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _stacked(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
-        """Rows `start` to `stop` of all sources, one below the other."""
+        """Rows `start` to `stop` of the stacked sources."""
         parts = []
         above = 0
         for name in recipe.sources:
@@ -107,10 +107,10 @@ def _records(weight: Weight, start: int, stop: int) -> NDArray[np.uint8]:
 
 
 def _arithmetic(rows: Rows, kind: Arithmetic) -> Rows:
-    """The arithmetic as llama.cpp's converter does it: F16 stays F16, all else becomes F32.
+    """Apply the arithmetic as llama.cpp's converter does: F16 stays F16, all else becomes F32.
 
-    The exponential is taken in double precision and rounded once, since F32 kernels differ in the
-    last bit from one another (NumPy's and torch's do).
+    The exponential is computed in double precision and rounded once, because F32 kernels (NumPy's
+    and torch's) differ from one another in the last bit.
     """
     if kind is Arithmetic.NONE:
         return rows

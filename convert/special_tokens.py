@@ -1,8 +1,8 @@
-"""The roles of special tokens and the chat templates, as llama.cpp's converter writes them.
+"""The roles of special tokens, and the chat templates, as llama.cpp's converter writes them.
 
-Roles are what tokenizer_config.json names (`eos_token`), and where it names none, the ids in
-config.json. Whether a text gets a token in front or behind is said by the post-processor of
-tokenizer.json first, and by tokenizer_config.json where that says nothing.
+Roles come from tokenizer_config.json (`eos_token`), or else from the ids in config.json. Whether
+tokens are added before or after a text is determined by the post-processor of tokenizer.json, or
+else by tokenizer_config.json.
 """
 
 import re
@@ -31,7 +31,7 @@ _FLAGS = ("bos", "eos", "sep")
 
 
 def special_metadata(files: TokenizerFiles, n_vocab: int) -> dict[str, Value]:
-    """The keys of merges, special ids, added tokens and chat templates."""
+    """The keys for merges, special ids, added tokens and chat templates."""
     roles = _Roles(files.settings)
     if files.definition:
         roles.read_post_processor(files.definition.get("post_processor"))
@@ -50,7 +50,7 @@ def special_metadata(files: TokenizerFiles, n_vocab: int) -> dict[str, Value]:
 
 
 def check_id(path: Path, key: str, value: Any, n_vocab: int) -> int:
-    """`value` if it is an id of the vocabulary; CheckpointError otherwise."""
+    """Return `value` if it is an id of the vocabulary; CheckpointError otherwise."""
     if not is_whole(value) or not 0 <= value < n_vocab:
         raise CheckpointError(
             f"{path}: {key}: expected an id from 0 to {n_vocab - 1}, found {shown(value)}"
@@ -59,10 +59,10 @@ def check_id(path: Path, key: str, value: Any, n_vocab: int) -> int:
 
 
 class _Roles:
-    """Which token has which role, and which roles a text gets without asking.
+    """The token of each role, and which of them the tokenizer adds to a text.
 
-    `named` holds the settings' own values, text or object; `added` says for a role whether its
-    token is put around a text, where the post-processor decides that.
+    `named` holds the values of the settings, strings or objects; `added` holds for each role
+    whether its token is added to a text, if the post-processor determines that.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class _Roles:
         self.added: dict[str, bool] = {}
 
     def read_post_processor(self, processor: Any) -> None:
-        """Learn from what tokenizer.json does with the tokens of a text."""
+        """Set roles according to the post-processor of tokenizer.json."""
         for step in _list(_field(processor, "processors")) or [processor]:
             kind = _field(step, "type")
             if kind == "ByteLevel":
@@ -88,7 +88,7 @@ class _Roles:
                 self._read_template(_list(_field(step, "single")), _list(_field(step, "pair")))
 
     def _read_template(self, single: list[Any], pair: list[Any]) -> None:
-        """Tokens at both ends of a text; between two texts, the separator."""
+        """Read the tokens before and after a text, and the separator between two texts."""
         first = last = None
         if len(single) > 1:
             first, last = _special_piece(single[0]), _special_piece(single[-1])
@@ -117,7 +117,7 @@ class _Roles:
                 self.named["sep"] = self.named["sep"] or self.named["eos"]
 
     def _replace_eos(self, token: str) -> None:
-        """What ended a text by its settings ends a turn (eot), or else a message (eom)."""
+        """Make the previous end-of-text token end-of-turn (eot), or else end-of-message (eom)."""
         free = [kind for kind in ("eot", "eom") if kind not in self.kinds]
         if self._settings and free:
             self.kinds.append(free[0])
@@ -151,7 +151,7 @@ def _special_ids(files: TokenizerFiles, roles: _Roles, n_vocab: int) -> dict[str
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, Value]:
-    """The chat template, and templates for other purposes by their names."""
+    """The default chat template, and named templates for other purposes."""
     path = folder / SETTINGS_NAME
     if not settings:
         return {}
@@ -211,7 +211,7 @@ def _normalizer_flags(normalizer: Any) -> dict[str, Value]:
 
 
 def _field(node: Any, key: str) -> Any:
-    """What stands under a key of an object; None where there is no such key or no object."""
+    """The value under a key of an object; None if there is no such key or it is not an object."""
     return node.get(key) if isinstance(node, dict) else None
 
 
@@ -224,5 +224,5 @@ def _first(value: Any) -> Any:
 
 
 def _special_piece(piece: Any) -> Any:
-    """The text of a template's piece that is a special token; None for a place of a text."""
+    """The special token of a template's piece; None if the piece is a placeholder for text."""
     return _field(_field(piece, "SpecialToken"), "id")

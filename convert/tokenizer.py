@@ -1,8 +1,8 @@
 """The tokenizer of a checkpoint as GGUF metadata, as llama.cpp's converter writes it.
 
-Only byte-level BPE is known. What llama.cpp must know besides tokens and merges is how text is
-split before merging: it has the splits built in and picks one by name (`tokenizer.ggml.pre`). The
-name is found by the split's own regular expression in tokenizer.json.
+Only byte-level BPE is supported. Besides tokens and merges, llama.cpp needs the pre-tokenizer,
+which splits text before merging; the splits are built in and selected by name
+(`tokenizer.ggml.pre`). The name is found by the regular expression in tokenizer.json.
 """
 
 from enum import IntEnum
@@ -17,19 +17,19 @@ from .json_files import read_json_object
 from .special_tokens import check_id, special_metadata
 from .tokenizer_files import QWEN35_SPLIT, TokenizerFiles
 
-# Regular expressions of tokenizer.json and llama.cpp's names for them (src/llama-vocab.cpp).
+# Regular expressions in tokenizer.json, and llama.cpp's names for them (src/llama-vocab.cpp).
 PRE_TOKENIZERS = {
     QWEN35_SPLIT: "qwen35",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
 }
-# Added tokens that llama.cpp takes for control tokens by their look, whatever their flags say.
+# Added tokens that llama.cpp treats as control tokens because of their text, whatever their flags.
 _CONTROL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 _CONTROL_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
 
 class TokenType(IntEnum):
-    """Kinds of tokens (`enum llama_token_type` in llama.h)."""
+    """Types of tokens (`enum llama_token_type` in llama.h)."""
 
     NORMAL = 1
     CONTROL = 3
@@ -38,26 +38,26 @@ class TokenType(IntEnum):
 
 
 def tokenizer_metadata(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Value]:
-    """The tokenizer.* keys: `n_vocab` tokens, the unused ids named [PADn].
+    """The tokenizer.* keys for `n_vocab` tokens, with unused ids named [PADn].
 
-    pre: the name of the pre-tokenizer where the user gave one; otherwise it is recognised.
+    pre: the name of the pre-tokenizer if the user gave one; otherwise it is detected.
     """
     tokens, kinds = _tokens(files, n_vocab)
     return {
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
-        "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _recognise(files)),
+        "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _detect_pre_tokenizer(files)),
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Value(ValueType.I32, kinds),
         **special_metadata(files, n_vocab),
     }
 
 
-def _recognise(files: TokenizerFiles) -> str:
+def _detect_pre_tokenizer(files: TokenizerFiles) -> str:
     for pattern in files.splits:
         if pattern in PRE_TOKENIZERS:
             return PRE_TOKENIZERS[pattern]
     raise CheckpointError(
-        f"{files.path}: pre_tokenizer: its split is not known "
+        f"{files.path}: pre_tokenizer: its split is unknown "
         f"({', '.join(files.splits) or 'no regular expression'}); if you know llama.cpp's name for "
         "it, pass --tokenizer-pre NAME"
     )
@@ -90,7 +90,7 @@ def _tokens(files: TokenizerFiles, n_vocab: int) -> tuple[list[str], list[int]]:
 def _added_token(
     files: TokenizerFiles, number: int, token: AddedToken, text: str
 ) -> tuple[str, TokenType]:
-    """Text and kind of an added token, the text as llama.cpp compares it: normalised."""
+    """Text and type of an added token; the text is normalized, as llama.cpp compares it."""
     if not token.normalized:
         ids = files.tokenizer.encode(text, add_special_tokens=False).ids
         text = files.tokenizer.decode(ids, skip_special_tokens=False)
@@ -101,22 +101,22 @@ def _added_token(
 
 
 def _check_distinct(files: TokenizerFiles, tokens: list[str]) -> None:
-    """Each token's text must be its own: llama.cpp finds ids by it, and ends the process if not."""
+    """CheckpointError for tokens with the same text, on which llama.cpp aborts."""
     first: dict[str, int] = {}
     for number, text in enumerate(tokens):
         read = text.partition("\0")[0] or f"[EMPTY_{number}]"  # as llama.cpp reads it
         if first.setdefault(read, number) != number:
             raise CheckpointError(
-                f"{files.path}: expected a text of its own for each token, found {read!r:.60} for "
+                f"{files.path}: expected a different text for each token, found {read!r:.60} for "
                 f"{first[read]} and {number}, which llama.cpp cannot load"
             )
 
 
 def special_ids(files: TokenizerFiles, n_vocab: int) -> list[int]:
-    """Ids that a draft vocabulary never lacks: added tokens and the end-of-turn ids.
+    """Ids that every draft vocabulary contains: added tokens and the end-of-turn ids.
 
-    Added tokens are those of chat turns, tools and thinking; generation_config.json may name
-    further ids that end a turn. CheckpointError when one is outside the vocabulary.
+    Added tokens are those for chat turns, tools and thinking; generation_config.json may name
+    further ids that end a turn. CheckpointError if one is outside the vocabulary.
     """
     ids = set(files.tokenizer.get_added_tokens_decoder())
     for name in ("generation_config.json", "config.json"):

@@ -1,7 +1,7 @@
-"""Loading the tokenizer of a checkpoint: tokenizer.json, or vocab.json with merges.txt.
+"""Loads the tokenizer of a checkpoint: tokenizer.json, or vocab.json with merges.txt.
 
-What tokenizer_config.json adds is added here as transformers does it, so that every id is that
-which the model was trained with.
+Tokens in tokenizer_config.json are added as in transformers, so that every token has the id that
+the model was trained with.
 """
 
 import re
@@ -19,24 +19,24 @@ from .config import is_whole, shown
 from .json_files import parse_json_object, read_json_object, read_text
 
 SETTINGS_NAME = "tokenizer_config.json"
-# The split of Qwen3.5, of whose tokenizer vocab.json and merges.txt are parts.
+# The split of Qwen3.5's tokenizer, which vocab.json and merges.txt do not contain.
 QWEN35_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 NAMED_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-# Names that transformers' tokenizer of the family gives where the settings have none.
+# Defaults of the family's tokenizer class in transformers.
 _DEFAULT_TOKEN = "<|endoftext|>"
 _DEFAULT_NAMES = ("eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenizerFiles:
-    """A tokenizer and what its files say about it.
+    """A tokenizer and the contents of its files.
 
-    path: the file that the tokens are from. definition: tokenizer.json as it stands, empty where
-    there is none. settings: tokenizer_config.json, empty where there is none. merges: pairs, as
-    text with a space between. splits: the regular expressions that split text before merging.
+    path: the file with the tokens. definition: tokenizer.json, unmodified; empty if there is none.
+    settings: tokenizer_config.json; empty if there is none. merges: pairs separated by a space.
+    splits: the regular expressions of the pre-tokenizer.
     """
 
     folder: Path
@@ -49,10 +49,10 @@ class TokenizerFiles:
 
 
 def load_tokenizer(folder: Path) -> TokenizerFiles:
-    """The tokenizer of a checkpoint; CheckpointError when it is absent or damaged.
+    """The tokenizer of a checkpoint; CheckpointError if it is missing or damaged.
 
-    It encodes texts as they are: what the files say about padding, truncation and dropout belongs
-    to training, and is off.
+    Padding, truncation and dropout are disabled: saved settings for these are left over from
+    training.
     """
     settings = read_json_object(folder / SETTINGS_NAME) if (folder / SETTINGS_NAME).exists() else {}
     path = folder / "tokenizer.json"
@@ -109,13 +109,13 @@ def _check_is_bpe(path: Path, definition: dict[str, Any]) -> None:
         raise CheckpointError(f"{path}: model.type: expected BPE, found {kind!r:.60}")
     assert isinstance(model, dict)
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
-        # Byte-level BPE has none; the tokenizers package aborts on merges that lack theirs.
+        # Byte-level BPE has none; the tokenizers package aborts on merges without the given one.
         if model.get(key):
             raise CheckpointError(f"{path}: model.{key}: expected none, found {model[key]!r:.60}")
 
 
 def _merges_of(definition: dict[str, Any]) -> tuple[str, ...]:
-    """The merges of tokenizer.json as llama.cpp wants them, spaces inside a token as bytes."""
+    """The merges of tokenizer.json as llama.cpp needs them, with spaces in tokens byte-encoded."""
     merges = definition["model"].get("merges") or []
     return tuple(
         merge if isinstance(merge, str) else " ".join(part.replace(" ", "\u0120") for part in merge)
@@ -129,7 +129,7 @@ def _optional_merges(folder: Path) -> tuple[str, ...]:
 
 
 def _read_merges(path: Path) -> tuple[str, ...]:
-    """The pairs of merges.txt, one per line after a line of comment."""
+    """The pairs of merges.txt, one per line after a comment line."""
     merges = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         parts = line.split()
@@ -155,7 +155,7 @@ def _split_patterns(node: Any) -> Iterator[str]:
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Add the tokens of tokenizer_config.json, or of the files that older checkpoints have."""
+    """Add the tokens of tokenizer_config.json, or of the files of older checkpoints."""
     path = folder / SETTINGS_NAME
     if "added_tokens_decoder" in settings:
         names, extra = _named_tokens(path, settings)
@@ -196,7 +196,7 @@ def _flags(token: AddedToken) -> tuple[bool, bool, bool, bool, bool]:
 def _named_tokens(
     path: Path, settings: dict[str, Any]
 ) -> tuple[dict[str, AddedToken], tuple[str, ...]]:
-    """Special tokens that the settings give a role, by their text; the texts of those without."""
+    """Special tokens with a role in the settings, by text; and the texts of those without."""
     standard = {f"{kind}_token" for kind in NAMED_KINDS}
     values = {**dict.fromkeys(_DEFAULT_NAMES, _DEFAULT_TOKEN), **settings}
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
@@ -231,7 +231,7 @@ def _listed_tokens(path: Path, listed: object) -> dict[int, AddedToken]:
 def _older_tokens(
     path: Path, names: dict[str, AddedToken], extra: tuple[str, ...]
 ) -> dict[int, AddedToken]:
-    """The added tokens of added_tokens.json by id, in order; none where the file is absent."""
+    """The added tokens of added_tokens.json by id, in order; empty if the file is absent."""
     listed = read_json_object(path) if path.exists() else {}
     for text, number in listed.items():
         if not is_whole(number):
@@ -244,7 +244,7 @@ def _older_tokens(
 
 
 def _token(where: str, value: object, special: bool = False) -> AddedToken:
-    """A token as the settings write it: its text, or an object with its text and flags."""
+    """Parse a token in the settings: a string, or an object with its text and flags."""
     if isinstance(value, str):
         return AddedToken(value, special=special)
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -1,8 +1,8 @@
-"""One weight of a model as a checkpoint stores it, and its rows as numbers.
+"""The weights of a checkpoint in all storage schemes, and their dequantized rows.
 
-Each class is one way to store a matrix: as it is, or in fewer bits beside scales and zero points.
-All have the shape of the weight itself, so that nobody else need know how it is stored. What comes
-out is what llama.cpp's converter computes (`dequant_model` in its conversion/base.py), to the bit.
+Each class is one way to store a matrix: unquantized, or quantized with scales and zero points. All
+have the shape of the weight itself, so callers need not know how it is stored. The values are bit
+for bit those that llama.cpp's converter computes (`dequant_model` in its conversion/base.py).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from .checkpoint import PlacedTensor
 
 Rows: TypeAlias = NDArray[Any]
-"""Two dimensions, C order, of F32, F16 or BF16 (ml_dtypes.bfloat16)."""
+"""A two-dimensional array in C order, of F32, F16 or BF16 (ml_dtypes.bfloat16)."""
 
 PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -52,11 +52,11 @@ class Weight(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the model, which need not be that of a tensor in the files."""
+        """Its name in the model, which may differ from the names of tensors in the files."""
 
     @property
     def where(self) -> str:
-        """The file it is in, for messages."""
+        """The file that contains it, for messages."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,15 +67,15 @@ class Weight(Protocol):
         """The type of its rows: F32, F16 or BF16."""
 
     def check(self) -> None:
-        """Raise CheckpointError where what is stored does not make a weight."""
+        """Raise CheckpointError if the stored tensors do not form a weight."""
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop` of the weight taken as a matrix."""
+        """Rows `start` to `stop` of the weight as a matrix."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlainWeight:
-    """A tensor that holds the weight as it is."""
+    """An unquantized weight."""
 
     name: str
     tensor: PlacedTensor
@@ -96,7 +96,7 @@ class PlainWeight:
         return PLAIN_DTYPES[self.tensor.stored.dtype]
 
     def check(self) -> None:
-        """Raise CheckpointError for a tensor that is no weight."""
+        """Raise CheckpointError if the tensor's type is not that of a weight."""
         if self.tensor.stored.dtype not in PLAIN_DTYPES:
             expected = f"one of {', '.join(PLAIN_DTYPES)}"
             raise _fault(self, expected, self.tensor.stored.dtype)
@@ -108,10 +108,10 @@ class PlainWeight:
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
-    """8-bit values times a scale: one for the tensor, for each row, or for each block.
+    """8-bit values with a scale per tensor, per row or per block.
 
-    scale: None where it is missing. block: rows and columns of a block; None where the scale has
-    the shape of the weight without its last dimensions.
+    scale: None if it is missing. block: rows and columns of a block; None if the scale has the
+    shape of the weight without its last dimensions.
     """
 
     name: str
@@ -133,7 +133,7 @@ class ScaledWeight:
         return self.values.stored.shape
 
     def check(self) -> None:
-        """Raise CheckpointError where the scale is missing or does not fit."""
+        """Raise CheckpointError if the scale is missing or does not fit."""
         dtype, shape = self.values.stored.dtype, self.shape
         if dtype not in (*_BYTE_DTYPES, *PLAIN_DTYPES):
             raise _fault(self, f"one of {', '.join(_BYTE_DTYPES)}", dtype)
@@ -152,12 +152,12 @@ class ScaledWeight:
             )
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The values of these rows, each times its scale."""
+        """The values of these rows, multiplied by their scales."""
         assert self.scale is not None
         *_, height, width = self.shape
         scales = _as_f32(_read_all(self.scale))
         if self.block is None:
-            # One scale for a row, a matrix or all: as many as there are rows, matrices, or one.
+            # One scale per row, per matrix or per tensor.
             steps = (prod(self.shape[:-1]) // scales.size, width)
             scales = scales.reshape(-1, 1)
             at = np.arange(start, stop) // steps[0]
@@ -184,18 +184,18 @@ class ScaledWeight:
         if len(scale) > len(self.shape):
             return False
         padded = scale + (1,) * (len(self.shape) - len(scale))
-        # Dimensions are followed from the left, and those left out on the right: [experts, 1, 1].
+        # The scale has the weight's leading dimensions, then ones: [experts, 1, 1].
         count = next((i for i, n in enumerate(padded) if n != self.shape[i]), len(padded))
         return count < len(padded) and all(n == 1 for n in padded[count:])
 
 
 @dataclass(frozen=True, eq=False)
 class GptqWeight:
-    """GPTQ: `bits` wide values packed along the input, stored transposed.
+    """GPTQ: values of `bits` bits, packed along the input and stored transposed.
 
     qweight: I32 [inputs * bits / 32, outputs]. qzeros: I32 [groups, outputs * bits / 32].
-    scales: [groups, outputs]. g_idx: I32 [inputs], the group of each input. offset: what is added
-    to a stored zero point (the first version of the format stores them less one).
+    scales: [groups, outputs]. g_idx: I32 [inputs], the group of each input. offset: added to stored
+    zero points (the first version of the format stores them minus one).
     """
 
     name: str
@@ -219,7 +219,7 @@ class GptqWeight:
         return (*self.qweight.stored.shape[1:], *self.g_idx.stored.shape)
 
     def check(self) -> None:
-        """Raise CheckpointError where the four tensors do not fit together."""
+        """Raise CheckpointError if the four tensors do not fit together."""
         per_word = 32 // self.bits
         outputs, inputs = self.shape if len(self.shape) == 2 else (0, 0)
         groups = self.scales.stored.shape[0] if self.scales.stored.shape else 0
@@ -234,7 +234,7 @@ class GptqWeight:
             raise _fault(self, f"multiples of {per_word} values", list(self.shape))
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """These outputs, which are columns of what is stored."""
+        """The rows of these outputs, which are columns of the stored tensors."""
         per_word = 32 // self.bits
         groups = _read_all(self.g_idx)
         if groups.size and not 0 <= groups.min() <= groups.max() < self.scales.stored.shape[0]:
@@ -251,11 +251,11 @@ class GptqWeight:
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """Integers of `bits` bits in I32 words along the row, with a scale for each group of a row.
+    """Integers of `bits` bits, packed into I32 words along the row, with a scale per group.
 
     compressed-tensors' pack-quantized. words: I32 [rows, ceil(columns / values in a word)].
     scale: [rows, groups]. zero_point: I32 [ceil(rows / values in a word), groups], packed along
-    the rows; None means half of the range. shape_tensor: I64 [2], the weight's shape once more.
+    the rows; None means half of the range. shape_tensor: I64 [2], the weight's shape.
     """
 
     name: str
@@ -275,7 +275,7 @@ class PackedWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows and columns: all groups of a row, or all its words where it is one group."""
+        """Rows and columns; columns from the groups, or from the words if a row is one group."""
         words, scale = self.words.stored.shape, self.scale.stored.shape
         if len(words) != 2 or len(scale) != 2:
             return words
@@ -283,7 +283,7 @@ class PackedWeight:
         return words[0], columns if self.group_size is None else scale[1] * self.group_size
 
     def check(self) -> None:
-        """Raise CheckpointError where the tensors do not fit together."""
+        """Raise CheckpointError if the tensors do not fit together."""
         per_word = 32 // self.bits
         rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
         groups = 1 if self.group_size is None else columns // self.group_size
@@ -295,7 +295,7 @@ class PackedWeight:
             _check_part(self.zero_point, (-(-rows // per_word), groups), ("I32",), how)
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The values of these rows less their zero points, times their scales."""
+        """The values of these rows minus their zero points, multiplied by their scales."""
         said = _read_all(self.shape_tensor).tolist()
         if said != list(self.shape):
             raise _fault(self, f"shape {list(self.shape)} by its parts", said)
@@ -315,11 +315,11 @@ class PackedWeight:
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Weight:
-    """NVFP4: 4-bit floats, a scale in 8 bits for 16 of them, and one more for the whole tensor.
+    """NVFP4: 4-bit floats with an 8-bit scale per 16 values, and another scale per tensor.
 
     values: U8 [rows, columns / 2]. scale: F8_E4M3 [rows, columns / 16]. second: the tensor's scale;
-    None means 1. inputs: the scale of the activations, of which only the runtime knows the use.
-    inverted: second and inputs are stored as their reciprocals.
+    None means 1. inputs: the scale of the activations, which only the runtime uses. inverted:
+    second and inputs are stored as reciprocals.
     """
 
     name: str
@@ -343,7 +343,7 @@ class Nvfp4Weight:
         return (*outer, packed * 2)
 
     def check(self) -> None:
-        """Raise CheckpointError where the tensors do not fit together."""
+        """Raise CheckpointError if the tensors do not fit together."""
         rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
         groups = columns // NVFP4_GROUP
         _check_part(self.values, (rows, groups * NVFP4_GROUP // 2), ("U8",), "for NVFP4")
@@ -355,11 +355,11 @@ class Nvfp4Weight:
                 raise _fault(self, f"a float in {one.stored.name}", one.stored.dtype)
 
     def tensor_scale(self) -> float:
-        """The scale of the whole tensor, a number of F32."""
+        """The scale of the whole tensor, rounded to F32."""
         return self._scalar(self.second)
 
     def input_scale(self) -> float:
-        """The scale of its activations, a number of F32."""
+        """The scale of its activations, rounded to F32."""
         return self._scalar(self.inputs)
 
     def _scalar(self, tensor: PlacedTensor | None) -> float:
@@ -384,7 +384,7 @@ class Nvfp4Weight:
         return np.concatenate([scale[..., None], packed], axis=-1).reshape(stop - start, -1)
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The numbers: values times scale times the tensor's scale."""
+        """The values multiplied by their scales and the tensor's scale."""
         records = self.records(start, stop).reshape(stop - start, -1, _NVFP4_RECORD)
         scale = records[..., :1].view(_BYTE_DTYPES["F8_E4M3"]).astype(np.float32)
         packed = records[..., 1:]
@@ -394,7 +394,7 @@ class Nvfp4Weight:
 
 
 def nvfp4_group_order(column_order: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """The order of groups that an order of columns means; ValueError where it divides groups."""
+    """The permutation of groups for a permutation of columns; ValueError if it splits a group."""
     if column_order is None:
         return None
     groups = column_order.reshape(-1, NVFP4_GROUP)
@@ -407,7 +407,7 @@ def nvfp4_group_order(column_order: NDArray[np.int64] | None) -> NDArray[np.int6
 def nvfp4_blocks(
     records: NDArray[np.uint8], column_order: NDArray[np.int64] | None
 ) -> NDArray[np.uint8]:
-    """Rows of records as blocks of ggml: four scales, then the values of the four groups."""
+    """Converts rows of records to ggml's blocks: four scales, then the values of four groups."""
     groups = records.reshape(len(records), -1, _NVFP4_RECORD)
     order = nvfp4_group_order(column_order)
     if order is not None:
@@ -419,7 +419,7 @@ def nvfp4_blocks(
 
 
 def row_count(weight: Weight) -> int:
-    """Number of rows of a weight taken as a matrix."""
+    """Number of rows of a weight as a matrix."""
     return prod(weight.shape[:-1])
 
 
@@ -448,7 +448,7 @@ def _read_rows(tensor: PlacedTensor, start: int, stop: int) -> Rows:
 
 
 def _read_columns(tensor: PlacedTensor, start: int, stop: int) -> Rows:
-    """Columns `start` to `stop` of a matrix, row by row: the rows may be far longer than these."""
+    """Columns `start` to `stop` of a matrix, read row by row, because rows may be far longer."""
     dtype = _DTYPES[tensor.stored.dtype]
     height, width = tensor.stored.shape
     columns = np.empty((height, stop - start), dtype)
@@ -459,12 +459,12 @@ def _read_columns(tensor: PlacedTensor, start: int, stop: int) -> Rows:
 
 
 def _read_all(tensor: PlacedTensor) -> Rows:
-    """A small tensor whole, in its own shape."""
+    """All of a small tensor, in its own shape."""
     return _read_rows(tensor, 0, prod(tensor.stored.shape[:-1])).reshape(tensor.stored.shape)
 
 
 def _unpacked(words: Rows, bits: int) -> NDArray[np.uint8]:
-    """The values of `bits` bits in words of 32, the lowest first, along the last dimension."""
+    """Unpack values of `bits` bits from 32-bit words along the last dimension, low bits first."""
     shifts = np.arange(0, 32 - (bits - 1), bits, dtype=np.uint32)
     unsigned = np.ascontiguousarray(words).view(np.uint32)
     values: NDArray[np.uint32] = (unsigned[..., None] >> shifts) & np.uint32((1 << bits) - 1)
@@ -472,7 +472,7 @@ def _unpacked(words: Rows, bits: int) -> NDArray[np.uint8]:
 
 
 def _as_f32(rows: Rows) -> NDArray[np.float32]:
-    """Values as F32, always a copy."""
+    """The values as F32; always a copy."""
     if rows.dtype.itemsize == 1:
         return _byte_values(rows.dtype)[rows.view(np.uint8)]
     return rows.astype(np.float32)
@@ -480,5 +480,5 @@ def _as_f32(rows: Rows) -> NDArray[np.float32]:
 
 @cache
 def _byte_values(dtype: np.dtype[Any]) -> NDArray[np.float32]:
-    """The 256 values of an 8-bit type: looking them up is several times faster than converting."""
+    """The 256 values of an 8-bit type; lookup is several times faster than conversion."""
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)

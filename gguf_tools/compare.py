@@ -1,8 +1,8 @@
-"""Two models tensor by tensor: the same bytes, or how far the values are apart.
+"""Compares two models tensor by tensor: identical bytes, or the error between their values.
 
-A side is anything that has tensors and can give their rows as numbers: a GGUF here, a checkpoint
-behind the converter's transforms in `convert`. Tensors are read in slices of rows by several
-threads, so that memory does not grow with the model.
+A side is anything that has tensors and can return their rows as numbers: a GGUF (`GgufSide`), or a
+checkpoint after the converter's transforms (`convert.checkpoint_side`). Several threads read the
+tensors in slices of rows, so memory use does not grow with the model.
 """
 
 import math
@@ -25,14 +25,15 @@ R = TypeVar("R")
 Rows = NDArray[np.float32]
 Decoder = Callable[[TensorType, bytes], Rows]
 
-_SLICE_VALUES = 1 << 18  # 1 MB as F32: several passes over what the cache holds
+_SLICE_VALUES = 1 << 18  # 1 MB as F32, which stays in the cache for several passes
 _PLAIN = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
-# Relative error (root mean square) that rounding to a type of this many bits per weight explains:
-# four times 2^-bits bounds what ggml's own quantizers do to normal and to heavy-tailed weights.
+# Largest relative error (root mean square) that rounding to a type can cause. For block types the
+# bound is four times 2^-bits; the error of ggml's quantizers on normal and on heavy-tailed weights
+# stays below it.
 _FLOAT_ERROR = {"F64": 0.0, "F32": 1e-6, "F16": 2**-10, "BF16": 2**-7}
-# Blocks of these types have an F16 scale, which is wrong by up to half of F16's smallest number: of
-# tiny weights it is subnormal, or 0. The error of a value is that times the largest number that the
-# type multiplies the scale with: the sub-block's own scale and the quant.
+# Blocks of these types have an F16 scale. For tiny weights the scale is subnormal or 0, so it is
+# off by up to half of F16's smallest number. The error of a value is that times the largest factor
+# that the type multiplies the scale by: the scale of the sub-block and the quant.
 _F16_STEP = 2**-25
 _LARGEST_FACTOR = {
     "F16": 1,
@@ -57,7 +58,7 @@ _LARGEST_FACTOR = {
 
 
 class Side(Protocol):
-    """One of the models compared; an `exact` one has the numbers that the other may round."""
+    """One of the two compared models. `exact`: its values are unrounded, the other may round."""
 
     name: str
     exact: bool
@@ -66,18 +67,18 @@ class Side(Protocol):
         """Shape in ggml order and type of each tensor."""
 
     def raw(self, name: str, start: int, stop: int) -> bytes | None:
-        """The bytes of these rows; None where they are not stored as they would be compared."""
+        """The stored bytes of rows `start` to `stop`; None if they cannot be compared directly."""
 
     def values(self, name: str, start: int, stop: int) -> Rows:
-        """The numbers of these rows, (rows, row length)."""
+        """The values of rows `start` to `stop`, shape (rows, row length)."""
 
 
-class Verdict(str, Enum):
-    """What came of comparing a tensor."""
+class Outcome(str, Enum):
+    """The result of comparing a tensor."""
 
-    SAME = "same"  # the same bytes, or the same numbers
-    ROUNDED = "rounded"  # no further apart than the types explain
-    DAMAGED = "damaged"  # further apart
+    SAME = "same"  # identical bytes, or identical values
+    ROUNDED = "rounded"  # the difference is within what rounding to the types explains
+    DAMAGED = "damaged"  # the difference is larger than that
     OTHER_SHAPE = "other shape"
     ONLY_FIRST = "only in the first"
     ONLY_SECOND = "only in the second"
@@ -85,14 +86,15 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor compared.
+    """The result for one tensor.
 
-    types: on either side, None where it is missing. error: root of the mean square difference over
-    that of the first side's values; None where nothing was compared. largest: largest difference.
+    types: the tensor's type on each side, None if it is missing there. error: root mean square
+    difference, relative to the root mean square of the first side's values; None if nothing was
+    compared. largest: largest absolute difference.
     """
 
     name: str
-    verdict: Verdict
+    outcome: Outcome
     types: tuple[str | None, str | None]
     error: float | None = None
     largest: float | None = None
@@ -101,7 +103,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class MetadataDifference:
-    """A key whose values differ, as text; None where the key is missing."""
+    """A key whose values differ, with both values as text (None if the key is missing)."""
 
     key: str
     values: tuple[str | None, str | None]
@@ -109,7 +111,7 @@ class MetadataDifference:
 
 @dataclass(eq=False)
 class _Sums:
-    """What the slices of a tensor add up to."""
+    """Sums over the slices of a tensor."""
 
     squares: float = 0.0
     difference: float = 0.0
@@ -118,7 +120,7 @@ class _Sums:
     not_numbers: int = 0
 
     def add(self, other: "_Sums") -> None:
-        """Take in the sums of another slice."""
+        """Add the sums of another slice."""
         self.squares += other.squares
         self.difference += other.difference
         self.largest = max(self.largest, other.largest)
@@ -137,7 +139,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a stored tensor: `height` from `first`, of every `period` rows."""
+    """Rows of a stored tensor: `height` rows from `first` on, in each group of `period` rows."""
 
     tensor: str
     first: int
@@ -145,7 +147,7 @@ class _Rows:
     period: int
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Start and length, in the stored tensor, of what rows `start` to `stop` are."""
+        """Start and length, in the stored tensor, of the runs that make rows `start` to `stop`."""
         while start < stop:
             index, within = divmod(start, self.height)
             count = min(stop - start, self.height - within)
@@ -154,11 +156,11 @@ class _Rows:
 
 
 class GgufSide:
-    """A GGUF model, fused tensors shown as their parts.
+    """A GGUF model; fused tensors are presented as their parts.
 
-    decode: turns blocks into numbers (ggml's own decoder). What llama.cpp multiplies a product by
-    (`X.scale` beside `X.weight`, as NVFP4 has it) counts to the numbers of the weight; it is no
-    tensor of its own, nor is the scale of its activations.
+    decode: dequantizes blocks (ggml's own decoder). A `X.scale` tensor next to `X.weight`, as NVFP4
+    has it, is multiplied into the values of the weight. Neither it nor the scale of the activations
+    (`X.input_scale`) is listed as a tensor.
     """
 
     exact = False
@@ -197,12 +199,12 @@ class GgufSide:
         return self._tensors
 
     def raw(self, name: str, start: int, stop: int) -> bytes | None:
-        """The bytes of these rows; None where a scale beside them belongs to the numbers."""
+        """The bytes of these rows; None if a separate scale tensor is part of their values."""
         scaled = self._rows[name].tensor in self._scales
         return None if scaled else self._bytes(name, start, stop)
 
     def values(self, name: str, start: int, stop: int) -> Rows:
-        """The numbers of these rows."""
+        """The values of these rows."""
         stored = self._rows[name]
         tensor = self._model.tensors[stored.tensor]
         data = self._bytes(name, start, stop)
@@ -235,9 +237,9 @@ def compare_tensors(
     progress: Callable[[int], None] = lambda _: None,
     workers: int = 4,
 ) -> list[TensorDifference]:
-    """Every tensor of both sides, the worst damage first.
+    """Compare every tensor of both sides; the largest differences come first.
 
-    progress: called with the bytes of the first side just compared.
+    progress: called with the number of bytes of the first side that were just compared.
     """
     exact = (first.exact, second.exact)
     ours, theirs = first.tensors(), second.tensors()
@@ -246,17 +248,17 @@ def compare_tensors(
     for name in [*ours, *(n for n in theirs if n not in ours)]:
         kinds = _kinds(name, ours, theirs)
         if name not in theirs:
-            found.append(TensorDifference(name, Verdict.ONLY_FIRST, kinds))
+            found.append(TensorDifference(name, Outcome.ONLY_FIRST, kinds))
         elif name not in ours:
-            found.append(TensorDifference(name, Verdict.ONLY_SECOND, kinds))
+            found.append(TensorDifference(name, Outcome.ONLY_SECOND, kinds))
         elif plain_shape(ours[name][0]) != plain_shape(theirs[name][0]):
             note = f"{list(ours[name][0])} and {list(theirs[name][0])}"
-            found.append(TensorDifference(name, Verdict.OTHER_SHAPE, kinds, note=note))
+            found.append(TensorDifference(name, Outcome.OTHER_SHAPE, kinds, note=note))
         else:
             sums[name] = _Sums()
     slices = [_Slice(name, *rows) for name in sums for rows in _bounds(ours[name][0])]
     with ThreadPoolExecutor(workers) as pool:
-        parts = _in_turn(pool, lambda s: _compare(first, second, s), slices, 2 * workers)
+        parts = _in_order(pool, lambda s: _compare(first, second, s), slices, 2 * workers)
         unread: dict[str, list[_Slice]] = {name: [] for name in sums}
         for part, place in zip(parts, slices, strict=True):
             if part is None:
@@ -265,21 +267,21 @@ def compare_tensors(
                 sums[place.name].add(part)
             shape, kind = ours[place.name]
             progress((place.stop - place.start) * BY_NAME[kind].row_bytes(shape[0]))
-        # Of a tensor that differs elsewhere, what is equal counts as well.
+        # If a tensor differs anywhere, its equal slices count towards the relative error, too.
         rest = [s for name, places in unread.items() if not sums[name].equal for s in places]
         for squares, place in zip(
-            _in_turn(pool, lambda s: _squares(first, s), rest, 2 * workers), rest, strict=True
+            _in_order(pool, lambda s: _squares(first, s), rest, 2 * workers), rest, strict=True
         ):
             sums[place.name].squares += squares
     found += [
-        _judged(n, _kinds(n, ours, theirs), total, math.prod(ours[n][0]), exact)
+        _outcome_of(n, _kinds(n, ours, theirs), total, math.prod(ours[n][0]), exact)
         for n, total in sums.items()
     ]
     return sorted(found, key=_damage, reverse=True)
 
 
 def compared_bytes(first: Side, second: Side) -> int:
-    """How much of the first side a comparison has to look at."""
+    """Number of bytes of the first side that a comparison reads."""
     theirs = second.tensors()
     ours = first.tensors().items()
     return sum(tensor_bytes(shape, BY_NAME[kind]) for n, (shape, kind) in ours if n in theirs)
@@ -289,7 +291,7 @@ def compare_metadata(
     first: Mapping[str, Scalar | tuple[Scalar, ...]],
     second: Mapping[str, Scalar | tuple[Scalar, ...]],
 ) -> list[MetadataDifference]:
-    """Keys that are not on both sides with the same value."""
+    """Keys that are missing on one side or have different values."""
     differing = []
     for key in [*first, *(k for k in second if k not in first)]:
         ours, theirs = first.get(key), second.get(key)
@@ -307,13 +309,16 @@ def all_metadata(model: Model) -> dict[str, Scalar | tuple[Scalar, ...]]:
 
 
 def explained_error(kinds: tuple[str | None, str | None], exact: tuple[bool, bool]) -> float:
-    """The relative error that rounding to these two types explains; exact sides round nothing."""
+    """The largest relative error that rounding to these two types explains.
+
+    exact: sides whose values are not rounded at all.
+    """
     rounded = [kind for kind, plain in zip(kinds, exact, strict=True) if kind and not plain]
     return sum(_FLOAT_ERROR.get(kind, _block_error(kind)) for kind in rounded)
 
 
 def explained_difference(kinds: tuple[str | None, str | None], exact: tuple[bool, bool]) -> float:
-    """The difference of values that these two types explain however small the values are."""
+    """The absolute difference that these two types explain however small the values are."""
     rounded = [kind for kind, plain in zip(kinds, exact, strict=True) if kind and not plain]
     return _F16_STEP * sum(_LARGEST_FACTOR.get(kind, 0) for kind in rounded)
 
@@ -334,10 +339,10 @@ def _kinds(
     )
 
 
-def _in_turn(
+def _in_order(
     pool: ThreadPoolExecutor, job: Callable[[_Slice], R], items: Sequence[_Slice], ahead: int
 ) -> Iterator[R]:
-    """Results in order, with at most `ahead` of them waiting."""
+    """Yield the results in order, with at most `ahead` jobs submitted in advance."""
     waiting: deque[Future[R]] = deque()
     for item in items:
         waiting.append(pool.submit(job, item))
@@ -356,7 +361,7 @@ def _bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _compare(first: Side, second: Side, place: _Slice) -> _Sums | None:
-    """The sums of a slice; None where its bytes are the same and nothing was decoded."""
+    """The sums of a slice; None if its bytes are identical, so that nothing was decoded."""
     where = (place.name, place.start, place.stop)
     if first.tensors()[place.name][1] == second.tensors()[place.name][1]:
         ours, theirs = first.raw(*where), second.raw(*where)
@@ -373,12 +378,12 @@ def _compare(first: Side, second: Side, place: _Slice) -> _Sums | None:
 
 
 def _sum_of_squares(rows: Rows) -> float:
-    """In F32 along a row and in F64 over the rows. Not by BLAS, which has threads of its own."""
+    """Sum in F32 along a row and in F64 over rows; without BLAS, which would start more threads."""
     return float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
 
 
 def _compare_carefully(a: NDArray[np.float64], b: NDArray[np.float64]) -> _Sums:
-    """As `_compare`, of values that are not finite, or too large for sums in F32."""
+    """Like `_compare`, for values that are not finite or too large for sums in F32."""
     finite = np.isfinite(a) & np.isfinite(b)
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     apart = b - a
@@ -397,7 +402,7 @@ def _squares(side: Side, place: _Slice) -> float:
     return float(np.square(values[np.isfinite(values)]).sum())
 
 
-def _judged(
+def _outcome_of(
     name: str,
     kinds: tuple[str | None, str | None],
     sums: _Sums,
@@ -405,19 +410,19 @@ def _judged(
     exact: tuple[bool, bool],
 ) -> TensorDifference:
     if sums.equal:
-        return TensorDifference(name, Verdict.SAME, kinds, 0.0, 0.0)
+        return TensorDifference(name, Outcome.SAME, kinds, 0.0, 0.0)
     if sums.not_numbers:
         note = f"{sums.not_numbers} values are not finite"
-        return TensorDifference(name, Verdict.DAMAGED, kinds, math.inf, math.inf, note)
+        return TensorDifference(name, Outcome.DAMAGED, kinds, math.inf, math.inf, note)
     error = math.sqrt(sums.difference / sums.squares) if sums.squares else math.inf
     size, apart = math.sqrt(sums.squares / count), math.sqrt(sums.difference / count)
     fine = apart <= explained_error(kinds, exact) * size + explained_difference(kinds, exact)
-    verdict = Verdict.ROUNDED if fine else Verdict.DAMAGED
-    return TensorDifference(name, verdict, kinds, error, sums.largest)
+    outcome = Outcome.ROUNDED if fine else Outcome.DAMAGED
+    return TensorDifference(name, outcome, kinds, error, sums.largest)
 
 
 def _damage(found: TensorDifference) -> tuple[bool, float]:
-    """Missing and misshapen tensors first, then by relative error."""
+    """Sort key: missing tensors and other shapes first, then by relative error."""
     compared = found.error is not None
     return (not compared, found.error if found.error is not None else math.inf)
 
@@ -425,7 +430,7 @@ def _damage(found: TensorDifference) -> tuple[bool, float]:
 def _shown(
     ours: Scalar | tuple[Scalar, ...] | None, theirs: Scalar | tuple[Scalar, ...] | None
 ) -> tuple[str | None, str | None]:
-    """Two differing values for a line of text; of long arrays the place where they part."""
+    """Two differing values as text; for arrays, the first entries that differ."""
     if isinstance(ours, tuple) and isinstance(theirs, tuple):
         at = next(
             (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),

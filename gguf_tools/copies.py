@@ -1,8 +1,8 @@
-"""Ways to copy bytes from a source into a file, the cheapest first.
+"""Ways to copy bytes from a source into a file, cheapest first.
 
-Each takes (descriptor to write to, offset there, source, start there, length) and answers with the
-bytes it copied, fewer than asked for where it likes; an OSError of `CANNOT_COPY` says that another
-way is to be taken for these two files.
+Each takes (descriptor to write to, offset there, source, start there, length) and returns the
+number of bytes copied, which may be fewer than requested. An OSError with a code of `CANNOT_COPY`
+means that this way does not work for the two files and the caller should try the next one.
 """
 
 import ctypes
@@ -17,7 +17,8 @@ from .sources import FileSource, Source
 
 CopyWay = Callable[[int, int, Source, int, int], int]
 
-# What ioctl_ficlonerange(2), copy_file_range(2) and sendfile(2) answer where they cannot serve.
+# Error codes of ioctl_ficlonerange(2), copy_file_range(2) and sendfile(2) if they do not support
+# the two files.
 CANNOT_COPY = (
     errno.EXDEV,
     errno.ENOSYS,
@@ -35,22 +36,22 @@ _BUFFER_BYTES = 4 << 20
 _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = struct.Struct("=qQQQ")
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-# sendfile(2) writes where the descriptor stands, which all threads share.
+# sendfile(2) writes at the descriptor's position, which all threads share.
 _position = threading.Lock()
 
 
 def copy_ways(source: Source) -> list[CopyWay]:
-    """The ways that may serve for `source`; the last one always does."""
+    """The ways that may work for `source`; the last one always does."""
     if not isinstance(source, FileSource) or sys.platform != "linux":
-        # Elsewhere sendfile wants a socket, and the others are not there.
+        # On other systems sendfile needs a socket, and the other calls do not exist.
         return [_copy_by_read]
     return [_share_blocks, _copy_in_kernel, _copy_by_sendfile, _copy_by_read]
 
 
 def start_writing(out: int, offset: int, length: int) -> None:
-    """Have these bytes on their way to the disk while others are copied; a hint, no promise.
+    """Start writing these bytes to the disk while others are still copied (a hint to the kernel).
 
-    Without it all of a file waits for its fsync, and the disk stands idle until then.
+    Without it the disk stays idle until fsync, which then has to write the whole file.
     """
     if sys.platform == "linux":
         sync = ctypes.CDLL(None).sync_file_range
@@ -58,10 +59,10 @@ def start_writing(out: int, offset: int, length: int) -> None:
 
 
 def _share_blocks(out: int, offset: int, source: Source, start: int, length: int) -> int:
-    """Have both files point to the same blocks: XFS, Btrfs and their like, NFS 4.2.
+    """Make both files share the same blocks (reflink): XFS, Btrfs, bcachefs, NFS 4.2.
 
-    Blocks are shared as wholes, so both places must lie alike within a block; what is before the
-    first boundary and after the last one is copied.
+    Only whole blocks can be shared, so both places must have the same offset within a block. The
+    bytes before the first block boundary and after the last one are copied.
     """
     assert isinstance(source, FileSource)
     block = os.fstatvfs(out).f_frsize

@@ -1,7 +1,7 @@
-"""Can this model draft, with what, at what price, and if not, why, and which command mends it.
+"""Diagnoses whether a model can draft, how and at what cost; if not, why, and how to fix it.
 
-Here for GGUF files, by headers and a few small tensors; `convert` has the part for checkpoints and
-the measurements that need one.
+This module examines GGUF files by their headers and a few small tensors. The part for checkpoints,
+and the measurements that need one, are in `convert.doctor_checkpoint`.
 """
 
 import math
@@ -25,13 +25,14 @@ from .model import Model
 from .tensor_types import F32
 
 _HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
-# Bits per weight of IQ4_XS, the least that tests of published heads found harmless.
+# Bits per weight of IQ4_XS, the smallest type that did not hurt acceptance in tests of published
+# heads.
 _LEAST_BITS = 4.25
-# Raised norms lie around 1: of published and made-up heads none has a negative weight, and of
-# those not raised a good part has.
+# Norm weights in a GGUF are the checkpoint's plus 1, so they lie around 1. No published or
+# synthetic head has a negative weight after that; before it, a large share is negative.
 _NEGATIVE_SHARE = 0.02
 
-# What llama.cpp takes for the tokenizer's arrays (llama-vocab.cpp).
+# Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
 _TOKENIZER_ARRAYS = {
     "tokens": (ValueType.STRING,),
     "scores": (ValueType.F32, ValueType.I32),
@@ -41,7 +42,10 @@ _TOKENIZER_ARRAYS = {
 
 
 class Severity(str, Enum):
-    """How bad a finding is: it keeps from drafting, it makes drafts bad, or it is good to know."""
+    """How bad a finding is.
+
+    A fault prevents drafting, a warning lowers the acceptance rate, a note is only information.
+    """
 
     FAULT = "fault"
     WARNING = "warning"
@@ -50,20 +54,20 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found. code: for scripts. mend: the command that mends it; empty for notes."""
+    """One finding. code: for scripts. fix: the command that fixes it, or empty."""
 
     code: str
     severity: Severity
     text: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What there is to say of a model.
+    """The result of examining a model.
 
-    head: the head in a few words, None when there is none. runs_with: commands that draft with
-    it. memory: None when nothing drafts.
+    head: a short description of the head, None if there is none. runs_with: commands that draft
+    with it. memory: the memory that drafting takes, None if the model cannot draft.
     """
 
     path: str
@@ -75,14 +79,14 @@ class Diagnosis:
 
     @property
     def can_draft(self) -> bool:
-        """Whether nothing keeps it from drafting."""
+        """Whether the model has no fault that prevents drafting."""
         return not any(f.severity is Severity.FAULT for f in self.findings)
 
 
 def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> Diagnosis:
     """Examine a GGUF, whose head may be in a `separate` file.
 
-    context, depth: for the estimate of memory.
+    context, depth: tokens of context and tokens per draft, for the memory estimate.
     """
     head = separate or model
     findings = []
@@ -110,10 +114,10 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
 
 
 def original_of(model: Model) -> str:
-    """The hub id of the model that this one was made of, or a word in its place.
+    """The hub id of the original checkpoint, or the placeholder ORIGINAL.
 
-    A base model is what a quantizer quantized where one is named; in other files it is what the
-    model was tuned from, whose head is another.
+    `general.base_model` is the original only if the file names a quantizer. In other files it is
+    the model that this one was fine-tuned from, which has a different head.
     """
     held = None
     if "general.quantized_by" in model.first.keys:
@@ -130,7 +134,7 @@ def _trunk_findings(model: Model) -> Iterator[Finding]:
 
 
 def _unloadable(model: Model) -> Iterator[Finding]:
-    """What llama.cpp crashes on instead of refusing it."""
+    """Values that crash llama.cpp instead of being rejected by its loader."""
     fix = f"mtp-gguf convert {original_of(model)} --mtp-f16"
     for fault in load_faults(model):
         yield Finding("unloadable", Severity.FAULT, f"llama.cpp would crash: {fault}", fix)
@@ -149,7 +153,7 @@ def _separate(model: Model, head: Model) -> Iterator[Finding]:
 
 
 def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
-    """What keeps the head from being used, each fault with the command that repairs it."""
+    """Faults that prevent using the head, each with the command that fixes it."""
     original = original_of(model)
     fixes = {
         "architecture": "",
@@ -168,7 +172,7 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
-    """What llama.cpp's loader would refuse in the file, or in both files."""
+    """What llama.cpp's loader would reject in the file, or in both files."""
     for file in (model,) if head is model else (model, head):
         for text in refusals(file.head):
             fix = f"mtp-gguf convert {original_of(file)} --mtp-f16"
@@ -176,13 +180,13 @@ def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
 
 
 def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
-    """Norm weights as the file has them: one plus what the checkpoint has."""
+    """Check that norm weights are the checkpoint's plus 1, as llama.cpp expects."""
     norms = {name: _values(head, name) for name in head.head.suffixes if _is_norm(head, name)}
-    mend = _regraft(head, original_of(head))
+    fix = _regraft(head, original_of(head))
     for name, values in norms.items():
         if not all(map(math.isfinite, values)):
             yield Finding(
-                "not-finite", Severity.FAULT, f"{name} has values that are not finite", mend
+                "not-finite", Severity.FAULT, f"{name} has values that are not finite", fix
             )
             return
     never = [n for n, v in norms.items() if sum(x < 0 for x in v) > _NEGATIVE_SHARE * len(v)]
@@ -191,8 +195,8 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
             "norm-not-raised",
             Severity.WARNING,
             f"{len(never)} norms of the head have negative weights (first {never[0]}): they look "
-            "as if they were never raised by 1; doctor --source ORIGINAL measures it",
-            mend,
+            "as if they were never raised by 1; doctor --from ORIGINAL measures it",
+            fix,
         )
         return
     reference = _trunk_norm(trunk)
@@ -202,8 +206,8 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
             "norm-raised-twice",
             Severity.WARNING,
             f"no norm weight of the head is below 1 (least {low:.3g}), but the trunk's are: they "
-            "look as if they were raised by 1 twice; doctor --source ORIGINAL measures it",
-            mend,
+            "look as if they were raised by 1 twice; doctor --from ORIGINAL measures it",
+            fix,
         )
 
 
@@ -226,14 +230,14 @@ def _precision(head: Model) -> Iterator[Finding]:
 
 
 def _tokens(head: Model) -> Iterator[Finding]:
-    """A tokenizer that disagrees with the embedding or with itself: llama.cpp refuses the file."""
-    mend = f"mtp-gguf convert {original_of(head)} --mtp-f16"
+    """Tokenizer arrays that contradict the embedding or each other; llama.cpp rejects the file."""
+    fix = f"mtp-gguf convert {original_of(head)} --mtp-f16"
     tokens = head.first.keys.get("tokenizer.ggml.tokens")
     rows = head.vocabulary_size
     count = tokens.count if isinstance(tokens, ArrayRef) else 0
     if count and rows is not None and count != rows:
         text = f"the tokenizer has {count} tokens, but the embedding {rows} rows"
-        yield Finding("tokenizer", Severity.FAULT, text, mend)
+        yield Finding("tokenizer", Severity.FAULT, text, fix)
     for name, kinds in _TOKENIZER_ARRAYS.items():
         key = f"tokenizer.ggml.{name}"
         held = head.first.keys.get(key)
@@ -245,45 +249,46 @@ def _tokens(head: Model) -> Iterator[Finding]:
             kind = held.type if isinstance(held, ArrayRef) else head.first.types[key]
             found = f"{'an array of ' if is_array else 'one '}{kind.name}"
             text = f"{key}: expected an array of {wanted}, found {found}"
-            yield Finding("tokenizer", Severity.FAULT, text, mend)
+            yield Finding("tokenizer", Severity.FAULT, text, fix)
         elif name != "merges" and held.count < count:
             text = f"{key}: expected an entry for each of {count} tokens, found {held.count}"
-            yield Finding("tokenizer", Severity.FAULT, text, mend)
+            yield Finding("tokenizer", Severity.FAULT, text, fix)
 
 
 def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[Finding]]:
-    mend = _new_list(head)
+    fix = _new_list(head)
     try:
-        held = read_draft_list(head)
+        stored = read_draft_list(head)
     except FormatError as error:
-        return None, [Finding("draft-vocabulary", Severity.FAULT, str(error), mend)]
+        return None, [Finding("draft-vocabulary", Severity.FAULT, str(error), fix)]
     findings = []
-    if held is not None:
-        if held.about.layout is DraftLayout.SIDECAR:
-            mend = "mtp-gguf fastmtp add MODEL --layout sidecar --corpus FILES"
-        for fault in list_faults(held.ids, head.vocabulary_size or 0, required_ids(head)):
-            text = f"the draft vocabulary is unsound: {fault}"
-            findings.append(Finding("draft-vocabulary", Severity.FAULT, text, mend))
-        if held.about.layout is not DraftLayout.IDS:
+    if stored is not None:
+        layout = stored.header.layout
+        if layout is DraftLayout.SIDECAR:
+            fix = "mtp-gguf fastmtp add MODEL --layout sidecar --corpus FILES"
+        for fault in list_faults(stored.ids, head.vocabulary_size or 0, required_ids(head)):
+            text = f"the draft vocabulary is invalid: {fault}"
+            findings.append(Finding("draft-vocabulary", Severity.FAULT, text, fix))
+        if layout is not DraftLayout.IDS:
             findings.append(
                 Finding(
                     "layout",
                     Severity.NOTE,
-                    f"the draft vocabulary has rows of its own (layout {held.about.layout.value}): "
+                    f"the draft vocabulary has rows of its own (layout {layout.value}): "
                     "stock llama.cpp cannot load the file",
                 )
             )
-        elif held.about.coverage is None:
+        elif stored.header.coverage is None:
             text = "the draft vocabulary is not counted on text; a list from a corpus drafts better"
-            findings.append(Finding("not-counted", Severity.NOTE, text, mend))
+            findings.append(Finding("not-counted", Severity.NOTE, text, fix))
     if HIDDEN_IDS_KEY in head.first.keys:
         text = "the file has a draft vocabulary that is hidden and not used"
-        findings.append(Finding("hidden-list", Severity.NOTE, text, f"{mend} --in-place"))
-    return held.about if held else None, findings
+        findings.append(Finding("hidden-list", Severity.NOTE, text, f"{fix} --in-place"))
+    return stored.header if stored else None, findings
 
 
 def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:
-    """llama-server as it is, our server, and our own runner in the same process."""
+    """Commands that draft with the model: stock llama-server, `mtp-gguf serve`, and in process."""
     stock = draft is None or draft.layout is DraftLayout.IDS
     trunk = "TRUNK.gguf" if model.head.is_alone else _quoted(model)
     separate = head is not model or model.head.is_alone
@@ -311,7 +316,7 @@ def _is_norm(model: Model, name: str) -> bool:
 
 
 def _trunk_norm(model: Model) -> Sequence[float]:
-    """A norm of the trunk's last layer, to see where raised weights lie in this model."""
+    """A norm of the trunk's last layer, which shows the range of correct weights in this model."""
     name = f"blk.{model.head.trunk_layers - 1}.post_attention_norm.weight"
     return _values(model, name) if name in model.tensors and _is_norm(model, name) else ()
 
@@ -326,7 +331,7 @@ def _values(model: Model, name: str) -> Sequence[float]:
 def _regraft(head: Model, source: str) -> str:
     return (
         f"mtp-gguf strip {_quoted(head)} -o trunk.gguf && "
-        f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o mended.gguf"
+        f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o fixed.gguf"
     )
 
 

@@ -1,4 +1,4 @@
-"""The ids of a stored draft vocabulary, in whichever layout, and what is wrong with them."""
+"""Reads the token ids of a stored draft vocabulary in any layout, and checks them."""
 
 from array import array
 from collections import Counter
@@ -19,8 +19,8 @@ from .fastmtp import (
 from .format import ArrayRef, Value, ValueType
 from .model import Metadata, Model
 
-# A list that is not in use: hidden by `fastmtp remove --in-place`, or by a change in place that was
-# cut off. It differs from the list's own key in its last byte.
+# The key of a list that is not in use: `fastmtp remove --in-place` hid it, or an in-place change
+# was interrupted. It differs from the key of an active list only in its last byte.
 HIDDEN_IDS_KEY = IDS_KEY[:-1] + "_"
 DRAFT_KEYS = (IDS_KEY, SOURCE_KEY, COVERAGE_KEY, HIDDEN_IDS_KEY)
 
@@ -34,29 +34,29 @@ _TYPES_KEY = "tokenizer.ggml.token_type"
 
 @dataclass(frozen=True)
 class DraftList:
-    """A draft vocabulary as it is stored: `about` by the headers, `ids` in rank order."""
+    """A stored draft vocabulary: `header` from the file, `ids` in rank order."""
 
-    about: StoredDraftVocabulary
+    header: StoredDraftVocabulary
     ids: tuple[int, ...]
 
     def metadata(self, with_ids: bool) -> dict[str, Value]:
-        """The keys that describe it, with the ids themselves for the `ids` layout."""
+        """The keys that describe it, including the ids for the `ids` layout."""
         keys = {}
         if with_ids:
             keys[IDS_KEY] = Value(ValueType.U32, self.ids)
-        if self.about.source is not None:
-            keys[SOURCE_KEY] = Value(ValueType.STRING, self.about.source)
-        if self.about.coverage is not None:
-            keys[COVERAGE_KEY] = Value(ValueType.F32, self.about.coverage)
+        if self.header.source is not None:
+            keys[SOURCE_KEY] = Value(ValueType.STRING, self.header.source)
+        if self.header.coverage is not None:
+            keys[COVERAGE_KEY] = Value(ValueType.F32, self.header.coverage)
         return keys
 
 
 def read_draft_list(model: Model) -> DraftList | None:
-    """The model's draft vocabulary; None when it has none; FormatError when its parts disagree."""
-    about = find_draft_vocabulary(model.first, model.tensors)
-    if about is None:
+    """The model's draft vocabulary, or None; FormatError if its parts contradict each other."""
+    header = find_draft_vocabulary(model.first, model.tensors)
+    if header is None:
         return None
-    if about.layout is DraftLayout.IDS:
+    if header.layout is DraftLayout.IDS:
         held = model.first.keys[IDS_KEY]
         assert isinstance(held, ArrayRef)
         data, code = model.first.source.read(held.offset, held.length), "I"
@@ -65,7 +65,7 @@ def read_draft_list(model: Model) -> DraftList | None:
     ids = array(code, data)
     if byteorder == "big":
         ids.byteswap()
-    return DraftList(about, tuple(ids))
+    return DraftList(header, tuple(ids))
 
 
 def without_draft_keys(metadata: Metadata) -> Metadata:
@@ -74,9 +74,9 @@ def without_draft_keys(metadata: Metadata) -> Metadata:
 
 
 def list_faults(ids: Sequence[int], n_vocab: int, required: Sequence[int]) -> list[str]:
-    """What is wrong with a list of ids, a sentence for each fault; empty when it is sound.
+    """The faults of a list of ids, one sentence each; empty for a valid list.
 
-    required: ids that no list may lack.
+    required: ids that every list must contain.
     """
     if _are_relative(ids, n_vocab):
         return [
@@ -106,7 +106,7 @@ def list_faults(ids: Sequence[int], n_vocab: int, required: Sequence[int]) -> li
 
 
 def required_ids(model: Model) -> list[int]:
-    """Ids that no draft vocabulary may lack: tokens that are not text, and turn ends."""
+    """Ids that every draft vocabulary must contain: special tokens and end-of-turn tokens."""
     ids: set[int] = set()
     n_vocab = model.vocabulary_size or 0
     if isinstance(model.first.keys.get(_TYPES_KEY), ArrayRef):
@@ -120,10 +120,10 @@ def required_ids(model: Model) -> list[int]:
 
 
 def _are_relative(ids: Sequence[int], n_vocab: int) -> bool:
-    """Whether adding each index makes a rising list in range, as EAGLE-3 stores it.
+    """Whether the ids are offsets as in the `d2t` tensor of EAGLE-3 (token id minus index).
 
-    Tokens that follow one another have the same offset, so many are repeated; a sorted list with a
-    few repetitions is that and nothing else.
+    Consecutive tokens have the same offset, so most offsets are repeated; a sorted list of absolute
+    ids has at most a few repetitions.
     """
     if len(ids) < 2 or len(ids) - len(set(ids)) < len(ids) / 4:
         return False

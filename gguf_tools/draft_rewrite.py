@@ -1,7 +1,7 @@
-"""A draft vocabulary put into a finished model, or taken out: what the result shall hold.
+"""Adds a draft vocabulary to a finished GGUF or removes it: describes the resulting file.
 
-In the `ids` layout only metadata changes. The other two hold the list's rows of the output once
-more; they are copied as they are, at the output's own type.
+In the `ids` layout only metadata changes. The other two layouts contain a second copy of the
+output's rows for the listed tokens, in the output's own type.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ from .transplant import extract
 
 
 def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> OutputSpec:
-    """`model` with the draft vocabulary that `keys` describe, in place of one that it has.
+    """`model` with the draft vocabulary that `keys` describe, replacing any that it has.
 
-    keys: those of the `ids` layout, the list itself among them. In the `sidecar` layout the result
-    is a head alone. RequestError when the model has no head, or has not all rows of the output.
+    keys: those of the `ids` layout, including the list itself. In the `sidecar` layout the result
+    is a head-only file. RequestError if the model has no head, or lacks rows of the output.
     """
     check_head(model)
     held = keys[IDS_KEY].data
@@ -63,12 +63,12 @@ def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> O
 def without_list(model: Model) -> OutputSpec:
     """`model` without its draft vocabulary, if it has one.
 
-    RequestError when its only output is the one whose rows are the list's (`sidecar`).
+    RequestError if its output has only the rows of the list (`sidecar` layout).
     """
-    about = find_draft_vocabulary(model.first, model.tensors)
-    if about is not None and about.layout is DraftLayout.SIDECAR:
+    header = find_draft_vocabulary(model.first, model.tensors)
+    if header is not None and header.layout is DraftLayout.SIDECAR:
         raise RequestError(
-            f"{model.path}: its output has the {about.size} rows of its draft vocabulary and no "
+            f"{model.path}: its output has the {header.size} rows of its draft vocabulary and no "
             "others; take the head out of the whole model anew: mtp-gguf extract MODEL"
         )
     tensors = tuple(
@@ -80,9 +80,9 @@ def without_list(model: Model) -> OutputSpec:
 
 
 def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> OutputSpec:
-    """One file, or the first of several shards, with `keys` for its draft vocabulary's.
+    """One file, or the first of several shards, with the draft vocabulary's keys set to `keys`.
 
-    For lists in the `ids` layout: the tensors stay, whichever shard they are in.
+    For lists in the `ids` layout; the tensors stay in their shards.
     """
     metadata = inserted(without_draft_keys(header_keys(file)), keys, BEFORE_TOKENIZER)
     specs = (TensorSpec(t.name, t.shape, t.type) for t in file.tensors)
@@ -91,7 +91,7 @@ def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> OutputSpec:
 
 
 def check_head(model: Model) -> None:
-    """RequestError when the model has no complete MTP head that a draft vocabulary could serve."""
+    """RequestError if the model has no complete MTP head to use a draft vocabulary."""
     missing = model.head.missing
     if missing:
         raise RequestError(
@@ -101,7 +101,7 @@ def check_head(model: Model) -> None:
 
 
 def _output_rows(model: Model, name: str, ids: Sequence[int]) -> TensorCopy:
-    """The rows `ids` of the output, or of the embedding where the model is tied."""
+    """The rows `ids` of the output, or of the embedding if the two are tied."""
     output = model.tensors.get(OUTPUT_TENSOR) or model.tensors.get(EMBEDDING_TENSOR)
     if output is None or len(output.shape) != 2 or output.shape[1] <= max(ids):
         found = "none" if output is None else f"shape {list(output.shape)}"
@@ -113,7 +113,7 @@ def _output_rows(model: Model, name: str, ids: Sequence[int]) -> TensorCopy:
 
 
 def _placed(tensors: tuple[TensorCopy, ...], new: TensorCopy) -> tuple[TensorCopy, ...]:
-    """`tensors` with one more, where the converter's order has it."""
+    """`tensors` with one more, at its place in the converter's order."""
     key = _order(new.name)
     at = next((i for i, other in enumerate(tensors) if _order(other.name) > key), len(tensors))
     return (*tensors[:at], new, *tensors[at:])

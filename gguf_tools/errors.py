@@ -1,14 +1,14 @@
-"""What can go wrong, as exceptions whose text is the whole message.
+"""The exceptions of this package; the text of each is the complete message for the user.
 
 MtpGgufError
 ├── FormatError      a GGUF or safetensors file breaks its format
 ├── CheckpointError  a Hugging Face checkpoint is incomplete, contradictory or of an unknown kind
-├── RequestError     the files are fine, but what was asked for cannot be done with them
+├── RequestError     the files are valid, but the request cannot be carried out with them
 ├── OutputError      the result cannot be written
-├── RemoteError      a file elsewhere cannot be reached or cannot be read in parts
+├── RemoteError      a remote file cannot be reached or cannot be read by ranges
 └── ServerError      a llama-server cannot be found, built or started
 
-Libraries raise these; commands print the text as one sentence and exit with 1.
+The library raises these; commands print the text as one sentence and exit with code 1.
 """
 
 
@@ -21,20 +21,20 @@ class FormatError(MtpGgufError):
 
 
 class CheckpointError(MtpGgufError):
-    """A checkpoint is incomplete, contradicts itself, or is of a kind that is not known."""
+    """A checkpoint is incomplete, contradicts itself, or is of an unknown kind."""
 
 
 class RequestError(MtpGgufError):
-    """The files are sound, but the request does not fit them."""
+    """The files are valid, but the request does not fit them."""
 
 
 class RemoteError(MtpGgufError):
-    """A file on a server cannot be reached, or not be read in parts: names the address."""
+    """A file on a server cannot be reached or cannot be read by ranges: names the address."""
 
 
 class OutputError(MtpGgufError):
-    """The result cannot be written where it was asked for."""
+    """The result cannot be written to the requested path."""
 
 
 class ServerError(MtpGgufError):
-    """A llama-server cannot be found, built or started, or cannot do what was asked of it."""
+    """A llama-server cannot be found, built or started, or does not support the request."""

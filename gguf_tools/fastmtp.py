@@ -1,7 +1,7 @@
-"""FastMTP draft vocabularies in GGUF files: the names of their keys and tensors, reading one.
+"""FastMTP draft vocabularies in GGUF files: their keys, tensors and layouts.
 
-A draft vocabulary is a ranked list of target token ids, most useful first; docs/fastmtp.md has the
-three layouts byte by byte.
+A draft vocabulary is a ranked list of target token ids, most useful first. docs/fastmtp.md
+specifies the three layouts byte by byte.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class DraftLayout(str, Enum):
 
 @dataclass(frozen=True)
 class StoredDraftVocabulary:
-    """What a file says of its draft vocabulary: its layout, its size, where the list came from."""
+    """What the headers say about a draft vocabulary: layout, size, and origin of the list."""
 
     layout: DraftLayout
     size: int
@@ -42,11 +42,11 @@ class StoredDraftVocabulary:
 def find_draft_vocabulary(
     file: GgufFile, tensors: Mapping[str, TensorInfo]
 ) -> StoredDraftVocabulary | None:
-    """The draft vocabulary of a model, by its headers alone; None when it has none.
+    """The draft vocabulary of a model, read from its headers; None if it has none.
 
-    file: has the metadata. tensors: those of all shards, by name.
+    file: the one with the metadata. tensors: those of all shards, by name.
 
-    FormatError when its parts contradict each other. The ids themselves are not read.
+    FormatError if its parts contradict each other. The ids themselves are not read.
     """
     source = file.scalar(SOURCE_KEY)
     coverage = file.scalar(COVERAGE_KEY)
@@ -84,7 +84,7 @@ def find_draft_vocabulary(
 def vocabulary_size(file: GgufFile, tensors: Mapping[str, TensorInfo]) -> int | None:
     """Rows of the embedding, or else tokens of the tokenizer; None if the model has neither.
 
-    file: has the metadata. tensors: those of all shards, by name.
+    file: the one with the metadata. tensors: those of all shards, by name.
     """
     embedding = tensors.get(EMBEDDING_TENSOR)
     if embedding is not None:

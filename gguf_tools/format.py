@@ -1,4 +1,4 @@
-"""GGUF, read strictly and written plainly.
+"""Reads GGUF headers strictly, and lays out GGUF files for writing.
 
 A file is, little-endian and without gaps up to the tensor data:
 
@@ -8,12 +8,12 @@ A file is, little-endian and without gaps up to the tensor data:
     zeros up to a multiple of general.alignment (default 32)
     tensor data, each tensor followed by zeros up to a multiple of the alignment
 
-A string is u64 length and UTF-8 bytes; an array is u32 element type, u64 count and the elements.
-Dimensions stand in ggml order, row length first; one of them may be 0. A tensor's offset counts
-from the start of the tensor data, and tensors follow one another in the order of their entries.
+A string is a u64 length and UTF-8 bytes; an array is a u32 element type, a u64 count and the
+elements. Dimensions are in ggml order, row length first; a dimension may be 0. A tensor's offset
+counts from the start of the tensor data, and tensors are stored in the order of their entries.
 
-The reader trusts nothing: each count, length and offset is held against the bytes that are really
-there before memory is taken, and arrays are skipped until somebody asks for them.
+The reader does not trust the file: it checks each count, length and offset against the file's size
+before it allocates memory, and it reads arrays only on request.
 """
 
 import struct
@@ -105,9 +105,9 @@ class RawValue:
 
 @dataclass(frozen=True)
 class ArrayRef:
-    """An array of metadata that has been measured but not read.
+    """An array of metadata whose extent is known, but which has not been read.
 
-    `offset` is where its first element starts in the file, `length` its bytes.
+    `offset` is where its first element starts in the file, `length` its size in bytes.
     """
 
     type: ValueType
@@ -137,7 +137,7 @@ class TensorInfo:
 
 
 def tensor_bytes(shape: Sequence[int], kind: TensorType) -> int:
-    """Bytes of a tensor of ggml `shape`, whose row length the type's block divides."""
+    """Bytes of a tensor of ggml `shape`, whose row length is a multiple of the type's block."""
     return kind.row_bytes(shape[0]) * prod(shape[1:])
 
 
@@ -149,7 +149,7 @@ def padded(length: int, alignment: int) -> int:
 class GgufFile:
     """The header of a GGUF file: metadata and tensor entries, all checked against the source.
 
-    `version`, `alignment`, `data_offset` (start of the tensor data; the header's end where there
+    `version`, `alignment`, `data_offset` (start of the tensor data; the end of the header if there
     are no tensors, as in ggml), `keys` (key to scalar or ArrayRef, in file order), `types` (key to
     ValueType), `tensors` (in file order).
     """
@@ -158,7 +158,8 @@ class GgufFile:
         self.source = source
         cursor = _Cursor(source)
         self.version = _read_version(cursor)
-        # The shortest entries: name of one byte and one dimension; key and value of one byte.
+        # Size of the shortest entries: a one-byte name with one dimension; a one-byte key with a
+        # one-byte value.
         n_tensors = cursor.count("tensor count", 9 + 4 + 8 + 4 + 8)
         n_kv = cursor.count("metadata count", 9 + 4 + 1)
         self.keys: dict[str, Scalar | ArrayRef] = {}
@@ -206,14 +207,14 @@ class GgufFile:
         return {t.name: t for t in self.tensors}
 
     def scalar(self, key: str) -> Scalar | None:
-        """The scalar under `key`; None when it is absent; FormatError when it is an array."""
+        """The scalar under `key`; None if it is absent; FormatError if it is an array."""
         value = self.keys.get(key)
         if isinstance(value, ArrayRef):
             raise FormatError(f"{self.source.name}: {key}: expected one value, found an array")
         return value
 
     def integer(self, key: str) -> int | None:
-        """The whole number under `key`; None when absent; FormatError when of another type."""
+        """The integer under `key`; None if it is absent; FormatError if it has another type."""
         value = self.scalar(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise FormatError(
@@ -223,7 +224,7 @@ class GgufFile:
         return value
 
     def array(self, key: str) -> list[Scalar] | None:
-        """The elements of the array under `key`; None when it is absent."""
+        """The elements of the array under `key`; None if it is absent."""
         value = self.keys.get(key)
         if value is None:
             return None
@@ -241,14 +242,14 @@ class GgufFile:
         return strings
 
     def value(self, key: str) -> Value:
-        """What stands under the present `key`, as it would be written."""
+        """The value under `key`, which must exist, ready to be written to another file."""
         held = self.keys[key]
         if isinstance(held, ArrayRef):
             return Value(held.type, self.array(key) or [])
         return Value(self.types[key], held)
 
     def raw(self, key: str) -> RawValue:
-        """What stands under the present `key`, to be written again without being understood."""
+        """The bytes of the value under `key`, which must exist, to be copied without decoding."""
         held = self.keys[key]
         if not isinstance(held, ArrayRef):
             return RawValue(_value_bytes(key, Value(self.types[key], held)))
@@ -267,9 +268,9 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 class _Cursor:
-    """A position in a source that is read front to back through a window.
+    """Reads a source from front to back through a window.
 
-    `field_start` is where the field that was read last begins, to be named in a fault.
+    `field_start` is the position of the field that was read last, for error messages.
     """
 
     def __init__(self, source: Source) -> None:
@@ -319,7 +320,7 @@ class _Cursor:
         return int.from_bytes(self.take(8, field), "little")
 
     def count(self, field: str, least_bytes: int) -> int:
-        """A number of entries, refused when the shortest ones would not fit into the rest."""
+        """A number of entries; FormatError if that many of the shortest would exceed the file."""
         count = self.u64(field)
         limit = self.remaining // least_bytes
         if count > limit:
@@ -340,7 +341,7 @@ class _Cursor:
         return data
 
     def name(self, field: str, most_bytes: int, taken: Container[str]) -> str:
-        """A key or a tensor's name: text, of a sound length, and not yet `taken`."""
+        """A key or a tensor's name: valid UTF-8 of an allowed length, and not yet in `taken`."""
         data = self.string(field)
         try:
             name = data.decode()
@@ -351,7 +352,7 @@ class _Cursor:
         return name
 
     def skip_strings(self, count: int, field: str) -> None:
-        """Walk over `count` strings: the inner loop of listing a file with a large vocabulary."""
+        """Skip `count` strings. This is the hot loop of listing a file with a large vocabulary."""
         unpack = _U64.unpack_from
         while count:
             at = self.position - self._window_start
@@ -363,28 +364,28 @@ class _Cursor:
                 at = after
                 count -= 1
             self.position = self._window_start + at
-            if count:  # crosses the window's edge, or is too long
+            if count:  # the next string crosses the window's edge or is too long
                 self.skip(self.string_length(field), field)
                 count -= 1
 
 
 def _name_fault(name: str, most_bytes: int, taken: Container[str]) -> str | None:
-    """What keeps `name` from being a key or a tensor's name; None when nothing does."""
+    """Why `name` is invalid as a key or a tensor's name, for "found …"; None if it is valid."""
     if not name:
         return "an empty one"
-    if "\0" in name:  # where C's strings end: ggml would see another name
+    if "\0" in name:  # C strings end there, so ggml would see another name
         return f"a zero byte in {_quoted(name)}"
     if name in taken:
         return f"a name that occurred before: {_quoted(name)}"
     try:
         length = len(name.encode())
     except UnicodeEncodeError:
-        return f"what is no UTF-8 text: {_quoted(name)}"
+        return f"invalid UTF-8: {_quoted(name)}"
     return f"{length} bytes: {_quoted(name)}" if length > most_bytes else None
 
 
 def _quoted(text: str) -> str:
-    """`text` for a message: quoted, and cut where it is long."""
+    """`text` for a message: quoted, and shortened if it is long."""
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
@@ -482,9 +483,10 @@ _FITS_GGML = "dimensions from 0 and fewer than 2^63 elements"
 
 
 def _fits_ggml(shape: Sequence[int]) -> bool:
-    """Whether ggml, whose integers are signed and 64 bits wide, can hold `shape`.
+    """Whether ggml, which uses signed 64-bit integers, can represent `shape`.
 
-    ggml multiplies from the left and may meet a 0 too late, so a 0 does not excuse the others.
+    ggml multiplies the dimensions from the left and may overflow before it reaches a 0, so the
+    check ignores dimensions of 0.
     """
     return min(shape) >= 0 and prod(max(n, 1) for n in shape) < 1 << 63
 
@@ -505,10 +507,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything of a file to be written stands.
+    """The layout of a file to be written.
 
-    `header` ends where the tensor data starts, without padding where there are no tensors;
-    `offsets` are absolute, one for each tensor; `size` is the length of the whole file.
+    `header` ends where the tensor data starts (without padding if there are no tensors); `offsets`
+    are absolute, one for each tensor; `size` is the length of the whole file.
     """
 
     header: bytes
@@ -517,10 +519,10 @@ class Layout:
 
 
 def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSpec]) -> Layout:
-    """The header's bytes and every tensor's place, in the order given.
+    """The bytes of the header and the offset of every tensor, in the given order.
 
-    The alignment is that of `general.alignment` in the metadata, where it stands. FormatError for
-    what the reader would refuse.
+    The alignment is `general.alignment` of the metadata if it is set. FormatError for anything
+    that the reader would reject.
     """
     alignment = _alignment_to_write(metadata)
     parts = [MAGIC, _U32.pack(VERSION), _U64.pack(len(tensors)), _U64.pack(len(metadata))]
@@ -547,7 +549,7 @@ def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSp
 
 def _alignment_to_write(metadata: Mapping[str, Value | RawValue]) -> int:
     value = metadata.get(ALIGNMENT_KEY, Value(ValueType.U32, DEFAULT_ALIGNMENT))
-    assert isinstance(value, Value)  # raw values are for arrays and what nobody here reads
+    assert isinstance(value, Value)  # only arrays are copied as raw values
     held = value.data
     if value.type is not ValueType.U32 or not isinstance(held, int) or not _is_power_of_two(held):
         raise FormatError(f"{ALIGNMENT_KEY}: expected a power of two as U32, found {value}")

@@ -1,6 +1,6 @@
-"""The MTP head of a GGUF model: where it begins, what it is made of, and what is wrong with it.
+"""The MTP head of a GGUF model: its block, its tensors and its faults.
 
-This is the one definition of a complete head. `Model.head` computes it once for everyone who asks.
+This is the only definition of a complete head; `Model.head` computes it once and caches it.
 """
 
 import re
@@ -27,7 +27,7 @@ _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 _KINDS = {"qwen35": "dense", "qwen35moe": "mixture of experts"}
 ARCHITECTURES = tuple(_KINDS)
 OUTPUT_NORM_TENSOR = "output_norm.weight"
-TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp takes a file without it for a head alone
+TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp treats a file without it as head-only
 
 _ATTENTION = (
     "nextn.eh_proj.weight",
@@ -57,15 +57,15 @@ REQUIRED_SUFFIXES: Mapping[str, Sequence[str]] = {
         "ffn_down_shexp.weight",
     ),
 }
-# Fused tensors that llama.cpp accepts in place of their parts, which they hold one after another
-# (create_tensor_qkv and create_tensor_gate_up_exps in llama-model.cpp); upstream's converter writes
-# them with --fuse-qkv and --fuse-gate-up-exps.
+# Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and
+# create_tensor_gate_up_exps in llama-model.cpp). They are the concatenation of the parts' rows;
+# upstream's converter writes them with --fuse-qkv and --fuse-gate-up-exps.
 FUSED_SUFFIXES: Mapping[str, Sequence[str]] = {
     "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
     "ffn_gate_up_exps.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
 }
 
-# Metadata of which the head's file has a copy of its own, which must be that of the trunk.
+# Metadata that a head-only file repeats; the values must equal those of the trunk.
 _DENSE_KEYS = (
     "embedding_length",
     "attention.head_count",
@@ -85,13 +85,14 @@ _SHARED_KEYS = {
         "expert_shared_feed_forward_length",
     ),
 }
-# Publishers name the unused ids of one vocabulary differently; more is another tokenizer.
+# Publishers name the unused ids of the same vocabulary differently. If more tokens than this
+# differ, it is another tokenizer.
 _SAME_TOKENIZER = 0.01
 
 
 @dataclass(frozen=True)
 class HeadFault:
-    """Something that keeps a head from being used. code: for scripts. text: one sentence."""
+    """A fault that prevents using a head. code: for scripts. text: one sentence."""
 
     code: str
     text: str
@@ -101,10 +102,10 @@ class HeadFault:
 class HeadReport:
     """Whether a file can draft.
 
-    ready: the head is there and complete. reason: one sentence that says so, or what is missing.
-    block: index of the MTP block; None where there is neither a tensor of it nor metadata for it.
-    types: tensor types of the head's matrices with their number. stock: whether an unpatched
-    llama.cpp loads the file.
+    ready: the head exists and is complete. reason: one sentence that says so, or what is missing.
+    block: index of the MTP block; None if the file has neither its tensors nor metadata for it.
+    types: number of matrices of the head by tensor type. stock: whether an unpatched llama.cpp
+    loads the file.
     """
 
     ready: bool
@@ -116,7 +117,7 @@ class HeadReport:
 
 
 def block_of(name: str) -> int | None:
-    """The block that a tensor is in; None for those outside."""
+    """The index of the block that a tensor is in; None for tensors outside the blocks."""
     match = _BLOCK.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -131,19 +132,20 @@ def part_of(name: str, head_block: int | None, layout: DraftLayout | None) -> st
 
 
 def plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without the ones at its end, which ggml does not tell from missing ones."""
+    """A shape without trailing ones; ggml treats missing dimensions as 1."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
 
 
 class MtpHead:
-    """The MTP head of a model, which may be incomplete, wrongly announced, or absent.
+    """The MTP head of a model, which may be incomplete, contradict the metadata, or be absent.
 
-    Tensors are believed first, and metadata are asked where no tensor answers: files whose metadata
-    claim a head that is not there, or hide one that is, are what `graft` and `strip` are for.
+    Tensors take precedence over metadata, because `graft` and `strip` also repair files whose
+    metadata claim a head that does not exist or omit one that does.
 
-    path: names the model in messages. file: has the metadata. tensors: those of all shards.
+    path: names the model in messages. file: the one with the metadata. tensors: those of all
+    shards.
     """
 
     def __init__(self, path: Path | str, file: GgufFile, tensors: Mapping[str, TensorInfo]) -> None:
@@ -153,7 +155,7 @@ class MtpHead:
 
     @cached_property
     def architecture(self) -> str:
-        """The model's architecture; RequestError when it is none whose head is known."""
+        """The model's architecture; RequestError if its heads are not supported."""
         architecture = self.file.scalar("general.architecture")
         if architecture not in ARCHITECTURES:
             raise RequestError(
@@ -164,14 +166,14 @@ class MtpHead:
 
     @property
     def is_known(self) -> bool:
-        """Whether the model's architecture is one whose head is known."""
+        """Whether MTP heads of the model's architecture are supported."""
         return self.file.keys.get("general.architecture") in ARCHITECTURES
 
     @cached_property
     def trunk_layers(self) -> int:
-        """Number of trunk layers, which is the index of the MTP block where there is one.
+        """Number of trunk layers, which is also the index of the MTP block if there is one.
 
-        RequestError when tensors and metadata do not tell, or when blocks are missing.
+        RequestError if tensors and metadata do not determine it, or if blocks are missing.
         """
         present = {b for name in self.tensors if (b := block_of(name)) is not None}
         own = {
@@ -183,7 +185,7 @@ class MtpHead:
         elif blocks is None or not 0 <= claimed < blocks:
             raise RequestError(
                 f"{self._path}: {self.architecture}.block_count is {blocks}, with {claimed} MTP "
-                "layers: where the trunk ends cannot be told"
+                "layers: the number of trunk layers cannot be determined"
             )
         else:
             first = blocks - claimed
@@ -203,7 +205,7 @@ class MtpHead:
 
     @cached_property
     def layers(self) -> int:
-        """Number of MTP layers whose tensors are there; RequestError when blocks are left out."""
+        """Number of MTP layers that have tensors; RequestError if there are gaps between them."""
         first = self.trunk_layers
         blocks = {b for name in self.tensors if (b := block_of(name)) is not None and b >= first}
         if blocks and max(blocks) - first + 1 != len(blocks):
@@ -215,7 +217,7 @@ class MtpHead:
 
     @property
     def claimed_layers(self) -> int:
-        """Number of MTP layers by the metadata."""
+        """Number of MTP layers according to the metadata."""
         return self.file.integer(f"{self.architecture}.nextn_predict_layers") or 0
 
     @cached_property
@@ -230,18 +232,18 @@ class MtpHead:
 
     @cached_property
     def suffixes(self) -> dict[str, str]:
-        """Name to suffix (what follows `blk.N.`) of each tensor of the MTP block."""
+        """Maps the name of each tensor of the MTP block to its suffix (the part after `blk.N.`)."""
         matches = {name: _BLOCK.fullmatch(name) for name in self.names}
         return {name: match[2] for name, match in matches.items() if match}
 
     @cached_property
     def is_alone(self) -> bool:
-        """Whether the model has no trunk."""
+        """Whether this is a head-only file, without a trunk."""
         return TRUNK_TENSOR not in self.tensors
 
     @cached_property
     def missing(self) -> list[str]:
-        """Tensors that the MTP block lacks, as suffixes; all of them where there is no head."""
+        """Suffixes of required tensors that the MTP block lacks; all of them without a head."""
         present = set(self.suffixes.values())
         for fused, parts in FUSED_SUFFIXES.items():
             if fused in present:
@@ -249,10 +251,10 @@ class MtpHead:
         return [s for s in REQUIRED_SUFFIXES[self.architecture] if s not in present]
 
     def fused_parts(self, name: str) -> dict[str, int]:
-        """The tensors that `name` holds one after another, with their rows; empty if not fused.
+        """The parts of the fused tensor `name` with their number of rows; empty if not fused.
 
-        Any block may have fused tensors, those of the trunk too. Linear attention has an attn_qkv
-        that is not made of parts.
+        Blocks of the trunk may have fused tensors, too. The attn_qkv of linear attention is not
+        a fused tensor.
         """
         match = _BLOCK.fullmatch(name)
         suffixes = FUSED_SUFFIXES.get(match[2], ()) if match else ()
@@ -267,7 +269,7 @@ class MtpHead:
         return rows if fits else {}
 
     def check_complete(self) -> None:
-        """RequestError, naming what is missing, when the MTP block is not complete."""
+        """RequestError, naming the missing tensors, if the MTP block is incomplete."""
         if self.missing:
             raise RequestError(
                 f"{self._path} has no complete MTP head: {self.missing[0]}"
@@ -276,9 +278,9 @@ class MtpHead:
 
     @cached_property
     def faults(self) -> tuple[HeadFault, ...]:
-        """What keeps the head from being used, in the order of repair; empty for a sound head.
+        """Faults that prevent using the head, in the order to fix them; empty for a valid head.
 
-        Metadata of a wrong type are a fault, and raise nothing.
+        Metadata of a wrong type are reported as a fault, not raised.
         """
         if not self.is_known:
             found = self.file.keys.get("general.architecture")
@@ -301,12 +303,12 @@ class MtpHead:
 
     @cached_property
     def draft(self) -> StoredDraftVocabulary | None:
-        """The draft vocabulary by its headers; FormatError when its parts contradict each other."""
+        """The draft vocabulary, from the headers; FormatError if its parts are contradictory."""
         return find_draft_vocabulary(self.file, self.tensors)
 
     @cached_property
     def types(self) -> Mapping[str, int]:
-        """Tensor types of the head's matrices with their number, the most frequent first."""
+        """Number of matrices of the head by tensor type, most frequent type first."""
         matrices = [
             self.tensors[name].type.name
             for name, suffix in self.suffixes.items()
@@ -331,7 +333,7 @@ class MtpHead:
         return HeadReport(False, reason, self._block, {}, None, stock=False)
 
     def check_fit(self, base: "MtpHead") -> None:
-        """RequestError, naming both sides, when this head is not one for the trunk of `base`."""
+        """RequestError, naming both files, if this head does not fit the trunk of `base`."""
         ours, theirs = base.architecture, self.architecture
         if theirs != ours:
             raise RequestError(
@@ -360,14 +362,14 @@ class MtpHead:
 
     @property
     def _block(self) -> int | None:
-        """The block that the head is in, or that it is missing from."""
+        """The block of the head, or the block that it should be in."""
         try:
             return self.trunk_layers if self.suffixes or self.claimed_layers else None
         except (RequestError, FormatError):
             return None
 
     def _presence_faults(self) -> Iterator[HeadFault]:
-        """A head that is not there, in part there, hidden, or wrongly counted."""
+        """Faults of a head that is absent, incomplete, missing from the metadata, or miscounted."""
         trunk, claimed, blocks = self.trunk_layers, self.claimed_layers, self._block_count
         key = f"{self.architecture}.nextn_predict_layers"
         if not self.suffixes and not claimed:
@@ -390,8 +392,8 @@ class MtpHead:
         elif not claimed:
             yield HeadFault(
                 "hidden-head",
-                f"the MTP head is there (block {trunk}), but {key} is missing or 0, so nothing "
-                "will use it",
+                f"the MTP head is there (block {trunk}), but {key} is missing or 0, so llama.cpp "
+                "will not use it",
             )
         elif claimed != 1 or self.layers != 1:
             yield HeadFault(
@@ -426,7 +428,7 @@ class MtpHead:
         return (HeadFault("head-shape", text) for text in self._shape_texts(self))
 
     def _shape_texts(self, base: "MtpHead") -> Iterator[str]:
-        """What is wrong with the shapes of the head by the sizes of `base`."""
+        """Faults of the head's shapes, given the sizes of `base`."""
         for name, suffix in self.suffixes.items():
             wanted = base.shapes.get(suffix)
             found = self.tensors[name].shape
@@ -443,9 +445,9 @@ class MtpHead:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes in ggml order of an MTP block's tensors, by suffix, as the trunk's sizes say.
+        """Shapes in ggml order of an MTP block's tensors by suffix, from the trunk's sizes.
 
-        Suffixes whose sizes the metadata lack are left out.
+        Tensors whose sizes are missing from the metadata are omitted.
         """
         width, heads, kv = map(
             self._size, ("embedding_length", "attention.head_count", "attention.head_count_kv")
@@ -487,7 +489,7 @@ class MtpHead:
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
     def _check_vocabulary(self, base: "MtpHead") -> None:
-        """Refuse another tokenizer; its size may differ, since a head has no rows of it."""
+        """RequestError for another tokenizer, whose size may differ (a head has no rows of it)."""
         ours, theirs = (head.vocabulary_size for head in (base, self))
         differing = _differing_tokens(base.file, self.file)
         if differing is None:
@@ -507,7 +509,7 @@ class MtpHead:
         return found if isinstance(found, int) else 0
 
     def _last(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
-        """A value of the architecture; of a per-layer array the last entry, else all of them."""
+        """A hyperparameter: the last entry of a per-layer array, else the value or whole array."""
         full = f"{self.architecture}.{key}"
         if not isinstance(self.file.keys.get(full), ArrayRef):
             return self.file.scalar(full)
@@ -518,10 +520,9 @@ class MtpHead:
 
 
 def _differing_tokens(a: GgufFile, b: GgufFile) -> int | None:
-    """How many ids have another token on the other side; None where a token list is missing.
+    """Number of ids whose token differs between the files; None if a token list is missing.
 
-    Ids that only one side has do not count: embeddings are resized for tokens of one's own, and to
-    round numbers.
+    Ids that only one file has do not count: embeddings are resized for added tokens, or rounded up.
     """
     key = "tokenizer.ggml.tokens"
     if not all(isinstance(file.keys.get(key), ArrayRef) for file in (a, b)):

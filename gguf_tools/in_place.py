@@ -1,9 +1,10 @@
-"""Changing a draft vocabulary inside a file, without writing the file anew.
+"""Changes a draft vocabulary in place, without rewriting the file.
 
-Only a list of the same length can be replaced: any other moves all that follows, and a header that
-is half moved when the power fails is no header. The list is hidden first, by one byte of its key
-(`token_ids` becomes `token_id_`), then filled anew, then shown again, each step on the disk before
-the next. So the file is readable at every moment, with the old list, none, or the new one.
+Only a list of the same length can be replaced: a different length would move all data after it,
+and a power failure halfway would destroy the header. The list is first hidden by changing one byte
+of its key (`token_ids` becomes `token_id_`), then overwritten, then shown again; each step is
+synced to the disk before the next. At every moment the file is readable, with the old list, no
+list, or the new one.
 """
 
 import os
@@ -20,15 +21,15 @@ _BLOCK_BYTES = 1 << 16
 
 
 def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str | None:
-    """Put the list of `keys` (`ids` layout) where a list of the same length is.
+    """Overwrite the stored list with the list of `keys` (`ids` layout) of the same length.
 
-    file: the header of `path`, which may be the first of several shards. The text on where the
-    list is from is padded or cut to the room there is. None when it is done; otherwise why it
-    cannot be done, in a few words, and nothing was changed.
+    file: the header of `path`, which may be the first of several shards. The text that describes
+    the origin of the list is padded or cut to the available space. Returns None on success, else
+    the reason why it is impossible; the file is then unchanged.
     """
     held = _list_key(file)
     if held is None:
-        return "it has no list whose place could be taken"
+        return "it has no list that could be replaced"
     array = file.keys[held]
     ids = keys[IDS_KEY].data
     assert isinstance(array, ArrayRef)
@@ -64,7 +65,7 @@ def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str |
 
 
 def hide_list(path: Path, file: GgufFile) -> str | None:
-    """Hide the list of `path`, by one byte; None when it is done, else why it cannot be."""
+    """Hide the list of `path` by changing one byte; returns None on success, else the reason."""
     if IDS_KEY not in file.keys:
         return "its draft vocabulary is not in the ids layout"
     if HIDDEN_IDS_KEY in file.keys:
@@ -80,7 +81,7 @@ def hide_list(path: Path, file: GgufFile) -> str | None:
 
 
 class _Patch:
-    """A file open for writes at offsets, each on the disk before the next."""
+    """A file for writes at offsets; each write is synced to the disk before the next."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,18 +110,18 @@ class _Patch:
 
 
 def _list_key(file: GgufFile) -> str | None:
-    """The key that has a list, shown or hidden; None when there is none, or more than one."""
+    """The key of the list, active or hidden; None if there is none or more than one."""
     found = [k for k in (IDS_KEY, HIDDEN_IDS_KEY) if isinstance(file.keys.get(k), ArrayRef)]
     return found[0] if len(found) == 1 else None
 
 
 def _key_end(array: ArrayRef) -> int:
-    """Where the last byte of an array's key stands: before type, element type and count."""
+    """Offset of the last byte of an array's key, which precedes type, element type and count."""
     return array.offset - 8 - 4 - 4 - 1
 
 
 def _fitted(value: Value, file: GgufFile) -> Value:
-    """A text in exactly the bytes that the file has for it."""
+    """A text padded or cut to exactly the bytes that the file has for it."""
     held = file.scalar(SOURCE_KEY)
     room = len(str(held).encode("utf-8", "surrogateescape"))
     text = str(value.data).encode()[:room].decode("utf-8", "ignore")
@@ -128,5 +129,5 @@ def _fitted(value: Value, file: GgufFile) -> Value:
 
 
 def _is_shared(path: Path) -> str | None:
-    """Why a change would show under another name, too; None when it would not."""
+    """The reason why a change would also affect another name (hard link); None if it would not."""
     return "its data are shared with another name" if path.stat().st_nlink > 1 else None

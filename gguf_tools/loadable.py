@@ -1,8 +1,8 @@
-"""What llama.cpp takes for granted in a model file, so that a file without it ends the process.
+"""Finds values in a model file that crash llama.cpp, before it loads the file.
 
-llama.cpp refuses most malformed files with an error. Some it aborts on (`GGML_ASSERT`), divides by
-zero, or reads past what is there; these are found here by the headers, before it sees the file.
-Each rule names the place in llama.cpp that relies on it, at the pinned version.
+llama.cpp rejects most malformed files with an error. On some it aborts (`GGML_ASSERT`), divides by
+zero, or reads out of bounds. The checks here need only the headers; each names the place in the
+pinned llama.cpp that relies on it. `loader_rules` has the checks for files that are rejected.
 """
 
 import math
@@ -23,24 +23,24 @@ _MOST_EXPERTS = 1024
 _LARGEST = (1 << 31) - 1
 # LLAMA_ROPE_SCALING_TYPES in llama-model.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Types without a dot product in ggml-cpu: storage for integers, and for activations only.
+# Types without a dot product in ggml-cpu: integers, and types for activations.
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-# The first ids that are neither BOS nor EOS of a vocabulary that names none (llama-vocab.cpp).
+# Fewest tokens with which the default BOS and EOS ids are in range (llama-vocab.cpp).
 _LEAST_TOKENS = 12
-# Taken by llama.cpp for optional, although the graph of a linear-attention layer needs them.
+# Optional for llama.cpp's loader, although the graph of a linear-attention layer needs them.
 _RECURRENT_SUFFIXES = ("attn_qkv.weight", "attn_gate.weight")
 
 
 def load_faults(model: Model) -> list[str]:
-    """Why llama.cpp would end the process over a model; empty when nothing is found.
+    """Reasons why llama.cpp would crash on a model, one sentence each; empty if none are found.
 
-    A key of a type that llama.cpp refuses by itself is left to it.
+    Keys of a type that llama.cpp rejects with an error are not reported.
     """
     return [] if model.architecture is None else list(_faults(model, _Keys(model)))
 
 
 def vocabulary_faults(path: Path) -> list[str]:
-    """As load_faults, of the tokenizer alone, which is in the file at `path` itself."""
+    """Like `load_faults`, but only for the tokenizer, which is in the file `path` itself."""
     with open_gguf(path) as file:
         ours = file.scalar("general.architecture") in ARCHITECTURES
         return [*_tokens(file), *(_vocabulary(file) if ours else ())]
@@ -64,7 +64,7 @@ class _Keys:
         return f"{self.architecture}.{key}"
 
     def values(self, key: str) -> list[int]:
-        """One whole number, or one for each layer; none where the key is absent or no number."""
+        """One integer, or one per layer; empty if the key is absent or has another type."""
         held = self.file.keys.get(self.name(key))
         if isinstance(held, ArrayRef):
             if held.type in (ValueType.STRING, ValueType.F32, ValueType.F64):
@@ -80,7 +80,7 @@ class _Keys:
         return f"{self.name(key)}: expected {expected}, found {found}"
 
     def outside(self, key: str, low: int, high: int) -> Iterator[str]:
-        """A fault for the first value that is not between `low` and `high`."""
+        """A fault for the first value outside `low` to `high`."""
         for value in self.values(key):
             if not low <= value <= high:
                 yield self.fault(key, f"{low} to {high}", value)
@@ -88,7 +88,7 @@ class _Keys:
 
 
 def _layers(keys: _Keys) -> Iterator[str]:
-    """llama_model_base::load_hparams sizes its arrays for so many layers."""
+    """The arrays of llama_model_base::load_hparams have LLAMA_MAX_LAYERS entries."""
     yield from keys.outside("block_count", 1, _MOST_LAYERS)
     blocks, head = keys.one("block_count", 1), keys.one("nextn_predict_layers")
     if not 0 <= head <= blocks:
@@ -97,7 +97,7 @@ def _layers(keys: _Keys) -> Iterator[str]:
 
 
 def _experts(keys: _Keys) -> Iterator[str]:
-    """The assertions on experts in llama_model_base::load_hparams, and a quotient in qwen35moe."""
+    """The assertions on experts in llama_model_base::load_hparams, and a division in qwen35moe."""
     experts, groups = keys.one("expert_count"), keys.one("expert_group_count")
     used, used_groups = keys.values("expert_used_count"), keys.one("expert_group_used_count")
     least = 1 if keys.architecture == "qwen35moe" else 0
@@ -126,7 +126,7 @@ def _scaling(keys: _Keys) -> Iterator[str]:
 
 
 def _numbers(keys: _Keys) -> Iterator[str]:
-    """What is computed with NaN or infinity is NaN, and so is every logit."""
+    """NaN and infinity in hyperparameters make every logit NaN."""
     for name, value in keys.file.keys.items():
         wild = isinstance(value, float) and not math.isfinite(value)
         if wild and name.startswith(keys.name("")):
@@ -146,7 +146,7 @@ def _sizes(keys: _Keys) -> Iterator[str]:
 
 
 def _attention(keys: _Keys) -> Iterator[str]:
-    """Heads as ggml_mul_mat spreads them, and one width for keys and values (build_layer_attn)."""
+    """ggml_mul_mat broadcasts KV heads; build_layer_attn needs one width for keys and values."""
     heads = _of_attention(keys, keys.values("attention.head_count"))
     pairs = _of_attention(keys, keys.values("attention.head_count_kv")) or heads
     for name, values in (("attention.head_count", heads), ("attention.head_count_kv", pairs)):
@@ -176,13 +176,13 @@ def _head_lengths(keys: _Keys, heads: int) -> tuple[int, int]:
 
 
 def _rotation(keys: _Keys) -> Iterator[str]:
-    """ggml_compute_forward_rope: an even number of a head's elements, shared by the sections."""
+    """ggml_compute_forward_rope rotates an even number of elements, divided into the sections."""
     length, _ = _head_lengths(keys, max(keys.one("attention.head_count"), 1))
     rotated = keys.one("rope.dimension_count", length)
     if rotated % 2 or not 2 <= rotated <= length:
         yield keys.fault("rope.dimension_count", f"an even number of 2 to {length}", rotated)
     sections = keys.values("rope.dimension_sections")
-    if len(sections) == 1:  # one number stands for all four
+    if len(sections) == 1:  # llama.cpp uses a scalar for all four sections
         sections *= 4
     if sections and (
         min(sections) < 0 or sum(sections) > length or not any(n > 0 for n in sections[:3])
@@ -192,7 +192,7 @@ def _rotation(keys: _Keys) -> Iterator[str]:
 
 
 def _states(keys: _Keys) -> Iterator[str]:
-    """build_layer_attn_linear and llm_build_delta_net_base: square states, spread key heads."""
+    """build_layer_attn_linear and llm_build_delta_net_base: square states, broadcast key heads."""
     names = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
     for name in names:
         yield from keys.outside(f"ssm.{name}", 1, _LARGEST)
@@ -204,7 +204,7 @@ def _states(keys: _Keys) -> Iterator[str]:
 
 
 def _tokens(file: GgufFile) -> Iterator[str]:
-    """llama_vocab::impl::load finds every token by its text, which ends at a zero byte."""
+    """llama_vocab::impl::load maps each token's text, up to a zero byte, to its id."""
     key = "tokenizer.ggml.tokens"
     held = file.keys.get(key)
     if not isinstance(held, ArrayRef) or held.type is not ValueType.STRING:
@@ -212,7 +212,7 @@ def _tokens(file: GgufFile) -> Iterator[str]:
     tokens = [str(token) for token in file.array(key) or []]
     distinct = set(tokens)
     if len(distinct) == len(tokens) and "" not in distinct and "\0" not in "".join(tokens):
-        return  # as in every sound file, of which a large one has 250,000
+        return  # fast path for valid files, which have up to 250,000 tokens
     seen: dict[str, int] = {}
     for index, token in enumerate(tokens):
         text = token.split("\0", 1)[0] or f"[EMPTY_{index}]"
@@ -224,7 +224,7 @@ def _tokens(file: GgufFile) -> Iterator[str]:
 
 
 def _vocabulary(file: GgufFile) -> Iterator[str]:
-    """Its kind and its least size; llama.cpp asserts that BOS and EOS are there."""
+    """The tokenizer's kind and minimum size; llama.cpp asserts that BOS and EOS exist."""
     kind = file.keys.get("tokenizer.ggml.model")
     if kind is not None and kind != "gpt2":
         found = (
@@ -239,14 +239,14 @@ def _vocabulary(file: GgufFile) -> Iterator[str]:
 
 
 def _tensors(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """Tensors that only the graph needs, and shapes and types that ggml has no product for."""
+    """Tensors that only the graph requires, and shapes and types that ggml cannot multiply."""
     if TRUNK_TENSOR in tensors:
         for block in _recurrent_blocks(keys):
             for suffix in _RECURRENT_SUFFIXES:
                 if f"blk.{block}.{suffix}" not in tensors:
                     yield f"blk.{block}.{suffix}: expected this tensor, found none"
     for tensor in tensors.values():
-        if 0 in tensor.shape:  # ggml takes a matrix without rows for a transposed one
+        if 0 in tensor.shape:  # ggml treats a matrix without rows as transposed
             yield f"{tensor.name}: expected dimensions from 1, found {list(tensor.shape)}"
         elif _is_vector(tensor):
             if tensor.type is not F32:
@@ -256,7 +256,7 @@ def _tensors(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
 
 
 def _is_vector(tensor: TensorInfo) -> bool:
-    """Whether ggml adds or multiplies element by element with the tensor, or convolves with it."""
+    """Whether the tensor is used in element-wise operations or as a convolution kernel."""
     name = tensor.name
     if name.endswith("ssm_conv1d.weight"):
         return True

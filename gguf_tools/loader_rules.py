@@ -1,10 +1,10 @@
-"""What llama.cpp's loader refuses in a file with an error, found by the headers alone.
+"""Finds the errors with which llama.cpp's loader would reject a file, from its headers.
 
-Follows the loader of the pinned llama.cpp for the architectures whose heads are known: which keys
-must be there and of what type (llama-model-loader.cpp, load_hparams in llama-model.cpp), and the
-tensors (load_arch_tensors in qwen35.cpp and qwen35moe.cpp), of which none may be missing, misshapen
-or left over. Values on which llama.cpp aborts are not looked for here, nor is what needs its code,
-such as the list of pre-tokenizers.
+Follows the loader of the pinned llama.cpp for the supported architectures: required keys and their
+types (llama-model-loader.cpp, load_hparams in llama-model.cpp), and the tensors (load_arch_tensors
+in qwen35.cpp and qwen35moe.cpp), which must all exist in the right shape, without extra ones.
+Values that crash llama.cpp are found by `loadable`; checks that need llama.cpp's code, such as the
+list of pre-tokenizers, are not repeated here.
 """
 
 import re
@@ -29,17 +29,17 @@ from .head import (
 )
 
 Shape = tuple[int, ...]
-Shapes = dict[str, Shape | None]  # None: a size that the metadata lack
+Shapes = dict[str, Shape | None]  # None if the metadata do not determine the shape
 
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
-_DEFAULT_INTERVAL = 4  # where full_attention_interval is missing (qwen35.cpp)
+_DEFAULT_INTERVAL = 4  # default of full_attention_interval (qwen35.cpp)
 _LIST_TYPES = (ValueType.U32, ValueType.I32, ValueType.BOOL)
 _SECTIONS_KEY = "rope.dimension_sections"
 _RECURRENT_KEY = "attention.recurrent_layers"
-_INTERVAL_KEY = "full_attention_interval"  # read where there is no list of recurrent layers
-_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that no product takes
+_INTERVAL_KEY = "full_attention_interval"  # read if there is no list of recurrent layers
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that ggml cannot multiply
 
-# Keys of the model that must be there.
+# Required hyperparameters.
 _REQUIRED = (
     "context_length",
     "embedding_length",
@@ -63,7 +63,7 @@ _ALSO_REQUIRED = {
         "expert_shared_feed_forward_length",
     ),
 }
-# One value for all layers, or an array with one for each block.
+# Keys with one value for all layers, or an array with one entry per block.
 _PER_LAYER = (
     "feed_forward_length",
     "attention.head_count",
@@ -72,10 +72,10 @@ _PER_LAYER = (
     "expert_used_count",
     "expert_feed_forward_length",
 )
-# Of these the first layer's value counts for every layer that uses it.
+# llama.cpp applies the first layer's value of these to every layer that uses it.
 _OF_ATTENTION = ("attention.head_count", "attention.head_count_kv")
 _OF_ALL_LAYERS = ("feed_forward_length", "expert_feed_forward_length", "expert_used_count")
-# The only type that is accepted for a key. Those of the architecture are given without its name.
+# The only type that is accepted for a key, without the prefix of the architecture.
 _TYPES: Mapping[str, ValueType] = {
     **dict.fromkeys(
         (
@@ -150,11 +150,11 @@ _SCALE = re.compile(r"\.(input_)?scale$")
 
 
 def refusals(head: MtpHead) -> list[str]:
-    """Why llama.cpp would refuse to load the model, a sentence each; empty if nothing is found.
+    """Reasons why llama.cpp would reject the model, one sentence each; empty if none are found.
 
-    For models whose head is sound, or which are the trunk of a separate head. A draft vocabulary
-    with rows of its own is accepted, as the patched llama.cpp accepts it. What the native draft
-    graph has no place for in the MTP block is a fault, too.
+    For models whose head is valid, and for the trunk of a separate head. A draft vocabulary with
+    rows of its own is accepted, as in the patched llama.cpp. Tensors of the MTP block that the
+    native draft graph does not support are reported, too.
     """
     try:
         stages = (_key_faults, _layer_faults, _tensor_faults)
@@ -197,7 +197,7 @@ def _key_faults(head: MtpHead) -> Iterator[str]:
 
 
 def _layer_faults(head: MtpHead) -> Iterator[str]:
-    """Sizes that differ by layer: llama.cpp takes the first layer's for the tensors of all."""
+    """Sizes that differ between layers; llama.cpp uses those of the first layer for all tensors."""
     sizes = _Sizes(head)
     if not head.trunk_layers <= sizes["block_count"] <= _MAX_LAYERS:
         yield (
@@ -251,7 +251,7 @@ def _left_over(names: list[str], head: MtpHead) -> str:
 
 
 def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
-    """The tensors that must be there, and those that may be, with their shapes."""
+    """The required and the optional tensors with their shapes."""
     sizes = _Sizes(head)
     width, vocabulary = sizes["embedding_length"], head.vocabulary_size
     rows: Shape | None = (width, vocabulary) if vocabulary else None
@@ -302,7 +302,7 @@ def _draft_tensors(
 
 
 def _unfused(block: str, suffixes: Iterable[str], head: MtpHead) -> list[str]:
-    """The suffixes to be found in `block`: a fused tensor in place of its parts if it is there."""
+    """The expected suffixes in `block`: a fused tensor replaces its parts if it exists."""
     found = list(suffixes)
     for fused, parts in FUSED_SUFFIXES.items():
         if block + fused in head.tensors and all(part in found for part in parts):
@@ -311,14 +311,14 @@ def _unfused(block: str, suffixes: Iterable[str], head: MtpHead) -> list[str]:
 
 
 class _Sizes:
-    """The whole numbers of a model's metadata, as llama.cpp reads them."""
+    """The integers of a model's metadata, as llama.cpp reads them."""
 
     def __init__(self, head: MtpHead) -> None:
         self._head = head
         self._prefix = f"{head.architecture}."
 
     def all(self, name: str) -> list[int]:
-        """The values of a key: of an array its entries, else the only one; none if it is absent."""
+        """The entries of an array, or a single value as a list; empty if the key is absent."""
         key = self._prefix + name
         value = self._head.file.keys.get(key)
         if isinstance(value, ArrayRef):
@@ -326,11 +326,11 @@ class _Sizes:
         return [value] if isinstance(value, int) else []
 
     def __getitem__(self, name: str) -> int:
-        """The value of a key, of an array the first one; 0 if it is absent."""
+        """The value of a key, or the first entry of an array; 0 if it is absent."""
         return next(iter(self.all(name)), 0)
 
     def recurrent(self) -> set[int]:
-        """The layers of linear attention."""
+        """The indices of the linear-attention layers."""
         layers = range(self["block_count"])
         flags = self.all(_RECURRENT_KEY)
         if flags:
@@ -340,7 +340,7 @@ class _Sizes:
         return {i for i in layers if i < trunk and (i + 1) % interval}
 
     def linear_attention(self) -> Shapes:
-        """The tensors of a layer of linear attention by suffix."""
+        """The tensors of a linear-attention layer with their shapes, by suffix."""
         width, state = self["embedding_length"], self["ssm.state_size"]
         rank = self["ssm.time_step_rank"]
         keys, values = state * self["ssm.group_count"], state * rank

@@ -1,4 +1,4 @@
-"""What drafting costs in memory beside the model itself, by the metadata alone."""
+"""Estimates the memory that drafting takes in addition to the model, from the metadata."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ from .format import ArrayRef, padded
 from .model import Model
 
 _F16_BYTES, _F32_BYTES = 2, 4
-# llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts that
-# stand past its end (native/src/head_cache.cpp).
+# llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts past
+# the end of the context (native/src/head_cache.cpp).
 _BUCKET = 256
-_DEFAULT_INTERVAL = 4  # llama.cpp's, where full_attention_interval is missing (qwen35.cpp)
+_DEFAULT_INTERVAL = 4  # llama.cpp's default for full_attention_interval (qwen35.cpp)
 
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """Bytes that drafting takes; compute buffers are not counted.
+    """Bytes that drafting takes, without compute buffers.
 
-    head: the MTP block and a stored draft vocabulary. draft_rows: rows that our runtime gathers
-    for a list in the `ids` layout. whole_rows: embedding and output of which our runtime keeps a
-    second copy on a GPU where there is no draft vocabulary; on the CPU they are used in place, and
-    they are not part of the total. cache: K and V of the MTP block in F16, for `context` positions.
-    state_copy: one copy of the trunk's recurrent state; `copies` of them are kept. state_log: what
-    is kept in place of each copy on a CPU with patches/, where llama.cpp rolls back by replay.
+    head: the MTP block and a stored draft vocabulary. draft_rows: rows of the output that our
+    runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, of which our
+    runtime keeps a second copy on a GPU if there is no draft vocabulary; on a CPU they are used in
+    place, so they are not part of the total. cache: K and V of the MTP block in F16, for `context`
+    positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of them are kept.
+    state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls back by replay.
     """
 
     head: int
@@ -36,12 +36,12 @@ class DraftMemory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All of it, with rollback by snapshots."""
         return self.head + self.draft_rows + self.cache + self.copies * self.state_copy
 
     @property
     def total_by_replay(self) -> int:
-        """All of it where llama.cpp rolls back by replay."""
+        """All of it, with rollback by replay."""
         return self.total - self.copies * (self.state_copy - self.state_log)
 
 
@@ -82,20 +82,20 @@ def draft_memory(
 
 
 def _layer_state(model: Model) -> int:
-    """Values that one layer of linear attention carries (n_embd_r, n_embd_s in llama-hparams)."""
+    """Values in the state of one linear-attention layer (n_embd_r, n_embd_s in llama-hparams)."""
     state, inner = _size(model, "ssm.state_size"), _size(model, "ssm.inner_size")
     return max(_size(model, "ssm.conv_kernel") - 1, 0) * _channels(model) + state * inner
 
 
 def _layer_log(model: Model) -> int:
-    """Values that a layer keeps of a token to replay it (patches/0015: n_embd_conv, n_embd_log)."""
+    """Values that a layer logs per token for replay (patches/0015: n_embd_conv, n_embd_log)."""
     heads = _size(model, "ssm.group_count") + _size(model, "ssm.time_step_rank")
     decays = _size(model, "ssm.time_step_rank")
     return _channels(model) + heads * _size(model, "ssm.state_size") + decays
 
 
 def _channels(model: Model) -> int:
-    """Inputs of a token for the convolution of one layer."""
+    """Channels of the convolution of one layer."""
     keys = _size(model, "ssm.group_count") * _size(model, "ssm.state_size")
     return _size(model, "ssm.inner_size") + 2 * keys
 
@@ -110,7 +110,7 @@ def _recurrent_layers(model: Model) -> int:
 
 
 def _size(model: Model, key: str) -> int:
-    """A whole number of the metadata, of a per-layer array the last; 0 where there is none."""
+    """An integer of the metadata; the last entry of a per-layer array; 0 if it is missing."""
     full = f"{model.architecture}.{key}"
     held = model.first.keys.get(full)
     if isinstance(held, ArrayRef):

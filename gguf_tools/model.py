@@ -1,6 +1,6 @@
-"""A model on disk: a GGUF with all its shards, opened by its headers, and lists of its tensors.
+"""A GGUF model with all its shards, of which only the headers are read, and tensor listings.
 
-Everything that works on a GGUF opens it as a `Model`. Listings cover safetensors files as well.
+Everything that works on a GGUF opens it as a `Model`. Listings also cover safetensors files.
 """
 
 import re
@@ -32,8 +32,8 @@ _SOURCE_HEAD = re.compile(r"(model\.)?(language_model\.)?mtp\.")
 class Model:
     """A GGUF model open for reading: `first` has the metadata, `tensors` those of all shards.
 
-    path: what it is called in messages, an address where it is not a local file. A context manager
-    that closes the files. FormatError for shards of different models, which llama.cpp cannot load
+    path: names the model in messages; a URL if it is not a local file. Use it as a context manager
+    to close the files. FormatError for shards of different models, which llama.cpp cannot load
     either.
     """
 
@@ -83,12 +83,12 @@ class Model:
 
     @property
     def paths(self) -> list[Path]:
-        """The files, to be compared with an output's path."""
+        """The files, to check that an output does not overwrite one of them."""
         return [Path(file.source.name) for file in self.files]
 
     @property
     def architecture(self) -> str | None:
-        """`general.architecture`, where it is text."""
+        """`general.architecture`; None if it is missing or not a string."""
         found = self.first.scalar("general.architecture")
         return found if isinstance(found, str) else None
 
@@ -99,7 +99,7 @@ class Model:
 
     @cached_property
     def report(self) -> HeadReport:
-        """Whether the model can draft: its head is sound and llama.cpp can load the file."""
+        """Whether the model can draft: its head is valid and llama.cpp can load the file."""
         report = self.head.report
         faults = refusals(self.head) if report.ready else []
         return self.head.refusal(faults[0]) if faults else report
@@ -110,7 +110,7 @@ class Model:
         return self.head.vocabulary_size
 
     def metadata(self) -> Metadata:
-        """All keys but those of the split, arrays unread."""
+        """All keys except those of the split, with arrays unread."""
         return {key: v for key, v in header_keys(self.first).items() if key not in SPLIT_KEYS}
 
     def source_of(self, name: str) -> Source:
@@ -125,7 +125,7 @@ class Model:
 
 
 def open_model(path: Path) -> Model:
-    """Open the GGUF at `path` with all its shards; FormatError when they do not fit together."""
+    """Open the GGUF at `path` with all its shards; FormatError if they do not fit together."""
     with ExitStack() as stack:
         files = tuple(stack.enter_context(open_gguf(shard)) for shard in shard_paths(path))
         model = Model(path, files)
@@ -134,7 +134,7 @@ def open_model(path: Path) -> Model:
 
 
 def header_keys(file: GgufFile) -> Metadata:
-    """All keys of one file as they would be written again, arrays unread."""
+    """All keys of one file, ready to be written to another, with arrays unread."""
     return {
         key: file.raw(key) if isinstance(found, ArrayRef) else file.value(key)
         for key, found in file.keys.items()
@@ -145,12 +145,12 @@ def header_keys(file: GgufFile) -> Metadata:
 
 
 def shard_path(path: Path, index: int, count: int) -> Path:
-    """The name of shard `index` (from 0) of a model that would be called `path` in one piece."""
+    """The name of shard `index` (from 0) of a model whose unsplit file would be `path`."""
     return path.with_name(f"{path.stem}-{index + 1:05}-of-{count:05}.gguf")
 
 
 def whole_name(path: Path) -> str:
-    """What the model that `path` belongs to would be called in one piece."""
+    """The name that the model of the shard `path` would have as a single file."""
     match = _SHARD_NAME.fullmatch(path.name)
     return path.name if match is None else f"{match[1]}.gguf"
 
@@ -158,7 +158,7 @@ def whole_name(path: Path) -> str:
 def shard_paths(path: Path) -> list[Path]:
     """All shards of the model that `path` is a shard of, or `path` alone.
 
-    FormatError when one of them is missing, or when the name has an impossible count.
+    FormatError if one of them is missing, or if the numbers in the name are impossible.
     """
     paths = [Path(name) for name in shard_names(str(path))]
     for shard in paths if _SHARD_NAME.fullmatch(str(path)) else ():
@@ -170,7 +170,7 @@ def shard_paths(path: Path) -> list[Path]:
 def shard_names(name: str) -> list[str]:
     """All shards of the model that the file `name` is a shard of, or `name` alone.
 
-    name: a path or an address. FormatError when it has an impossible count.
+    name: a path or a URL. FormatError if the numbers in it are impossible.
     """
     match = _SHARD_NAME.fullmatch(name)
     if match is None:
@@ -209,7 +209,7 @@ class Listing:
 
 
 def list_tensors(path: Path) -> Listing:
-    """List the model at `path` by its headers alone; any shard stands for the whole model."""
+    """List the tensors of the model at `path` from its headers; any shard will do."""
     if path.is_dir():
         return _list_local_weights(checkpoint_files(path))
     if not path.exists():
@@ -221,7 +221,7 @@ def list_tensors(path: Path) -> Listing:
 
 
 def list_model(model: Model) -> Listing:
-    """List a GGUF by its headers, wherever it is."""
+    """List the tensors of an open GGUF, local or remote."""
     report = model.report
     layout = report.draft.layout if report.draft else None
     tensors = tuple(
@@ -248,7 +248,7 @@ def _list_local_weights(paths: list[Path]) -> Listing:
 
 
 def list_safetensors(files: Sequence[SafetensorsFile]) -> Listing:
-    """List safetensors files by their headers, wherever they are."""
+    """List the tensors of open safetensors files, local or remote."""
     tensors = tuple(
         ListedTensor(
             t.name,

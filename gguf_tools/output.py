@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are whole."""
+"""Output files that appear under their name only once they are complete."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ from .errors import FormatError, OutputError
 from .sources import FileSource, Source, StreamedSource
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Files are copied in parts of this size, so that progress is shown and Ctrl-C is heard; a multiple
-# of every file system's block, so that a part's end splits none that could be shared.
+# Files are copied in parts of this size, so that progress is shown and Ctrl-C takes effect. It is a
+# multiple of every file system's block size, so that no block that could be shared is split.
 _COPY_BYTES = 32 << 20
-# Copying from one file's cached pages to another's is one core's work: a second one halves it.
+# Copying between cached pages is limited by one core, so a second thread halves the time.
 _COPIERS = 2
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the file system
 
@@ -26,9 +26,8 @@ _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the
 class OutputFile:
     """A file of known size, written at offsets from several threads, renamed when complete.
 
-    As a context manager: leaving with an exception removes what was written. `commit()` gives the
-    file its name (`commit_all` several their names); until then it stands beside it under a hidden
-    one.
+    A context manager: leaving it without `commit()` removes what was written. Until `commit()` (or
+    `commit_all()` for several files) renames it, the file has a hidden name in the same folder.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -47,7 +46,7 @@ class OutputFile:
                     f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
                 )
             self._remove_leftovers()
-            self._partial.unlink(missing_ok=True)  # of a process of that number that was killed
+            self._partial.unlink(missing_ok=True)  # left by a killed process with the same pid
             self._fd = _create_locked(self._partial)
             self._created = True
             self._reserve()
@@ -59,7 +58,7 @@ class OutputFile:
         return self
 
     def _remove_leftovers(self) -> None:
-        """Remove what killed processes have left of this file; those at work have locked theirs."""
+        """Remove partial files of killed processes; running processes have locked theirs."""
         name = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.partial")
         for path in self.path.parent.iterdir():
             if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
@@ -72,7 +71,7 @@ class OutputFile:
                         os.close(fd)
 
     def _reserve(self) -> None:
-        """Take the disk space now, where the file system can; a full disk shows at once."""
+        """Reserve the disk space if the file system can, so that a full disk is noticed early."""
         os.ftruncate(self._fd, self.size)
         if self.size and hasattr(os, "posix_fallocate"):
             try:
@@ -101,8 +100,8 @@ class OutputFile:
     ) -> None:
         """Write `length` bytes of `source` from `start` at `offset`; not from several threads.
 
-        Between files the kernel copies (and shares blocks where the file system can); the bytes of
-        other sources pass through memory a few at a time. progress: called with each part's bytes.
+        The kernel copies between files (and shares blocks if the file system can); other sources
+        are read in small parts. progress: called with the number of bytes of each part.
         """
         if isinstance(source, StreamedSource):
             for piece in source.pieces(start, length):
@@ -132,7 +131,7 @@ class OutputFile:
                     job.cancel()
 
     def _copy_part(self, shift: int, source: Source, start: int, end: int) -> int:
-        """Copy the bytes `start` to `end` of `source` to places `shift` on; answers how many."""
+        """Copy bytes `start` to `end` of `source` to offset `start + shift`; returns how many."""
         ways = copy_ways(source)
         at = start
         while at < end:
@@ -149,13 +148,13 @@ class OutputFile:
         return end - start
 
     def commit(self) -> None:
-        """Put the complete file under its name, replacing what stood there."""
+        """Rename the complete file to its name, replacing any file there."""
         self._finish()
         self._rename(self._partial, self.path)
         self._created = False
 
     def _finish(self) -> None:
-        """Bring all bytes to the disk; here a full one shows at the latest."""
+        """Sync all bytes to the disk; a full disk is noticed here at the latest."""
         try:
             os.fsync(self._fd)
             os.close(self._fd)
@@ -170,9 +169,9 @@ class OutputFile:
             raise self._fault(error) from None
 
     def _set_aside(self) -> None:
-        """Keep what stands under the file's name until all names are given.
+        """Keep the file that is to be replaced until all outputs are renamed.
 
-        By a second name where the file system has these, so that the first is never without a file.
+        It gets a hard link if the file system supports that, so that its name always exists.
         """
         if not os.path.lexists(self.path):
             return
@@ -185,20 +184,20 @@ class OutputFile:
             self._rename(self.path, self._aside)
 
     def _appear(self) -> None:
-        """Give the file its name."""
+        """Rename the file to its name."""
         self._rename(self._partial, self.path)
 
     def _restore(self) -> None:
-        """Undo both, as far as they were done."""
+        """Roll back `_set_aside` and `_appear`, as far as they were done."""
         with suppress(OSError):
             if os.path.lexists(self._aside):
                 os.replace(self._aside, self.path)
-                self._aside.unlink(missing_ok=True)  # two names of one file are left as they are
+                self._aside.unlink(missing_ok=True)  # rename(2) does nothing for two hard links
             elif not os.path.lexists(self._partial):
                 os.replace(self.path, self._partial)
 
     def _forget(self) -> None:
-        """What was set aside is no longer needed."""
+        """Remove the file that was set aside."""
         self._created = False
         with suppress(OSError):
             self._aside.unlink(missing_ok=True)
@@ -222,9 +221,9 @@ class OutputFile:
 
 
 def commit_all(outputs: Sequence[OutputFile]) -> None:
-    """Put complete files under their names, all of them or none.
+    """Rename complete files to their names, all of them or none.
 
-    Where one cannot be renamed, those before it go and what they replaced stands there again.
+    If one cannot be renamed, those before it are removed and the files they replaced restored.
     """
     if len(outputs) == 1:
         outputs[0].commit()
@@ -242,16 +241,16 @@ def commit_all(outputs: Sequence[OutputFile]) -> None:
 
 
 def _create_locked(path: Path) -> int:
-    """Create a file that is locked for as long as it is open; its descriptor."""
+    """Create a file that stays locked while it is open, and return its descriptor."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         if not _is_lockable(fd) or os.fstat(fd).st_nlink:
             return fd
-        os.close(fd)  # taken for a leftover before it was locked
+        os.close(fd)  # another process removed it as a leftover before it was locked
 
 
 def _is_lockable(fd: int) -> bool:
-    """Lock an open file for as long as it is open; False where another has, or none can."""
+    """Lock an open file until it is closed; False if it is locked already or cannot be locked."""
     try:
         import fcntl  # noqa: PLC0415  (not everywhere)
 
@@ -262,7 +261,7 @@ def _is_lockable(fd: int) -> bool:
 
 
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:
-    """Refuse a path that cannot be written, is one of the sources, or exists unasked."""
+    """OutputError for a path that is not writable, is a source, or exists without `overwrite`."""
     if not path.parent.is_dir():
         raise OutputError(f"{path}: expected its folder to exist, found no {path.parent}")
     if path.is_dir():

@@ -1,15 +1,15 @@
-"""model.mtp.toml: how a model drafts best on a machine, as `mtp-gguf tune` measured it.
+"""model.mtp.toml: the best draft settings for a model on a machine, measured by `mtp-gguf tune`.
 
     format = 1
     [model]        size, fingerprint                      of the file that was measured
-    [machine]      cpu, cores, kernels, device            where
+    [machine]      cpu, cores, kernels, device            that it was measured on
     [settings]     depth, fastmtp_size, rollback, draft_threads
-    [measured]     on, versions, plain_tok_s, tok_s       what the settings gave
-    [costs]        verify_ms, draft_ms                    where `depth = "auto"` starts from
+    [measured]     on, versions, plain_tok_s, tok_s       the throughput of the settings
+    [costs]        verify_ms, draft_ms                    initial costs for `depth = "auto"`
     [[candidates]] the settings that were tried, and tok_s
 
-The file lies beside the model. It is read by whatever drafts (`generate`, `serve`, MTPLlama) and
-counts only for the file and the machine that it was made with.
+The file is stored next to the model. `generate`, `serve` and MTPLlama read it; it applies only to
+the model file and the machine that it was measured with.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ FORMAT = 1
 SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
-AUTO_MAX_DEPTH = 4  # stock llama.cpp keeps one more copy of the recurrent state for each draft more
+AUTO_MAX_DEPTH = 4  # for each drafted token, stock llama.cpp keeps a copy of the recurrent state
 LARGEST_PROFILE = 1 << 18  # bytes; a few thousand are usual
 ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
 
-_SAMPLES = 64  # of a shard, each of _SAMPLE_BYTES: enough to tell fine-tunes of one shape apart
+_SAMPLES = 64  # per shard, of _SAMPLE_BYTES each: enough to distinguish fine-tunes
 _SAMPLE_BYTES = 4096
 
 
@@ -46,9 +46,10 @@ _SAMPLE_BYTES = 4096
 class DraftSettings:
     """How to draft.
 
-    depth: tokens drafted in each cycle, 0 for none, "auto" for what pays at the moment.
-    fastmtp_size: rows of the draft vocabulary; 0 all, -1 the whole vocabulary. rollback: how
-    rejected drafts are undone. draft_threads: CPU threads of the head; 0: as many as the trunk.
+    depth: tokens drafted in each cycle; 0 disables drafting, "auto" adapts to the text.
+    fastmtp_size: tokens of the draft vocabulary to use; 0 for all, -1 for the whole vocabulary.
+    rollback: how rejected drafts are rolled back. draft_threads: CPU threads of the head; 0 for as
+    many as the trunk uses.
     """
 
     depth: int | Literal["auto"] = AUTO
@@ -59,7 +60,7 @@ class DraftSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that were tried, and their tokens per second."""
+    """Settings that were tried, and their throughput in tokens per second."""
 
     settings: DraftSettings
     tok_s: float
@@ -67,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds: verify_ms[i] of a trunk batch of i + 1 tokens, draft_ms[i] of i + 1 drafts."""
+    """Costs in ms: verify_ms[i] for a trunk batch of i + 1 tokens, draft_ms[i] for i + 1 drafts."""
 
     verify_ms: tuple[float, ...] = ()
     draft_ms: tuple[float, ...] = ()
@@ -75,7 +76,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model's files: bytes of all of them, and a digest of samples that are spread over them."""
+    """Identifies a model's files: their total size, and a digest of samples of their contents."""
 
     size: int
     fingerprint: str
@@ -83,7 +84,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Profile:
-    """What `tune` found. on: the day, as 2026-01-31. versions: of what was measured with."""
+    """The result of `tune`. on: the date, as 2026-01-31. versions: of the software it used."""
 
     model: ModelIdentity
     machine: Machine
@@ -97,12 +98,12 @@ class Profile:
 
 
 def profile_path(model: Path) -> Path:
-    """Where the profile of a model lies: beside it; a split model has one for all its shards."""
+    """The path of a model's profile, next to the model; a split model has one for all shards."""
     return model.with_name(Path(whole_name(model)).stem + SUFFIX)
 
 
 def identify(model: Path) -> ModelIdentity:
-    """The identity of a model's files, in milliseconds: the sizes, and samples of each file."""
+    """The identity of a model's files, from their sizes and samples; takes milliseconds."""
     digest = hashlib.sha256()
     total = 0
     for path in shard_paths(model):
@@ -122,10 +123,10 @@ def identify(model: Path) -> ModelIdentity:
 def find_profile(
     model: Path, kernels: str, device: str | None = "CPU"
 ) -> tuple[Profile | None, str | None]:
-    """The profile that counts for a model on this machine, and a note where one was ignored.
+    """The profile that applies to a model on this machine, and a note if one was ignored.
 
-    kernels, device: with which and where the model will run (Machine); no device: not compared.
-    (None, None) where there is no profile. FormatError when there is one that cannot be read.
+    kernels, device: what the model will run with (see Machine); the device is not compared if it
+    is None. (None, None) if there is no profile. FormatError if it cannot be read.
     """
     path = profile_path(model)
     if not path.exists():
@@ -142,7 +143,7 @@ def find_profile(
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a profile, replacing what stood there in one step."""
+    """Write a profile, atomically replacing any existing one."""
     text = _render(profile).encode()
     with OutputFile(path, len(text)) as out:
         out.write(0, text)
@@ -150,7 +151,7 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a file; FormatError, naming the field, where anything is not as written."""
+    """Read a profile; FormatError, naming the field, if anything is not as `tune` writes it."""
     source = FileSource(path)
     try:
         if source.size > LARGEST_PROFILE:
@@ -210,7 +211,7 @@ def _candidate(table: "_Table") -> Candidate:
 
 
 class _Table:
-    """One table of the file: each field is taken once, by its type; `done` finds what is left."""
+    """One table of the file: each field is read once, by type; `done` reports unknown fields."""
 
     def __init__(self, path: Path, name: str, values: dict[str, Any]) -> None:
         self._path = path
@@ -285,7 +286,7 @@ class _Table:
         return tuple(map(float, value))
 
     def done(self, *others: "_Table") -> None:
-        """FormatError for a field that nobody asked for: a typing error must not go unseen."""
+        """FormatError for an unknown field, so that a typo is not silently ignored."""
         for table in (self, *others):
             for key in table._left:
                 raise FormatError(f"{self._path}: {table._name}{key}: no such field; delete it")
@@ -319,7 +320,7 @@ def _render(profile: Profile) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as TOML. JSON's strings are TOML's for printable text, which is all there is."""
+    """A value as TOML. All strings are printable text, for which JSON and TOML are the same."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):

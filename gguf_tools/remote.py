@@ -1,9 +1,8 @@
-"""Files on a web server or on the Hugging Face hub, read by ranges and never as a whole.
+"""Files on a web server or on the Hugging Face hub, read by range requests.
 
 `https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
 hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with `hf://` or without.
-Headers come through a small cache of blocks, of which more are fetched at a time while reading goes
-on; large parts are requested exactly.
+Small reads go through a cache of blocks with growing read-ahead; large reads are requested exactly.
 """
 
 import os
@@ -28,47 +27,47 @@ if TYPE_CHECKING:
 _WEB = re.compile(r"https?://[^/]+/.", re.IGNORECASE)
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/]+))?(?:/(.+))?")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([^/]+))?")
-# Names that end so are files, whatever they look like otherwise.
+# Names with these suffixes are files, never models on the hub.
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".json", ".npy")
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _BLOCK_BYTES = 1 << 18
-_EXACT = 4 << 20  # reads above this are asked for as they are, past the cache
-# Reading on in order asks for four times as much each time, up to this: 1/4, 1, 4 and 16 MiB. Four
-# requests then fetch the header of any vocabulary (that of 248,320 tokens and merges has 11 MB).
+_EXACT = 4 << 20  # larger reads bypass the cache and request exactly their range
+# Sequential reads request four times as much each time, up to this: 1/4, 1, 4 and 16 MiB. Four
+# requests are then enough for the header of any model (11 MB for 248,320 tokens and merges).
 _GROWTH = 4
 _MOST_AHEAD = 16 << 20
 _CACHED_BYTES = 32 << 20
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
-_TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
-_PIECE_BYTES = 1 << 16  # what a dropped connection costs at most, beside the attempt
-# Worth another attempt; 401 to 410 only where a link of limited life may have run out.
+_TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two chunks of a response
+_PIECE_BYTES = 1 << 16  # the most that a dropped connection loses
+# Statuses that are worth a retry; 401 to 410 only if a signed link may have expired.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _EXPIRED = (401, 403, 404, 410)
 
 
 def is_remote(text: str) -> bool:
-    """Whether `text` names a file or a model elsewhere."""
+    """Whether `text` names a remote file or model."""
     return bool(_WEB.match(text)) or text.startswith("hf://")
 
 
 class HubModel(NamedTuple):
-    """A model on the hub; revision: a branch, tag or commit, None for the default branch."""
+    """A model on the hub. revision: a branch, tag or commit; None for the default branch."""
 
     hub_id: str
     revision: str | None = None
 
     def __str__(self) -> str:
-        """As every command takes it."""
+        """The form that all commands accept."""
         return self.hub_id if self.revision is None else f"{self.hub_id}@{self.revision}"
 
 
 def hub_model(text: str) -> HubModel | None:
-    """The model on the hub that `text` names; None for files and for what is, or may be, local.
+    """The model on the hub that `text` names; None for files and for local paths.
 
-    A name without `hf://` is local if something has that path, or if its first part is a folder:
-    then it is more likely mistyped than a model of an owner of that name.
+    A name without `hf://` counts as local if that path exists, or if its first part is a folder: it
+    is then more likely a mistyped path than a model of an owner with that name.
     """
     if text.startswith("hf://"):
         match = _HUB.fullmatch(text)
@@ -82,7 +81,7 @@ def hub_model(text: str) -> HubModel | None:
 
 
 def absent_model(text: str) -> str:
-    """Why a local path that has nothing was not looked for on the hub, to end a sentence with."""
+    """The end of an error message: why a path that does not exist was not looked up on the hub."""
     match = _HUB_ID.fullmatch(text)
     if match and not text.lower().endswith(_FILE_SUFFIXES):
         return f"{Path(text).parent} is a folder here; on the hub it would be hf://{text}"
@@ -90,7 +89,7 @@ def absent_model(text: str) -> str:
 
 
 def download_command(text: str) -> str:
-    """A shell command that puts a remote file into the working directory, under its own name."""
+    """A shell command that downloads a remote file into the working directory."""
     match = _HUB.fullmatch(text)
     if match and match[3]:
         revision = f" --revision {shlex.quote(match[2])}" if match[2] else ""
@@ -99,12 +98,12 @@ def download_command(text: str) -> str:
 
 
 def file_url(text: str) -> str:
-    """The address of a remote file; RemoteError when `text` names none."""
+    """The URL of a remote file; RemoteError if `text` is not one."""
     if not text.startswith("hf://"):
         try:
             urlsplit(text).port  # noqa: B018  (checks the address)
         except ValueError as error:
-            raise RemoteError(f"{text}: is no address: {error}") from None
+            raise RemoteError(f"{text}: is not a valid address: {error}") from None
         return text
     match = _HUB.fullmatch(text)
     if not match or not match[3]:
@@ -118,7 +117,7 @@ def file_url(text: str) -> str:
 
 
 def open_remote_model(text: str) -> Model:
-    """Open a remote GGUF with all its shards, by its headers."""
+    """Open a remote GGUF with all its shards, reading only the headers."""
     plain, question, query = text.partition("?")
     with ExitStack() as stack:
         files = []
@@ -132,7 +131,7 @@ def open_remote_model(text: str) -> Model:
 
 
 def open_any_model(text: str) -> Model:
-    """Open the GGUF that `text` names, here or elsewhere."""
+    """Open the local or remote GGUF that `text` names."""
     if hub := hub_model(text):
         raise RemoteError(
             f"{text}: expected a GGUF file, found a model on the hub; name its file: "
@@ -142,10 +141,10 @@ def open_any_model(text: str) -> Model:
 
 
 class RemoteSource:
-    """A file behind HTTP, read by ranges; safe to use from several threads.
+    """A file behind HTTP, read by range requests; safe to use from several threads.
 
     `name` is the address as the user gave it, without query and password. `requests` and `fetched`
-    count requests (redirects not counted) and bytes.
+    count requests (without redirects) and bytes.
     """
 
     def __init__(self, address: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -156,7 +155,7 @@ class RemoteSource:
         self.fetched = 0
         self._sleep = sleep
         self._url = file_url(address)
-        self._direct = self._url  # where redirects led, until that link runs out
+        self._direct = self._url  # the target of redirects, until that link expires
         self._session = requests.Session()
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
@@ -171,7 +170,7 @@ class RemoteSource:
             raise
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; FormatError when the file ends before."""
+        """Exactly `length` bytes from `offset`; FormatError if the file ends before."""
         if offset + length > self.size:
             raise FormatError(f"{self.name}: the file ends at byte {self.size}, data is missing")
         if length > _EXACT:
@@ -187,11 +186,11 @@ class RemoteSource:
         return b"".join(parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` (writable bytes) from `offset`; FormatError when the file ends before."""
+        """Fill `buffer` (writable bytes) from `offset`; FormatError if the file ends before."""
         buffer[:] = self.read(offset, len(buffer))
 
     def pieces(self, offset: int, length: int) -> Iterator[bytes]:
-        """`length` bytes from `offset` and no others, as they arrive."""
+        """Exactly the `length` bytes from `offset`, in chunks as they arrive."""
         if offset + length > self.size:
             raise FormatError(f"{self.name}: the file ends at byte {self.size}, data is missing")
         yield from self._stream(offset, length)
@@ -220,7 +219,7 @@ class RemoteSource:
         return b"".join(self._stream(offset, length))
 
     def _stream(self, offset: int, length: int) -> Iterator[bytes]:
-        """Bytes from `offset`; the first request, which asks for the size, may give fewer."""
+        """Bytes from `offset`; the first request, which determines the size, may yield fewer."""
         import requests  # noqa: PLC0415
 
         failures = 0
@@ -238,12 +237,12 @@ class RemoteSource:
                             failures = 0
                             yield wanted
                         if len(piece) > len(wanted):
-                            raise RemoteError(f"{self.name}: the server sent more than asked for")
+                            raise RemoteError(f"{self.name}: the server sent more than requested")
                     if length > 0:
                         raise requests.exceptions.ChunkedEncodingError("the answer ended early")
             except (requests.RequestException, _TransientError) as error:
                 failures += 1
-                hopeless = isinstance(error, ValueError)  # an address that is none
+                hopeless = isinstance(error, ValueError)  # an invalid URL
                 if failures >= _ATTEMPTS or hopeless:
                     raise RemoteError(
                         f"{self.name}: {_reason(error)}"
@@ -254,7 +253,7 @@ class RemoteSource:
 
     @contextmanager
     def _request(self, offset: int, length: int) -> "Iterator[requests.Response]":
-        """One answer to a request for a range, checked by its header."""
+        """The response to one range request, with its headers checked."""
         headers = {
             "Range": f"bytes={offset}-{offset + length - 1}",
             "Accept-Encoding": "identity",
@@ -272,7 +271,7 @@ class RemoteSource:
     def _check(self, response: "requests.Response", offset: int) -> None:
         status = response.status_code
         if status in _EXPIRED and self._direct != self._url:
-            self._direct = self._url  # the link ran out; ask for a new one
+            self._direct = self._url  # the link expired; request a new one
             raise _TransientError(f"answered {status}")
         if status in _TRANSIENT:
             raise _TransientError(f"answered {status}", response.headers.get("Retry-After"))
@@ -287,8 +286,8 @@ class RemoteSource:
             raise FormatError(f"{self.name}: is empty")
         if status == 200:
             raise RemoteError(
-                f"{self.name}: the server cannot give parts of a file (no range requests), and "
-                "the whole will not be fetched for its header; download it and use the file"
+                f"{self.name}: the server does not support range requests, and the whole file is "
+                "not fetched for its header; download it and use the local file"
             )
         if status != 206:
             raise RemoteError(f"{self.name}: the server answered {status} {response.reason}")
@@ -309,7 +308,7 @@ class RemoteSource:
 
 
 class _TransientError(Exception):
-    """An answer that another attempt may better, after `pause` seconds."""
+    """A response that is worth a retry after `pause` seconds."""
 
     def __init__(self, text: str, pause: str | None = None) -> None:
         super().__init__(text)
@@ -317,18 +316,18 @@ class _TransientError(Exception):
 
 
 def _reason(error: Exception) -> str:
-    """The last words of a chain of library errors, which say what happened."""
+    """The last part of a chain of library errors, which says what happened."""
     import requests  # noqa: PLC0415
 
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection dropped before all of it had come"
+        return "the connection was closed before the download was complete"
     text = str(error) or type(error).__name__
     reason = text.rpartition(": ")[2].strip("'\")> ")
     return f"cannot be reached ({reason:.120})" if not isinstance(error, _TransientError) else text
 
 
 def _token_for(url: str) -> str | None:
-    """The hub's token, for the hub's own host alone."""
+    """The hub's token; None for any host other than the hub's."""
     if _host(url) != _host(_endpoint()):
         return None
     from huggingface_hub import get_token  # noqa: PLC0415  (slow to import)

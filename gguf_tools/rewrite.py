@@ -1,7 +1,7 @@
-"""New GGUF files from parts of others: metadata edited, tensors copied byte for byte.
+"""Writes GGUF files from parts of others: edited metadata, tensors copied byte for byte.
 
-An `OutputSpec` says what the new file holds; `write` lays it out and has the kernel copy the
-tensors, neighbours together, so that the data of a whole base moves in one go and never passes
+An `OutputSpec` describes the new file; `write` lays it out and has the kernel copy the tensors.
+Adjacent tensors are copied together, so the data of a whole trunk is one copy that never passes
 through Python.
 """
 
@@ -21,9 +21,9 @@ SIZE_LABEL_KEY = "general.size_label"
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """A tensor to write: its bytes are in `source` from `offset`, or they are `data`.
+    """A tensor to write, whose bytes are in `source` from `offset` on, or are `data`.
 
-    rows: takes these rows of a larger tensor at `offset`, in this order; empty takes all it has.
+    rows: copies these rows of a larger tensor at `offset`, in this order; empty for all rows.
     """
 
     spec: TensorSpec
@@ -47,7 +47,7 @@ class TensorCopy:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """A file to write: `metadata` in order, `tensors` in file order."""
+    """A file to write: `metadata` and `tensors`, both in file order."""
 
     metadata: Metadata
     tensors: tuple[TensorCopy, ...]
@@ -66,7 +66,7 @@ def copies(model: Model) -> tuple[TensorCopy, ...]:
 def inserted(metadata: Metadata, new: Mapping[str, Value], before: Iterable[str]) -> Metadata:
     """`metadata` with `new` keys in front of the first key that starts with one of `before`.
 
-    The prefixes are tried in their order; keys that exist already are replaced where they are.
+    The prefixes are tried in order; keys that already exist are replaced at their place.
     """
     replaced = {key: new.get(key, value) for key, value in metadata.items()}
     added = {key: value for key, value in new.items() if key not in metadata}
@@ -79,10 +79,10 @@ def inserted(metadata: Metadata, new: Mapping[str, Value], before: Iterable[str]
 
 
 def relabelled(before: Model, after: OutputSpec) -> OutputSpec:
-    """`after` with its `general.size_label` counted anew, if that was the count of `before`.
+    """`after` with its `general.size_label` recomputed, if it was computed for `before`.
 
-    A converter that finds no size in a model's name counts the weights ("4.1M", "8x2.0M"). A head
-    more or less changes that label; a label from the name stays.
+    A converter that finds no size in a model's name derives the label from the number of weights
+    ("4.1M", "8x2.0M"), which a head changes. A label from the model's name stays.
     """
     label = _text(after.metadata, SIZE_LABEL_KEY)
     if label is None or label in (_text(after.metadata, "general.name") or ""):
@@ -94,8 +94,8 @@ def relabelled(before: Model, after: OutputSpec) -> OutputSpec:
 
 
 def _counted_label(tensors: Iterable[TensorSpec]) -> str:
-    """The label that the gguf package gives to a model of these tensors."""
-    from gguf import size_label  # noqa: PLC0415  (brings NumPy)
+    """The size label that the gguf package computes for a model of these tensors."""
+    from gguf import size_label  # noqa: PLC0415  (imports NumPy)
 
     total = expert = experts = 0
     for tensor in tensors:
@@ -116,9 +116,9 @@ def _text(metadata: Metadata, key: str) -> str | None:
 
 
 def write(path: Path, output: OutputSpec, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Write the file, which appears under its name when it is complete.
+    """Write the file; it appears under its name once it is complete.
 
-    progress: called with the bytes just written.
+    progress: called with the number of bytes just written.
     """
     layout = lay_out(output.metadata, [tensor.spec for tensor in output.tensors])
     with OutputFile(path, layout.size) as file:
@@ -135,7 +135,7 @@ def write(path: Path, output: OutputSpec, progress: Callable[[int], None] = lamb
 
 @dataclass
 class _Run:
-    """Bytes that move together: `length` of them from `start` of `source` to `target`."""
+    """A contiguous copy: `length` bytes from `start` of `source` to `target`."""
 
     source: Source | None
     start: int
@@ -145,7 +145,7 @@ class _Run:
 
 
 def _runs(placed: Iterable[tuple[TensorCopy, int]]) -> Iterator[_Run]:
-    """The copies to make. Tensors that keep their distance move with the padding in between."""
+    """The copies to make. Tensors that keep their distance are copied together with the padding."""
     run: _Run | None = None
     for tensor, target in placed:
         if tensor.rows:

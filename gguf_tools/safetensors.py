@@ -1,9 +1,9 @@
-"""Safetensors headers, read strictly; the tensors' bytes stay where they are.
+"""Reads safetensors headers strictly, without reading the tensor data.
 
 A file is: u64 header length, little-endian | the header, JSON | tensor data. The header maps names
-to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from the end of the header;
-`__metadata__` maps strings to strings. Tensors cover the data without holes or overlaps. Nothing
-else may stand in it: what the reader has no use for is refused and not skipped.
+to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets from the end of the header;
+`__metadata__` maps strings to strings. Tensors cover the data without holes or overlaps. The
+reader rejects anything else instead of skipping it.
 """
 
 import json
@@ -44,7 +44,7 @@ DTYPE_BITS = {
     "C64": 64,
 }
 
-# The index of a checkpoint in several files, what they are called, and how they are numbered.
+# The index of a sharded checkpoint, the names of weight files, and the pattern of shard numbers.
 INDEX_NAME = "model.safetensors.index.json"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 WEIGHT_PATTERNS = ("model*.safetensors", "mtp.safetensors")
@@ -59,7 +59,7 @@ _SHOWN = 80  # characters of a foreign value in a message
 class StoredTensor:
     """A tensor in a safetensors file.
 
-    `shape` stands outermost dimension first, `offset` counts from the start of the file.
+    `shape` has the outermost dimension first; `offset` counts from the start of the file.
     """
 
     name: str
@@ -81,17 +81,17 @@ class SafetensorsFile:
 def weight_files(folder: Path) -> list[str]:
     """Names of the files that hold the weights of a checkpoint without an index.
 
-    That is `model*.safetensors`, with a head that stands alone beside it in `mtp.safetensors`; or,
-    where there is none of these, `pytorch_model*.bin`.
+    These are `model*.safetensors` and a separate head in `mtp.safetensors`, or, if there are none,
+    `pytorch_model*.bin`.
     """
     names = {p.name for pattern in WEIGHT_PATTERNS for p in folder.glob(pattern)}
     return sorted(names or {p.name for p in folder.glob(TORCH_PATTERN)})
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files with the weights of `folder`: those its index names, or else those it has.
+    """The weight files of `folder`: those that its index names, or else those that exist.
 
-    FormatError when there is none, or when one that the index or the numbering asks for is missing.
+    FormatError if there are none, or if one is missing according to the index or the numbering.
     """
     present = {p.name for p in (*folder.glob("*.safetensors"), *folder.glob(TORCH_PATTERN))}
     if not present:
@@ -110,7 +110,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def _indexed(path: Path) -> set[str] | None:
-    """The files that an index names; None when there is no index."""
+    """The files that an index names; None if there is no index."""
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         return set(map(str, weight_map.values()))
@@ -228,7 +228,7 @@ def _are_sizes(values: list[Any]) -> bool:
 
 
 def _product(shape: list[int], bits: int) -> int | None:
-    """Bits of a tensor; None where they overflow 64 bits on the way, be there a 0 further on."""
+    """Bits of a tensor; None if the product overflows 64 bits, even if a later dimension is 0."""
     for length in shape:
         bits *= length
         if bits >= 1 << 64:
@@ -237,7 +237,7 @@ def _product(shape: list[int], bits: int) -> int | None:
 
 
 def _is_text(value: object) -> bool:
-    """Whether `value` is a string that UTF-8 can hold, which halves of surrogate pairs are not."""
+    """Whether `value` is a string that UTF-8 can encode (without unpaired surrogates)."""
     if not isinstance(value, str):
         return False
     try:
@@ -248,6 +248,6 @@ def _is_text(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """`value` for a message, cut where it is long."""
+    """`value` for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

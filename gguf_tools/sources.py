@@ -1,4 +1,4 @@
-"""Where bytes come from: anything with a name, a size and reads at an offset."""
+"""Sources of bytes: anything with a name, a size and reads at an offset."""
 
 import os
 import stat
@@ -18,29 +18,29 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call the source in a message."""
+        """The name of the source in messages."""
 
     @property
     def size(self) -> int:
         """Length in bytes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; FormatError when they are not there."""
+        """Exactly `length` bytes from `offset`; FormatError if the source ends before."""
 
     def close(self) -> None:
-        """Let go of what is open; reading afterwards fails."""
+        """Close what is open; later reads fail."""
 
 
 @runtime_checkable
 class StreamedSource(Source, Protocol):
-    """A source where one long read costs less than many short ones: a file elsewhere."""
+    """A remote source, for which one long read costs less than many short ones."""
 
     def pieces(self, offset: int, length: int) -> Iterator[bytes]:
-        """The `length` bytes from `offset`, as they arrive."""
+        """The `length` bytes from `offset`, in chunks as they arrive."""
 
 
 def what_is_at(path: Path) -> str:
-    """What stands at a path where a file was expected, in a word or two."""
+    """Describes what is at a path where a file was expected, for "found …"."""
     if path.is_dir():
         return "a folder"
     return "a device or pipe" if path.exists() else "none"
@@ -54,7 +54,7 @@ class FileSource:
         self.name = str(path)
         self._fd = -1
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for its other end
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
                 raise FormatError(f"{path}: expected a file, found {what_is_at(path)}")
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
             self._opened = self._state()
@@ -69,7 +69,7 @@ class FileSource:
             )
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; FormatError when the file ends before."""
+        """Exactly `length` bytes from `offset`; FormatError if the file ends before."""
         parts = []
         while length > 0:
             try:
@@ -84,7 +84,7 @@ class FileSource:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` (writable bytes) from `offset`; FormatError when the file ends before."""
+        """Fill `buffer` (writable bytes) from `offset`; FormatError if the file ends before."""
         done = 0
         while done < len(buffer):
             try:
@@ -98,7 +98,7 @@ class FileSource:
             done += count
 
     def check_unchanged(self) -> None:
-        """FormatError when the file was written to since it was opened: what was read is a mix."""
+        """FormatError if the file was written to since it was opened."""
         if self._state() != self._opened:
             raise FormatError(
                 f"{self.name}: the file changed while it was read; try again when it is complete"
@@ -109,21 +109,21 @@ class FileSource:
         return about.st_size, about.st_mtime_ns
 
     def fileno(self) -> int:
-        """The open file's descriptor, for copies that the kernel does."""
+        """The descriptor of the open file, for copies in the kernel."""
         return self._fd
 
     def _fault(self, error: OSError) -> FormatError:
         return FormatError(f"{self.name}: cannot be read: {error.strerror}")
 
     def close(self) -> None:
-        """Close the file; reading afterwards fails."""
+        """Close the file; later reads fail."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def check_unchanged(sources: Iterable[Source | None]) -> None:
-    """FormatError for a local file that was written to while it was read."""
+    """FormatError if one of the local files was written to while it was read."""
     for source in set(sources):
         if isinstance(source, FileSource):
             source.check_unchanged()

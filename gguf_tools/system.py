@@ -1,4 +1,4 @@
-"""The machine that this process runs on: its name, its cores, and the memory that is left."""
+"""The machine that this process runs on: its processor, its cores, and its free memory."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# What multiplies a few rows on the CPU: llama.cpp's own kernels, or those of patches/.
+# The kernels for small batches on the CPU: llama.cpp's own, or those of patches/.
 STOCK, PATCHED = KERNELS = ("stock", "patches/")
 
 # Of a command line: four times what models of this family are trained for, and memory enough.
@@ -22,9 +22,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
-# The memory files of a control group: limit, use, and what of the use is page cache, which the
-# group gives up when memory runs short. `file` of cgroup v2 would count shared memory, too, and
-# that is not given up; the two lists of file pages do not.
+# The memory files of a control group: limit, usage, and the page cache within the usage, which the
+# kernel reclaims when memory runs short. `file` of cgroup v2 also counts shared memory, which
+# cannot be reclaimed; the two lists of file pages do not.
 _CGROUP_V2 = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _CGROUP_V1 = (
     "memory.limit_in_bytes",
@@ -35,10 +35,10 @@ _CGROUP_V1 = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where something was measured.
+    """The machine that something was measured on.
 
-    cpu: the processor's own name. cores: logical ones that this process may use. kernels: one of
-    KERNELS. device: ggml's name of where the model runs, "CPU" without a GPU.
+    cpu: name of the processor. cores: logical cores that this process may use. kernels: one of
+    KERNELS. device: ggml's name of the device that runs the model, "CPU" without a GPU.
     """
 
     cpu: str
@@ -47,7 +47,7 @@ class Machine:
     device: str = "CPU"
 
     def differs_in(self, other: "Machine") -> str | None:
-        """What sets two machines apart, for a note; None when nothing does."""
+        """The first difference between two machines, for a note; None if there is none."""
         for name in ("cpu", "cores", "kernels", "device"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -61,10 +61,10 @@ def this_machine(kernels: str, device: str = "CPU") -> Machine:
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still take without swapping; None if unknown.
+    """Bytes that this process can still allocate without swapping; None if unknown.
 
     Page cache counts as free, for the machine and for each control group (container) around the
-    process. Where the system does not report free memory, this is all that the machine has.
+    process. If the system does not report free memory, this is the total memory.
     """
     known = [_available()]
     with suppress(OSError):
@@ -79,7 +79,7 @@ def free_memory() -> int | None:
 
 
 def _available() -> int | None:
-    """What the machine has to give, whatever limits the process is under."""
+    """Available memory of the machine, without the limits of control groups."""
     with suppress(OSError):
         match = re.search(r"^MemAvailable: *(\d+) kB", _MEMINFO.read_text("utf-8"), re.MULTILINE)
         if match:
@@ -130,7 +130,7 @@ def usable_cores() -> int:
 
 
 class CoreMeter:
-    """Processor time of this process, all threads together, since the meter was made."""
+    """Processor time of this process (all threads) since the meter was created."""
 
     def __init__(self) -> None:
         self.cores = usable_cores()
@@ -147,7 +147,7 @@ class CoreMeter:
         return time.process_time() - self._busy
 
     def share(self) -> float:
-        """The part of the cores' time that was used: 1.0 where all of them never waited."""
+        """Utilization of the cores: 1.0 if all of them were busy all the time."""
         seconds = self.seconds
         return self.busy_seconds / (seconds * self.cores) if seconds > 0 else 0.0
 

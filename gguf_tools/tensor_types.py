@@ -1,7 +1,7 @@
-"""The one table of ggml tensor types: id, name, block length and block size.
+"""The table of ggml tensor types: id, name, block length and block size.
 
-Reader, writer, converter and listing all look here. Ids and layouts are ggml's (`enum ggml_type`
-in ggml.h, block structs in ggml-common.h); a test compares every row with the linked libggml.
+Reader, writer, converter and listing all use it. Ids and layouts are ggml's (`enum ggml_type` in
+ggml.h, block structs in ggml-common.h); a test compares every row with the linked libggml.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class TensorType:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether elements share a block, so that a row must be a multiple of it."""
+        """Whether elements are stored in blocks, so that rows must be a multiple of the block."""
         return self.block_length > 1
 
     def row_bytes(self, row_length: int) -> int:
-        """Bytes of a row of `row_length` elements, which the block must divide."""
+        """Bytes of a row of `row_length` elements, a multiple of the block length."""
         return row_length // self.block_length * self.block_bytes
 
 

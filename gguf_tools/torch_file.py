@@ -1,9 +1,9 @@
-"""PyTorch `.bin` files (torch.save of a state dict), read without torch and without running them.
+"""Reads PyTorch `.bin` files (torch.save of a state dict) without torch and without executing them.
 
 A file is a ZIP archive of uncompressed entries: ROOT/data.pkl, a pickle that describes the tensors,
-and ROOT/data/KEY, the bytes of each storage. A pickle is a program. Of its instructions only those
-are followed here that build dicts, lists, tuples, numbers and text, and of all functions only the
-ones that rebuild a tensor are known, by name: nothing is imported and nothing is called.
+and ROOT/data/KEY, the bytes of each storage. A pickle is a program. This interpreter supports only
+the instructions that build dicts, lists, tuples, numbers and text, and recognizes the functions
+that rebuild tensors by their names; it imports nothing and calls nothing.
 """
 
 import pickletools
@@ -19,7 +19,7 @@ from .errors import FormatError
 from .safetensors import DTYPE_BITS, SafetensorsFile, StoredTensor, open_safetensors
 from .sources import FileSource
 
-MAX_PICKLE_BYTES = 100_000_000  # as of a safetensors header
+MAX_PICKLE_BYTES = 100_000_000  # the limit of a safetensors header
 MAX_DIMENSIONS = 64  # as in torch
 
 _STORAGES = {
@@ -51,14 +51,14 @@ _SHOWN = 60  # characters of a foreign value in a message
 
 @dataclass(frozen=True)
 class _Global:
-    """A name that the pickle imports; it is compared and never looked up."""
+    """A name that the pickle imports; it is compared but never imported."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Storage:
-    """Bytes of the archive: entry `data/KEY`; dtype is None where the tensor brings it."""
+    """Entry `data/KEY` of the archive; dtype is None if the tensor states it."""
 
     dtype: str | None
     key: str
@@ -66,7 +66,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor in a storage; `start`, `shape` and `stride` count elements."""
+    """A view into a storage; `start`, `shape` and `stride` are in elements."""
 
     storage: _Storage
     dtype: str
@@ -79,15 +79,15 @@ _Entries: TypeAlias = dict[str, tuple[int, int]]  # offset and length by name
 
 
 def open_weights(path: Path) -> SafetensorsFile:
-    """Open a file of a checkpoint by its name: `.bin` as torch wrote it, or safetensors."""
+    """Open a weight file according to its suffix: PyTorch's `.bin`, or safetensors."""
     return open_torch_file(path) if path.suffix == ".bin" else open_safetensors(path)
 
 
 def open_torch_file(path: Path) -> SafetensorsFile:
-    """Read what `torch.save` wrote to `path`: its tensors, as a safetensors file would name them.
+    """Open a file written by `torch.save`, presenting its tensors like a safetensors file.
 
-    The file stays open for reads of its data. FormatError names what is wrong; where torch can
-    still read the file it has the command that rewrites it.
+    The file stays open for reads of its data. FormatError names what is wrong; if torch may still
+    be able to read the file, the message includes a command that rewrites it.
     """
     source = FileSource(path)
     try:
@@ -107,7 +107,7 @@ def open_torch_file(path: Path) -> SafetensorsFile:
 
 
 def _unreadable(path: Path | str, expected: str, found: str) -> FormatError:
-    """An error about a file that torch may still read, with the command that rewrites it."""
+    """An error about a file that torch may be able to read, with a command that rewrites it."""
     name = Path(path).with_suffix(".safetensors").name.removeprefix("pytorch_")
     files = shlex.join((str(path), str(Path(path).with_name(name))))
     return FormatError(
@@ -141,7 +141,7 @@ def _stored_entries(source: FileSource) -> _Entries:
 
 
 def _root(source: FileSource, entries: _Entries) -> str:
-    """The folder of the archive that has data.pkl, with the slash."""
+    """The folder of the archive that contains data.pkl, with a trailing slash."""
     roots = [name[: -len("data.pkl")] for name in entries if name.endswith("/data.pkl")]
     if len(roots) != 1 or entries[roots[0] + "data.pkl"][1] > MAX_PICKLE_BYTES:
         raise _unreadable(source.name, "one data.pkl in the archive", f"{len(roots)}")
@@ -189,14 +189,14 @@ def _placed(
 
 
 class _ForeignError(Exception):
-    """The pickle asks for something that is not followed here: the text says what."""
+    """The pickle uses something that is not supported; the text says what."""
 
 
 _MARK = object()
 
 
 def _unpickled(data: bytes) -> Any:
-    """What a pickle builds, as far as a state dict needs; _ForeignError for everything else."""
+    """The object that a pickle of a state dict builds; _ForeignError for anything else."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
 
@@ -209,7 +209,7 @@ def _unpickled(data: bytes) -> Any:
     def put_items(items: list[Any]) -> None:
         target = stack[-1]
         if not isinstance(target, dict):
-            raise TypeError("items for something that is no dict")
+            raise TypeError("items for something that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int):
                 raise _ForeignError(f"a key of type {type(key).__name__}")
@@ -250,7 +250,7 @@ def _unpickled(data: bytes) -> Any:
             items = [stack.pop(), stack.pop()][::-1] if kind == "SETITEM" else from_mark()
             put_items(items)
         elif kind == "BUILD":
-            stack.pop()  # attributes of the dict, which nobody needs
+            stack.pop()  # attributes of the dict, which are not needed
         elif kind == "STOP":
             return stack.pop()
         elif kind not in ("PROTO", "FRAME"):
@@ -288,7 +288,7 @@ def _storage(reference: Any) -> _Storage:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    """The result of a call that a state dict makes; _ForeignError for every other one."""
+    """The result of a call that occurs in state dicts; _ForeignError for any other call."""
     name = function.name if isinstance(function, _Global) else type(function).__name__
     if not isinstance(arguments, tuple):
         raise TypeError("a call without arguments")

@@ -1,7 +1,7 @@
-"""Putting an MTP head onto a model, taking it off, and taking it out: what the result shall hold.
+"""Adds an MTP head to a model, removes it, or extracts it into a file: describes the result.
 
-Each function returns an `OutputSpec`; nothing is written here. The trunk's tensors and all metadata
-that do not depend on the number of layers stay as they are.
+Each function returns an `OutputSpec` and writes nothing. The trunk's tensors, and all metadata that
+do not depend on the number of layers, are unchanged.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from .format import ArrayRef, Scalar, Value, ValueType
 from .model import Metadata, Model
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
 
-# Arrays with one entry per block (llama.cpp's get_key_or_arr), where a file has them as arrays;
-# the MTP block is full attention, and takes the sizes of the trunk's last layer.
+# Keys that may be arrays with one entry per block (llama.cpp's get_key_or_arr). The MTP block has
+# full attention and uses the sizes of the trunk's last layer.
 _RECURRENT = "attention.recurrent_layers"
 _PER_LAYER = (
     _RECURRENT,
@@ -36,18 +36,18 @@ _PER_LAYER = (
     "attention.head_count_kv",
     "feed_forward_length",
 )
-# Where llama.cpp's converter puts the keys: before those of linear attention, before the tokenizer.
+# llama.cpp's converter puts the keys in front of these: linear attention, then the tokenizer.
 _BEFORE_SSM = (".ssm.", ".attention.recurrent_layers")
 _SHARED_TENSORS = (EMBEDDING_TENSOR, "output_norm.weight", OUTPUT_TENSOR)
 
 
 def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -> OutputSpec:
-    """`base` with the MTP head of `donor`, which is a whole model or a head alone.
+    """`base` with the MTP head of `donor`, which is a whole model or a head-only file.
 
-    draft: keys of a draft vocabulary in the `ids` layout; None takes over the donor's own, which
-    keeps its layout, except that a sidecar's becomes `ids` (the base has a whole output).
+    draft: keys of a draft vocabulary in the `ids` layout; None keeps the donor's in its layout,
+    except that a sidecar's becomes `ids`, because the base has the whole output.
 
-    RequestError when the head does not fit, is incomplete, or is the second one.
+    RequestError if the head does not fit or is incomplete, or if the base already has a head.
     """
     architecture = check_takes_a_head(base)
     donor.head.check_complete()
@@ -70,7 +70,7 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
 
 
 def check_takes_a_head(base: Model) -> str:
-    """The architecture of `base`; RequestError when it is no model without a head."""
+    """The architecture of `base`; RequestError if it has no trunk or already has a head."""
     architecture = base.head.architecture
     if base.head.is_alone:
         found = "is a head alone" if base.tensors else "has no tensors"
@@ -84,7 +84,7 @@ def check_takes_a_head(base: Model) -> str:
 
 
 def strip(model: Model) -> OutputSpec:
-    """`model` without its head and its draft vocabulary; RequestError when it has none."""
+    """`model` without its head and its draft vocabulary; RequestError if it has no head."""
     architecture = model.head.architecture
     if model.head.is_alone:
         found = "is a head alone" if model.tensors else "has no tensors"
@@ -100,10 +100,10 @@ def strip(model: Model) -> OutputSpec:
 
 
 def extract(model: Model) -> OutputSpec:
-    """The head of `model` as a file of its own, in llama.cpp's `mtp-` layout.
+    """The head of `model` as a head-only file, in llama.cpp's `mtp-` layout.
 
-    It holds the MTP block, the embedding, the last norm, the output where the model is not tied,
-    and the draft vocabulary in the layout that the model has.
+    It contains the MTP block, the embedding, the output norm, the output if it is not tied to the
+    embedding, and the draft vocabulary in the model's layout.
     """
     model.head.check_complete()
     if model.head.is_alone:
@@ -114,7 +114,7 @@ def extract(model: Model) -> OutputSpec:
 
 
 def _carried(donor: Model, base: Model) -> dict[str, Value]:
-    """The keys of the donor's draft vocabulary in its new place; RequestError if it is unsound."""
+    """The keys of the donor's draft vocabulary for the result; RequestError if it is invalid."""
     held = read_draft_list(donor)
     if held is None:
         return {}
@@ -124,11 +124,11 @@ def _carried(donor: Model, base: Model) -> dict[str, Value]:
             f"{donor.path}: the draft vocabulary cannot be taken over: {faults[0]}; make a new "
             "one with --fastmtp"
         )
-    return held.metadata(with_ids=held.about.layout is not DraftLayout.TABLE)
+    return held.metadata(with_ids=held.header.layout is not DraftLayout.TABLE)
 
 
 def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Metadata:
-    """The model's metadata for `layers` MTP layers after `trunk` others."""
+    """The model's metadata for `trunk` trunk layers followed by `layers` MTP layers."""
     metadata = model.metadata()
     blocks = {f"{architecture}.block_count": Value(ValueType.U32, trunk + layers)}
     key = f"{architecture}.nextn_predict_layers"
@@ -150,7 +150,7 @@ def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Me
 
 
 def _resized(model: Model, key: str, trunk: int, layers: int, last: Scalar | None) -> list[Scalar]:
-    """A per-layer array of `trunk + layers` entries; new ones are `last`, or the trunk's last."""
+    """A per-layer array of `trunk + layers` entries; new entries are `last` or the trunk's last."""
     entries = model.first.array(key) or []
     if len(entries) < trunk:
         raise RequestError(

@@ -196,7 +196,7 @@ class TestRope:
 
 
 class TestPointers:
-    """Git LFS leaves a small text where the file should be, until it is told to fetch it."""
+    """Git LFS leaves a pointer file in place of a file that was not fetched."""
 
     @pytest.mark.parametrize(
         "name",

@@ -57,7 +57,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """An output folder that holds somebody's file already."""
+    """An output folder that already contains a file."""
     folder = tmp_path / "output"
     folder.mkdir()
     (folder / "other.txt").write_text("mine")
@@ -108,7 +108,7 @@ class TestHead:
     def test_present_but_not_in_the_config(
         self, change: dict[str, Any], broken: Path, output: Path
     ) -> None:
-        """Layers are counted where the config does not say how many; hub ids cannot be edited."""
+        """Layers are counted if the config lacks the number, as users cannot edit it on the hub."""
         whole = converted(broken, output / "whole.gguf", "--quant", "F16")
 
         def edit(config: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class TestHead:
         assert value_of(output / "out.gguf", "qwen35.nextn_predict_layers") == 1
 
     def test_half_of_a_donor(self, checkpoints: Checkpoints, broken: Path, output: Path) -> None:
-        """The donor is to blame, not the model that it lends to."""
+        """The error names the donor, not the model that takes its head."""
         model = checkpoints.get(replace(TINY, name="bare", mtp=False))
         edit_tensors(broken, drop("mtp.layers.0.mlp"))
         options = ("--from", broken)
@@ -361,10 +361,10 @@ class TestSafetensorsHeader:
 
 
 class TestTensors:
-    def test_nobody_claimed_one(self, broken: Path, output: Path) -> None:
+    def test_unknown_tensor(self, broken: Path, output: Path) -> None:
         extra = np.zeros((2, 2), np.float32)
         edit_tensors(broken, lambda t: t.update({"model.layers.0.mlp.bias": extra}))
-        refuse(broken, output, "1 tensors", "'model.layers.0.mlp.bias'", "not known here")
+        refuse(broken, output, "1 tensors", "'model.layers.0.mlp.bias'", "not supported")
 
     def test_missing_one(self, broken: Path, output: Path) -> None:
         edit_tensors(broken, drop(PROJECTION))
@@ -843,7 +843,7 @@ class TestOutput:
     def test_temporary_files_do_not_fit(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:
-        """The miniature that llama.cpp is asked about is written to the folder of TMPDIR."""
+        """The miniature for llama.cpp's quantizer is written to TMPDIR."""
         limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
         temporary = tmp_path / "temporary"
         temporary.mkdir()
@@ -881,7 +881,7 @@ class TestInterrupt:
     def test_leaves_nothing(
         self, number: int, options: tuple[str, ...], large: Path, output: Path
     ) -> None:
-        """Ctrl-C, kill or a lost terminal while the threads work: all partial files go."""
+        """Ctrl-C, kill or a lost terminal during the work: all partial files are removed."""
         arguments = ["convert", large, "-o", output / "out.gguf", "--threads", "1", *options]
         before = held(output)
         with spawn(*arguments) as process:
@@ -892,14 +892,14 @@ class TestInterrupt:
             time.sleep(0.2)
             process.send_signal(number)
             if number != signal.SIGINT:
-                process.send_signal(number)  # by somebody who does not like to wait
+                process.send_signal(number)  # an impatient user
             _, stderr = process.communicate(timeout=60)
         words = ("interrupted", "nothing was written")
         check_refusal(process.returncode, stderr, *words, code=128 + number)
         assert held(output) == before
 
     def test_under_nohup(self, large: Path, output: Path) -> None:
-        """A signal that somebody chose to ignore stays ignored."""
+        """A signal that the parent process ignores stays ignored."""
         arguments = ["convert", large, "-o", output / "out.gguf"]
         ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
         with spawn(*arguments, prelude=ignore) as process:
@@ -915,7 +915,7 @@ class TestInterrupt:
     def test_at_any_time(
         self, seconds: float, checkpoints: Checkpoints, tmp_path: Path, output: Path
     ) -> None:
-        """Whenever it comes, there is a whole file or none."""
+        """At any moment, there is a complete file or none."""
         model = checkpoints.get(SMALL)
         whole = converted(model, tmp_path / "whole.gguf")
         with spawn("convert", model, "-o", output / "out.gguf") as process:

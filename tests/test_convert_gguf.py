@@ -1,4 +1,4 @@
-"""`mtp-gguf convert` of a GGUF in 16 or 32 bits: the file that llama-quantize makes, every byte.
+"""`mtp-gguf convert` of a GGUF in 16 or 32 bits gives the same bytes as llama-quantize.
 
 The reference is `llama_model_quantize` of the libllama that llama_cpp ships, called as
 llama-quantize calls it, on the same file.
@@ -67,7 +67,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def ours(source: Path, output: Path, *options: object) -> bytes:
-    """What convert makes of a GGUF, which must succeed."""
+    """Convert a GGUF, which must succeed."""
     result = invoke("convert", source, "-o", output / "ours.gguf", *options)
     assert result.exit_code == 0, result.output
     return (output / "ours.gguf").read_bytes()
@@ -149,7 +149,7 @@ class TestSameBytes:
         assert ours(source, output, *options) == theirs.read_bytes()
 
     def test_norms_that_are_not_in_f32(self, files: Files, output: Path) -> None:
-        """What llama-quantize leaves alone keeps the type it has, whatever that is."""
+        """Tensors that llama-quantize never quantizes keep their type."""
         from mtp_gguf.gguf_tools.format import TensorSpec  # noqa: PLC0415
         from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
         from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
@@ -236,7 +236,7 @@ class TestHead:
         assert not differing(tensors_of(output / "ours.gguf"), direct)
 
     def test_borrowed_from_eight_bits(self, files: Files, output: Path) -> None:
-        """A checkpoint in FP8 lends as one in BF16 does: its weights are made on the way."""
+        """An FP8 checkpoint can be a donor like one in BF16; its weights are dequantized."""
         eight = replace(SPECS["dense-fp8"], name="fp8")
         bare = files.get(replace(eight, name="bare-fp8", mtp=False), "F32")
         donor = files.checkpoints.get(eight)

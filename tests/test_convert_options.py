@@ -1,4 +1,4 @@
-"""What the options of `mtp-gguf convert` do to the file, and what it says meanwhile."""
+"""The effects of the options of `mtp-gguf convert` on the file and on its output."""
 
 from __future__ import annotations
 
@@ -473,11 +473,11 @@ class TestReport:
     @pytest.mark.parametrize(
         ("options", "note"),
         [
-            (["--quant", "Q4_K_M", "--mtp-f16"], "blocks of 256 do not divide and fall back to"),
-            (["--quant", "Q8_0", "--mtp-f16"], "blocks of 32 do not divide and fall back to F16"),
-            (["--quant", "F16", "--mtp-type", "Q4_K"], "blocks of 256 do not divide"),
-            (["--quant", "F16", "--mtp-type", "Q8_0"], "blocks of 32 do not divide"),
-            (["--quant", "F16", "--tensor-type", "ffn_down=Q6_K"], "blocks of 256 do not divide"),
+            (["--quant", "Q4_K_M", "--mtp-f16"], "not a multiple of 256 and fall back to"),
+            (["--quant", "Q8_0", "--mtp-f16"], "not a multiple of 32 and fall back to F16"),
+            (["--quant", "F16", "--mtp-type", "Q4_K"], "not a multiple of 256"),
+            (["--quant", "F16", "--mtp-type", "Q8_0"], "not a multiple of 32"),
+            (["--quant", "F16", "--tensor-type", "ffn_down=Q6_K"], "not a multiple of 256"),
             (["--quant", "BF16", "--mtp-type", "BF16"], ""),
         ],
         ids=str,
@@ -492,10 +492,10 @@ class TestReport:
         if not note:
             assert "fall back" not in text
             return
-        block = int(note.split()[2])
+        block = int(note.split("multiple of ")[1].split(maxsplit=1)[0])
         match = re.search(
-            rf"note: (\d+) tensors have rows that blocks of {block} .* to (.*) \(first: (\S+), "
-            r"rows of (\d+)\)",
+            rf"note: (\d+) tensors have rows that are not a multiple of {block} .* to (.*) "
+            r"\(first: (\S+), rows of (\d+)\)",
             text,
         )
         assert match is not None

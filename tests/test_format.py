@@ -57,7 +57,7 @@ def written(layout: Layout, data: Sequence[bytes]) -> bytes:
 
 
 def sentence(data: bytes) -> str:
-    """What the reader says of a file it refuses."""
+    """The reader's error for an invalid file."""
     with pytest.raises(FormatError) as error:
         read(data)
     return str(error.value).removeprefix("bytes: ")
@@ -250,7 +250,7 @@ def test_keys_of_another_kind_are_refused(getter: str, key: str, says: str) -> N
 BAD_NAMES = {
     "empty": ("", "an empty one"),
     "zero byte": ("a\0", "a zero byte in 'a\\x00'"),
-    "surrogate": ("a\ud800", "what is no UTF-8 text: 'a\\ud800'"),
+    "surrogate": ("a\ud800", "invalid UTF-8: 'a\\ud800'"),
 }
 BAD_VALUES = {
     "too large": Value(ValueType.U8, 256),
@@ -482,7 +482,7 @@ def test_the_gguf_package_reads_what_we_write(tmp_path: Path) -> None:
 
 
 def ours_described(file: GgufFile) -> dict[str, Any]:
-    """A file as `ggml_reader.describe` tells it."""
+    """Describes a file like `ggml_reader.describe`."""
 
     def told(kind: ValueType, data: Any) -> Any:
         if kind is ValueType.STRING:  # ggml gives C's strings, which end at a zero byte
@@ -533,7 +533,7 @@ def ask_ggml(folder: Path, files: dict[str, bytes]) -> dict[str, Opinion]:
 
 
 def test_ggml_refuses_the_same_files(tmp_path: Path) -> None:
-    """A case that ggml takes is marked, so that nobody wonders who is right."""
+    """Cases that ggml accepts are marked, to document the difference."""
     opinions = ask_ggml(tmp_path, {case.name: case.data for case in CASES})
     refused = {name: opinion.ggml is None for name, opinion in opinions.items()}
     assert refused == {case.name: case.ggml for case in CASES}
@@ -548,7 +548,7 @@ def test_ggml_reads_the_same_in_sound_files(tmp_path: Path) -> None:
 
 
 def test_ggml_agrees_on_every_mutant_we_take(tmp_path: Path) -> None:
-    """Whatever ggml refuses we refuse: among mutants, those we take must read the same in ggml."""
+    """We reject all that ggml rejects, and read accepted mutants like ggml."""
     taken = {}
     refused = 0
     source = random.Random(5)

@@ -1,4 +1,4 @@
-"""Whether a GGUF can draft: the report on files with every fault that a head can have."""
+"""The report on whether a GGUF can draft, for every fault that a head can have."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sound_tensors(architecture: str) -> dict[str, tuple[Shape, TensorType]]:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that differs from a sound one: keys and tensors set, or dropped where None."""
+    """Changes to a valid model: keys and tensors to set, or to remove if None."""
 
     keys: Mapping[str, Value | None] = field(default_factory=dict)
     tensors: Mapping[str, tuple[Shape, TensorType] | None] = field(default_factory=dict)
@@ -110,7 +110,8 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "stray head tensors": (
         Model({NEXTN: None}),
-        f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so nothing will use it",
+        f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so llama.cpp will not use "
+        "it",
     ),
     "block_count not raised": (
         Model({COUNT: u32(HEAD)}),

@@ -31,7 +31,7 @@ SHARDED = replace(TINY, name="sharded", layers=4, shards=12)
 OTHER = replace(TINY, name="other", seed=2)
 TOKEN = "hf_thisIsNoRealToken"
 INDEX = "model.safetensors.index.json"
-# The client waits between tries; these tests do not.
+# The client pauses between attempts; these tests do not.
 IMPATIENT = "import time; time.sleep = lambda seconds: None"
 # It keeps what came before a cut by whole pieces of this size, 10 MB else.
 SMALL_PIECES = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 500"
@@ -64,7 +64,7 @@ def start(hub: Hub, output: Path, *options: object, model: str = MODEL, **env: s
 
 
 def succeeds(hub: Hub, output: Path, *options: object, **env: str) -> bytes:
-    """Convert the hub's model; the file."""
+    """Convert the hub's model and return the file."""
     with start(hub, output, "--overwrite", *options, **env) as process:
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
@@ -247,12 +247,12 @@ class TestFails:
     def test_offline_and_not_whole_in_the_cache(self, hub: Hub, output: Path) -> None:
         succeeds(hub, output, "--head-only")
         (output / "out.gguf").unlink()
-        fails(hub, output, "not whole in the local cache", HF_HUB_OFFLINE="1")
+        fails(hub, output, "incomplete in the local cache", HF_HUB_OFFLINE="1")
 
     def test_not_a_model_of_the_family(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:
-        """Found out by the config, before any weights are fetched."""
+        """Detected from the config, before any weights are fetched."""
         folder = checkpoints.copy(TINY, tmp_path)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
@@ -346,7 +346,7 @@ class TestNames:
 
 
 class TestOtherRepositories:
-    """What is no checkpoint is called what it is."""
+    """The error for other repositories says what they contain."""
 
     @pytest.mark.parametrize(
         ("files", "said"),
@@ -361,7 +361,7 @@ class TestOtherRepositories:
             ),
             ({"adapter_config.json": "["}, "found a LoRA adapter; merge it"),
             ({"model_index.json": "{}"}, "found a diffusers pipeline"),
-            ({"notes.md": ""}, "found none (notes.md); it is no transformers checkpoint"),
+            ({"notes.md": ""}, "found none (notes.md); it is not a transformers checkpoint"),
         ],
     )
     def test_a_repository_without_a_config(
@@ -392,7 +392,7 @@ class TestDoctor:
     def test_a_head_that_was_lost(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
     ) -> None:
-        """The original is the one that the model card names."""
+        """The fix names the base model of the model card."""
         bare = checkpoints.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
         (bare / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
         versions = {"v1": bare, "main": checkpoints.get(SHARDED)}
@@ -401,7 +401,7 @@ class TestDoctor:
             code, stdout, _ = run(hub, output, "doctor", f"hf://{MODEL}@v1", "--json")
             assert code == 1
             [finding] = json.loads(stdout)["findings"]
-            command = finding.get("fix", finding.get("mend"))
+            command = finding["fix"]
             assert command == f"mtp-gguf convert {MODEL}@v1 --from ORIGINAL --mtp-f16"
             words = shlex.split(command.replace("ORIGINAL", MODEL))
             assert run(hub, output, *words[1:], "-o", "out.gguf")[0] == 0
@@ -411,7 +411,7 @@ class TestDoctor:
         with Hub(MODEL, versions) as hub:
             code, stdout, _ = run(hub, output, "doctor", fine_tune, "--json")
             [finding] = json.loads(stdout)["findings"]
-            command = finding.get("fix", finding.get("mend"))
+            command = finding["fix"]
             words = shlex.split(command)
             assert words[1:4] == ["convert", str(fine_tune), "--from"]
             assert run(hub, output, *words[1:], "-o", "local.gguf")[0] == 0
@@ -427,7 +427,7 @@ class TestDoctor:
         assert code == 1
         [finding] = json.loads(stdout)["findings"]
         assert "home" not in json.dumps(finding)
-        assert not finding.get("fix", finding.get("mend"))
+        assert not finding["fix"]
 
     def test_a_damaged_download(
         self, checkpoints: Checkpoints, output: Path, tmp_path: Path
@@ -437,7 +437,7 @@ class TestDoctor:
         (folder / index_of(folder)["mtp.fc.weight"]).unlink()
         with Hub(MODEL, {"main": checkpoints.get(SHARDED)}) as hub:
             [finding] = json.loads(run(hub, output, "doctor", folder, "--json")[1])["findings"]
-            command = shlex.split(finding.get("fix", finding.get("mend")))
+            command = shlex.split(finding["fix"])
             assert command[:3] == ["hf", "download", MODEL]
             environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
             client = "from huggingface_hub.cli.hf import main; main()"

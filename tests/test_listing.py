@@ -1,4 +1,4 @@
-"""`mtp-gguf list-tensors`: what it shows of real conversions, and what it says of the rest."""
+"""`mtp-gguf list-tensors` on real conversions and on invalid files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def as_json(*arguments: object) -> Any:
 
 
 def shown_names(*arguments: object) -> list[str]:
-    """The names in the table: the lines that tell an offset."""
+    """The names in the table: the lines with an offset."""
     lines = listed(*arguments).stdout.splitlines()
     return [line.split()[0] for line in lines if re.search(r"  @ +\d+$", line)]
 
@@ -123,10 +123,10 @@ def test_a_line_and_the_closing_lines(model: Path) -> None:
         "@",
         str(tensor.offset),
     ]
-    base, head, verdict = lines[-3:]
+    base, head, summary = lines[-3:]
     assert re.fullmatch(r"base: \d+ tensors, \d+ kB \(\d+ Q4_K, .*\)", base)
     assert re.fullmatch(r"head: 15 tensors, \d\.\d+ MB \(8 F16, 7 F32\)", head)
-    assert verdict == ("can draft: MTP head in block 2 (8 F16), FastMTP 64 tokens, layout ids")
+    assert summary == ("can draft: MTP head in block 2 (8 F16), FastMTP 64 tokens, layout ids")
 
 
 def test_mtp_shows_the_head_alone(model: Path) -> None:
@@ -217,10 +217,10 @@ def test_json_without_a_head(folder: Path, checkpoints: Checkpoints) -> None:
     assert as_json(model, "--mtp")["tensors"] == []
 
 
-# -------------------------------------------------------------------- verdicts on layouts
+# -------------------------------------------------------------------- summaries of layouts
 
 
-def verdict(*arguments: object) -> str:
+def summary_line(*arguments: object) -> str:
     return listed(*arguments).stdout.splitlines()[-1]
 
 
@@ -259,7 +259,7 @@ def verdict(*arguments: object) -> str:
 def test_verdict_on_real_conversions(
     tmp_path: Path, checkpoints: Checkpoints, options: list[object], start: str, end: str
 ) -> None:
-    said = verdict(convert(checkpoints, tmp_path / "out.gguf", *options))
+    said = summary_line(convert(checkpoints, tmp_path / "out.gguf", *options))
     assert said.startswith(start)
     assert said.endswith(end)
 
@@ -281,7 +281,7 @@ def test_the_moe_head_is_known(tmp_path: Path) -> None:
         "convert", Checkpoints(tmp_path).get(SPECS["moe-fused"]), "-o", tmp_path / "moe.gguf"
     )
     assert result.exit_code == 0, result.output
-    assert verdict(tmp_path / "moe.gguf").startswith("can draft: MTP head in block ")
+    assert summary_line(tmp_path / "moe.gguf").startswith("can draft: MTP head in block ")
 
 
 # -------------------------------------------------------------------------------- shards
@@ -390,7 +390,7 @@ def test_lists_a_safetensors_file(checkpoints: Checkpoints) -> None:
     report = as_json(path)
     assert report["head"] is None
     head = sum(t["part"] == "head" for t in report["tensors"])
-    assert verdict(path) == f"can draft once converted: {head} mtp.* tensors are there"
+    assert summary_line(path) == f"can draft once converted: {head} mtp.* tensors are there"
     assert set(shown_names(path, "--mtp")) == {n for n in file.tensors if n.startswith("mtp.")}
 
 
@@ -404,7 +404,7 @@ def test_lists_a_checkpoint_folder(sharded_checkpoint: Path) -> None:
 
 def test_says_that_a_checkpoint_has_no_head(tmp_path: Path) -> None:
     spec = next(s for s in SPECS.values() if not s.mtp)
-    assert verdict(Checkpoints(tmp_path).get(spec)) == "cannot draft: no mtp.* tensor is there"
+    assert summary_line(Checkpoints(tmp_path).get(spec)) == "cannot draft: no mtp.* tensor is there"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path, name: str, shown: str) 
     path = write_gguf(tmp_path / "model.gguf", {}, [name])
     out = listed(path).stdout
     assert out.startswith(f"{shown}  F32  [2]")
-    assert len(out.splitlines()) == 3  # the tensor, its part, the verdict
+    assert len(out.splitlines()) == 3  # the tensor, its part, the summary
     assert [t["name"] for t in as_json(path)["tensors"]] == [name]
     assert "\x1b" not in listed(path, "--json").stdout
 
@@ -495,7 +495,9 @@ def test_metadata_does_not_steer_the_terminal(tmp_path: Path) -> None:
     evil = Value(ValueType.STRING, "\x1b[2J\udcff")
     path = write_gguf(tmp_path / "model.gguf", {"general.architecture": evil}, ["t"])
     assert "\x1b" not in listed(path).stdout
-    assert verdict(path).startswith("cannot draft: architecture '\\x1b[2J\\udcff' is not one of")
+    assert summary_line(path).startswith(
+        "cannot draft: architecture '\\x1b[2J\\udcff' is not one of"
+    )
     as_json(path)
 
 
@@ -563,7 +565,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
 
 
 def test_listing_does_not_import_what_it_does_not_need(model: Path) -> None:
-    """NumPy and its like would cost more time than the listing itself."""
+    """Importing NumPy would take longer than the listing itself."""
     code = (
         "import sys\n"
         "from mtp_gguf.cli import app\n"

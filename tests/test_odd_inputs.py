@@ -1,4 +1,4 @@
-"""Pipes and devices where files are expected: a sentence at once; text may come through a pipe."""
+"""Pipes and devices in place of files give an immediate error; text may come from a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conversions import SMALL, Checkpoints, invoke
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
 
-SECONDS = 20  # whoever takes longer waits for the other end of a pipe
+SECONDS = 20  # a process that takes longer is blocked on a pipe
 
 
 @contextmanager

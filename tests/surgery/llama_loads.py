@@ -35,7 +35,7 @@ def _draft(path: str) -> None:
 
 
 def main() -> None:
-    """Fork for each file, so that an abort ends only the try."""
+    """Fork for each file, so that an abort ends only that attempt."""
     import signal  # noqa: PLC0415
 
     from mtp_gguf.native import runtime  # noqa: F401, PLC0415  (once, for all forks)

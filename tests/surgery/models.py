@@ -1,4 +1,4 @@
-"""What the tests of surgery share: files converted once, files edited, greedy text."""
+"""Shared helpers: files converted once, edited files, greedy text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Models:
 
 
 def succeed(*arguments: object) -> str:
-    """Run `mtp-gguf ARGUMENTS`, which must succeed; what it printed."""
+    """Run `mtp-gguf ARGUMENTS`, which must succeed, and return its output."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result.output
@@ -86,7 +86,7 @@ def edited(
     metadata: Callable[[Metadata], object] = lambda _: None,
     tensors: Callable[[dict[str, TensorCopy]], object] = lambda _: None,
 ) -> Path:
-    """A copy of a GGUF after the edits had their way with its keys and tensors."""
+    """A copy of a GGUF with edited keys and tensors."""
     with open_model(source) as model:
         keys = model.metadata()
         copies = {name: TensorCopy.of(model, name) for name in model.tensors}
@@ -97,7 +97,7 @@ def edited(
 
 
 def greedy_text(path: Path, tokens: int = 24) -> list[int]:
-    """What llama.cpp continues a fixed prompt with, at temperature 0."""
+    """llama.cpp's continuation of a fixed prompt at temperature 0."""
     from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     prompt = [65, 66, 300, 301, 302, 67, 68]

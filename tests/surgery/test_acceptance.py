@@ -1,4 +1,4 @@
-"""A graft ends by saying how well the head guesses, and whose fault it is when it guesses badly."""
+"""`graft` reports the acceptance rate of the head, and the cause if it is low."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def graft(demo: Path, donor: Path, target: Path, *options: object) -> dict[str, 
 
 
 def shuffle(tensors: dict[str, TensorCopy]) -> None:
-    """The inputs of the head's projection in another order: a head that learned something else."""
+    """Permute the inputs of the head's projection, as if the head were trained otherwise."""
     name = "blk.4.nextn.eh_proj.weight"
     tensor = tensors[name]
     assert tensor.source is not None
@@ -81,11 +81,11 @@ def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     report = succeed("graft", *arguments)
     assert "warning: that is poor" in report
     assert "another fine-tune" in report
-    assert f"mend: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
+    assert f"fix: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
     found = graft(demo, donor, tmp_path / "again.gguf")["acceptance"]
     assert found["poor"] is True
     assert found["share"] < BAD
-    # A list that can be left out does not take the blame for it.
+    # The draft vocabulary is not reported as the cause if the head is poor without it.
     found = graft(demo, donor, tmp_path / "listed.gguf", "--fastmtp")["acceptance"]
     assert found["share_without_list"] < BAD
 
@@ -101,11 +101,11 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s $(odd) "1".gguf'
     report = succeed("graft", *arguments, "-o", odd)
     assert "warning: without the draft vocabulary it would be" in report
-    [command] = [line.strip() for line in report.splitlines() if line.startswith("  mend: ")]
-    words = shlex.split(command.removeprefix("mend: "))
+    [command] = [line.strip() for line in report.splitlines() if line.startswith("  fix: ")]
+    words = shlex.split(command.removeprefix("fix: "))
     assert words[:3] == ["mtp-gguf", "fastmtp", "add"]
     assert words[3:] == [str(odd), "--corpus", "FILES", "--in-place"]
-    # The command mends it.
+    # The command fixes it.
     (tmp_path / "words.txt").write_text(measuring.TEXT * 3)
     words[words.index("FILES")] = str(tmp_path / "words.txt")
     succeed(*words[1:])
@@ -162,7 +162,7 @@ def test_ctrl_c_skips_the_measurement(
 def test_what_happens_to_llama_cpp_does_not_happen_to_the_graft(
     code: str, words: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another llama_cpp stands in front of the installed one in the measuring process."""
+    """A different llama_cpp is found before the installed one in the measuring process."""
     (tmp_path / "llama_cpp.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     if "sleep" in code:
@@ -175,7 +175,7 @@ def test_what_happens_to_llama_cpp_does_not_happen_to_the_graft(
 def test_nothing_in_the_current_folder_is_executed(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a download lies, a module of any name may lie beside it."""
+    """The folder of a downloaded model may contain modules of any name."""
     for name in ("llama_cpp", "json", "mtp_gguf"):
         (tmp_path / f"{name}.py").write_text("import os\nos.abort()")
     monkeypatch.chdir(tmp_path)

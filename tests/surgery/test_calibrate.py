@@ -1,4 +1,4 @@
-"""Calibration counts what the model writes."""
+"""Calibration counts the tokens that the model generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing finds what differs, says by how much, and tells rounding from damage."""
+"""`compare` finds differences, measures them, and distinguishes rounding from damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(spec: Spec) -> str:
 
 
 def compare(first: Path, second: Path, *options: object, code: int) -> dict[str, Any]:
-    """What `compare --json` finds, by tensor and by key."""
+    """The output of `compare --json`, by tensor and by key."""
     result = invoke("compare", first, second, "--json", *options)
     assert result.exit_code == code, result.output
     fields = json.loads(result.stdout)
@@ -45,7 +45,7 @@ def compare(first: Path, second: Path, *options: object, code: int) -> dict[str,
 
 
 def changed(source: Path, target: Path, name: str, change: Callable[[Any], Any]) -> Path:
-    """A file whose F32 tensor `name` went through `change`, in the order of its rows."""
+    """A copy of a file with `change` applied to the rows of the F32 tensor `name`."""
 
     def edit(tensors: dict[str, TensorCopy]) -> None:
         tensor = tensors[name]
@@ -85,7 +85,7 @@ def test_blocks_decode_as_the_gguf_package_has_them(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in QUANTIZED if n not in SLOW_TABLES])
 @pytest.mark.parametrize("tails", [1, 3])
 def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
-    """What ggml's quantizers do to normal and heavy-tailed rows stays below the bound, not far."""
+    """The error of ggml's quantizers on normal and heavy-tailed rows is just below the bound."""
     kind = BY_NAME[name]
     rows = (np.random.default_rng(1).standard_normal((8, 512)) ** tails).astype(np.float32)
     try:
@@ -102,7 +102,7 @@ def test_rounding_is_told_from_damage(name: str, tails: int) -> None:
     "name", ["Q3_K", "Q4_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "F16"]
 )
 def test_rounding_of_tiny_values(name: str) -> None:
-    """Down to nothing: scales are F16, and below 6e-8 there is none."""
+    """Also for tiny weights: scales are F16, which underflows below 6e-8."""
     kind = BY_NAME[name]
     rng = np.random.default_rng(3)
     for exponent in range(-9, 1):
@@ -116,7 +116,7 @@ def test_rounding_of_tiny_values(name: str) -> None:
 
 
 def test_a_conversion_of_tiny_weights(models: Models, tmp_path: Path) -> None:
-    """The converter's own Q6_K of weights of 1e-4 is no damage; another tensor's would be."""
+    """The converter's own Q6_K of weights of 1e-4 is not damage; that of another tensor is."""
     folder = models.copy(DENSE, tmp_path)
 
     def shrink(tensors: dict[str, Any]) -> None:
@@ -129,11 +129,11 @@ def test_a_conversion_of_tiny_weights(models: Models, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     assert invoke("convert", folder, "-o", made, "--quant", "Q6_K").exit_code == 0
     found = compare(made, folder, code=0)["tensors"]["blk.0.ffn_gate.weight"]
-    assert found["verdict"] == "rounded"
+    assert found["outcome"] == "rounded"
     assert found["types"][0] == "Q6_K"
     plain = tmp_path / "plain.gguf"
     assert invoke("convert", models.checkpoint(DENSE), "-o", plain, *F32_FILE).exit_code == 0
-    assert compare(made, plain, code=1)["tensors"]["blk.0.ffn_gate.weight"]["verdict"] == "damaged"
+    assert compare(made, plain, code=1)["tensors"]["blk.0.ffn_gate.weight"]["outcome"] == "damaged"
 
 
 def test_floats_decode_exactly() -> None:
@@ -167,14 +167,14 @@ def test_slices_add_up(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compare(a, b, code=0)["tensors"]
     monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
     for name, found in compare(a, b, code=0)["tensors"].items():
-        assert found["verdict"] == whole[name]["verdict"]
+        assert found["outcome"] == whole[name]["outcome"]
         assert found["error"] == pytest.approx(whole[name]["error"], rel=1e-5)
 
 
 def test_equal_slices_count_too(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row in 256 that is 10 % off makes an error of about 0.1 / 16, however it is cut."""
+    """One row in 256 that is 10 % off gives an error of about 0.1 / 16, whatever the slices."""
     monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
     name = "blk.3.attn_output.weight"
 
@@ -193,14 +193,14 @@ def test_equal_slices_count_too(
 
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["dense-f16"]], ids=ids)
 def test_a_sound_conversion(spec: Spec, models: Models) -> None:
-    """At F32 not a value differs; at mixed precision no more than rounding explains."""
+    """At F32 no value differs; at mixed precision the differences are explained by rounding."""
     folder = models.checkpoint(spec)
     exact = compare(models.gguf(spec, *F32_FILE), folder, code=0)
-    assert {d["verdict"] for d in exact["tensors"].values()} == {"same"}
+    assert {d["outcome"] for d in exact["tensors"].values()} == {"same"}
     assert exact["metadata"] == {}
     mixed = compare(models.gguf(spec), folder, code=0)
-    verdicts = {d["verdict"] for d in mixed["tensors"].values()}
-    assert verdicts == {"same", "rounded"}
+    outcomes = {d["outcome"] for d in mixed["tensors"].values()}
+    assert outcomes == {"same", "rounded"}
     assert mixed["metadata"] == {}
 
 
@@ -228,8 +228,8 @@ def test_a_wrong_transform_is_found(
 ) -> None:
     broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, change)
     found = compare(broken, models.checkpoint(DENSE), code=1)["tensors"]
-    assert {n for n, d in found.items() if d["verdict"] != "same"} == {name}
-    assert found[name]["verdict"] == "damaged"
+    assert {n for n, d in found.items() if d["outcome"] != "same"} == {name}
+    assert found[name]["outcome"] == "damaged"
 
 
 def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
     broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, spoil)
     for other in (models.checkpoint(DENSE), models.gguf(DENSE, *F32_FILE)):
         found = compare(broken, other, code=1)["tensors"][name]
-        assert found["verdict"] == "damaged"
+        assert found["outcome"] == "damaged"
         assert found["note"] == "2 values are not finite"
 
 
@@ -279,8 +279,8 @@ def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None
     whole = models.gguf(DENSE, *UNIFORM)
     broken = edited(whole, tmp_path / "b.gguf", metadata=rename, tensors=rearrange)
     found = compare(broken, whole, code=1)
-    verdicts = {n: d["verdict"] for n, d in found["tensors"].items() if d["verdict"] != "same"}
-    assert verdicts == {
+    outcomes = {n: d["outcome"] for n, d in found["tensors"].items() if d["outcome"] != "same"}
+    assert outcomes == {
         "blk.1.ssm_a": "only in OTHER",
         "new": "only in MODEL",
         "blk.4.attn_k.weight": "other shape",
@@ -301,7 +301,7 @@ def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None
 
 def test_the_same_file(models: Models) -> None:
     found = compare(models.gguf(DENSE), models.gguf(DENSE), code=0)
-    assert {d["verdict"] for d in found["tensors"].values()} == {"same"}
+    assert {d["outcome"] for d in found["tensors"].values()} == {"same"}
     assert found["metadata"] == {}
     assert "70 tensors: 70 same" in invoke("compare", models.gguf(DENSE), models.gguf(DENSE)).output
 
@@ -309,7 +309,7 @@ def test_the_same_file(models: Models) -> None:
 def test_split_files(models: Models) -> None:
     split = models.gguf(DENSE, *UNIFORM, "--split-max-size", "1M")
     found = compare(split, models.gguf(DENSE, *UNIFORM), code=0)
-    assert {d["verdict"] for d in found["tensors"].values()} == {"same"}
+    assert {d["outcome"] for d in found["tensors"].values()} == {"same"}
     assert found["metadata"] == {}
 
 
@@ -323,7 +323,7 @@ def test_integers_are_compared(models: Models, tmp_path: Path) -> None:
 
     made = edited(table, tmp_path / "b.gguf", tensors=other)
     found = compare(made, table, code=1)["tensors"]
-    assert {n for n, d in found.items() if d["verdict"] != "same"} == {"d2t"}
+    assert {n for n, d in found.items() if d["outcome"] != "same"} == {"d2t"}
 
 
 # ------------------------------------------------------------------- options, refusals

@@ -1,4 +1,4 @@
-"""Every fault the doctor knows is found by its name, and the command it gives mends it."""
+"""The doctor reports every fault by its code, and the command that it prints fixes it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def doctor(*arguments: object, code: int) -> dict[str, Any]:
     result = invoke("doctor", *arguments, "--json")
     assert result.exit_code == code, result.output + repr(result.exception)
     fields: dict[str, Any] = json.loads(result.stdout)
+    assert fields["format"] == 2
     assert fields["can_draft"] == (code == 0)
     assert bool(fields["runs_with"]) == (code == 0)
     return fields
 
 
-def mended(command: str, folder: Path, original: Path) -> Path:
-    """Run a `mend` command as it stands; the file it wrote."""
+def fixed(command: str, folder: Path, original: Path) -> Path:
+    """Run a `fix` command as printed and return the file that it wrote."""
     before = set(folder.iterdir())
     for part in command.replace("ORIGINAL", shlex.quote(str(original))).split(" && "):
         words = shlex.split(part)
@@ -138,7 +139,7 @@ def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
-    """As many tokens, but other ones: nothing else tells the two apart."""
+    """The vocabularies have the same size and differ only in their tokens."""
     monkeypatch.chdir(tmp_path)
     trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
 
@@ -150,7 +151,7 @@ def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch
     [finding] = doctor(trunk, "--head", foreign, code=1)["findings"]
     assert finding["code"] == "does-not-fit"
     assert "different tokenizers (1024 tokens differ)" in finding["text"]
-    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    cured = fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
     assert doctor(cured, code=0)["findings"] == []
 
 
@@ -248,7 +249,7 @@ def test_faults_and_their_cure(
     )
     fields = doctor(broken, code=1)
     assert [f["code"] for f in fields["findings"]] == [code]
-    cured = mended(fields["findings"][0]["mend"], tmp_path, whole)
+    cured = fixed(fields["findings"][0]["fix"], tmp_path, whole)
     assert doctor(cured, code=0)["findings"] == []
     assert cured.read_bytes()[-1000:] == whole.read_bytes()[-1000:]
 
@@ -259,14 +260,14 @@ def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any)
     trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
     [finding] = doctor(trunk, code=1)["findings"]
     assert finding["code"] == "no-head"
-    assert finding["mend"].endswith("--from ORIGINAL")
-    doctor(mended(finding["mend"], tmp_path, models.checkpoint(spec)), code=0)
+    assert finding["fix"].endswith("--from ORIGINAL")
+    doctor(fixed(finding["fix"], tmp_path, models.checkpoint(spec)), code=0)
 
     def quantized(keys: Metadata) -> None:
         keys["general.quantized_by"] = Value(ValueType.STRING, "somebody")
 
     [finding] = doctor(edited(trunk, tmp_path / "q.gguf", metadata=quantized), code=1)["findings"]
-    assert finding["mend"].endswith("--from example/Tiny-Base")
+    assert finding["fix"].endswith("--from example/Tiny-Base")
 
 
 def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
@@ -290,7 +291,7 @@ def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -
         findings = doctor(broken, code=1)["findings"]
         assert {f["code"] for f in findings} == {code}
         assert any(words in f["text"] for f in findings), findings
-        cured = mended(findings[0]["mend"], tmp_path, whole)
+        cured = fixed(findings[0]["fix"], tmp_path, whole)
         assert doctor(cured, code=0)["findings"] == []
         for path in (cured, tmp_path / "trunk.gguf"):
             path.unlink()
@@ -312,7 +313,7 @@ def test_norms_are_suspected_and_measured(
     assert {f["code"] for f in fields["findings"]} == {code}
     assert {f["severity"] for f in fields["findings"]} == {"fault"}
     assert len(fields["findings"]) == 7
-    cured = mended(fields["findings"][0]["mend"], tmp_path, whole)
+    cured = fixed(fields["findings"][0]["fix"], tmp_path, whole)
     assert cured.read_bytes() == whole.read_bytes()
 
 
@@ -340,12 +341,12 @@ def test_the_projection_is_measured(
     [finding] = fields["findings"]
     assert finding["code"] == code
     assert words in finding["text"]
-    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    cured = fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
     assert doctor(cured, "--source", models.checkpoint(DENSE), code=0)["findings"] == []
 
 
 def requantized(source: Path, target: Path) -> Path:
-    """A copy whose eh_proj is Q8_0, as a publisher would have it."""
+    """A copy whose eh_proj is Q8_0, like a published file."""
 
     def quantize(tensors: dict[str, TensorCopy]) -> None:
         name = HEAD + "nextn.eh_proj.weight"
@@ -373,7 +374,7 @@ def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) ->
     [finding] = doctor(low, code=0)["findings"]
     assert finding["code"] == "head-precision"
     assert "8 matrices of the head are Q3_K" in finding["text"]
-    cured = mended(finding["mend"], tmp_path, models.checkpoint(DENSE))
+    cured = fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
     assert doctor(cured, code=0)["findings"] == []
 
 
@@ -400,7 +401,7 @@ def test_unsound_lists(
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
     assert any(words in f["text"] for f in faults), faults
     (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
-    cured = mended(faults[0]["mend"].replace("FILES", "corpus.txt"), tmp_path, broken)
+    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), tmp_path, broken)
     assert doctor(cured, code=0)["findings"] == []
 
 
@@ -435,7 +436,7 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
 def test_unsound_maps(
     change: Any, words: str, models: Models, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """The same faults in `d2t`, as a file with rows of its own has it."""
+    """The same faults in `d2t`, for files with the rows of the draft vocabulary."""
     monkeypatch.chdir(tmp_path)
 
     def alter(tensors: dict[str, TensorCopy]) -> None:
@@ -450,7 +451,7 @@ def test_unsound_maps(
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
     assert any(words in f["text"] for f in faults), faults
     (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
-    cured = mended(faults[0]["mend"].replace("FILES", "corpus.txt"), tmp_path, broken)
+    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), tmp_path, broken)
     assert doctor(cured, code=0)["findings"] == []
 
 
@@ -497,7 +498,7 @@ def test_tokenizers_that_llama_cpp_refuses(
     [finding] = doctor(broken, code=1)["findings"]
     assert finding["code"] == "tokenizer"
     assert finding["text"].startswith(f"tokenizer.ggml.{key}: {words}")
-    assert finding["mend"] == "mtp-gguf convert ORIGINAL --mtp-f16"
+    assert finding["fix"] == "mtp-gguf convert ORIGINAL --mtp-f16"
     result = invoke("generate", broken, "-p", "x", "-n", 1)  # llama.cpp's opinion
     assert result.exit_code == 1
 
@@ -522,7 +523,7 @@ def test_checkpoints_whose_config_and_weights_disagree(models: Models, tmp_path:
     edit_tensors(folder, behead)
     [finding] = doctor(folder, code=1)["findings"]
     assert finding["code"] == "claimed-head"
-    command = finding["mend"].replace("ORIGINAL", str(models.checkpoint(DENSE)))
+    command = finding["fix"].replace("ORIGINAL", str(models.checkpoint(DENSE)))
     succeed(*shlex.split(command)[1:], "-o", tmp_path / "made.gguf")
     assert doctor(tmp_path / "made.gguf", code=0)
 
@@ -540,7 +541,7 @@ def test_checkpoints_with_missing_parts(models: Models, tmp_path: Path) -> None:
     sorted(untied.glob("*.safetensors"))[1].unlink()
     [finding] = doctor(untied, code=1)["findings"]
     assert finding["code"] == "checkpoint"
-    assert finding["mend"].startswith("hf download ORIGINAL --local-dir ")
+    assert finding["fix"].startswith("hf download ORIGINAL --local-dir ")
     (untied / "config.json").write_text("{")
     assert doctor(untied, code=1)["findings"][0]["code"] == "checkpoint"
 

@@ -64,7 +64,7 @@ def test_every_way_of_copying(
 
 
 def test_copies_in_parts(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call may copy less than asked, and each call is asked for a bounded part."""
+    """A call may copy less than requested, and each call requests a bounded part."""
     monkeypatch.setattr(output_module, "_COPY_BYTES", 10_007)
     real = os.copy_file_range
 

@@ -1,4 +1,4 @@
-"""Draft vocabularies of finished files: as converting makes them, sound, and safe in place."""
+"""Draft vocabularies of finished files equal those of conversions; in-place changes are safe."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_add_equals_converting(
 def test_layouts_with_rows_equal_converting(
     layout: str, spec: Spec, models: Models, tmp_path: Path
 ) -> None:
-    """At one type for head and output: rows copied are rows quantized from the source."""
+    """If head and output have one type, copied rows equal rows quantized from the source."""
     options = ("--fastmtp", "200", "--fastmtp-layout", layout)
     whole = models.gguf(spec, *UNIFORM, *options)
     made = tmp_path / "made.gguf"

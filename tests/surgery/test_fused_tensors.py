@@ -1,4 +1,4 @@
-"""Heads with fused tensors, as upstream's converter writes them, are used like any other.
+"""Heads with fused tensors, as upstream's converter writes them, work like any other.
 
 `--fuse-qkv --fuse-gate-up-exps` of convert_hf_to_gguf.py stores query, key and value, and the gates
 and ups of the experts, in one tensor each. Stock llama.cpp drafts with such files.
@@ -43,7 +43,7 @@ QUANTIZED_RMS_TOLERANCE = 0.08
 
 @dataclass(frozen=True)
 class Pair:
-    """A checkpoint, and what upstream makes of it: `fused` and `plain` in Q8_0, `wide` in BF16."""
+    """A checkpoint and its GGUFs by upstream: `fused` and `plain` in Q8_0, `wide` in BF16."""
 
     checkpoint: Path
     wide: Path

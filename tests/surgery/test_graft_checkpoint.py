@@ -1,4 +1,4 @@
-"""Grafting the head of a Hugging Face checkpoint gives what converting with the head gives."""
+"""Grafting the head of a Hugging Face checkpoint equals converting with the head."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
     for donor in (models.checkpoint(spec), models.gguf(spec, *UNIFORM, "--head-only")):
         succeed("graft", "--no-check", trunk, "--from", donor, *options, "-o", made, "--overwrite")
         assert made.read_bytes() == whole.read_bytes()
-    # Without a wish of its own, a graft takes over the donor's list.
+    # Unless a list is requested, a graft takes over the donor's.
     succeed("graft", "--no-check", trunk, "--from", whole, "-o", made, "--overwrite")
     assert made.read_bytes() == whole.read_bytes()
     succeed("strip", whole, "-o", made, "--overwrite")
@@ -79,7 +79,7 @@ def test_stored_draft_rows_of_a_donor(layout: str, models: Models, tmp_path: Pat
     kept = "table" if layout == "table" else "ids"
     whole = models.gguf(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", kept)
     assert made.read_bytes() == whole.read_bytes()
-    # A list asked for replaces the donor's.
+    # A requested list replaces the donor's.
     succeed(
         "graft", "--no-check", trunk, "--from", donor, "--fastmtp", 64, "-o", made, "--overwrite"
     )

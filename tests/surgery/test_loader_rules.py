@@ -32,14 +32,14 @@ UNIFORM = ("--quant", "Q8_0")
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """What is done to a file's keys and tensors."""
+    """A change of a file's keys and tensors."""
 
     metadata: Callable[[Metadata], object] = lambda _: None
     tensors: Callable[[Tensors], object] = lambda _: None
 
 
 def put(key: str, value: Value | None) -> Edit:
-    """Give a key another value, or none."""
+    """Set a key, or remove it."""
 
     def change(keys: Metadata) -> None:
         keys.pop(key, None)
@@ -61,12 +61,12 @@ def add(*names: str, shape: tuple[int, ...] = (4,)) -> Edit:
 
 
 def drop(name: str) -> Edit:
-    """Leave a tensor out."""
+    """Remove a tensor."""
     return Edit(tensors=lambda tensors: tensors.pop(name))
 
 
 def rename(name: str, new: str) -> Edit:
-    """Give a tensor another name."""
+    """Rename a tensor."""
 
     def change(tensors: Tensors) -> None:
         tensor = tensors.pop(name)
@@ -76,7 +76,7 @@ def rename(name: str, new: str) -> Edit:
 
 
 def cut(name: str) -> Edit:
-    """Take a row from a tensor, or an element from a vector."""
+    """Remove a row of a tensor, or an element of a vector."""
 
     def change(tensors: Tensors) -> None:
         *first, last = tensors[name].spec.shape
@@ -86,8 +86,8 @@ def cut(name: str) -> Edit:
     return Edit(tensors=change)
 
 
-def verdicts(source: Path, edits: dict[str, Edit], folder: Path) -> dict[str, tuple[bool, str]]:
-    """Of each edited file what llama.cpp and the doctor say; the doctor's first fault."""
+def load_results(source: Path, edits: dict[str, Edit], folder: Path) -> dict[str, tuple[bool, str]]:
+    """Whether llama.cpp loads each edited file, and the doctor's first fault."""
     paths, said = [], []
     for index, edit in enumerate(edits.values()):
         path = folder / f"{index}.gguf"
@@ -164,9 +164,9 @@ KNOWN: dict[str, tuple[Edit, str]] = {
 
 
 def test_files_that_llama_cpp_refuses(models: Models, tmp_path: Path) -> None:
-    """Every one is refused by llama.cpp, and named by the doctor."""
+    """llama.cpp rejects each of them, and the doctor names the reason."""
     edits = {name: edit for name, (edit, _) in KNOWN.items()}
-    found = verdicts(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
     for name, (_, words) in KNOWN.items():
         loads, fault = found[name]
         assert not loads, name
@@ -174,7 +174,7 @@ def test_files_that_llama_cpp_refuses(models: Models, tmp_path: Path) -> None:
 
 
 def test_files_that_llama_cpp_takes(models: Models, tmp_path: Path) -> None:
-    """What is unusual and sound is not refused."""
+    """Unusual but valid files are accepted."""
     edits = {
         "as it is": Edit(),
         "KV heads by block": put(
@@ -187,7 +187,7 @@ def test_files_that_llama_cpp_takes(models: Models, tmp_path: Path) -> None:
         "interval not read": put("qwen35.full_attention_interval", Value(ValueType.I32, 4)),
         "no interval": put("qwen35.full_attention_interval", None),
     }
-    found = verdicts(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
     assert found == dict.fromkeys(edits, (True, ""))
 
 
@@ -200,7 +200,7 @@ def test_listing_and_doctor_agree(models: Models, tmp_path: Path) -> None:
 
 
 def test_scales_of_a_head_are_refused(models: Models, tmp_path: Path) -> None:
-    """NVFP4 heads have them; the draft graph has no place for them and would leave them out."""
+    """NVFP4 heads have them, but the draft graph would ignore them."""
     edit = add("blk.4.attn_q.scale", shape=(1,))
     path = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "s.gguf", tensors=edit.tensors)
     words = "blk.4.attn_q.scale: the draft graph does not apply the scales of an NVFP4 head"
@@ -212,12 +212,12 @@ def test_scales_of_a_head_are_refused(models: Models, tmp_path: Path) -> None:
 # Where the doctor says no to what llama.cpp happens to run: sizes of the MTP block that differ from
 # the trunk's, which our runtime reads, integers in place of weights, and 2^31 rotated dimensions.
 STRICTER = ("uneven qwen35", "ints blk", "huge qwen35.rope", "huge qwen35moe.rope")
-# Values on which llama.cpp may abort, which is no matter of its loader's rules.
+# Values on which llama.cpp may abort, which the rules of its loader do not cover.
 VALUES = ("zero ", "plus ", "huge ", "uneven ", "hybrid ")
 
 
 def every_edit(source: Path) -> Iterator[tuple[str, Edit]]:
-    """Keys dropped and of every other type; tensors dropped, renamed, cut and of integers."""
+    """Keys removed or of every other type; tensors removed, renamed, truncated or of integers."""
     kinds = (ValueType.U32, ValueType.I32, ValueType.U64, ValueType.F32, ValueType.F64)
     with open_model(source) as model:
         file, blocks = model.first, model.head.trunk_layers + 1
@@ -271,7 +271,7 @@ def _as_integers(tensors: Tensors, name: str) -> None:
 def test_every_edit(spec: Any, models: Models, tmp_path: Path) -> None:
     """The doctor and llama.cpp agree about every file."""
     source = models.gguf(spec, *UNIFORM)
-    found = verdicts(source, dict(every_edit(source)), tmp_path)
+    found = load_results(source, dict(every_edit(source)), tmp_path)
     differing = {
         name: (loads, fault)
         for name, (loads, fault) in found.items()

@@ -1,4 +1,4 @@
-"""Damaged GGUF headers through every command of surgery: a sentence, or a result; never a crash."""
+"""Damaged GGUF headers give an error of one sentence or a result, never a crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TELLING = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
 
 def mutated(data: bytes, header: int, random: np.random.Generator) -> bytes:
-    """A few bytes of the header changed, swapped for telling values, or the file cut off."""
+    """Change bytes of the header, insert special values, or truncate the file."""
     copy = bytearray(data)
     for _ in range(int(random.integers(1, 4))):
         at = int(random.integers(0, header))

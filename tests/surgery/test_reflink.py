@@ -1,4 +1,4 @@
-"""Blocks shared between files, where the file system can: the bytes are right either way.
+"""Blocks are shared between files if the file system can; the bytes are correct either way.
 
 The tests that need such a file system (XFS, Btrfs) are skipped elsewhere; a loop device will do:
 
@@ -40,7 +40,7 @@ SYNC, SHARED, ROOM = 1, 0x2000, 64
 
 @pytest.fixture(autouse=True, params=["whole", "in parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of one part, and of many, which several threads make."""
+    """Copies in one part, and in many parts by several threads."""
     if request.param == "in parts":
         monkeypatch.setattr(output, "_COPY_BYTES", 4 * BLOCK)
 
@@ -172,7 +172,7 @@ def failing(code: int) -> Callable[..., int]:
 def test_sharing_is_tried_where_the_places_lie_alike(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the kernel is asked for, on any file system: whole blocks, and only such."""
+    """On any file system, only whole blocks are requested from the kernel."""
     asked: list[tuple[int, int, int]] = []
 
     def clone(out: int, request: int, packed: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Remote files: few requests, no byte too many, no token elsewhere, every fault in one sentence."""
+"""Remote files: few requests, no extra bytes, no leaked token, errors of one sentence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNIFORM = ("--quant", "Q8_0")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token, no cache and no proxy of the user's; no waiting between attempts."""
+    """Without the user's token, cache and proxy, and without pauses between attempts."""
     empty = tmp_path_factory.mktemp("home")
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +48,7 @@ def random_file(tmp_path: Path) -> Path:
     return path
 
 
-# A file so large that the first block is small beside it.
+# A file much larger than the first block.
 LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermediate=1024)
 
 
@@ -148,7 +148,7 @@ def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
 
 
 def test_a_base_elsewhere_is_downloaded_once(models: Models, tmp_path: Path) -> None:
-    """Straight into the output: its header in two requests, its tensors in one."""
+    """The base is downloaded into the output: two requests for headers, one for tensors."""
     whole, trunk = models.gguf(LARGE, *UNIFORM), models.gguf(LARGE, *UNIFORM, "--no-mtp")
     with Web(trunk.parent) as web, chdir(tmp_path):
         url = web.url("model.gguf") + "?signature=1"
@@ -165,7 +165,7 @@ def test_a_base_elsewhere_is_downloaded_once(models: Models, tmp_path: Path) -> 
 def test_all_parts_elsewhere(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards of the base on the hub, the head of a checkpoint there: no token goes elsewhere."""
+    """Base shards and donor on the hub: the token is sent to no other host."""
     folder = models.copy(DENSE, tmp_path)
     for shard in models.gguf(
         DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M"
@@ -207,7 +207,7 @@ def test_a_base_whose_connection_drops(models: Models, tmp_path: Path) -> None:
 
 
 def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> None:
-    """Each ends in a sentence, and nothing is left of the output."""
+    """Each gives an error of one sentence and leaves no output."""
     whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
 
     def later(handler: Handler) -> bool:
@@ -227,10 +227,10 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
         return later(handler) and handler.give(cut=50) is None
 
     for behave, words in (
-        (no_ranges, "cannot give parts of a file"),
+        (no_ranges, "does not support range requests"),
         (changes, "changed while it was read"),
         (fails, "answered 503; gave up after 5 attempts"),
-        (stops, "the connection dropped before all of it had come; gave up after 5"),
+        (stops, "the connection was closed before the download was complete; gave up after 5"),
     ):
         with Web(trunk.parent, behave) as web:
             url = web.url("model.gguf")
@@ -305,7 +305,7 @@ def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
-    """Answer the first requests with these statuses, and the rest as one should."""
+    """Answer the first requests with these statuses, and the rest correctly."""
     left = list(statuses)
 
     def behave(handler: Handler) -> bool:
@@ -323,7 +323,7 @@ def test_servers_without_ranges_are_refused(random_file: Path) -> None:
         return True
 
     with Web(random_file.parent, whole) as web:
-        with pytest.raises(RemoteError, match="cannot give parts of a file"):
+        with pytest.raises(RemoteError, match="does not support range requests"):
             RemoteSource(web.url("data"))
         assert len(web.asked) == 1
 
@@ -345,7 +345,7 @@ def test_lasting_faults_are_reported(random_file: Path) -> None:
             RemoteSource(web.url("data"))
         assert len(web.asked) == 5
     with pytest.raises(RemoteError, match="cannot be reached"):
-        RemoteSource(web.url("data"))  # nobody listens any more
+        RemoteSource(web.url("data"))  # the server is closed
     for status, words in ((401, "hf auth login"), (403, "gated"), (404, "404"), (400, "400")):
         with Web(random_file.parent, lambda h, s=status: h.answer(s) is None) as web:  # type: ignore[misc]
             with pytest.raises(RemoteError, match=words):
@@ -354,7 +354,7 @@ def test_lasting_faults_are_reported(random_file: Path) -> None:
 
 
 def test_connections_that_drop(random_file: Path) -> None:
-    """Whole pieces that have arrived are kept; the next request goes on from there."""
+    """Complete chunks are kept, and the next request continues after them."""
     data = random_file.read_bytes()
     piece = remote._PIECE_BYTES
     cuts = [2 * piece + 5, 0, piece + 5]
@@ -408,7 +408,7 @@ def test_more_than_asked_for(random_file: Path) -> None:
 
     with (
         Web(random_file.parent, generous) as web,
-        pytest.raises(RemoteError, match="sent more than asked for"),
+        pytest.raises(RemoteError, match="sent more than requested"),
     ):
         RemoteSource(web.url("data"))
 
@@ -578,7 +578,7 @@ def on_hub(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.mark.parametrize("place", ["owner/model", "hf://owner/model@main"])
 def test_a_source_on_the_hub(place: str, on_hub: Hub, models: Models) -> None:
-    """The doctor fetches the head alone, compare all that it needs."""
+    """The doctor fetches only the head, compare everything that it compares."""
     whole = models.gguf(DENSE, *UNIFORM)
     assert "can draft" in succeed("doctor", whole, "--source", place)
     ranges = [a.range for a in on_hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]

@@ -1,4 +1,4 @@
-"""Grafting, extracting and stripping give the very files that converting gives."""
+"""graft, extract and strip produce the same files as convert."""
 
 from __future__ import annotations
 

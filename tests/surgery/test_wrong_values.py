@@ -1,4 +1,4 @@
-"""Every key with a value of a kind that nobody expects there: a sentence, or a result."""
+"""Keys with values of an unexpected type give an error of one sentence or a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server on loopback that gives files in ranges, and every way of doing it badly."""
+"""A web server on loopback that serves ranges of files, and misbehaves on request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Asked:
     authorization: str
 
 
-# Answers a request in its own way, or says no and leaves it to the server.
+# Handles a request and returns true, or returns false to leave it to the server.
 Behaviour = Callable[["Handler"], bool]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers range requests as they should be answered."""
+    """Answers range requests correctly."""
 
     served: Web
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet; `asked` has it all."""
+        """Log nothing; `asked` has all requests."""
 
     @property
     def name(self) -> str:
