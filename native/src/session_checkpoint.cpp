@@ -18,7 +18,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     if (s.length == 0) {
         throw Error(MTP_ERROR_STATE, format("sequence %d: expected tokens to save, found none", seq));
     }
-    settle(seq);
+    roll_back(seq);
     Checkpoint c;
     c.kind = mtp_checkpoint_kind(kind);
     c.length = s.length;
@@ -175,8 +175,8 @@ void Session::copy(int32_t from, int32_t to) {
     if (from == to) {
         return;
     }
-    settle(from);
-    forget(to);
+    roll_back(from);
+    clear_sequence(to);
     if (source.length == 0) {
         return;
     }
@@ -188,7 +188,7 @@ void Session::copy(int32_t from, int32_t to) {
         }
         target.removable = 0; // its snapshots did not come along
         target.checkpoint.clear();
-        target.told = {}; // the cycle was the source's
+        target.pending = {}; // the cycle was the source's
         if (head_ != nullptr) {
             head_->cache().copy(from, to);
         }

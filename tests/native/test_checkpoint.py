@@ -134,7 +134,7 @@ def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
         session.copy(0, 0)
         assert session.length(2) == session.length(0)
         assert session.length(1) == 0
-        with pytest.raises(NativeError, match="can be taken back by 0 of"):
+        with pytest.raises(NativeError, match="can roll back only 0 of"):
             session.remove(session.length(2) - 1, 2)
         want = go_on(session, start[-1], 20)
         other = (start[-1] + 1) % 700

@@ -252,9 +252,9 @@ def test_pictures_are_refused_before_anything_is_evaluated(dial, depth) -> None:
         assert real.get_image_urls([{"role": "user", "content": parts}])
     with load(path, depth=depth, chat_handler=handler) as llm:
         for arguments in ({"messages": [{"role": "user", "content": parts}]},):
-            with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+            with pytest.raises(NativeError, match=r"messages: expected text, found images"):
                 llm.create_chat_completion(**arguments)
-        with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+        with pytest.raises(NativeError, match=r"messages: expected text, found images"):
             llm.create_chat_completion([{"role": "user", "content": parts}])
         assert (handler.called, llm.n_tokens, llm.session.length()) == (0, 0, 0)
         answer: Any = llm.create_chat_completion([{"role": "user", "content": "no picture"}])
@@ -396,7 +396,9 @@ def test_small_batches_draft_as_much_as_they_hold(dial, name, rollback) -> None:
         room = max(size - taken, 0)
         options = {name: size, "rollback": rollback, "max_depth": 3}
         if room < 3:
-            loaded: Any = noted(f"batches of {size} leave room for {room} drafts", path, **options)
+            loaded: Any = noted(
+                f"batches of {size} tokens have room for {room} drafts", path, **options
+            )
             with pytest.raises(NativeError, match=r"n_batch.*: expected . or more for"):
                 load(path, depth=3, **options)
         else:

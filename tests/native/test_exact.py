@@ -139,5 +139,5 @@ def test_companions_need_a_snapshot(dial) -> None:
     with closing(Trunk(dial("tiny"), 0)) as trunk:
         with pytest.raises(NativeError, match="min_rows: expected 0 to 2, found 3"):
             Session(trunk.context, None, max_depth=0, min_rows=3)
-        with pytest.raises(NativeError, match=r"min_rows of 2: .* n_rs_seq of 1 or more, found 0"):
+        with pytest.raises(NativeError, match=r"min_rows=2: .* n_rs_seq of 1 or more, found 0"):
             Session(trunk.context, None, max_depth=0, min_rows=2)

@@ -194,7 +194,7 @@ def test_states_are_saved_and_loaded(dial) -> None:
         assert llm.mtp_stats.prefilled == 1
         # Only the trunk's state is kept, so its snapshots are gone: refused, not believed.
         llm.load_state(state)
-        with pytest.raises(NativeError, match="can be taken back by 0"):
+        with pytest.raises(NativeError, match="can roll back only 0"):
             llm.session.remove(len(PROMPT) + 7)
     with load(path) as other:
         other.load_state(state)
@@ -355,7 +355,7 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
         with load(trunk, depth=0) as plain_llm, load(head) as llm:
             assert take(llm, 12) == take(plain_llm, 12)
         return
-    said = "a head alone" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
+    said = "only an MTP head" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
     with pytest.raises(ModelRefusedError, match=said):
         load(head)
 
@@ -364,7 +364,7 @@ def test_a_head_alone_is_no_model(models) -> None:
     """llama.cpp would load it and crash."""
     head = models.gguf("dense-tied", "Q4_K_M", "F16", choice=HeadChoice.ALONE)
     for depth in (0, 2):
-        with pytest.raises(ModelRefusedError, match="expected a model, found a head alone"):
+        with pytest.raises(ModelRefusedError, match="expected a model, found only an MTP head"):
             load(head, depth=depth)
 
 
@@ -388,7 +388,7 @@ def test_wrong_options(dial) -> None:
         ({"embedding": True}, "embedding=True: expected a plain"),
         ({"vocab_only": True}, "vocab_only=True: expected a plain"),
         ({"busy": "later"}, 'busy: expected "wait" or "raise", found'),
-        ({"draft_model": object()}, "draft_model: expected none"),
+        ({"draft_model": object()}, "draft_model: expected None"),
         ({"mtp_device": "CUDA9"}, "device: expected one of"),
     ):
         with pytest.raises(NativeError, match=text):

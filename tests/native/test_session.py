@@ -209,7 +209,7 @@ def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> N
             (21, "p0: expected 0 to 20, found 21"),
             (
                 16,
-                "p0: expected 17 or more, found 16: .* can be taken back by 3 of the 4",
+                "p0: expected 17 or more, found 16: .* can roll back only 3 of the 4",
             ),
         ):
             with pytest.raises(NativeError, match=text):
