@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SAMPLING = "test_sampling_demo.py::test_three_tokens_come_as_the_trunk_says"
+SAMPLING = "test_sampling_demo.py::test_three_tokens_follow_the_trunks_distribution"
 EXACT = "test_exact.py::test_bases_whose_products_change_at_two_rows"
 DRAFTS = "test_head.py::test_drafts_equal_the_reference"
 
