@@ -59,7 +59,7 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
     has_list: whether it has a draft vocabulary that can be left out, to tell whose fault it is.
     """
     try:
-        from mtp_gguf.native.acceptance import measure_apart, memory_needed  # noqa: PLC0415
+        from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
 
         needed, free = memory_needed(path), system.free_memory()
         if free is not None and free < needed:
@@ -72,9 +72,9 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
                 f"{_SECONDS:.0f} s at most after loading; Ctrl-C or --no-check skips it",
                 err=True,
             )
-        check = AcceptanceCheck(measure_apart(path, seconds=_SECONDS))
+        check = AcceptanceCheck(measure_in_subprocess(path, seconds=_SECONDS))
         if check.poor and has_list:
-            whole = measure_apart(path, seconds=_SECONDS, whole_vocabulary=True)
+            whole = measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=True)
             check = AcceptanceCheck(check.measured, whole)
     except (MtpGgufError, ImportError) as error:
         return AcceptanceCheck(skipped=printable(str(error).partition("\n")[0]))

@@ -27,7 +27,7 @@ from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
 from mtp_gguf.native.quantize_upstream import (
     QuantizeError,
     quantize_file,
-    quantize_file_apart,
+    quantize_file_in_subprocess,
 )
 
 from .imatrix import Imatrix
@@ -167,7 +167,7 @@ def fixed_type_tensors(
     """
     try:
         with _miniature(targets, metadata) as (source, target):
-            quantize_file_apart(source, target, FILE_TYPES["F16"])
+            quantize_file_in_subprocess(source, target, FILE_TYPES["F16"])
             types = _types_in(target)
     except QuantizeError as error:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The native library and the classes over it; nothing heavy is imported before it is asked for."""
+"""The Python classes over the native library, imported lazily because llama.cpp is slow to load."""
 
 from importlib import import_module
 from typing import Any

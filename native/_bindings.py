@@ -1,4 +1,4 @@
-"""Every declaration of mtp.h for ctypes: the prototype as a comment, the types below it.
+"""ctypes declarations for every function of mtp.h, each below its C prototype.
 
 `library()` loads libmtp once, after `runtime`, so that it resolves to the llama.cpp that llama_cpp
 has loaded. The environment variable MTP_GGUF_NATIVE_LIB names another build of it, e.g. one with
@@ -37,7 +37,7 @@ LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
 _BACKEND = 7  # MTP_ERROR_BACKEND
 
-# mtp_status values that have a class of their own.
+# The mtp_status values that have an exception class of their own.
 _ERRORS: dict[int, type[NativeError]] = {
     2: ModelRefusedError,
     3: ModelRefusedError,
@@ -174,9 +174,9 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raise what a status other than MTP_OK stands for, with the library's sentence.
+    """Raise the exception for a status other than MTP_OK, with the library's error message.
 
-    Where llama.cpp itself failed its last log lines follow.
+    If llama.cpp itself failed, its last log lines are appended.
     """
     if status:
         text = library().mtp_last_error().decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Ctrl-C, held back while it would be lost, or objects of C have no owner yet."""
+"""Deferred Ctrl-C, for code in which an interrupt would be lost or would leak C objects."""
 
 import signal
 import threading
@@ -6,30 +6,30 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-class HeldInterrupts:
-    """Inside `with`, SIGINT only sets a mark; at its end whoever handles it is called.
+class DeferredInterrupts:
+    """Defer SIGINT to the end of `with`, when its handler is called.
 
-    Python handles signals in its main thread alone: in another one nothing has to be held.
+    Python handles signals only in the main thread, so in other threads this does nothing.
     """
 
     def __init__(self) -> None:
-        self._came = False
+        self._pending = False
         self._handler: Any = None
 
     @property
-    def ends_all(self) -> bool:
-        """Whether KeyboardInterrupt will come out, so that the work can be cut short."""
-        return self._came and self._handler is signal.default_int_handler
+    def will_raise(self) -> bool:
+        """Whether KeyboardInterrupt will be raised at the end, so the work can be cut short."""
+        return self._pending and self._handler is signal.default_int_handler
 
-    def __enter__(self) -> "HeldInterrupts":
+    def __enter__(self) -> "DeferredInterrupts":
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.current_thread() is threading.main_thread():
             self._handler = handler
-            signal.signal(signal.SIGINT, self._note)
+            signal.signal(signal.SIGINT, self._record)
         return self
 
-    def _note(self, _signal: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _record(self, _signal: int, _frame: FrameType | None) -> None:
+        self._pending = True
 
     def __exit__(
         self,
@@ -40,8 +40,8 @@ class HeldInterrupts:
         if self._handler is None:
             return
         signal.signal(signal.SIGINT, self._handler)
-        if self._came:
+        if self._pending:
             try:
                 self._handler(signal.SIGINT, None)
             except BaseException as interrupt:
-                raise interrupt from None  # not from what was cut short
+                raise interrupt from None  # the error of the interrupted work is of no interest

@@ -1,4 +1,4 @@
-"""What owns an object of the C library."""
+"""The base class of Python objects that own a C object."""
 
 import ctypes
 import weakref
@@ -12,19 +12,19 @@ _Self = TypeVar("_Self", bound="Owner")
 
 
 def _free_once(free: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
-    """Free a C object and empty its handle, by which those who outlive it see that it is gone."""
+    """Free a C object and clear its handle, so that later use is detected."""
     last = ctypes.c_void_p(handle.value)
     handle.value = None
     free(last)
 
 
 class Owner:
-    """Frees its C object on `close`, at the end of `with`, or when nothing refers to it."""
+    """Frees its C object on `close`, at the end of `with`, or when garbage-collected."""
 
-    _what: str  # in errors: "head"
+    _what: str  # the object's name in error messages, e.g. "head"
 
     def _own(self, free: Callable[[ctypes.c_void_p], None]) -> ctypes.c_void_p:
-        """An empty handle for C to fill in, owned before it is: Ctrl-C may come right after."""
+        """Return a null handle for C to set; it is owned already, as Ctrl-C may follow the call."""
         handle = ctypes.c_void_p()
         self._handle = handle
         self._free = weakref.finalize(self, _free_once, free, handle)
@@ -32,7 +32,7 @@ class Owner:
 
     @property
     def closed(self) -> bool:
-        """Whether it is freed: by `close`, or because the process ends or all is collected."""
+        """Whether the C object has been freed, by `close` or at the end of the process."""
         return not self._handle
 
     @property
@@ -43,7 +43,7 @@ class Owner:
         return self._handle
 
     def close(self) -> None:
-        """Free it; a second call does nothing."""
+        """Free the C object; a second call does nothing."""
         self._free()
 
     def __enter__(self: _Self) -> _Self:

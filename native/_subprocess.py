@@ -1,4 +1,4 @@
-"""Modules of this package run in processes of their own."""
+"""Runs modules of this package in a subprocess."""
 
 import os
 import subprocess
@@ -9,10 +9,11 @@ import tempfile
 def run_module(
     module: str, *words: str, timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module words`; its output is kept, and nothing is read.
+    """Run `python -m module words` with captured output and no standard input.
 
-    It runs in an empty folder, because that is where Python looks for modules first: paths among
-    the words must be absolute. OSError and subprocess.TimeoutExpired as subprocess.run has them.
+    It runs in an empty folder, because Python looks for modules in the current one first; paths
+    among the words must be absolute. Raises OSError and subprocess.TimeoutExpired like
+    subprocess.run.
     """
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as empty:
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""How often a file's head guesses what its trunk says, measured on a short text.
+"""The acceptance rate of a file's head on a short text.
 
-For each token of the text the head drafts the next one and the trunk says its own most likely
-token; nothing is sampled, so the same file gives the same share on every run of one machine.
+For each token of the text the head drafts the next one, which is compared with the trunk's most
+likely token. Nothing is sampled, so repeated runs on one machine give the same rate.
 """
 
 import json
@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
 from ._subprocess import run_module
 
-# Prose and code, of words that any vocabulary has.
+# Prose and code, in words that every vocabulary has.
 TEXT = """\
 The river is low in summer, and the children of the village walk across it to the old mill. When
 the rain comes in autumn, the water rises, and they have to take the long way over the bridge.
@@ -36,19 +36,19 @@ def main():
         print(name, len(count_words(name)))
 """
 _PROMPT = 12  # tokens before the first draft
-_MOST_DRAFTS = 96  # a share of 0.5 is then known to 0.05 (one standard deviation)
+_MOST_DRAFTS = 96  # enough to measure a rate of 0.5 to 0.05 (one standard deviation)
 _LEAST_DRAFTS = 16
 _CONTEXT = 256
-# Beside the weights: context, compute buffers, llama.cpp's and Python's own.
+# Memory besides the weights: context, compute buffers, llama.cpp and Python.
 _OVERHEAD = 256 << 20
-# How long a process of its own may take, beside drafting: seconds, and bytes of the file a second.
+# The subprocess's time limit besides drafting: startup seconds, and bytes read per second.
 _STARTING, _SLOW_DISK = 60.0, 50e6
-_REFUSED = 3  # its exit code with a sentence
+_REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of `drafted` first drafts the trunk would have accepted `accepted`, greedily."""
+    """Of `drafted` first drafts, greedy verification would have accepted `accepted`."""
 
     drafted: int
     accepted: int
@@ -56,22 +56,22 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """Accepted of drafted."""
+        """The acceptance rate."""
         return self.accepted / self.drafted
 
 
 def memory_needed(path: Path) -> int:
-    """Bytes of memory that measuring the file takes: its weights stay in memory."""
+    """Return the bytes of memory that measuring takes: the file's weights and overhead."""
     return path.stat().st_size + _OVERHEAD
 
 
-def measure_apart(
+def measure_in_subprocess(
     path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
 ) -> Acceptance:
-    """`measure_acceptance` in a process of its own, which a file that llama.cpp dies of may take.
+    """Run `measure_acceptance` in a subprocess, so that a file may crash llama.cpp.
 
-    RequestError for whatever keeps from measuring, loading for longer than a slow disk would take
-    included.
+    Raises RequestError if nothing can be measured, or if loading takes longer than it would from a
+    slow disk.
     """
     whole = ["whole"] if whole_vocabulary else []
     limit = _STARTING + path.stat().st_size / _SLOW_DISK + 2 * seconds
@@ -83,7 +83,7 @@ def measure_apart(
     except OSError as error:
         raise RequestError(f"cannot start {sys.executable}: {error.strerror}") from None
     if child.returncode < 0:
-        raise RequestError(f"llama.cpp died of it (signal {-child.returncode})")
+        raise RequestError(f"llama.cpp crashed (signal {-child.returncode})")
     if child.returncode > 0:
         lines = child.stderr.strip().splitlines() or ["no reason given"]
         raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
@@ -93,15 +93,15 @@ def measure_apart(
 def measure_acceptance(
     path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
 ) -> Acceptance:
-    """Load the model on the CPU and measure for at most `seconds`, loading not counted.
+    """Load the model on the CPU and measure for at most `seconds`, not counting loading.
 
-    Sixteen drafts are measured in any case. whole_vocabulary: draft without the file's list (layout
-    ids). RequestError where nothing can be drafted; NativeError where llama.cpp or the head refuses
-    the file.
+    At least sixteen drafts are measured. whole_vocabulary: ignore the file's draft vocabulary
+    (layout ids). Raises RequestError if nothing can be drafted, NativeError if llama.cpp or the
+    head rejects the file.
     """
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
-    threads = max((os.cpu_count() or 1) // 2, 1)  # llama_cpp's own choice for single tokens
+    threads = max((os.cpu_count() or 1) // 2, 1)  # llama_cpp's default for single tokens
     with MTPLlama(
         str(path),
         depth=1,
@@ -115,7 +115,10 @@ def measure_acceptance(
             raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
         tokens = llm.tokenize(TEXT.encode(), add_bos=False)[: _PROMPT + _MOST_DRAFTS]
         if len(tokens) < _PROMPT + _LEAST_DRAFTS:
-            raise RequestError(f"its tokenizer makes {len(tokens)} tokens of the text, too few")
+            raise RequestError(
+                f"its tokenizer makes only {len(tokens)} tokens of the test text, "
+                f"expected {_PROMPT + _LEAST_DRAFTS} or more"
+            )
         session = llm.session
         session.decode(tokens[:_PROMPT])
         began = perf_counter()
@@ -131,13 +134,13 @@ def measure_acceptance(
 
 
 def _main() -> int:
-    """What `measure_apart` runs: one JSON object, or one sentence and a code of its own."""
+    """Run in the subprocess: print a JSON object, or an error message and exit with _REFUSED."""
     path, seconds, *whole = sys.argv[1:]
     warnings.simplefilter("ignore")  # the sentence must be the first line
     try:
         found = measure_acceptance(Path(path), seconds=float(seconds), whole_vocabulary=bool(whole))
     except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
-        # llama_cpp raises the last three where its libraries cannot be loaded.
+        # llama_cpp raises the last three if its libraries cannot be loaded.
         sys.stderr.write(f"{error}\n")
         return _REFUSED
     sys.stdout.write(json.dumps(asdict(found)) + "\n")

@@ -1,4 +1,4 @@
-"""The state of a session's sequence, to come back to, as an object or as bytes."""
+"""Checkpoints of a session's sequence, as objects or as bytes."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from ._owner import Owner
 class CheckpointKind(IntEnum):
     """What a checkpoint holds, and where.
 
-    DEVICE and HOST: the recurrent state alone, in device or host memory, for the session that made
-    it and as long as none of its tokens is removed. HEAD: the head's part, as bytes. WHOLE: trunk
-    and head, as bytes for any session on the same model.
+    DEVICE and HOST: only the recurrent state, in device or host memory; valid in the session that
+    made it as long as none of its tokens are removed. HEAD: the head's state, serializable. WHOLE:
+    trunk and head, serializable, for any session with the same model.
     """
 
     DEVICE = 0
@@ -24,15 +24,15 @@ class CheckpointKind(IntEnum):
 
 
 class Checkpoint(Owner):
-    """A sequence at one length; `Session.save` and `from_bytes` make them. Close it, or use `with`.
+    """The state of a sequence, from `Session.save` or `from_bytes`. Close it, or use `with`.
 
-    kind, length: its kind and number of tokens. nbytes: held in host memory.
+    kind, length: its kind and number of tokens. nbytes: its size in host memory.
     """
 
     _what = "checkpoint"
 
     def __init__(self, make: Callable[[Any], None]) -> None:
-        """make: fills in the handle at the address that it is given."""
+        """Create it with `make`, which stores the C handle at the address it is given."""
         handle = self._own(library().mtp_checkpoint_free)
         make(ctypes.byref(handle))
         info = CheckpointInfo()
@@ -44,11 +44,11 @@ class Checkpoint(Owner):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Checkpoint":
-        """What `to_bytes` gave; ModelRefusedError names what is wrong with other bytes."""
+        """Read the output of `to_bytes`; ModelRefusedError says what is wrong with invalid data."""
         return cls(lambda out: check(library().mtp_checkpoint_read(data, len(data), out)))
 
     def to_bytes(self) -> bytes:
-        """The checkpoint for another session or process; kinds HEAD and WHOLE alone."""
+        """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""
         out = ctypes.create_string_buffer(self._written_bytes)
         check(library().mtp_checkpoint_write(self.handle, out, self._written_bytes))
         return out.raw

@@ -1,4 +1,4 @@
-"""What a program says when llama.cpp ends it."""
+"""A crash message for programs that llama.cpp terminates."""
 
 import faulthandler
 
@@ -6,10 +6,10 @@ from ._bindings import check, library
 
 
 def tell_crashes() -> None:
-    """Have what crashes this process end it with one sentence and exit code 1 from now on.
+    """Make crashes of this process print one sentence and end it with exit code 1 from now on.
 
-    For programs; a library leaves the process as it is. Whoever has enabled faulthandler gets its
-    traceback instead.
+    Only for programs, not for libraries. If faulthandler is enabled, its traceback is printed
+    instead.
     """
     if not faulthandler.is_enabled():
         check(library().mtp_tell_crashes())

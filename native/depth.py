@@ -1,4 +1,4 @@
-"""How many tokens to draft, cycle by cycle: the library's own choice, on its own."""
+"""The native library's choice of the draft depth, usable without a session."""
 
 import ctypes
 import weakref
@@ -10,10 +10,11 @@ from ._bindings import CycleOutcome, check, library
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cycle did; mtp_cycle_outcome in mtp.h says it in full.
+    """The outcome of a cycle; see mtp_cycle_outcome in mtp.h.
 
-    probabilities: the head's, of each drafted token. next_right: whether the first draft that was
-    not verified was what came in its place, or the chance of it; None: not known. Times in ms.
+    probabilities: the head's probability of each drafted token. next_right: whether the first
+    unverified draft matched the token generated at its position, or the probability of a match;
+    None if unknown. Times are in milliseconds; 0 means not measured.
     """
 
     probabilities: Sequence[float] = ()
@@ -22,14 +23,14 @@ class Outcome:
     next_right: float | None = None
     draft_ms: float = 0.0
     verify_ms: float = 0.0
-    undo_ms: float = 0.0
+    rollback_ms: float = 0.0
 
 
 class DepthChooser:
-    """Costs and outcomes in, depth out; no clock and no chance inside.
+    """Chooses the draft depth from reported costs and outcomes, deterministically.
 
-    One cycle: `plan`, draft, `keep`, verify, `report`. A Session has one of its own for the depth
-    "auto"; this class is for simulations and for other runtimes.
+    One cycle: `plan`, draft, `keep`, verify, `report`. A Session has its own for the depth "auto";
+    this class is for simulations and other runtimes.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -43,7 +44,7 @@ class DepthChooser:
         self._out = ctypes.c_int32()
 
     def beside(self) -> "DepthChooser":
-        """A chooser for another sequence of the same runtime: costs hold for both."""
+        """Return a chooser for another sequence of the same runtime; the two share their costs."""
         handle = ctypes.c_void_p()
         check(library().mtp_depth_new_beside(self._handle, ctypes.byref(handle)))
         other = DepthChooser.__new__(DepthChooser)
@@ -51,31 +52,31 @@ class DepthChooser:
         return other
 
     def share(self, n_sequences: int) -> None:
-        """Say how many sequences have their drafts in one batch from now on; 1 at first."""
+        """Set how many sequences share the next batches; initially 1."""
         check(library().mtp_depth_share(self._handle, n_sequences))
 
     def report_batch(self, n_tokens: int, ms: float) -> None:
-        """Say what a batch took that verified `n_tokens` of all its sequences together.
+        """Report the time of a batch that verified `n_tokens`, counted over all its sequences.
 
-        Once for each batch; the outcomes' verify_ms are then 0.
+        Call it once per batch and leave verify_ms of the sequences' outcomes at 0.
         """
         check(library().mtp_depth_report_batch(self._handle, n_tokens, ms))
 
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
-        """What batches of 1, 2, … tokens and drafts of 1, 2, … tokens are known to cost."""
+        """Set known costs: of batches of 1, 2, … tokens, and of drafting 1, 2, … tokens."""
         verify = (ctypes.c_double * len(verify_ms))(*verify_ms)
         draft = (ctypes.c_double * len(draft_ms))(*draft_ms)
         check(library().mtp_depth_set_costs(self._handle, verify, len(verify), draft, len(draft)))
 
     def plan(self, room: int) -> int:
-        """How many tokens to draft, at most `room`."""
+        """Return how many tokens to draft, at most `room`."""
         check(library().mtp_depth_plan(self._handle, room, ctypes.byref(self._out)))
         return self._out.value
 
     def keep(self, probabilities: Sequence[float], *, drawn: bool = False) -> int:
-        """How many of the drafts with these probabilities to verify.
+        """Return how many of the drafts with these probabilities to verify.
 
-        drawn: they were drawn at random, so that none of them may decide about itself.
+        drawn: the drafts were sampled, so a draft's own probability must not decide about it.
         """
         values = (ctypes.c_float * len(probabilities))(*probabilities)
         out = ctypes.byref(self._out)
@@ -83,7 +84,7 @@ class DepthChooser:
         return self._out.value
 
     def report(self, outcome: Outcome) -> None:
-        """Say what came of the cycle."""
+        """Report the outcome of the cycle."""
         values = (ctypes.c_float * len(outcome.probabilities))(*outcome.probabilities)
         raw = CycleOutcome(
             len(values),
@@ -93,6 +94,6 @@ class DepthChooser:
             -1.0 if outcome.next_right is None else outcome.next_right,
             outcome.draft_ms,
             outcome.verify_ms,
-            outcome.undo_ms,
+            outcome.rollback_ms,
         )
         check(library().mtp_depth_report(self._handle, ctypes.byref(raw)))

@@ -1,19 +1,19 @@
-"""What can go wrong in the native library, one class per kind that a caller may want to catch.
+"""Exceptions of the native library, one class per kind that a caller may want to catch.
 
 NativeError
-├── HeadMissingError      a sound model without an MTP head; the text says how to get one
-├── ModelRefusedError     a file that is wrong, or that this library does not run
+├── HeadMissingError      a valid model without an MTP head; the message says how to get one
+├── ModelRefusedError     a file that is malformed, or that this library does not support
 ├── ContextFullError      no room left in the context
-└── LibraryMismatchError  libmtp and the loaded llama.cpp do not belong together
+└── LibraryMismatchError  libmtp was not built for the loaded llama.cpp
 """
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
 
 class NativeError(MtpGgufError, RuntimeError):
-    """The native library refused a call or failed; the text is its own sentence.
+    """The native library rejected a call or failed; the message is the library's.
 
-    A RuntimeError too, because that is what llama_cpp raises where it fails.
+    It is also a RuntimeError, because llama_cpp raises that when it fails.
     """
 
 
@@ -22,12 +22,12 @@ class HeadMissingError(NativeError):
 
 
 class ModelRefusedError(NativeError):
-    """The file cannot be read, is malformed, or is not of a kind that this library runs."""
+    """The file cannot be read, is malformed, or is not supported by this library."""
 
 
 class ContextFullError(NativeError):
-    """The sequence does not fit into the context any more."""
+    """The sequence no longer fits into the context."""
 
 
 class LibraryMismatchError(NativeError):
-    """The library is missing, or was built for another llama.cpp than the one that is loaded."""
+    """The library is missing, or was not built for the loaded llama.cpp."""

@@ -1,20 +1,22 @@
-"""What exact needs: batches whose rows the loaded kernels compute alike, be it one row or several.
+"""The batch sizes that `exact` needs: those for which a row's result does not depend on the size.
 
-What in ggml-cpu depends on the number of rows (tests/native/test_kernels.py holds this list against
-the loaded library):
-- repacked weights (use_extra_bufts): switched off;
-- llamafile's sgemm, for weights of `SGEMM_TYPES`: from two rows on. MoE routers are F32;
-- flash attention over a cache of `SPLIT_CACHE_TYPES`: one row is split over the threads, 64 and
-  more are tiled;
-- attention without flash attention: products of the cache, as sgemm; so flash attention is on;
-- tiled products of k-quants: from `MAX_ROWS` + 1 rows on, of a matrix or of an expert.
-So rows are alike from two to `MAX_ROWS`, and k-quants over a Q8_0 cache are with one row, too.
+In ggml-cpu the following depends on the number of rows in a batch (tests/native/test_kernels.py
+checks this list against the loaded library):
+- repacked weights (use_extra_bufts), which exact switches off;
+- llamafile's sgemm for weights of `SGEMM_TYPES`, used from two rows on (MoE routers are F32);
+- flash attention over a cache of `SPLIT_CACHE_TYPES`: a single row is split over the threads, and
+  from 64 rows on the kernel is tiled;
+- attention without flash attention, which uses sgemm on the cache; so flash attention is required;
+- tiled products of k-quants, used from `MAX_ROWS` + 1 rows on, for a matrix or an expert.
+Results are therefore the same for two to `MAX_ROWS` rows. With k-quants and a Q8_0 cache they are
+the same for one row, too.
 
-Patch 0004 has kernels that compute 1 to `LANES_ROWS` rows alike, for weights of `LANES_TYPES` in
-matrices and experts, and with patch 0005 attention does so over any cache: where they run, exact
-asks for no more than that.
+Patch 0004 adds small-batch kernels with the same result for 1 to `LANES_ROWS` rows, for weights of
+`LANES_TYPES` in matrices and experts; patch 0005 does the same for attention over any cache. If
+both run, exact needs nothing else.
 
-ARM's products take rows in pairs (i8mm), and GPUs choose kernels by the size of a batch: refused.
+Other backends are rejected: ARM's products process rows in pairs (i8mm), and GPUs choose kernels by
+batch size.
 """
 
 import platform
@@ -42,7 +44,7 @@ _MACHINES = ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class Batches:
-    """How many rows a batch of a cycle may have, 0 for any number; over repacked weights or not."""
+    """The rows that a batch of a cycle may have (max_rows 0: no limit), and whether to repack."""
 
     min_rows: int = 1
     max_rows: int = 0
@@ -50,22 +52,22 @@ class Batches:
 
 
 def has_lanes() -> bool:
-    """Whether the kernels of patch 0004 run in the loaded ggml-cpu, on this CPU."""
+    """Whether the loaded ggml-cpu runs the kernels of patch 0004 on this CPU."""
     return b"LANES = " in llama_cpp.llama_print_system_info()
 
 
 def has_attention() -> bool:
-    """Whether flash attention is that of patch 0005: its kernels are for x86-64 alone."""
+    """Whether flash attention is that of patch 0005, which exists only for x86-64."""
     return has_lanes() and platform.machine() in _MACHINES
 
 
 def kernels() -> str:
-    """What multiplies a few rows on this CPU with the loaded libraries, as in Machine.kernels."""
+    """Return which small-batch kernels the loaded libraries use here, as in Machine.kernels."""
     return PATCHED if has_lanes() else STOCK
 
 
 def trunk_matrices(path: Path) -> list[TensorInfo]:
-    """The trunk's tensors, of all shards, that are multiplied with a token's rows, experts too."""
+    """Return the trunk's weight matrices from all shards, including experts."""
     with ExitStack() as stack:
         files = [stack.enter_context(open_gguf(shard)) for shard in shard_paths(path)]
         arch = files[0].scalar("general.architecture")
@@ -77,7 +79,7 @@ def trunk_matrices(path: Path) -> list[TensorInfo]:
     return [
         t
         for t in tensors
-        if len(t.shape) > 1  # vectors are no matrices
+        if len(t.shape) > 1  # a matrix, not a vector
         and t.name.endswith(".weight")
         and not t.name.endswith("ssm_conv1d.weight")
         and not t.name.startswith(skipped)
@@ -86,31 +88,31 @@ def trunk_matrices(path: Path) -> list[TensorInfo]:
 
 
 def sgemm_tensors(path: Path) -> list[str]:
-    """Name the trunk's matrices whose product is another one from two rows on."""
+    """Return the names of the trunk's matrices whose kernel changes from two rows on."""
     return [
         t.name
         for t in trunk_matrices(path)
-        if t.type.name in SGEMM_TYPES and len(t.shape) == 2  # experts have a kernel of their own
+        if t.type.name in SGEMM_TYPES and len(t.shape) == 2  # experts use another kernel
     ]
 
 
 def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Batches:
-    """The batches of a cycle that are exact for a trunk and these options of llama_cpp.Llama.
+    """Return the batch sizes that are exact for a trunk with these llama_cpp.Llama options.
 
-    Fills in the options that exact needs and the caller left open. two_phase: only single tokens
-    are ever decoded after the prompt. Raises NativeError, naming what is in the way.
+    Sets the options that exact needs and the caller has not set. two_phase: after the prompt only
+    single tokens are decoded. Raises NativeError, naming the cause, if exactness is impossible.
     """
     if two_phase:
         return Batches(max_rows=1)
-    elsewhere = "rollback='two-phase' works anywhere"
+    elsewhere = "rollback='two-phase' works on every backend"
     if options.get("n_gpu_layers", 0):
         raise NativeError(
             "exact: expected n_gpu_layers=0, found layers on a GPU: no GPU backend of ggml "
-            f"promises the same bits for one token and for several; {elsewhere}"
+            f"gives the same bits for one token and for several; {elsewhere}"
         )
     if platform.machine() not in _MACHINES:
         raise NativeError(
-            f"exact: expected an x86-64 CPU, found {platform.machine()}, whose kernels take two "
+            f"exact: expected an x86-64 CPU, found {platform.machine()}, whose kernels process two "
             f"rows at a time; {elsewhere}"
         )
     for name, value in (("flash_attn", True), ("op_offload", False)):
@@ -121,8 +123,8 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
         types = {t.type.name for t in trunk_matrices(path)}
         if types <= LANES_TYPES:
             return Batches(max_rows=LANES_ROWS, repacked=False)
-    # An adapter's matrices may be of any type. Where a second row is computed anyway, llama.cpp's
-    # own cache type will do.
+    # An adapter's matrices may have any type. If at least two rows are computed anyway, llama.cpp's
+    # default cache type is fine.
     two = adapter or bool(sgemm_tensors(path))
     for name in ("type_k", "type_v"):
         if options.get(name) is None:

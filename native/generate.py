@@ -1,4 +1,4 @@
-"""Text that a model writes, as tokens, by llama.cpp without drafting."""
+"""Text generation with llama.cpp, as tokens, without drafting."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -19,10 +19,9 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Generation:
-    """How to write: at most `tokens` for each prompt, in `context` positions.
+    """Generation settings: at most `tokens` for each prompt, in a context of `context` tokens.
 
-    chat: whether prompts go into the model's chat template, where it has one. gpu_layers: as
-    llama.cpp's -ngl.
+    chat: apply the model's chat template to prompts, if it has one. gpu_layers: llama.cpp's -ngl.
     """
 
     tokens: int
@@ -36,9 +35,9 @@ class Generation:
 def generate(
     path: Path, prompts: Sequence[str], settings: Generation
 ) -> Iterator[tuple[Tokens, Tokens]]:
-    """The tokens of each prompt and of the answer, end-of-turn included.
+    """Yield the tokens of each prompt and of its answer, including the end-of-turn token.
 
-    RequestError when llama.cpp cannot load the model, or a prompt does not fit into the context.
+    RequestError if llama.cpp cannot load the model or a prompt does not fit into the context.
     """
     from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
@@ -78,9 +77,9 @@ def generate(
 
 
 def chat_writer(template: str | None) -> Callable[[str], str] | None:
-    """A function that puts a text into a chat template as the user's; None without a template.
+    """Return a function that renders a user message with a chat template; None without a template.
 
-    It raises RequestError where the template fails.
+    RequestError if the template is invalid; the function raises it, too.
     """
     from .runtime import llama_cpp  # noqa: PLC0415
 
@@ -96,9 +95,9 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
     def write(text: str) -> str:
         try:
             return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
-        except Exception as error:  # the template is a program of the file's author
+        except Exception as error:  # a template is code from the model file: anything may be raised
             raise RequestError(
-                f"the model's chat template fails: {error}; pass --raw to do without"
+                f"the model's chat template fails: {error}; pass --raw to skip it"
             ) from None
 
     return write

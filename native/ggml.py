@@ -1,6 +1,6 @@
-"""The few functions of ggml that the converter calls, from the library that llama_cpp has loaded.
+"""The ggml functions that the converter calls, from the library that llama_cpp has loaded.
 
-All take contiguous NumPy arrays and release the GIL while they work. llama_cpp is imported at the
+All take contiguous NumPy arrays and release the GIL while they run. llama_cpp is imported at the
 first call, not with this module.
 """
 
@@ -18,7 +18,7 @@ from .quantizer import quantize_rows
 
 
 class GgmlError(Exception):
-    """ggml refused its input; the text says what it was given."""
+    """ggml rejected its input; the message says what the input was."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 @cache
 def _library() -> ctypes.CDLL:
-    """libggml-base as llama_cpp loaded it, with typed functions."""
+    """Return the libggml-base that llama_cpp has loaded, with declared functions."""
     from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
     lib = ctypes.CDLL(str(loaded_library("ggml-base")))
@@ -99,12 +99,12 @@ def prepare(kind: TensorType) -> None:
 
 
 def needs_importance(kind: TensorType) -> bool:
-    """Whether ggml quantizes to a type only with importance weights."""
+    """Whether ggml requires importance weights to quantize to this type."""
     return bool(_library().ggml_quantize_requires_imatrix(kind.id))
 
 
 def to_f32(rows: NDArray[Any]) -> NDArray[np.float32]:
-    """F32, F16 or BF16 rows as F32; F32 rows come back as they are."""
+    """Convert F32, F16 or BF16 rows to F32; F32 rows are returned unchanged."""
     if rows.dtype == np.float32:
         return rows
     function = "ggml_fp16_to_fp32_row" if rows.dtype == np.float16 else "ggml_bf16_to_fp32_row"
@@ -126,11 +126,11 @@ def is_finite(rows: NDArray[Any]) -> bool:
 def quantize(
     kind: TensorType, rows: NDArray[Any], weights: NDArray[np.float32] | None = None
 ) -> NDArray[np.uint8]:
-    """F32, F16 or BF16 rows (n, row length) in the blocks of `kind`, shape (n, bytes of a row).
+    """Quantize F32, F16 or BF16 rows (n, row length) to `kind`; shape (n, bytes of a row).
 
-    The bytes are those of ggml_quantize_chunk; quantizer.py has the fast ways to them.
-    weights: importance of each column (row length), or None. GgmlError when the rows hold NaN or
-    infinity, or weights that are too large for the type.
+    The bytes equal those of ggml_quantize_chunk; quantizer.py computes them faster. weights:
+    importance of each column (row length), or None. GgmlError if the rows contain NaN, infinity or
+    values too large for the type.
     """
     lib = _library()
     if kind in (F16, BF16):
@@ -147,14 +147,14 @@ def quantize(
         if not is_finite(rows):
             raise GgmlError("expected finite weights, found NaN or infinity")
         largest = float(np.abs(to_f32(rows)).max())
-        raise GgmlError(f"weights of up to {largest:g} are too large for it")
+        raise GgmlError(f"values of up to {largest:g} are too large for {kind.name}")
     return out
 
 
 def dequantize(kind: TensorType, data: bytes) -> NDArray[np.float32]:
-    """The values of whole blocks of `kind`, as ggml decodes them.
+    """Decode whole blocks of `kind` with ggml.
 
-    GgmlError for types that are not numbers of a model (integers) or that ggml does not decode.
+    GgmlError for types that ggml does not decode, such as integers.
     """
     if len(data) % kind.block_bytes:
         raise GgmlError(

@@ -1,4 +1,4 @@
-"""An MTP head on its own: drafts tokens from hidden states, without a trunk."""
+"""An MTP head by itself, which drafts tokens from given hidden states."""
 
 import ctypes
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ LAYOUTS = ("none", "ids", "table", "sidecar")
 
 @dataclass(frozen=True)
 class Draft:
-    """What a head drafted: `depth` target ids, their probabilities among the draft vocabulary.
+    """A draft: target ids and their probabilities within the draft vocabulary.
 
-    logits: [depth, n_draft_vocab] in rank order, None unless asked for.
+    logits: [depth, n_draft_vocab] in rank order, or None if they were not requested.
     """
 
     tokens: list[int]
@@ -31,12 +31,12 @@ class Draft:
 class Head(Owner):
     """The MTP block and draft vocabulary of a GGUF on a ggml device. Close it, or use `with`.
 
-    path: the file with the MTP block. trunk: the file with the embedding, where a head-only file
-    has none. device: ggml's name of it ("CPU", "CUDA0", "Metal"). n_ctx: positions of each of
-    n_seq_max sequences. n_batch: most rows fed in one graph. fastmtp_size: how much of a ranked
-    draft vocabulary to use; 0 all of it, -1 none (layout ids only).
+    path: the file with the MTP block. trunk: the file with the embedding, if `path` has none.
+    device: ggml's device name ("CPU", "CUDA0", "Metal"). n_ctx: positions of each of n_seq_max
+    sequences. n_batch: maximum rows fed in one graph. fastmtp_size: how much of a ranked draft
+    vocabulary to use; 0 for all, -1 for none (layout ids only).
 
-    Raises HeadMissingError for a model without a head, ModelRefusedError for an unsound file.
+    Raises HeadMissingError for a model without a head, ModelRefusedError for an invalid file.
     """
 
     _what = "head"
@@ -79,21 +79,21 @@ class Head(Owner):
         self.cache_bytes: int = info.cache_bytes
 
     def draft_ids(self) -> NDArray[np.int32]:
-        """Target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
+        """Return the target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
         out = np.empty(self.n_draft_vocab, np.int32)
         check(library().mtp_head_get_draft_ids(self.handle, _ints(out), out.size))
         return out
 
     def next_position(self, seq: int = 0) -> int:
-        """The first position after the rows of a sequence."""
+        """Return the first position after the rows of a sequence."""
         out = ctypes.c_int32()
         check(library().mtp_head_next_position(self.handle, seq, ctypes.byref(out)))
         return out.value
 
     def feed(self, tokens: Sequence[int], hidden: ArrayLike, first: int, seq: int = 0) -> None:
-        """Put rows into the cache: the token at position first + i with hidden[i].
+        """Feed rows into the cache: the token at position first + i with hidden[i].
 
-        hidden: [len(tokens), n_embd], each the trunk's at the position before its token's.
+        hidden: [len(tokens), n_embd], the trunk's hidden state at the position before each token.
         """
         ids, states = self._rows(tokens, hidden)
         check(
@@ -110,7 +110,7 @@ class Head(Owner):
         *,
         logits: bool = False,
     ) -> Draft:
-        """Feed rows, then draft `depth` tokens that follow the last one; drafts are not kept."""
+        """Feed rows, then draft the next `depth` tokens, which do not stay in the cache."""
         ids, states = self._rows(tokens, hidden)
         drafted = np.empty(max(depth, 0), np.int32)
         probabilities = np.empty(max(depth, 0), np.float32)
@@ -132,11 +132,11 @@ class Head(Owner):
         return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
 
     def rollback(self, position: int, seq: int = 0) -> None:
-        """Forget the rows at positions >= position."""
+        """Remove the rows at positions >= position."""
         check(library().mtp_head_rollback(self.handle, seq, position))
 
     def rows(self, seq: int = 0) -> bytes:
-        """The keys and values of a sequence's rows, for `set_rows` of a head of the same model."""
+        """Return a sequence's keys and values, for `set_rows` of a head of the same model."""
         size = ctypes.c_size_t()
         check(library().mtp_head_rows_size(self.handle, seq, ctypes.byref(size)))
         out = ctypes.create_string_buffer(size.value)
@@ -144,11 +144,11 @@ class Head(Owner):
         return out.raw
 
     def set_rows(self, rows: bytes, end: int, seq: int = 0) -> None:
-        """Put `rows`, which end before position `end`, in the place of what a sequence has."""
+        """Replace the rows of a sequence; the last of `rows` is at position end - 1."""
         check(library().mtp_head_set_rows(self.handle, seq, end, rows, len(rows)))
 
     def ops(self) -> list[str]:
-        """Names of the ggml ops of this head's graph, sorted."""
+        """Return the names of the ggml ops of this head's graphs, sorted."""
         out = ctypes.c_char_p()
         check(library().mtp_head_ops(self.handle, ctypes.byref(out)))
         return (out.value or b"").decode().split()

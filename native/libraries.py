@@ -1,4 +1,4 @@
-"""The llama.cpp libraries that this process has loaded, and the device that they run a model on."""
+"""The llama.cpp libraries that this process has loaded, and the device they run a model on."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,10 +10,10 @@ from .runtime import llama_cpp, runtime
 
 @dataclass(frozen=True)
 class LoadedLibraries:
-    """What runs a model here.
+    """The libraries and device that run a model.
 
-    device: ggml's name of it, "CPU" without a GPU. kernels: one of `gguf_tools.system.KERNELS`.
-    folder: where the libraries are. llama_cpp_python: its version.
+    device: ggml's device name, "CPU" without a GPU. kernels: one of `gguf_tools.system.KERNELS`.
+    folder: the folder of the libraries. llama_cpp_python: its version.
     """
 
     device: str
@@ -23,7 +23,7 @@ class LoadedLibraries:
 
 
 def loaded_libraries(gpu_layers: int) -> LoadedLibraries:
-    """The libraries, and the device for models with `gpu_layers` layers on the GPU (-1: all)."""
+    """Return the libraries and the device for models with `gpu_layers` GPU layers (-1: all)."""
     device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
     return LoadedLibraries(device, kernels(), str(runtime.folder), version("llama-cpp-python"))
 

@@ -1,4 +1,4 @@
-"""llama_cpp.Llama with multi-token prediction underneath: same constructor, same methods."""
+"""llama_cpp.Llama with multi-token prediction: the same constructor and the same methods."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from mtp_gguf.gguf_tools.profile import (
 
 from . import _log
 from ._bindings import MAX_DEPTH, library
-from ._interrupts import HeldInterrupts
+from ._interrupts import DeferredInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
+from .model_lock import ModelLock
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
-from .turns import Turns
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
-# A prompt with so many new tokens is worth a copy of the recurrent state, made so many tokens
-# before its end: a chat template may write the last few in another way when the chat goes on, and a
-# batch of the rest is still large enough to be as fast as any.
-KEPT_PROMPT = 256
-KEPT_BEFORE_END = 64
+# For prompts with at least this many new tokens the recurrent state is copied. The copy is made a
+# margin before the end of the prompt: when the chat continues, its template may render the last few
+# tokens differently. The margin is still large enough for an efficient batch.
+MIN_CHECKPOINTED_PROMPT = 256
+CHECKPOINT_MARGIN = 64
 
 # Most tokens drafted from the text in one cycle: a batch of 16 with the token before them, up to
 # which a token's bits do not depend on its batch (docs/verification.md).
 LOOKUP_TOKENS = 15
 
 
-def _at_once(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
-    """A method as one turn; llama_cpp.Llama's own one where there is no session."""
+def _exclusive(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """Run a method under one lease; without a session, run llama_cpp.Llama's own method."""
 
     @wraps(method)
     def call(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        with llm._turns.whole():
+        with llm._model_lock.hold():
             llm._check_open()
             return cast("_R", llm._bind(method)(*args, **options))
 
@@ -65,27 +65,27 @@ def _at_once(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate
 
 
 def _streaming(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
-    """A generator as one turn, from its first item to its end; likewise."""
+    """Run a generator under one lease, from its first item to its end; otherwise the same."""
 
     @wraps(method)
     def read(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        return cast("_R", llm._in_turn(llm._bind(method)(*args, **options)))
+        return cast("_R", llm._under_lease(llm._bind(method)(*args, **options)))
 
     return read
 
 
-def _of_text(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
-    """A chat without pictures: llama_cpp's handlers evaluate them past the session."""
+def _text_only(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """Reject images in a chat: llama_cpp's handlers evaluate them without the session."""
 
     @wraps(method)
     def chat(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
         handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
-        find = getattr(handler, "get_image_urls", None)  # of those that evaluate pictures
+        find = getattr(handler, "get_image_urls", None)  # only multimodal handlers have it
         messages = options["messages"] if "messages" in options else args[0]
         if not llm._plain and find is not None and find(messages):
             raise NativeError(
-                "messages: expected text, found pictures, which a session cannot follow; load the "
-                "model as llama_cpp.Llama for them"
+                "messages: expected text, found images, which are not supported with drafting; "
+                "load the model as llama_cpp.Llama for them"
             )
         return method(llm, *args, **options)
 
@@ -95,33 +95,39 @@ def _of_text(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate
 class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
-    depth: tokens drafted in each cycle, 0 (plain decoding) to 16, or "auto": as many as pay at the
-    moment, up to max_depth. The variable MTP_GGUF_DISABLE=1 makes it 0 everywhere. rollback:
-    "snapshot", "checkpoint", "two-phase" or "host". exact: greedy text is byte-identical at every
-    depth, or NativeError says what prevents it; docs/native.md has what it costs.
-    rejection: accept drafts by rejection sampling where the sampler is a plain chain of top-k,
-    top-p, min-p and temperature; False: always by equality, which gives the very tokens of a run
-    without drafts for the same seed. fastmtp_size: how much of a ranked draft vocabulary to use; 0
-    all, -1 none. mtp_head: another file to take the head from. mtp_device: ggml's name of the
-    device for the head; by default where the trunk is. draft_threads: CPU threads of the head; 0:
-    as many as the trunk. keep_prompt: keep a copy of the recurrent state near the end of each long
-    prompt, in host memory, so that a prompt that begins alike is not evaluated anew. lookup: also
-    draft from the text itself, up to 15 tokens at a time, wherever a copy of earlier text promises
-    more tokens per millisecond than the head. It works without a head, too. With rollback
-    "snapshot" it needs memory for 15 snapshots unless the libraries replay (docs/native.md).
+    Arguments besides those of llama_cpp.Llama:
 
-    depth, rollback, fastmtp_size and draft_threads that are left None are as the model's profile
-    says (`mtp-gguf tune`), where there is one for this file and machine (profile=False: it is not
-    looked at), and else "auto", "snapshot", 0 and 0. With "auto" measured times decide what is
-    drafted: runs that must repeat to the token need a number, or exact and temperature 0.
+    - depth: tokens drafted in each cycle, 0 (no drafting) to 16, or "auto" to choose the fastest
+      depth up to max_depth in each cycle. MTP_GGUF_DISABLE=1 in the environment sets it to 0.
+    - rollback: "snapshot", "checkpoint", "two-phase" or "host".
+    - exact: make greedy output byte-identical at every depth; NativeError if something prevents
+      that. docs/native.md says what it costs.
+    - rejection: accept drafts by rejection sampling if the sampler is a plain chain of top-k,
+      top-p, min-p and temperature. False: accept only equal tokens, which gives the same
+      tokens as a run without drafts with the same seed.
+    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
+    - mtp_head: another file to take the head from.
+    - mtp_device: ggml's name of the device for the head (default: the trunk's device).
+    - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
+    - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
+      memory, so that the next prompt with the same prefix is not evaluated from the start.
+    - lookup: also draft from the text itself, up to 15 tokens at a time, if a copy of earlier text
+      promises more tokens per millisecond than the head; this works without a head, too. With
+      rollback "snapshot" it needs memory for 15 snapshots unless the libraries replay
+      (docs/native.md).
 
-    All other arguments are llama_cpp.Llama's; flash_attn is on by default where the trunk is on a
-    CPU with patched libraries, whose kernels are faster that way.
+    depth, rollback, fastmtp_size and draft_threads default to the model's profile, if `mtp-gguf
+    tune` has written one for this file and machine (profile=False ignores it), otherwise to "auto",
+    "snapshot", 0 and 0. With "auto" the depth depends on measured times. Runs that must reproduce
+    every token need a fixed depth, or exact and temperature 0.
 
-    What cannot draft (a model without a head or of another architecture, embedding=True,
-    vocab_only=True) is run by llama_cpp.Llama's own methods, with a warning that says why, unless
-    depth is a number or exact is set: HeadMissingError or NativeError then. depth=0 decodes any
-    model plainly. ModelRefusedError, with llama.cpp's last log lines, when a model cannot be
+    flash_attn is on by default if the trunk runs on a CPU with the patched libraries, whose kernels
+    are faster with it.
+
+    A model that cannot draft (no head, another architecture, embedding=True, vocab_only=True) is
+    run by llama_cpp.Llama's own methods, with a warning that says why; if depth is a number or
+    exact is set, HeadMissingError or NativeError is raised instead. depth=0 decodes any model
+    without drafts. Raises ModelRefusedError, with llama.cpp's last log lines, if a model cannot be
     loaded. Close it, or use contextlib.closing.
     """
 
@@ -144,7 +150,7 @@ class MTPLlama(llama_cpp.Llama):
         lookup: bool = False,
         **options: Any,
     ) -> None:
-        self._turns = Turns(wait=busy == "wait")
+        self._model_lock = ModelLock(wait=busy == "wait")
         self._closed = False
         self._session: Session | None = None
         self._head: Head | None = None
@@ -152,7 +158,7 @@ class MTPLlama(llama_cpp.Llama):
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if options.get("draft_model") is not None:
-            raise NativeError("draft_model: expected none, the model drafts for itself")
+            raise NativeError("draft_model: expected None, because the model drafts with its head")
         if runtime.note:
             warnings.warn(runtime.note, stacklevel=2)
         device = _trunk_device(options)
@@ -170,21 +176,21 @@ class MTPLlama(llama_cpp.Llama):
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
         if why is not None and lookup:
             unrelated = _why_plain(Path(model_path), options, look_for_head=False)
-            if unrelated is None:  # only the head is missing, and the text drafts without one
-                _note(model_path, f"{why}; drafting from the text alone")
+            if unrelated is None:  # only the head is missing: lookup works without one
+                _warn(model_path, f"{why}; drafting only from the text")
                 why, depth = None, 0
-        self._plain = why is not None  # run by llama_cpp.Llama's methods, without a session
+        self._plain = why is not None  # llama_cpp.Llama's methods run it, without a session
         if self._plain and depth != 0:
             if not optional:
                 raise NativeError(f"{why}: expected a plain llama_cpp.Llama, or depth=0 with it")
-            _note(model_path, f"{why}; decoding without drafts, as llama_cpp.Llama does")
+            _warn(model_path, f"{why}; decoding without drafts, as llama_cpp.Llama does")
             depth = 0
         self._mode = Rollback.parse(settings.rollback)
         batch = _batch_size(options)
-        # A batch takes a token and its drafts; for its snapshots llama.cpp wants one more.
+        # A batch holds a token and its drafts; with snapshots llama.cpp needs room for one more.
         room = max(batch - (2 if self._mode is Rollback.SNAPSHOT else 1), 0)
         if optional and room < (max_depth if depth == AUTO else depth):
-            _note(model_path, f"batches of {batch} leave room for {room} drafts")
+            _warn(model_path, f"batches of {batch} tokens have room for {room} drafts")
             max_depth, depth = room, depth if room and depth == AUTO else room
         if not self._plain:
             _choose_attention(options, device)
@@ -214,7 +220,8 @@ class MTPLlama(llama_cpp.Llama):
             two_phase = self._mode is Rollback.TWO_PHASE
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
         try:
-            with HeldInterrupts() as self._held:  # what llama.cpp makes, llama_cpp owns later
+            # Until llama_cpp owns the objects that llama.cpp creates, an interrupt would leak them.
+            with DeferredInterrupts() as self._interrupts:
                 self._load(model_path, mtp_head, mtp_device or device, settings, costs, options)
         except BaseException:
             self.close()
@@ -229,7 +236,7 @@ class MTPLlama(llama_cpp.Llama):
         costs: Costs,
         options: dict[str, Any],
     ) -> None:
-        """Load trunk and head; the two properties below add to the trunk's options."""
+        """Load trunk and head; the two properties below change the trunk's parameters."""
         verbose = options.setdefault("verbose", False)
         _log.listen(verbose)
         try:
@@ -239,14 +246,14 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
-        _log.listen(verbose)  # what comes now has other reasons
+        _log.listen(verbose)  # drops the lines of loading, which do not explain later errors
         if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
-            self._plain = True  # a session follows a text through the context's memory
+            self._plain = True  # a session needs a decoder with a memory
         if self._plain:
             return
-        # llama.cpp rounds the context up, llama_cpp.Llama keeps room for what was asked for.
+        # llama.cpp rounds n_ctx up, but llama_cpp.Llama allocates for the requested size.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
-        # Without logits_all nothing is ever written into scores; one row serves those who look.
+        # Without logits_all nothing is written to scores; a single row is enough for readers.
         self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
         if self.max_depth > 0:
             self._head = Head(
@@ -270,19 +277,19 @@ class MTPLlama(llama_cpp.Llama):
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
 
-    # llama_cpp.Llama fills these two in its constructor and offers no other way in.
+    # llama_cpp.Llama's constructor sets these two; there is no other way to change the parameters.
 
     @property
     def model_params(self) -> Any:
-        """llama.cpp's model parameters; the trunk is loaded without its MTP layer."""
+        """llama.cpp's model parameters; with a session the trunk has no MTP layer."""
         return self._model_params
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
         if not self._plain:
             params.load_mtp = False
-        held = self._held
-        self._progress = llama_cpp.llama_progress_callback(lambda *_: not held.ends_all)
+        interrupts = self._interrupts
+        self._progress = llama_cpp.llama_progress_callback(lambda *_: not interrupts.will_raise)
         params.progress_callback = self._progress
         if not self._batches.repacked:
             params.use_extra_bufts = False
@@ -303,36 +310,36 @@ class MTPLlama(llama_cpp.Llama):
 
     @property
     def session(self) -> Session:
-        """The session underneath; NativeError once closed, and for a model that has none."""
+        """The underlying session; NativeError if the model is closed or has none."""
         if self._session is None:
             if self._closed:
                 raise NativeError("the model is closed")
-            raise NativeError("the model has no session: llama_cpp.Llama's methods run it")
+            raise NativeError("the model has no session, because it runs without drafts")
         return self._session
 
     @property
     def head(self) -> Head | None:
-        """The MTP head, None when drafting is off."""
+        """The MTP head, or None if drafting is off."""
         return self._head
 
     @property
     def mtp_stats(self) -> MtpStats:
-        """What drafting did since the model was loaded or `session.reset_stats()`."""
+        """Drafting statistics since the model was loaded or `session.reset_stats()`."""
         return NO_STATS if self._plain and not self._closed else self.session.stats()
 
     @property
     def token_origin(self) -> int:
-        """Who wrote the token that `generate` yielded last: 0 the trunk, i the i-th draft."""
+        """The origin of the last token that `generate` yielded: 0 the trunk, i the i-th draft."""
         return self._origin
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the text or the turn."""
+        """Whether a token ends the generation (end of text or end of turn)."""
         return bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, token))
 
     def close(self) -> None:
         """Free session, head, context and model; a second call does nothing.
 
-        NativeError, and nothing is freed, while another thread uses the session.
+        While another thread uses the session, NativeError is raised and nothing is freed.
         """
         if self._session is not None:
             self._session.close()
@@ -343,10 +350,10 @@ class MTPLlama(llama_cpp.Llama):
         self._prompt = None
         self._session = None
         self._head = None
-        # All that llama_cpp.Llama does goes through these, and would meet freed memory.
+        # llama_cpp.Llama's methods use these and would otherwise access freed memory.
         self._model = self._ctx = self._batch = self.tokenizer_ = _CLOSED
         self._closed = True
-        self._turns.end_all()
+        self._model_lock.release_all()
 
     def __enter__(self) -> MTPLlama:
         return self
@@ -354,19 +361,19 @@ class MTPLlama(llama_cpp.Llama):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------- llama_cpp.Llama's surface
+    # ----------------------------------------------------------------- llama_cpp.Llama's API
 
-    @_at_once
+    @_exclusive
     def reset(self) -> None:
         """Forget all tokens."""
         self.n_tokens = 0
         self._requires_eval = True
         self.session.remove(0)
 
-    @_at_once
+    @_exclusive
     def eval(self, tokens: Sequence[int]) -> None:
-        """Append tokens to what is evaluated; ContextFullError when they do not fit."""
-        self._settle()
+        """Evaluate tokens after those evaluated so far; ContextFullError if they do not fit."""
+        self._sync_session()
         for start in range(0, len(tokens), self.n_batch):
             batch = list(tokens[start : start + self.n_batch])
             self.session.decode(batch, all_logits=self._logits_all)
@@ -378,25 +385,25 @@ class MTPLlama(llama_cpp.Llama):
             self.n_tokens += len(batch)
             self._requires_eval = False
 
-    embed = _at_once(llama_cpp.Llama.embed)
-    create_chat_completion = _of_text(llama_cpp.Llama.create_chat_completion)
+    embed = _exclusive(llama_cpp.Llama.embed)
+    create_chat_completion = _text_only(llama_cpp.Llama.create_chat_completion)
     _create_completion = _streaming(llama_cpp.Llama._create_completion)
 
     def _bind(self, method: Any) -> Any:
-        """A method of this model, or llama_cpp.Llama's of its name where there is no session."""
+        """Bind a method to this model, or llama_cpp.Llama's method if there is no session."""
         return getattr(super(), method.__name__) if self._plain else method.__get__(self)
 
-    def _in_turn(self, inner: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-        """Read a stream as one turn, whose pieces run only as long as no other turn follows."""
-        if self._turns.within():
+    def _under_lease(self, inner: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Read a stream under one lease; it ends when another call takes the model."""
+        if self._model_lock.is_ours():
             yield from inner
             return
-        turn = self._turns.begin(inner.close)
+        lease = self._model_lock.acquire(inner.close)
         try:
             answer = None
             while True:
                 self._check_open()
-                with self._turns.run(turn):
+                with self._model_lock.run(lease):
                     try:
                         item = inner.send(answer)
                     except StopIteration:
@@ -404,7 +411,7 @@ class MTPLlama(llama_cpp.Llama):
                 answer = yield item
         finally:
             inner.close()
-            self._turns.end(turn)
+            self._model_lock.release(lease)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -432,13 +439,13 @@ class MTPLlama(llama_cpp.Llama):
         stopping_criteria: Any = None,
         grammar: Any = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Yield tokens that follow `tokens`, as llama_cpp.Llama.generate; drafts lie underneath.
+        """Yield the tokens that follow `tokens`, as llama_cpp.Llama.generate does, with drafting.
 
-        A token is a draft that the sampler chose too, or the sampler's own: the distribution is
-        that of plain decoding.
+        Each token is an accepted draft or was chosen by the sampler; the distribution is the same
+        as without drafting.
         """
         failures: list[BaseException] = []
-        with HeldInterrupts():
+        with DeferredInterrupts():
             self._sampler = self._init_sampler(
                 top_k=top_k,
                 top_p=top_p,
@@ -456,7 +463,7 @@ class MTPLlama(llama_cpp.Llama):
                 logits_processor=_guarded(logits_processor, failures),
                 grammar=grammar,
             )
-        # A chain that only takes the most likely token needs no table of all candidates.
+        # Greedy decoding needs no table of candidates.
         greedy = (
             temp == 0.0
             and repeat_penalty == 1.0
@@ -464,7 +471,7 @@ class MTPLlama(llama_cpp.Llama):
             and logits_processor is None
             and grammar is None
         )
-        # The chain's distribution is known: drafts can be accepted by it, and not by equality.
+        # Rejection sampling requires a chain whose distribution is known.
         by_rejection = (
             self._rejection
             and self.depth != 0
@@ -482,7 +489,7 @@ class MTPLlama(llama_cpp.Llama):
         if by_rejection:
             seed = secrets.randbits(64) if _is_random(self._seed) else self._seed
             self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-        # Python has to see each token before the next is sampled, or keep its scores.
+        # Python has to see each token before the next one is sampled, or has to store its scores.
         stepwise = logits_processor is not None or self._logits_all
         try:
             if reset:
@@ -491,7 +498,7 @@ class MTPLlama(llama_cpp.Llama):
                 self.eval(tokens)
             if self._requires_eval:
                 raise NativeError("prompt: expected at least one token, found none")
-            self._requires_eval = True  # the logits at the end are not those of the last token
+            self._requires_eval = True  # after a cycle the logits are not those of the last token
             forced: Sequence[int] | None = None
             while True:
                 sampled = self._sample_on(greedy, by_rejection, stepwise, failures)
@@ -508,12 +515,12 @@ class MTPLlama(llama_cpp.Llama):
                     sampled.close()
                 self.eval([token, *(forced or ())])
         finally:
-            self._align()
+            self._drop_unread()
 
-    @_at_once
+    @_exclusive
     def save_state(self) -> Any:
-        """The state as llama_cpp.Llama has it, and with it the head's: `mtp_head`, bytes."""
-        self._settle()
+        """Return llama_cpp.Llama's state, with the head's state as bytes in `mtp_head`."""
+        self._sync_session()
         state: Any = super().save_state()
         state.mtp_head = b""
         if self._head is not None and self._head.next_position():
@@ -521,15 +528,15 @@ class MTPLlama(llama_cpp.Llama):
                 state.mtp_head = saved.to_bytes()
         return state
 
-    @_at_once
+    @_exclusive
     def load_state(self, state: Any) -> None:
-        """Load a state. Drafting goes on as it was; after one of llama_cpp.Llama it learns anew.
+        """Load a state, with the head's if it has one (llama_cpp.Llama's states have none).
 
-        RuntimeError where llama.cpp refuses the state and NativeError where the head does, by name;
-        the first leaves nothing evaluated, the second the trunk's state.
+        Raises RuntimeError if llama.cpp rejects the state, which leaves nothing evaluated, and
+        NativeError if the head's part is rejected, which leaves the trunk's state loaded.
         """
         loaded = copy(state)
-        loaded.scores = state.scores[-len(self.scores) :]  # there is room for so many
+        loaded.scores = state.scores[-len(self.scores) :]  # as many rows as there is room for
         try:
             super().load_state(loaded)
         except BaseException:
@@ -543,20 +550,21 @@ class MTPLlama(llama_cpp.Llama):
                 self.session.restore(saved)
 
     def __getstate__(self) -> Any:
-        """The constructor's arguments, as llama_cpp.Llama pickles itself."""
+        """Return the constructor's arguments, which is how llama_cpp.Llama is pickled."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {**state, **self._mtp_options}
 
-    # -------------------------------------------------------------------------- underneath
+    # ---------------------------------------------------------------------- implementation
 
     def _reuse_prefix(self, tokens: list[int]) -> list[int]:
-        """Keep the longest common prefix of what is evaluated, if it can be kept; return the rest.
+        """Reuse the longest evaluated prefix of `tokens` if possible; return the other tokens.
 
-        At least one token is left, for its logits. Recurrent state can only be taken back by a few
-        tokens: otherwise all begins anew.
+        At least one token is returned if its logits are needed. The recurrent state can be rolled
+        back only by a few tokens or to the prompt's checkpoint; otherwise everything is evaluated
+        again.
         """
         if not self._requires_eval and tokens == self._input_ids.tolist():
-            return []  # the logits of its last token are there
+            return []  # the last token's logits are available
         known = self._input_ids[: max(len(tokens) - 1, 0)]
         differs = np.flatnonzero(known != np.asarray(tokens[: len(known)]))
         common = int(differs[0]) if len(differs) else len(known)
@@ -564,17 +572,17 @@ class MTPLlama(llama_cpp.Llama):
             try:
                 self.session.remove(common)
             except NativeError:
-                common = self._back_to_prompt(common)
+                common = self._restore_prompt(common)
         if common == 0:
             self.reset()
         self.n_tokens = common
         self._requires_eval = True
         return tokens[common:]
 
-    def _settle(self) -> None:
-        """Make the session hold what n_tokens says: a stream may have stopped amid accepted drafts.
+    def _sync_session(self) -> None:
+        """Remove tokens beyond n_tokens: a stream may have stopped between accepted drafts.
 
-        What the recurrent state cannot take back is evaluated anew.
+        If the recurrent state cannot be rolled back that far, all tokens are evaluated again.
         """
         if self.session.length() == self.n_tokens:
             return
@@ -585,33 +593,33 @@ class MTPLlama(llama_cpp.Llama):
             if self.n_tokens:
                 self.session.decode(self._input_ids.tolist())
 
-    def _back_to_prompt(self, most: int) -> int:
-        """Restore the kept prompt, if it is no longer than `most`; its length, or 0."""
+    def _restore_prompt(self, most: int) -> int:
+        """Restore the prompt's checkpoint if it has `most` tokens at most; its length or 0."""
         if self._prompt is None or self._prompt.length > most:
             return 0
         try:
             self.session.restore(self._prompt)
-        except NativeError:  # its tokens have been removed since
+        except NativeError:  # its tokens have since been removed
             return 0
         return self._prompt.length
 
     def _eval_prompt(self, tokens: Sequence[int]) -> None:
-        """Evaluate a prompt, and keep it for the next one if it is long."""
-        if self._keep_prompt and len(tokens) >= KEPT_PROMPT:
-            self.eval(tokens[:-KEPT_BEFORE_END])
-            kept, self._prompt = self._prompt, self.session.save(CheckpointKind.HOST)
-            if kept is not None:
-                kept.close()
-            tokens = tokens[-KEPT_BEFORE_END:]
+        """Evaluate a prompt and, if it is long, save a checkpoint for the next prompt."""
+        if self._keep_prompt and len(tokens) >= MIN_CHECKPOINTED_PROMPT:
+            self.eval(tokens[:-CHECKPOINT_MARGIN])
+            previous, self._prompt = self._prompt, self.session.save(CheckpointKind.HOST)
+            if previous is not None:
+                previous.close()
+            tokens = tokens[-CHECKPOINT_MARGIN:]
         self.eval(tokens)
 
     def _sample_on(
         self, greedy: bool, by_rejection: bool, stepwise: bool, failures: list[BaseException]
     ) -> Generator[int, None, None]:
-        """Yield tokens from the logits of the last decode on, without end.
+        """Yield tokens endlessly, starting from the logits of the last decode.
 
-        When a token is yielded, n_tokens and input_ids hold everything before it. failures: what
-        logits processors raised while the sampler ran; raised from here.
+        When a token is yielded, n_tokens and input_ids hold everything before it. failures:
+        exceptions of logits processors that were raised inside the sampler; re-raised here.
         """
         session = self.session
         sampler: Any = self._sampler
@@ -663,10 +671,10 @@ class MTPLlama(llama_cpp.Llama):
                     session.end(accepted)
 
     def _sample(self, row: int) -> int:
-        """A token of the sampler's. C calls its Python parts, where an interrupt would be lost."""
+        """Sample a token. An interrupt in Python code that is called from C would be lost."""
         sampler: Any = self._sampler
-        self.session.argmax(row)  # raises where llama.cpp's samplers would sort NaNs
-        with HeldInterrupts():
+        self.session.argmax(row)  # raises an error if the logits contain NaNs
+        with DeferredInterrupts():
             token: int = sampler.sample(self._ctx, row)
         return token
 
@@ -674,8 +682,8 @@ class MTPLlama(llama_cpp.Llama):
         logits = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)
         self.scores[position, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
 
-    def _align(self) -> None:
-        """After a generation, however it ended: drop what nobody has read, if that can be now."""
+    def _drop_unread(self) -> None:
+        """After a generation, remove accepted tokens that were not read, if that is possible."""
         if self._session is None or self._session.closed:
             return
         with suppress(NativeError):
@@ -683,7 +691,7 @@ class MTPLlama(llama_cpp.Llama):
 
 
 class _Closed:
-    """In the place of what is freed: whatever is asked of it, the answer is that."""
+    """Stands in for freed objects: any attribute access raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise NativeError("the model is closed")
@@ -701,7 +709,7 @@ def _settings(
     rollback: str | None,
     draft_threads: int | None,
 ) -> tuple[DraftSettings, Costs]:
-    """What was asked for, where that is nothing what the profile says, else our defaults."""
+    """Return the settings: the given arguments, else the profile's, else the defaults."""
     found, note = find_profile(model, kernels(), device) if use_profile else (None, None)
     if note:
         warnings.warn(note, stacklevel=3)
@@ -715,20 +723,20 @@ def _settings(
     return settings, found.costs if found else Costs()
 
 
-def _note(model: str, text: str) -> None:
+def _warn(model: str, text: str) -> None:
     warnings.warn(f"{model}: {text}", stacklevel=3)
 
 
 def _batch_size(options: dict[str, Any]) -> int:
-    """The most tokens that a context of these options of llama_cpp.Llama takes at once."""
+    """Return the batch size of a context with these llama_cpp.Llama options."""
     given = (options.get(name, 512) for name in ("n_ctx", "n_batch", "n_ubatch"))
     return min((n for n in given if n), default=512)
 
 
 def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> str | None:
-    """What keeps a session, or its head, from a model; None if nothing does.
+    """Return why a model must run without a session or head; None if it need not.
 
-    A file that is no model is left to llama.cpp, which says so.
+    Unreadable files are left to llama.cpp, which reports them.
     """
     for name in ("vocab_only", "embedding"):
         if options.get(name):
@@ -744,7 +752,7 @@ def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> 
 
 
 def _layout_hint(model: Path) -> str:
-    """What to do about a draft vocabulary that stock llama.cpp cannot load; "" for others."""
+    """Say how to load a draft vocabulary that stock llama.cpp cannot load; "" for others."""
     try:
         with open_model(model) as opened:
             head = opened.head.report
@@ -753,19 +761,19 @@ def _layout_hint(model: Path) -> str:
     if head.draft is None or head.stock:
         return ""
     return (
-        f"; its draft vocabulary is stored as a {head.draft.layout.value}, which llama.cpp loads "
-        "with patches alone: `mtp-gguf info` says why they do not run here; or pass this file as "
-        "mtp_head beside its trunk"
+        f"; its draft vocabulary is stored as a {head.draft.layout.value}, which only a patched "
+        "llama.cpp can load: `mtp-gguf info` says why the patches do not run here; or load its trunk "
+        "and pass this file as mtp_head"
     )
 
 
 def _is_random(seed: int) -> bool:
-    """Whether llama.cpp's samplers would choose a seed by themselves: -1, as 32 bits."""
+    """Whether a seed means "random" to llama.cpp's samplers: -1 as an unsigned 32-bit number."""
     return seed % 2**32 == llama_cpp.LLAMA_DEFAULT_SEED
 
 
 def _guarded(processors: Any, failures: list[BaseException]) -> Any:
-    """Logits processors that note what they raise: C calls them, and what they raise ends there."""
+    """Wrap logits processors to record exceptions, which cannot propagate through C."""
     if processors is None:
         return None
 
@@ -783,18 +791,18 @@ def _guarded(processors: Any, failures: list[BaseException]) -> Any:
 
 
 def _choose_attention(options: dict[str, Any], device: str) -> None:
-    """Turn flash attention on where it is the faster one and nothing else is asked for.
+    """Turn flash attention on by default where it is faster.
 
-    That is with the patched kernels (docs/verification.md); llama.cpp's own are slower on a CPU
-    than products with the cached keys.
+    It is with the patched kernels (docs/verification.md). Stock llama.cpp's flash attention is
+    slower on a CPU than attention by matrix products.
     """
     if device == "CPU" and has_attention():
         options.setdefault("flash_attn", True)
 
 
 def _trunk_device(options: dict[str, Any]) -> str:
-    """Where llama_cpp.Llama's options put the trunk, or its first layers: ggml's name."""
-    lib = library()  # refuses another llama.cpp before anything is loaded
+    """Return ggml's name of the device that llama_cpp.Llama puts the trunk's first layers on."""
+    lib = library()  # rejects an incompatible llama.cpp before anything is loaded
     if options.get("n_gpu_layers", 0) == 0:
         return "CPU"
     whole = options.get("split_mode") == llama_cpp.LLAMA_SPLIT_MODE_NONE

@@ -1,4 +1,4 @@
-"""What a file must be before llama.cpp is given it as a model."""
+"""Checks of a model file before llama.cpp loads it."""
 
 from pathlib import Path
 
@@ -10,23 +10,23 @@ from mtp_gguf.gguf_tools.model import open_model
 
 from .errors import ModelRefusedError
 
-# What compiling a chat template raises: Jinja's own errors, and Python's over what Jinja makes.
+# The errors of compiling a chat template: Jinja's own, and Python's about the code Jinja generates.
 TEMPLATE_ERRORS = (jinja2.TemplateError, SyntaxError, RecursionError)
 
 
 def template_fault(error: BaseException) -> str:
-    """Say what is wrong with a model's chat template, which llama_cpp compiles when it loads."""
+    """Describe an error in a model's chat template, which llama_cpp compiles on loading."""
     return f"tokenizer.chat_template: expected a Jinja template, found an error in it: {error}"
 
 
 def check_trunk(model: Path) -> None:
-    """Refuse, with ModelRefusedError, what llama.cpp would crash on instead of refusing it.
+    """Raise ModelRefusedError for a file that llama.cpp would crash on instead of rejecting it.
 
-    That is a file which the strict reader does not take, a head alone, and whatever `load_faults`
-    finds. What no header shows is found by `mtp-gguf doctor --load`.
+    That is a file that the strict reader rejects, a head without a trunk, or one with a fault that
+    `load_faults` finds. `mtp-gguf doctor --load` finds faults that the header does not show.
     """
     if not model.exists():
-        return  # llama_cpp says so
+        return  # llama_cpp reports it
     try:
         with open_model(model) as opened:
             alone = opened.head.is_alone and opened.head.report.ready
@@ -34,14 +34,14 @@ def check_trunk(model: Path) -> None:
     except FormatError as error:
         raise ModelRefusedError(str(error)) from None
     except (MtpGgufError, OSError):
-        return  # llama.cpp says what it cannot read
+        return  # llama.cpp reports what it cannot read
     if alone:
         raise ModelRefusedError(
-            f"{model}: expected a model, found a head alone; load the model that it belongs to, "
+            f"{model}: expected a model, found only an MTP head; load the model that it is for, "
             "with this file as its head"
         )
     if faults:
-        more = f" (and {len(faults) - 1} faults more)" if len(faults) > 1 else ""
+        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
         raise ModelRefusedError(
-            f"{model}: {faults[0]}{more}; llama.cpp would crash on it: convert or fetch it anew"
+            f"{model}: {faults[0]}{more}; llama.cpp would crash on it: convert or download it again"
         )

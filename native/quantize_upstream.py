@@ -1,4 +1,4 @@
-"""llama.cpp's own quantizer on a file, with its log kept for the error message."""
+"""llama.cpp's quantizer, with its log captured for the error message."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from mtp_gguf.gguf_tools.tensor_types import TensorType
 
 
 class QuantizeError(Exception):
-    """llama.cpp's quantizer failed; the text is the last line of its log that names an error."""
+    """llama.cpp's quantizer failed; the message is the last error in its log."""
 
 
 def quantize_file(
@@ -27,8 +27,8 @@ def quantize_file(
 ) -> None:
     """Write `source` (GGUF in F32, F16 or BF16) to `target` at the llama_ftype `file_type`.
 
-    overrides: regular expressions (C++ std::regex, searched) with the type of what they match.
-    imatrix: importance by tensor name, as many values as row length times experts.
+    overrides: regular expressions (C++ std::regex, searched) with the type of matching tensors.
+    imatrix: importance by tensor name, with row length times experts values each.
     """
     from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
@@ -39,10 +39,10 @@ def quantize_file(
         slot.pattern, slot.type = pattern.encode(), kind.id
     params.tt_overrides = patterns
     entries = (llama_cpp.llama_cpp.llama_model_imatrix_data * (len(imatrix or {}) + 1))()
-    kept = []  # the arrays must outlive the call
+    arrays = []  # must outlive the call
     for slot, (name, weights) in zip(entries, (imatrix or {}).items(), strict=False):
         data = np.ascontiguousarray(weights, np.float32).reshape(-1)
-        kept.append(data)
+        arrays.append(data)
         slot.name, slot.size = name.encode(), data.size
         slot.data = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     if imatrix:
@@ -58,7 +58,7 @@ def quantize_file(
         )
 
 
-_APART = """
+_SUBPROCESS = """
 import sys
 from pathlib import Path
 from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
@@ -69,14 +69,14 @@ except QuantizeError as error:
 """
 
 
-def quantize_file_apart(source: Path, target: Path, file_type: int) -> None:
-    """As `quantize_file`, in a process of its own: for metadata that nobody has checked.
+def quantize_file_in_subprocess(source: Path, target: Path, file_type: int) -> None:
+    """Run `quantize_file` in a subprocess, for files with unchecked metadata.
 
-    llama.cpp aborts the process on some that it does not expect; here that is a QuantizeError too.
+    llama.cpp aborts the process on some invalid metadata; that too raises a QuantizeError here.
     """
     done = subprocess.run(
-        [sys.executable, "-c", _APART, str(source), str(target), str(file_type)],
-        cwd=source.parent,  # Python looks for modules there first
+        [sys.executable, "-c", _SUBPROCESS, str(source), str(target), str(file_type)],
+        cwd=source.parent,  # Python looks for modules in the current folder first
         env=os.environ | {"GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -92,7 +92,7 @@ def quantize_file_apart(source: Path, target: Path, file_type: int) -> None:
 
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
-    """What llama.cpp logs meanwhile, instead of its way to standard error."""
+    """Capture what llama.cpp logs inside `with`, instead of printing it to standard error."""
     from .runtime import llama_cpp  # noqa: PLC0415
 
     log: list[str] = []

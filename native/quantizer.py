@@ -1,6 +1,6 @@
-"""Typed surface of libmtp_quantize (quantize/include/mtp_quantize.h), which says what it promises.
+"""Python functions over libmtp_quantize; quantize/include/mtp_quantize.h documents its contract.
 
-All releases the GIL while it works and may be called from several threads.
+All functions release the GIL while they run and may be called from several threads.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _API_VERSION = 1
 _OK = 0
 _REASONS = {
     1: "not a type that can be quantized",
-    2: "a row is no multiple of the block",
+    2: "the row length is not a multiple of the block size",
     3: "it needs importance weights (an imatrix), found none",
     4: "MTP_QUANTIZE_TARGET: expected one of {targets}",
     5: "out of memory",
@@ -25,7 +25,7 @@ _REASONS = {
 
 @cache
 def _library() -> ctypes.CDLL:
-    """libmtp_quantize, resolved to the ggml that llama_cpp has loaded, with typed functions."""
+    """Load libmtp_quantize, linked to the ggml that llama_cpp has loaded."""
     from .runtime import native_library  # noqa: PLC0415  (loads the libraries)
 
     lib = ctypes.CDLL(str(native_library("mtp_quantize")))
@@ -59,7 +59,7 @@ def _library() -> ctypes.CDLL:
 
 
 def targets() -> list[str]:
-    """The instruction sets that can be used here, best first; the last is "ggml", always there.
+    """Return the instruction sets available here, best first; the last is always "ggml".
 
     The environment variable MTP_QUANTIZE_TARGET, read once, forces one of them.
     """
@@ -67,7 +67,7 @@ def targets() -> list[str]:
 
 
 def kernel(kind: TensorType, with_importance: bool) -> str:
-    """What quantizes this type here: an instruction set, or "ggml", perhaps with ": reason"."""
+    """Return what quantizes this type here: an instruction set, or "ggml" or "ggml: reason"."""
     return str(_library().mtp_quantize_kernel(kind.id, with_importance).decode())
 
 
@@ -78,12 +78,11 @@ def quantize_rows(
     *,
     count_not_finite: bool = True,
 ) -> tuple[NDArray[np.uint8], int]:
-    """Rows (n, row length) of F32, F16 or BF16 in the blocks of `kind`, shape (n, bytes of a row).
+    """Quantize F32, F16 or BF16 rows (n, row length) to `kind`; shape (n, bytes of a row).
 
-    weights: importance of each column (row length), or None.
-    The second result is the number of blocks that hold NaN or infinity, whose bytes mean nothing;
-    without `count_not_finite` it is 0 and such blocks are what ggml makes of them. ValueError when
-    the shapes or types do not fit.
+    weights: importance of each column (row length), or None. The second result is the number of
+    blocks that contain NaN or infinity, whose bytes are undefined; without `count_not_finite` it is
+    0 and ggml quantizes such blocks. ValueError if shapes or types do not match.
     """
     source = {"float32": F32, "float16": F16, "bfloat16": BF16}.get(rows.dtype.name)
     if source is None or rows.ndim != 2:

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: the longest repeated suffix of a sequence of tokens."""
+"""Drafts from the text itself (prompt lookup): the longest repeated suffix of a token sequence."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ._owner import Owner
 class Match(NamedTuple):
     """The longest suffix that also ends before the last token; length 0 if there is none.
 
-    next: position of the token that follows the earlier occurrence.
+    next: the position of the token that follows the earlier occurrence.
     """
 
     length: int
@@ -19,10 +19,10 @@ class Match(NamedTuple):
 
 
 class SuffixIndex(Owner):
-    """An index of one sequence of tokens that finds the longest suffix occurring earlier in it.
+    """An index of a token sequence that finds its longest suffix that also occurs earlier.
 
-    Appending takes amortized constant time; the memory is about 130 bytes per token of text. A
-    session has its own indexes; this class is for tests and for other runtimes.
+    Appending takes amortized constant time, and the index about 130 bytes per token. A session has
+    its own indexes; this class is for tests and other runtimes.
     """
 
     _what = "suffix index"
@@ -37,11 +37,11 @@ class SuffixIndex(Owner):
         check(library().mtp_suffix_index_append(self.handle, values, len(tokens)))
 
     def truncate(self, size: int) -> None:
-        """Keep the first `size` tokens."""
+        """Remove all but the first `size` tokens."""
         check(library().mtp_suffix_index_truncate(self.handle, size))
 
     def match(self) -> Match:
-        """The longest repeated suffix."""
+        """Return the longest repeated suffix."""
         length, after = ctypes.c_int64(), ctypes.c_int64()
         check(
             library().mtp_suffix_index_match(self.handle, ctypes.byref(length), ctypes.byref(after))
@@ -49,14 +49,14 @@ class SuffixIndex(Owner):
         return Match(length.value, after.value)
 
     def propose(self, n: int) -> list[int]:
-        """The n tokens that follow the match; empty without one."""
+        """Return the n tokens that follow the match; empty without a match."""
         out, count = (ctypes.c_int32 * max(n, 0))(), ctypes.c_int32()
         check(library().mtp_suffix_index_propose(self.handle, out, n, ctypes.byref(count)))
         return out[: count.value]
 
     @property
     def nbytes(self) -> int:
-        """Memory of the index."""
+        """The index's memory in bytes."""
         size = ctypes.c_size_t()
         check(library().mtp_suffix_index_bytes(self.handle, ctypes.byref(size)))
         return size.value

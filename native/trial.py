@@ -1,9 +1,9 @@
-"""A model loaded and run once in a process of its own, which may end as it likes.
+"""Loads and runs a model once in a subprocess.
 
     python -m mtp_gguf.native.trial MODEL [HEAD]
 
-llama.cpp trusts a file further than any check of its header goes; here a file that it crashes on
-costs a child.
+Checks of the header cannot find everything that llama.cpp crashes on; here only the subprocess
+crashes.
 """
 
 import signal
@@ -18,17 +18,17 @@ from ._subprocess import run_module
 
 _CONTEXT = 64
 _DEPTH = 2
-_THREADS = 2  # a handful of tokens is not worth more
+_THREADS = 2  # enough for a handful of tokens
 _PROMPT = [1, 2, 3, 4, 5]
 _TOKENS = 6  # a few cycles of drafting
-_REFUSED = 3  # exit code of a child that says why on standard output
-_SHOWN = 300  # characters of a foreign line
+_REFUSED = 3  # exit code of the subprocess if it has printed an error message
+_SHOWN = 300  # maximum characters shown of llama.cpp's output
 
 
 def try_model(model: Path, head: Path | None = None) -> str | None:
-    """Load a GGUF and draft with it, in another process; None when that works, else why not.
+    """Load a GGUF and draft with it in a subprocess; return None on success, else the reason.
 
-    head: another file to take the head from. It takes as long as loading the model does.
+    head: another file to take the head from. This takes about as long as loading the model.
     """
     words = [str(path.absolute()) for path in (model, head) if path is not None]
     done = run_module("mtp_gguf.native.trial", *words)
@@ -39,13 +39,13 @@ def try_model(model: Path, head: Path | None = None) -> str | None:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     said = next((line for line in lines if "GGML_ASSERT" in line), "".join(lines[-1:]))
     return (
-        f"{model}: it ends the process that loads it ({_ending(done.returncode)}): "
-        f"{said[-_SHOWN:] or 'nothing is said'}"
+        f"{model}: it crashes the process that loads it ({_ending(done.returncode)}): "
+        f"{said[-_SHOWN:] or 'no error message'}"
     )
 
 
 def _ending(code: int) -> str:
-    """How a process ended, for people."""
+    """Describe how a process ended."""
     try:
         return signal.Signals(-code).name
     except ValueError:
@@ -53,12 +53,12 @@ def _ending(code: int) -> str:
 
 
 def main() -> int:
-    """Load and draft; the exit code tells the parent."""
+    """Load and draft; the exit code tells the parent process what happened."""
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     model, head = sys.argv[1], next(iter(sys.argv[2:]), None)
     try:
-        # llama_cpp hides standard error where it is not verbose, and with it why ggml aborts.
+        # Unless verbose, llama_cpp hides standard error, and with it ggml's reason for an abort.
         llm = MTPLlama(
             model,
             depth=_DEPTH,

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, as llama.cpp has it: no weight is read.
+"""The tokenizer of a GGUF file, by llama.cpp, without loading weights.
 
-llama.cpp knows every pre-tokenizer that it can run, so a corpus is cut here into the very tokens
-that the model will meet.
+llama.cpp implements the pre-tokenizer of every model it can run, so a corpus is split into the same
+tokens that the model will see.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class Encoding:
 
 
 class Vocabulary:
-    """A GGUF's tokenizer; a context manager. RequestError when llama.cpp cannot load it."""
+    """A GGUF's tokenizer, a context manager. RequestError if llama.cpp cannot load it."""
 
     def __init__(self, path: Path) -> None:
         from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
@@ -55,7 +55,7 @@ class Vocabulary:
             self._model = None
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """The tokens of `text`; special tokens in it are recognised, none are added."""
+        """Return the tokens of `text`; special tokens in it are recognized, none are added."""
         data = text.encode("utf-8", "replace")
         # At most one token per byte.
         tokens = np.empty(max(len(data), 1), np.int32)
@@ -68,7 +68,7 @@ class Vocabulary:
         return tokens[:count]
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Encoding]:
-        """The tokens of each text; `add_special_tokens` must be false."""
+        """Return the tokens of each text; `add_special_tokens` must be false."""
         assert not add_special_tokens
         with ThreadPoolExecutor(_THREADS) as pool:
             return [Encoding(ids) for ids in pool.map(self.encode, texts)]
@@ -76,7 +76,7 @@ class Vocabulary:
 
 @cache
 def _silence() -> Any:
-    """A log callback that says nothing; llama.cpp keeps it, so it must live on."""
+    """Return a log callback that prints nothing; cached, as llama.cpp keeps a pointer to it."""
     from .runtime import llama_cpp  # noqa: PLC0415
 
     return llama_cpp.llama_log_callback(lambda *_: None)

@@ -9,12 +9,12 @@ namespace {
 
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
-constexpr double kChangeTokens = 400; // between two changes, on average
-constexpr double kFirstChance = 0.7;  // of a first draft, before any outcome,
-constexpr double kFirstWeight = 2;    // as sure as so many outcomes
-constexpr double kLaterWeight = 12;   // a later position is like the one before it, as sure as so many
+constexpr double kChangeTokens = 400; // expected tokens between two change points
+constexpr double kFirstChance = 0.7;  // prior acceptance of the first draft
+constexpr double kFirstWeight = 2;    // weight of that prior, in outcomes
+constexpr double kLaterWeight = 12;   // weight, in outcomes, of the prior that a position is like the one before
 constexpr size_t kMostSegments = 12;
-constexpr double kLeastChance = 0.001; // and 1 less the largest
+constexpr double kLeastChance = 0.001; // estimates stay between this and 1 minus this
 
 double clip(double chance) {
     return std::clamp(chance, kLeastChance, 1 - kLeastChance);
@@ -22,7 +22,7 @@ double clip(double chance) {
 
 } // namespace
 
-// The means of the beta distributions that the outcomes of each position leave.
+// The posterior means of the beta distribution of each position.
 Chances Segment::chances(int32_t n) const {
     Chances out = {};
     double before = kFirstChance;
@@ -75,7 +75,7 @@ void Acceptance::add(int32_t n_accepted, double last) {
 }
 
 Chances Acceptance::chances() const {
-    Chances all = {}; // the chance that a position and those before it are accepted
+    Chances all = {}; // the probability that a position and those before it are accepted
     for (const Segment & segment : segments_) {
         const Chances chance = segment.chances(n_positions_);
         double so_far = segment.weight;

@@ -12,7 +12,7 @@ namespace mtp {
 
 namespace {
 
-// The file's beginning, little-endian as the machines that run this; then hidden, head_rows, trunk.
+// The header, little-endian like all supported machines; hidden, head_rows and trunk follow.
 struct Header {
     char     magic[8];
     uint64_t trunk_fingerprint;
@@ -44,7 +44,7 @@ void check_finite(const Checkpoint & c) {
         sound = sound && (x & 0x7c00) != 0x7c00; // the exponent of infinities and NaNs
     }
     if (!sound) {
-        refuse("the head's state: expected finite numbers, found others");
+        refuse("the head's state: expected finite numbers, found NaN or infinity");
     }
 }
 
@@ -87,7 +87,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     }
     std::memcpy(&header, data, sizeof(header));
     if (std::memcmp(header.magic, MAGIC, sizeof(MAGIC)) != 0) {
-        refuse("expected bytes that mtp_checkpoint_write made, found others");
+        refuse("expected the output of mtp_checkpoint_write, found other data");
     }
     const uint64_t left = size - sizeof(header);
     if (header.hidden_bytes > left || header.head_bytes > left - header.hidden_bytes ||

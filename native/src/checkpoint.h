@@ -1,5 +1,5 @@
 #pragma once
-// The state of a sequence at one length, to come back to.
+// A checkpoint: the state of a sequence at one length.
 
 #include "trunk.h"
 
@@ -14,31 +14,31 @@ struct Checkpoint {
     mtp_checkpoint_kind kind = MTP_CHECKPOINT_HOST;
     int64_t length = 0; // tokens, >= 1
 
-    // What the head needs to go on: the last token and the trunk's hidden state of it, [n_embd];
-    // empty where the session knows none.
+    // What the head needs to continue: the last token and the trunk's hidden state at it, [n_embd];
+    // empty if the session has none.
     int32_t token = 0;
     std::vector<float> hidden;
 
-    // DEVICE and HOST: the recurrent state. The caches stay where they are, as long as the token at
-    // position length - 1 is the very one with this mark.
+    // DEVICE and HOST: the recurrent state. The caches stay in place; they are valid as long as the
+    // token at position length - 1 still has this mark.
     Trunk::Copy recurrent;
     uint64_t mark = 0;
 
-    // HEAD and WHOLE: rows head_first .. length - 1 of the head's cache, keys then values; WHOLE: the
-    // trunk's state. Each with the number of the model that it fits.
+    // HEAD and WHOLE: rows head_first .. length - 1 of the head's cache, keys then values. WHOLE: also
+    // the trunk's state. Each has the fingerprint of the model it belongs to.
     uint64_t head_fingerprint = 0;
     int64_t head_first = 0;
     std::vector<uint8_t> head_rows;
     uint64_t trunk_fingerprint = 0;
     std::vector<uint8_t> trunk;
 
-    // What write() takes; 0 for the kinds that cannot leave their session.
+    // The number of bytes that write() produces; 0 for kinds that are tied to their session.
     size_t written_size() const;
 
-    // The bytes of a checkpoint of kind HEAD or WHOLE.
+    // Serializes a checkpoint of kind HEAD or WHOLE.
     void write(uint8_t * out) const;
 
-    // Nothing of the bytes is trusted: MTP_ERROR_FORMAT names what is wrong.
+    // Parses and fully validates untrusted data; MTP_ERROR_FORMAT names the fault.
     static Checkpoint read(const uint8_t * data, size_t size);
 };
 

@@ -1,4 +1,4 @@
-// The C functions of checkpoints: checks that need no object, then a call.
+// The C functions of checkpoints: they check arguments that need no object, then call the session.
 
 #include "error.h"
 #include "handles.h"

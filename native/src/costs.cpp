@@ -12,14 +12,14 @@ namespace {
 
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
-constexpr double kUses = 48;         // a cost is the mean of so many measurements
-constexpr double kOutlier = 0.4;     // one that is further off, in logarithms, counts as one that is not
-constexpr double kFollow = 1.0 / 16; // share of each deviation that is the machine's
-constexpr double kNoiseUses = 32;    // measurements over which their noise is averaged
-constexpr double kDoubt = 1.5;       // standard errors that a cost may be less than the mean,
-constexpr double kMostDoubt = 0.1;   // but no more than this, in logarithms
-constexpr double kWarmUp = 0.06;     // what a single measurement may be too high by, being the first
-constexpr double kNextStep = 0.6;    // beyond the sizes that were measured, of the last known step
+constexpr double kUses = 48;         // a cost is averaged over this many measurements
+constexpr double kOutlier = 0.4;     // deviations are clipped to this, in logarithms
+constexpr double kFollow = 1.0 / 16; // share of each deviation that is attributed to the machine's speed
+constexpr double kNoiseUses = 32;    // measurements over which the noise is averaged
+constexpr double kDoubt = 1.5;       // standard errors that an optimistic cost is below the mean,
+constexpr double kMostDoubt = 0.1;   // but at most this much, in logarithms
+constexpr double kWarmUp = 0.06;     // by how much a first measurement may be too high, in logarithms
+constexpr double kNextStep = 0.6;    // step beyond the measured sizes, relative to the last known step
 
 } // namespace
 
@@ -27,7 +27,7 @@ void Costs::add(int32_t size, double ms, Machine & machine) {
     Cell & cell = cells_[size];
     const double seen = std::log(ms) - machine.slowdown;
     if (cell.uses == 0 || (cell.uses == 1 && seen < cell.log_ms)) {
-        cell.log_ms = seen; // a first use often warms something up
+        cell.log_ms = seen; // the first measurement often includes warm-up
     } else {
         const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
         cell.log_ms += off / (cell.uses + 1);
@@ -37,8 +37,8 @@ void Costs::add(int32_t size, double ms, Machine & machine) {
     cell.uses = std::min(cell.uses + 1, kUses);
 }
 
-// Between two measured sizes by the line through both; below all in proportion, the least that can be;
-// above all by what one more cost last.
+// Interpolates linearly between two measured sizes. Below the smallest one the cost is proportional to
+// the size, which is a lower bound; above the largest one it grows with a damped last step.
 double Costs::line_ms(int32_t size, double otherwise) const {
     const auto cost = [](const auto & cell) { return std::exp(cell->second.log_ms); };
     const auto above = cells_.lower_bound(size);
@@ -84,9 +84,9 @@ double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, 
     return ms(size, otherwise) * std::exp(-error - (uses == 1 ? kWarmUp : 0));
 }
 
-void Prices::add(Costs & costs, int32_t size, double ms) {
+void SharedCosts::add(Costs & costs, int32_t size, double ms) {
     if (!std::isfinite(ms) || ms < 0) {
-        throw Error(MTP_ERROR_ARGUMENT, format("a cost: expected milliseconds from 0, found %g", ms));
+        throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));
     }
     if (ms > 0) {
         costs.add(size, ms, machine);

@@ -1,51 +1,52 @@
 #pragma once
-// What drafting and verifying cost, learned from measured times. No clock: times come from outside.
+// What drafting and verifying cost, estimated from times that the caller measures.
 
 #include <cstdint>
 #include <map>
 
 namespace mtp {
 
-// Of what the first token costs each further one is believed to cost at least this share.
+// Each further token of a batch is assumed to cost at least this share of the first one.
 constexpr double kLeastStep = 0.1;
 
-// The machine at the moment. It drifts by more than neighbouring sizes of batches differ, so costs are
-// kept without its drift.
+// The machine's current speed. It drifts by more than neighbouring batch sizes differ, so costs are
+// stored with the drift removed.
 struct Machine {
-    double slowdown = 0; // the logarithm of how much slower it is than when the costs were learned
-    double noise = 0.1;  // mean distance of a measured time from what was expected, as a share of it
+    double slowdown = 0; // logarithm of the current slowdown relative to when the costs were learned
+    double noise = 0.1;  // mean relative deviation of a measured time from its expected value
 };
 
-// Milliseconds by size of batch, of the sizes that were measured.
+// Milliseconds by batch size, for the sizes that were measured.
 class Costs {
 public:
     void add(int32_t size, double ms, Machine & machine);
 
-    // The best estimate: never more than a larger size costs; of a size without a measurement from those
-    // that have one, `otherwise` without any.
+    // The best estimate, never above that of a larger size. Sizes without a measurement are interpolated
+    // or extrapolated; without any measurement the result is `otherwise`.
     double ms(int32_t size, double otherwise) const;
 
-    // As cheap as it may be after so few measurements; those of sizes that differ by less than `near` count.
+    // An optimistic estimate: the lower the number of measurements, the lower it is. Measurements of sizes
+    // that differ by less than `near` count.
     double least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near = 1) const;
 
 private:
     struct Cell {
         double log_ms = 0;
-        double uses = 0; // up to a limit
+        double uses = 0; // number of measurements, up to a limit
     };
     double line_ms(int32_t size, double otherwise) const;
 
     std::map<int32_t, Cell> cells_;
 };
 
-// What drafting and verifying cost, for all sequences whose drafts go into one batch.
-struct Prices {
+// The costs of drafting, verifying and rolling back, shared by all sequences whose drafts share batches.
+struct SharedCosts {
     Machine machine;
-    Costs verify; // by tokens of a batch
-    Costs draft;  // by depth
-    Costs undo;   // of rejected drafts; size 1 alone
+    Costs verify;   // by number of tokens in a batch
+    Costs draft;    // by depth
+    Costs rollback; // of rejected drafts, always under size 1
 
-    // To one of the three, if somebody measured it: 0 is for times that nobody did.
+    // Adds a time to one of the three; 0 means that it was not measured and is ignored.
     void add(Costs & costs, int32_t size, double ms);
 };
 

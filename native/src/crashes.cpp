@@ -1,5 +1,5 @@
-// The last words of a process. llama.cpp asserts, and reads its models where they are mapped, so that a
-// file can end the process that runs it: a program says so in one sentence and ends with exit code 1.
+// Crash messages. llama.cpp has assertions and reads models from mapped files, so a bad file can crash the
+// process. A program then prints one sentence and exits with code 1.
 
 #include "error.h"
 
@@ -25,7 +25,7 @@ static std::atomic<int> the_output{-1};
     for (const char * part : {"\nmtp-gguf: the model ended the process: ", what,
                               "; `mtp-gguf doctor MODEL --load` tries a model in a process of its own\n"}) {
         if (write(output, part, std::strlen(part)) < 0) {
-            break; // nobody is left to be told
+            break; // standard error is closed
         }
     }
     _exit(1);
@@ -42,7 +42,7 @@ static void on_terminate() {
 static void on_signal(int number) {
     end_with(number == SIGBUS ? "a file was cut off while it was in use"
              : number == SIGFPE ? "a division by zero (SIGFPE)"
-                                : "a read past what is there (SIGSEGV)");
+                                : "an invalid memory access (SIGSEGV)");
 }
 
 } // namespace mtp
@@ -62,7 +62,7 @@ mtp_status mtp_tell_crashes(void) {
         for (const int number : {SIGBUS, SIGFPE, SIGSEGV}) {
             struct sigaction before = {};
             sigaction(number, nullptr, &before);
-            if (before.sa_handler == SIG_DFL) { // others have their own plans
+            if (before.sa_handler == SIG_DFL) { // keep existing handlers
                 struct sigaction action = {};
                 action.sa_handler = mtp::on_signal;
                 sigaction(number, &action, nullptr);

@@ -12,10 +12,10 @@ namespace {
 
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
-constexpr double kProbeShare = 0.015;   // of the time, for probes
-constexpr double kEvidenceKept = 512;   // drafts over which the evidence of the head's probabilities forgets
-constexpr double kEvidenceWeight = 16;  // as if so many drafts had shown that they tell nothing
-constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // of the probabilities of a bucket
+constexpr double kProbeShare = 0.015;   // share of the time spent on probes
+constexpr double kEvidenceKept = 512;   // drafts over which evidence about the head's probabilities decays
+constexpr double kEvidenceWeight = 16;  // prior, in drafts, that the head's probabilities are uninformative
+constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // bucket boundaries of the head's probability
 
 int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
@@ -23,8 +23,8 @@ int bucket_of(float probability) {
 
 } // namespace
 
-Depth::Depth(int32_t max_depth, std::shared_ptr<Prices> prices)
-    : max_depth_(max_depth), prices_(std::move(prices)),
+Depth::Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs)
+    : max_depth_(max_depth), costs_(std::move(costs)),
       acceptance_(std::clamp(max_depth, 0, MTP_MAX_DEPTH)) {
     require_range(max_depth, 0, MTP_MAX_DEPTH, "max_depth");
 }
@@ -36,22 +36,22 @@ void Depth::share(int32_t n_sequences) {
 
 void Depth::report_batch(int32_t n_tokens, double ms) {
     require_range(n_tokens, 1, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "n_tokens");
-    prices_->add(prices_->verify, n_tokens, ms);
+    costs_->add(costs_->verify, n_tokens, ms);
 }
 
 void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        prices_->add(prices_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
+        costs_->add(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        prices_->add(prices_->draft, i + 1, require(draft_ms, "draft_ms")[i]);
+        costs_->add(costs_->draft, i + 1, require(draft_ms, "draft_ms")[i]);
     }
 }
 
-// A chance in the light of the head's own probability, by Bayes: the odds times how much more often
-// accepted drafts have such a probability than rejected ones.
+// Updates an acceptance probability with the head's own probability by Bayes' rule: the odds are
+// multiplied by how much more often accepted drafts have such a probability than rejected ones.
 double Depth::sharpen(double chance, float probability) const {
     double right = 0;
     double wrong = 0;
@@ -76,21 +76,22 @@ double Depth::sharpen(double chance, float probability) const {
 double Depth::verify_ms(int32_t rows) const {
     const int32_t n = n_sequences_;
     const double otherwise = n * (1 + kLeastStep * (rows - 1));
-    return prices_->verify.least_ms(n * rows, otherwise, prices_->machine, n) / n;
+    return costs_->verify.least_ms(n * rows, otherwise, costs_->machine, n) / n;
 }
 
 double Depth::draft_ms(int32_t depth) const {
-    const double otherwise = kLeastStep * prices_->verify.ms(1, 1) * depth;
-    return depth ? prices_->draft.least_ms(depth, otherwise, prices_->machine) : 0;
+    const double otherwise = kLeastStep * costs_->verify.ms(1, 1) * depth;
+    return depth ? costs_->draft.least_ms(depth, otherwise, costs_->machine) : 0;
 }
 
-// all_accepted: the chance that no draft is rejected.
+// The expected time of a cycle. all_accepted: the probability that no draft is rejected.
 double Depth::cycle_ms(int32_t depth, double all_accepted, double draft_ms) const {
-    const double undo = depth ? (1 - all_accepted) * prices_->undo.ms(1, 0) : 0;
-    return draft_ms + verify_ms(depth + 1) + undo;
+    const double rollback = depth ? (1 - all_accepted) * costs_->rollback.ms(1, 0) : 0;
+    return draft_ms + verify_ms(depth + 1) + rollback;
 }
 
-// Most tokens per millisecond of all depths up to `room`, and that depth. free: drafts cost nothing.
+// Returns the highest expected tokens per millisecond of all depths up to `room` and stores that depth.
+// free: drafting costs nothing.
 double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free) const {
     double tokens = 1;
     double all = 1;
@@ -129,10 +130,10 @@ int32_t Depth::plan_free(const Chances & chances, int32_t n, double & rate) cons
     return best;
 }
 
-void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double undo_ms) {
-    prices_->add(prices_->verify, n_verified + 1, verify_ms);
+void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double rollback_ms) {
+    costs_->add(costs_->verify, n_verified + 1, verify_ms);
     if (n_accepted < n_verified) {
-        prices_->add(prices_->undo, 1, undo_ms);
+        costs_->add(costs_->rollback, 1, rollback_ms);
     }
     acceptance_.pass(n_accepted + 1);
 }
@@ -151,7 +152,7 @@ int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
     const Chances chance = acceptance_.chances();
     const double rate = best_rate(chance, max_depth_, unused);
     for (int32_t kept = 0; kept < n; ++kept) {
-        // Whether more than `kept` are worth it, by what may be known when draft `kept` is decided.
+        // Whether verifying more than `kept` drafts pays, using only what draft `kept` may depend on.
         Chances seen = chance;
         for (int32_t i = 0; i < (own ? n : kept); ++i) {
             seen[size_t(i)] = sharpen(chance[size_t(i)], probabilities[i]);
@@ -174,7 +175,7 @@ int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
     return n;
 }
 
-// What the head's probabilities are worth, by a draft of this one.
+// Records whether a draft with this head probability was right.
 void Depth::learn_probability(double right, float probability) {
     for (Bucket & bucket : buckets_) {
         bucket.right *= 1 - 1 / kEvidenceKept;
@@ -192,14 +193,14 @@ void Depth::report(const mtp_cycle_outcome & o) {
     if (o.n_drafted > 0) {
         require(o.probabilities, "probabilities");
     }
-    if (o.verify_ms != 0) { // 0: told by report_batch
-        prices_->add(prices_->verify, o.n_verified + 1, o.verify_ms);
+    if (o.verify_ms != 0) { // 0: not measured, or reported by report_batch
+        costs_->add(costs_->verify, o.n_verified + 1, o.verify_ms);
     }
     if (o.n_drafted > 0) {
-        prices_->add(prices_->draft, o.n_drafted, o.draft_ms);
+        costs_->add(costs_->draft, o.n_drafted, o.draft_ms);
     }
     if (o.n_accepted < o.n_verified) {
-        prices_->add(prices_->undo, 1, o.undo_ms);
+        costs_->add(costs_->rollback, 1, o.undo_ms);
     }
 
     double last = -1;
@@ -219,8 +220,8 @@ void Depth::report(const mtp_cycle_outcome & o) {
 
     // A probe that was accepted is followed by another.
     probe_again_ = probe_ && (o.n_accepted > 0 || last > 0.5);
-    const double price = probe_ ? draft_ms(1) / cycle_ms(0, 1, 0) : 0;
-    probe_debt_ = std::max(0.0, probe_debt_ + price - kProbeShare * (o.n_accepted + 1));
+    const double probe_cost = probe_ ? draft_ms(1) / cycle_ms(0, 1, 0) : 0;
+    probe_debt_ = std::max(0.0, probe_debt_ + probe_cost - kProbeShare * (o.n_accepted + 1));
 }
 
 } // namespace mtp

@@ -1,18 +1,18 @@
 #pragma once
-// How many tokens to draft, cycle by cycle: costs and outcomes in, depth out. No clock, no randomness,
-// no knowledge of trunk or head, so that the same history gives the same choice.
+// Chooses the draft depth of each cycle from measured costs and outcomes. It uses no clock and no
+// randomness and knows neither trunk nor head, so the same history leads to the same choices.
 //
-// A cycle of n verified drafts gives 1 + a1 + a1 a2 + ... tokens, a_i being the chance that draft i
-// is accepted once those before it are, and costs draft(n) + verify(n + 1) milliseconds. What gives
-// most tokens per millisecond is drafted. Three things keep that honest:
+// A cycle with n verified drafts yields 1 + a1 + a1 a2 + ... tokens on average, where a_i is the
+// probability that draft i is accepted if those before it are, and takes draft(n) + verify(n + 1)
+// milliseconds. The depth with the most tokens per millisecond is chosen. Three refinements:
 //
-// - what a depth costs is the mean of its measured times, less the machine's drift (costs.h); the fewer
-//   there are, the cheaper it is believed to be, so that it is tried where it could win;
-// - the head's own probabilities of a finished draft say more than the averages: of what is drafted
-//   only as much is verified as then seems worth its price;
-// - where nothing is worth it, one token is drafted now and then and not verified, a probe: the token
-//   that the trunk chooses anyway shows whether it would have been accepted, at the price of the draft
-//   alone. Probes take a fixed share of the time.
+// - The cost of a depth is the mean of its measured times, corrected for the machine's drift (costs.h).
+//   With few measurements the cost is estimated optimistically, so that promising depths get tried.
+// - The head's probabilities of a finished draft say more than the averages, so drafts whose expected
+//   gain is below their verification cost are dropped before verification.
+// - When drafting does not pay, one token is occasionally drafted without being verified, a probe. The
+//   token that the trunk generates anyway shows whether the draft would have been accepted, so a probe
+//   costs only the draft. Probes take a fixed share of the time.
 
 #include "acceptance.h"
 #include "costs.h"
@@ -24,12 +24,11 @@
 
 namespace mtp {
 
-// The choice for one sequence. Where several share a batch it is made as if all of them had as many
-// drafts: a batch of n sequences with d drafts each costs verify(n (d + 1)), of which each bears the
-// n-th part.
+// Chooses the depth for one sequence. If n sequences share a batch, all of them are assumed to draft d
+// tokens: the batch then costs verify(n (d + 1)), and each sequence accounts for 1/n of it.
 class Depth {
 public:
-    explicit Depth(int32_t max_depth, std::shared_ptr<Prices> prices = std::make_shared<Prices>());
+    explicit Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs = std::make_shared<SharedCosts>());
 
     // As the functions of the same names in mtp.h.
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft);
@@ -37,34 +36,34 @@ public:
     void share(int32_t n_sequences);
     void report_batch(int32_t n_tokens, double ms);
 
-    // How many tokens to draft, at most `room`.
+    // Returns how many tokens to draft, at most `room`.
     int32_t plan(int32_t room);
 
-    // How many of n finished drafts to verify. probabilities: [n], the head's. own: whether a
-    // draft's own probability may decide about it; where drafts are drawn and not the likeliest
-    // ones, that would bend the distribution, and only the drafts before it decide.
+    // Returns how many of n finished drafts to verify. probabilities: [n], from the head. own: whether
+    // a draft's own probability may decide whether it is verified. For sampled drafts that would bias
+    // the distribution, so only the drafts before it may.
     int32_t keep(const float * probabilities, int32_t n, bool own) const;
 
     void report(const mtp_cycle_outcome & outcome);
 
-    // For drafts from elsewhere, which cost nothing to make.
+    // The next three functions compare the head with free drafts, which come from elsewhere at no cost.
     //
-    // Tokens per millisecond that are expected of the head: at the best depth up to `room`, or at
-    // exactly `depth` if that is not MTP_DEPTH_AUTO.
+    // The expected tokens per millisecond with the head's drafts: at the best depth up to `room`, or at
+    // `depth` if that is not MTP_DEPTH_AUTO.
     double expected_rate(int32_t depth, int32_t room) const;
-    // How many of n free drafts to verify for most tokens per millisecond, and that rate. chances:
-    // that each is accepted once those before it are.
+    // Returns how many of n free drafts to verify for the most tokens per millisecond, and sets `rate` to
+    // that throughput. chances: the acceptance probability of each draft if those before it are accepted.
     int32_t plan_free(const Chances & chances, int32_t n, double & rate) const;
-    // A cycle of free drafts.
-    void report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double undo_ms);
+    // Reports a cycle with free drafts.
+    void report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double rollback_ms);
 
     int32_t max_depth() const { return max_depth_; }
-    const std::shared_ptr<Prices> & prices() const { return prices_; }
+    const std::shared_ptr<SharedCosts> & costs() const { return costs_; }
 
 private:
     static constexpr int kBuckets = 6;
 
-    // Of the head's probability: of accepted and of rejected drafts, how many fell into it.
+    // The number of accepted and rejected drafts whose head probability falls into this bucket.
     struct Bucket {
         double right = 0;
         double wrong = 0;
@@ -78,11 +77,11 @@ private:
     void learn_probability(double right, float probability);
 
     int32_t max_depth_;
-    std::shared_ptr<Prices> prices_;
+    std::shared_ptr<SharedCosts> costs_;
     int32_t n_sequences_ = 1;
-    bool probe_ = false;       // the cycle at hand drafts only to see whether drafts are accepted
-    bool probe_again_ = false;
-    double probe_debt_ = 0;    // what probes took, less their share, in times of a token that is decoded alone
+    bool probe_ = false;       // the current cycle is a probe
+    bool probe_again_ = false; // the last probe was accepted
+    double probe_debt_ = 0;    // time of probes beyond their share, in units of one single-token decode
     Acceptance acceptance_;
     std::array<Bucket, kBuckets> buckets_;
 };

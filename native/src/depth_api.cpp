@@ -1,4 +1,4 @@
-// The C functions of the choice of depth: checks that need no object, then a call.
+// The C functions of the depth chooser: they check arguments that need no object, then call it.
 
 #include "depth.h"
 #include "error.h"
@@ -21,7 +21,7 @@ mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out) {
 mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out) {
     return guard([&] {
         *require(out, "out") = nullptr;
-        *out = new mtp_depth(require(other, "other")->max_depth(), other->prices());
+        *out = new mtp_depth(require(other, "other")->max_depth(), other->costs());
     });
 }
 

@@ -9,9 +9,9 @@
 
 namespace mtp {
 
-// Entries of the draft vocabulary whose weights are summed up together. Among so many, and among as
-// many blocks, F32 tells the running sums apart; along a whole vocabulary it would swallow what
-// comes after a large one.
+// The number of draft vocabulary entries per block of a two-level cumulative sum. Over this many entries,
+// and over as many blocks, F32 is precise enough; over the whole vocabulary, small weights after a large
+// one would be lost.
 constexpr int64_t DRAW_BLOCK = 512;
 
 // Builds the tensors of one graph. Shapes are in ggml's order; R rows or 1.
@@ -31,7 +31,7 @@ public:
             g_.step_positions_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_I32, 4, depth), "step positions");
             g_.mask_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, g_.key_.n_kv, depth), "mask");
         }
-        if (depth > 1) { // the first step's slot is among the fed ones
+        if (depth > 1) { // the first step uses a fed row's slot
             g_.step_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, depth), "step slots");
         }
 
@@ -98,8 +98,8 @@ private:
         return ggml_mul_mat(ctx_, w_.eh_proj, both);
     }
 
-    // Writes the keys and values of n normed rows. What set_rows returns is what later reads go to,
-    // so that they depend on the write.
+    // Writes the keys and values of n normed rows. Later reads use the tensors that set_rows returns, so
+    // that they depend on the write.
     void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots) {
         const int64_t n = normed->ne[1];
         ggml_tensor * k = ggml_reshape_3d(ctx_, ggml_mul_mat(ctx_, w_.k, normed), c_.head_dim, c_.n_head_kv, n);
@@ -148,14 +148,14 @@ private:
         return ggml_mul_mat(ctx_, down, both);
     }
 
-    // The chosen experts, weighted by their renormed probabilities, and the gated shared one.
+    // The selected experts, weighted by their renormalized probabilities, and the gated shared expert.
     ggml_tensor * mixture(ggml_tensor * x) {
         const int64_t used = c_.n_expert_used;
         ggml_tensor * probabilities = ggml_soft_max(ctx_, ggml_mul_mat(ctx_, w_.router, x)); // [n_expert, 1]
         ggml_tensor * chosen = ggml_argsort_top_k(ctx_, probabilities, int(used));           // [used, 1]
         ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, 1), chosen);
         shares = ggml_reshape_2d(ctx_, shares, used, 1);
-        // The smallest normal F16 keeps the division sound, as in llama.cpp's build_moe_ffn.
+        // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
         ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
         shares = ggml_reshape_3d(ctx_, ggml_div(ctx_, shares, sum), 1, used, 1);
         if (c_.expert_scale != 1.0f) {
@@ -197,8 +197,8 @@ private:
         return ggml_get_rows(ctx_, ggml_reshape_2d(ctx_, column, 1, column->ne[0]), index);
     }
 
-    // The index [1] of the largest of a column [n, 1]. Where there is none, as among NaNs, GPU kernels
-    // answer -1, and what is read there would lie outside the table.
+    // The index [1] of the maximum of a column [n, 1]. If there is none, as with NaNs, GPU kernels return
+    // -1, which would lead to a read outside the table.
     ggml_tensor * largest(ggml_tensor * column) {
         ggml_tensor * index = ggml_cast(ctx_, ggml_argmax(ctx_, column), GGML_TYPE_F32); // exact below 2^24
         return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(column->ne[0] - 1)), GGML_TYPE_I32);
@@ -211,9 +211,9 @@ private:
         return ggml_div(ctx_, sums, total);
     }
 
-    // The index, [1] F32, of the first of running shares [n] that passes a uniform of this step. As
-    // many pass as there are from it on, which is how it is counted. The uniform's two parts are
-    // subtracted one after the other, so that no bit of it is lost.
+    // The index, [1] F32, of the first cumulative share [n] that exceeds a uniform of this step. It is n
+    // minus the number of shares that exceed it. The uniform's two parts are subtracted one after the
+    // other, so that no bit is lost.
     ggml_tensor * first_to_pass(ggml_tensor * shares, int64_t step, int64_t uniform) {
         const auto part = [&](int64_t i) {
             const size_t at = size_t(step) * g_.uniforms_->nb[1] + size_t(2 * uniform + i) * sizeof(float);
@@ -222,12 +222,12 @@ private:
         const float n = float(shares->ne[0]);
         ggml_tensor * passed = ggml_step(ctx_, ggml_sub(ctx_, ggml_sub(ctx_, shares, part(0)), part(1)));
         ggml_tensor * index = ggml_scale_bias(ctx_, ggml_sum_rows(ctx_, passed), -1.0f, n);
-        return ggml_clamp(ctx_, index, 0.0f, n - 1); // NaNs pass nothing
+        return ggml_clamp(ctx_, index, 0.0f, n - 1); // with NaNs no share exceeds it
     }
 
-    // An index [1] drawn with the weights [n, 1]: a block, and then an entry of it. A token's
-    // probability is the product of the two steps between running shares, whatever was rounded in
-    // them: they are kept for whoever asks.
+    // Samples an index [1] with the weights [n, 1]: first a block, then an entry in it. The exact
+    // probability of a token, rounding included, is the product of the two increments of the cumulative
+    // shares, which are kept for drawn_from().
     ggml_tensor * draw(ggml_tensor * weights, int64_t step) {
         const int64_t n = weights->ne[0];
         const int64_t blocks = (n + DRAW_BLOCK - 1) / DRAW_BLOCK;
@@ -241,7 +241,7 @@ private:
         ggml_tensor * inner_shares = running_shares(ggml_reshape_1d(ctx_, row, DRAW_BLOCK));
         ggml_tensor * inner = first_to_pass(inner_shares, step, 1);
         ggml_tensor * index = ggml_add(ctx_, ggml_scale(ctx_, block, float(DRAW_BLOCK)), inner);
-        index = ggml_clamp(ctx_, index, 0.0f, float(n - 1)); // what pads the last block is no entry
+        index = ggml_clamp(ctx_, index, 0.0f, float(n - 1)); // exclude the padding of the last block
         for (ggml_tensor * tensor : {weights, block_shares, inner_shares}) {
             output(tensor);
         }
@@ -251,7 +251,7 @@ private:
         return ggml_cast(ctx_, index, GGML_TYPE_I32); // exact below 2^24
     }
 
-    // Logits of one hidden state, what is chosen of them, and how probable that is.
+    // Computes the logits of a hidden state, the chosen token and its probability.
     void draft(ggml_tensor * hidden, int64_t step) {
         ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
         ggml_tensor * index = largest(logits);                        // [1]
@@ -324,7 +324,7 @@ size_t DraftGraph::bytes() const {
     return ggml_gallocr_get_buffer_size(allocator_.get(), 0) + ggml_used_mem(context_.get());
 }
 
-// Lets the graph work on these tensors, which are of the shape of its own.
+// Makes the graph use these tensors, which have the shape of its own.
 void DraftGraph::bind(const ggml_tensor * keys, const ggml_tensor * values) {
     const auto same = [](const ggml_tensor * a, const ggml_tensor * b) { return a->data == b->data && a->buffer == b->buffer; };
     if (same(keys_, keys) && same(values_, values)) {
@@ -342,7 +342,8 @@ void DraftGraph::bind(const ggml_tensor * keys, const ggml_tensor * values) {
     }
 }
 
-// Each number of [0, 1) as a multiple of 2^-24 and one of 2^-48 below that: floats hold both.
+// Splits each number in [0, 1) into a multiple of 2^-24 and a smaller multiple of 2^-48, which floats
+// represent exactly.
 static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
     std::vector<float> out;
     for (const double number : numbers) {
@@ -364,8 +365,8 @@ void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, 
     ggml_backend_tensor_set(embedding_, embedding, 0, ggml_nbytes(embedding_));
     ggml_backend_tensor_set(hidden_, hidden, 0, ggml_nbytes(hidden_));
 
-    // M-RoPE takes four positions for each row; text has the same in the first three, and the
-    // fourth turns nothing.
+    // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has no
+    // effect.
     std::vector<int32_t> positions(size_t(4 * rows));
     std::vector<int64_t> slots(static_cast<size_t>(rows));
     for (int64_t i = 0; i < rows; ++i) {
@@ -401,7 +402,7 @@ void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, 
     }
 
     if (key_.draws) {
-        const float cutoff = drawing->cutoff - 1e-5f; // the token that sets the bar must pass it
+        const float cutoff = drawing->cutoff - 1e-5f; // keeps the token at the cutoff despite rounding
         ggml_backend_tensor_set(sharpness_, &drawing->inverse_temperature, 0, sizeof(float));
         ggml_backend_tensor_set(cutoff_, &cutoff, 0, sizeof(float));
         ggml_backend_tensor_set(uniforms_, in_two_parts(drawing->uniforms).data(), 0, ggml_nbytes(uniforms_));

@@ -1,11 +1,11 @@
 #pragma once
-// One evaluation: feed R rows into the MTP layer's cache, then draft D tokens without leaving the
-// device.
+// One graph evaluation: feeds R rows into the MTP layer's cache, then drafts D tokens without leaving
+// the device.
 //
-// Step 1 is the last fed row; each later step takes the embedding of the step before's argmax and
-// the block's own hidden state after its norm. Of the fed rows only keys and values are needed,
-// except for the last one. Rows of the cache beyond the last position hold what rejected drafts
-// left; the mask hides them until they are written again.
+// Step 1 uses the last fed row; each later step uses the embedding of the previous step's token and the
+// block's own hidden state after its norm. Only keys and values are computed for the fed rows, except
+// for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts; the
+// mask hides them until they are overwritten.
 
 #include "head_cache.h"
 #include "head_config.h"
@@ -22,8 +22,8 @@
 
 namespace mtp {
 
-// How drafts are drawn: from the softmax of logits / temperature, without the tokens whose logit is
-// too far below the largest.
+// How drafts are sampled: from the softmax of logits / temperature, without tokens whose logit is too
+// far below the largest.
 struct Drawing {
     float inverse_temperature;
     float cutoff;                 // <= 0, distance from the largest logit
@@ -32,13 +32,13 @@ struct Drawing {
 
 class DraftGraph {
 public:
-    // What a graph is built for; two calls with equal keys share one.
+    // The parameters of a graph; calls with equal keys share one.
     struct Key {
         int64_t capacity; // of the sequence's cache
         int64_t rows;     // R >= 1
         int64_t depth;    // D >= 0
         int64_t n_kv;     // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
-        bool draws = false; // drafts are drawn from the head's distribution, and not its argmax
+        bool draws = false; // drafts are sampled from the head's distribution instead of its argmax
 
         bool operator==(const Key & other) const {
             return capacity == other.capacity && rows == other.rows && depth == other.depth && n_kv == other.n_kv &&
@@ -46,8 +46,8 @@ public:
         }
     };
 
-    // cache: of any sequence whose capacity is the key's, for the place and the kind of its tensors.
-    // MTP_ERROR_UNSUPPORTED, naming op and type, when the backend cannot run it.
+    // seq: any sequence with the key's capacity; its tensors determine buffer and type. Throws
+    // MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
     DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
                int seq, ggml_backend_t backend);
 
@@ -56,18 +56,18 @@ public:
     // Memory of the activations and of the graph itself.
     size_t bytes() const;
 
-    // Runs on a sequence whose capacity is the key's. embedding, hidden: [R][n_embd]. first: position
-    // of row 0. drawing: for a graph that draws.
+    // Runs on a sequence with the key's capacity. embedding, hidden: [R][n_embd]. first: the position of
+    // row 0. drawing: required if the graph samples.
     void run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
              const Drawing * drawing);
 
-    // What step s (from 0) drafted: index in the draft vocabulary, its probability, all logits. The
-    // probability is 0 where a drawing graph had none to draw by, as among NaNs.
+    // The result of a step (from 0): its index in the draft vocabulary, its probability, all logits. The
+    // probability is 0 if a sampling graph had no valid distribution, as with NaNs.
     int32_t index(int64_t step) const;
     float probability(int64_t step) const;
     void logits(int64_t step, float * out) const;
 
-    // The probabilities that step s drew by, [draft vocabulary]; for a graph that draws.
+    // The distribution that a step of a sampling graph used, [draft vocabulary].
     void drawn_from(int64_t step, std::vector<double> & out) const;
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".

@@ -11,7 +11,7 @@ namespace mtp {
 static const char * IDS_KEY = "mtp_gguf.fastmtp.token_ids"; // docs/fastmtp.md
 static const char * ID_MAP = "d2t";
 
-// Every id absolute, in range and unique: a wrong map is silent otherwise, acceptance just collapses.
+// Checks that all ids are in range and unique. A wrong map causes no error, only an acceptance of zero.
 static void check_ids(const GgufFile & file, const char * field, const std::vector<int64_t> & ids,
                       int64_t n_vocab) {
     std::vector<bool> seen(size_t(n_vocab), false);
@@ -45,7 +45,7 @@ static std::vector<int64_t> read_id_map(const GgufFile & file, const StoredTenso
     return ids;
 }
 
-// A matrix of n_embd columns that can be read row by row as floats.
+// A matrix with n_embd columns whose rows can be read as floats.
 static void check_rows(const GgufFile & file, const StoredTensor & tensor, int64_t n_embd, int64_t n_rows) {
     const bool shape = tensor.ne[0] == n_embd && tensor.ne[1] >= 1 && tensor.ne[2] == 1 && tensor.ne[3] == 1 &&
                        (n_rows < 0 || tensor.ne[1] == n_rows);
@@ -66,7 +66,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
     DraftVocabulary v;
     const std::string head_name = config.name("nextn.shared_head_head.weight");
 
-    // The block's own embedding, else the model's, else that of the trunk's file.
+    // The block's own embedding, or the model's, or that of the trunk's file.
     const GgufFile * embedding_file = &head;
     v.embedding = head.find(config.name("nextn.embed_tokens.weight"));
     const bool own_embedding = v.embedding != nullptr;
@@ -116,7 +116,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
             output_file = trunk;
             v.output = trunk->find("output.weight");
         }
-        if (!v.output) { // tied to the model's embedding, which the block's own one may shadow
+        if (!v.output) { // tied to the model's embedding, even if the block has its own
             std::unique_ptr<StoredTensor> tied =
                 own_embedding ? head.find("token_embd.weight") : std::make_unique<StoredTensor>(*v.embedding);
             if (!tied) {

@@ -12,7 +12,7 @@ void set_last_error(const std::string & text) noexcept {
     try {
         last_error = text;
     } catch (...) {
-        last_error.clear(); // no memory for the sentence: the status has to do
+        last_error.clear(); // no memory for the message: the status must suffice
     }
 }
 

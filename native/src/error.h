@@ -1,5 +1,5 @@
 #pragma once
-// How the library fails inside: one exception, turned into a status and a sentence at the C surface.
+// The library's internal exception, which the C API turns into a status and an error message.
 
 #include "mtp.h"
 
@@ -9,7 +9,7 @@
 
 namespace mtp {
 
-// Carries the status that the C surface returns and the sentence for mtp_last_error().
+// Carries the status that the C API returns and the message for mtp_last_error().
 class Error : public std::runtime_error {
 public:
     Error(mtp_status status, const std::string & text) : std::runtime_error(text), status(status) {}
@@ -17,7 +17,7 @@ public:
     const mtp_status status;
 };
 
-// printf into a string.
+// Formats like printf into a string.
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
@@ -26,7 +26,7 @@ std::string format(const char * fmt, ...);
 // Sets this thread's last error.
 void set_last_error(const std::string & text) noexcept;
 
-// Runs the body of a C function: nothing thrown leaves it.
+// Runs the body of a C function and converts every exception to a status.
 template <typename Body>
 mtp_status guard(Body && body) noexcept {
     try {
@@ -42,12 +42,12 @@ mtp_status guard(Body && body) noexcept {
         set_last_error(std::string("internal error: ") + error.what());
         return MTP_ERROR_INTERNAL;
     } catch (...) {
-        set_last_error("internal error: something that is no std::exception was thrown");
+        set_last_error("internal error: an exception that is not a std::exception was thrown");
         return MTP_ERROR_INTERNAL;
     }
 }
 
-// For pointers that a caller must not leave out.
+// Checks a required pointer argument.
 template <typename T>
 T * require(T * pointer, const char * name) {
     if (pointer == nullptr) {
@@ -56,7 +56,7 @@ T * require(T * pointer, const char * name) {
     return pointer;
 }
 
-// For numbers from outside: lowest <= value <= highest.
+// Checks that an argument is within lowest .. highest.
 inline void require_range(long long value, long long lowest, long long highest, const char * name) {
     if (value < lowest || value > highest) {
         throw Error(MTP_ERROR_ARGUMENT,

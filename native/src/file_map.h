@@ -1,5 +1,5 @@
 #pragma once
-// A whole file, mapped read-only.
+// A file that is mapped read-only as a whole.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace mtp {
 
 class FileMap {
 public:
-    // Error MTP_ERROR_FILE with the path and the system's reason.
+    // Throws MTP_ERROR_FILE with the path and the system's reason.
     explicit FileMap(const std::string & path);
     ~FileMap();
     FileMap(const FileMap &) = delete;

@@ -1,5 +1,5 @@
 #pragma once
-// FNV-1a (Fowler, Noll, Vo; 64 bits): tells one model from another. No protection against a forger.
+// FNV-1a (Fowler, Noll, Vo; 64 bits), to distinguish models. It is not cryptographic.
 
 #include <cstddef>
 #include <cstdint>

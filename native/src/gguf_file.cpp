@@ -109,7 +109,7 @@ int64_t GgufFile::require_key(const std::string & key) const {
     return id;
 }
 
-// Reads one integer of any of GGUF's types; false when the type is none.
+// Reads one integer of any GGUF integer type; returns false for other types.
 static bool read_integer(gguf_type type, const void * data, size_t index, int64_t & out) {
     const char * at = static_cast<const char *>(data);
     auto take = [&](auto sample) {
@@ -127,7 +127,7 @@ static bool read_integer(gguf_type type, const void * data, size_t index, int64_
         case GGUF_TYPE_UINT64: {
             uint64_t value;
             std::memcpy(&value, at + index * sizeof(value), sizeof(value));
-            out = value > uint64_t(INT64_MAX) ? INT64_MAX : int64_t(value); // out of any bound we set
+            out = value > uint64_t(INT64_MAX) ? INT64_MAX : int64_t(value); // above every limit used here
             return true;
         }
         case GGUF_TYPE_INT64: return take(int64_t());

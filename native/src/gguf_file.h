@@ -1,5 +1,5 @@
 #pragma once
-// A GGUF model, whole or in shards, with every value and tensor checked before it is handed out.
+// A GGUF model, in one file or in shards. Every value and tensor is checked before it is returned.
 
 #include "file_map.h"
 
@@ -23,23 +23,22 @@ struct StoredTensor {
 
     size_t row_bytes() const;
 
-    // Rows first to first + n of this matrix, which must have them, in place.
+    // A view of rows first .. first + n - 1 of this matrix, which must exist.
     StoredTensor rows(int64_t first, int64_t n) const;
 };
 
 class GgufFile {
 public:
-    // path: of the file, or of the first shard, whose name tells those of the others. Metadata are the
-    // first shard's. MTP_ERROR_FILE or MTP_ERROR_FORMAT when a file is missing or not sound.
+    // path: the file or the first shard, whose name determines the others. Metadata comes from the first
+    // shard. Throws MTP_ERROR_FILE or MTP_ERROR_FORMAT if a file is missing or malformed.
     explicit GgufFile(const std::string & path);
 
     const std::string & path() const { return path_; }
 
     bool has_key(const std::string & key) const;
 
-    // The value of a key, converted from any integer (or float) type of GGUF. MTP_ERROR_FORMAT
-    // names key, expectation and finding. An array stands for one value per block: its element at
-    // `block` is taken.
+    // The value of a key, converted from any integer (or float) type of GGUF. MTP_ERROR_FORMAT names the
+    // key, the expected and the found value. An array has one value per block; `block` selects one.
     int64_t integer(const std::string & key, int64_t lowest, int64_t highest, int block = -1) const;
     int64_t integer_or(const std::string & key, int64_t lowest, int64_t highest, int64_t otherwise) const;
     float number(const std::string & key) const;
@@ -49,11 +48,11 @@ public:
     // An array of integers of 4 bytes (signed or not), each within bounds.
     std::vector<int32_t> integers(const std::string & key, size_t most, int64_t lowest, int64_t highest) const;
 
-    // nullptr when the file has no such tensor; MTP_ERROR_FORMAT when it is empty, or when its bytes lie
-    // past the end.
+    // Returns nullptr if there is no such tensor; throws MTP_ERROR_FORMAT if it is empty or extends past
+    // the end of the file.
     std::unique_ptr<StoredTensor> find(const std::string & name) const;
 
-    // The tensor with exactly this shape (trailing dimensions are 1); `want` describes it in errors.
+    // The tensor with exactly this shape (trailing dimensions are 1).
     StoredTensor get(const std::string & name, std::initializer_list<int64_t> shape) const;
 
     // Names of all tensors, in file order.
@@ -75,7 +74,7 @@ private:
         std::unique_ptr<gguf_context, Free> context;
     };
 
-    // One shard, to be asked about itself.
+    // A single shard by itself.
     explicit GgufFile(std::unique_ptr<File> file) : path_(file->path) { files_.push_back(std::move(file)); }
 
     int64_t require_key(const std::string & key) const;

@@ -8,9 +8,10 @@
 
 namespace mtp {
 
-// Graphs kept: depths, row counts and lengths; sequences share them. One holds its activations, some
-// hundred KiB plus four bytes a step for each row of the head. The first of these numbers may be
-// passed within the second, so that many sequences of different lengths do not build them anew.
+// Limits of the graph cache. There is a graph for each depth, row count and length; sequences share them.
+// A graph's activations take a few hundred KiB plus four bytes per step for each row of the head. The
+// first limit may be exceeded within the second, so that many sequences of different lengths do not
+// rebuild their graphs.
 static const size_t FEW_GRAPHS = 32;
 static const size_t GRAPH_BYTES = size_t(64) << 20;
 
@@ -50,8 +51,8 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
-    // Says now, not in the middle of a text, what the device cannot do. Every ggml device that runs
-    // a trunk takes the likeliest token; drawing needs a running sum, which a few lack.
+    // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
+    // a trunk can take the most likely token; sampling needs a cumulative sum, which a few lack.
     cache_->reserve(0, 1);
     graph(0, {cache_->capacity(0), 1, 1, CACHE_BUCKET, false});
     try {
@@ -136,7 +137,7 @@ DraftGraph & Head::run(int32_t seq, int64_t first, const int32_t * tokens, const
                        int64_t depth, const Drawing * drawing) {
     embedding_.resize(size_t(n_rows * config_.n_embd));
     read_rows(*vocabulary_.embedding, tokens, size_t(n_rows), embedding_.data());
-    const int64_t end = first + n_rows + depth; // drafts stand past the last row
+    const int64_t end = first + n_rows + depth; // drafts are stored after the last row
     cache_->reserve(seq, end);
     const int64_t n_kv = depth == 0 ? 0 : cache_->readable(seq, end);
     DraftGraph & g = graph(seq, {cache_->capacity(seq), n_rows, depth, n_kv, drawing != nullptr});
@@ -198,7 +199,7 @@ void Head::rollback(int32_t seq, int64_t position) {
     cache_->truncate(seq, position);
 }
 
-// Norms in full and the first row of each matrix that keys and values come from.
+// Covers the norms and the first row of each matrix that keys and values are computed from.
 uint64_t Head::fingerprint() const {
     Fingerprint out;
     out.add(uint64_t(config_.block));

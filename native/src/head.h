@@ -35,22 +35,22 @@ public:
     void get_rows(int32_t seq, void * out, size_t n) const;
     void set_rows(int32_t seq, int64_t end, const void * rows, size_t n);
 
-    // Whether the device can draw drafts, and not only take the likeliest.
+    // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }
 
-    // The probabilities that the last drawn draft drew its step by, [draft vocabulary].
+    // The distribution that the last sampled draft used in a step, [draft vocabulary].
     void drawn_from(int64_t step, std::vector<double> & out) const { last_drawn_->drawn_from(step, out); }
 
     void check_seq(int32_t seq) const;
 
-    // The cache's content by sequence, for checkpoints.
+    // The cache, for checkpoints.
     HeadCache & cache() { return *cache_; }
 
-    // A number that heads differ in whose caches do not fit each other; never 0.
+    // A fingerprint, never 0, that differs between heads with incompatible caches.
     uint64_t fingerprint() const;
 
-    // A head's sequences belong to one session, for as long as it keeps what this returns.
-    // MTP_ERROR_STATE when another has them.
+    // Claims the head for one session, until the returned pointer is released. Throws MTP_ERROR_STATE if
+    // another session has claimed it.
     std::shared_ptr<void> claim();
 
 private:
@@ -66,7 +66,7 @@ private:
     };
 
     GgufFile file_;
-    std::unique_ptr<GgufFile> trunk_; // nullptr: everything is in file_
+    std::unique_ptr<GgufFile> trunk_; // nullptr if everything is in file_
     HeadConfig config_;
     DraftVocabulary vocabulary_;
     ggml_backend_ptr backend_;
@@ -75,8 +75,8 @@ private:
     int64_t n_ctx_;
     int64_t n_seq_max_;
     int64_t n_batch_;
-    std::vector<CachedGraph> graphs_; // the most recently used ones
-    size_t graph_bytes_ = 0;          // of graphs_
+    std::vector<CachedGraph> graphs_; // the most recently used graphs
+    size_t graph_bytes_ = 0;          // memory of graphs_
     uint64_t clock_ = 0;
     const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     std::vector<float> embedding_; // scratch, [rows][n_embd]

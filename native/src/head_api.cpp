@@ -1,4 +1,4 @@
-// The C functions of the head: checks that need no object, then a call.
+// The C functions of the head: they check arguments that need no object, then call it.
 
 #include "error.h"
 #include "head_handle.h"
@@ -6,7 +6,7 @@
 using mtp::guard;
 using mtp::require;
 
-// As llama.cpp counts: discrete GPUs, and integrated ones only where there are no others.
+// Counts like llama.cpp: discrete GPUs, or integrated ones if there are no others.
 const char * mtp_gpu_name(int32_t index) {
     for (const enum ggml_backend_dev_type type : {GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU}) {
         int32_t n = 0;

@@ -25,7 +25,7 @@ void HeadCache::reserve(int seq, int64_t end) {
         grown.capacity *= 2;
     }
     grown.capacity = std::min(grown.capacity, most_rows_);
-    grown.context.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})); // two, and their beginnings
+    grown.context.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})); // two tensors and their views
     if (!grown.context) {
         throw std::bad_alloc();
     }
@@ -37,7 +37,7 @@ void HeadCache::reserve(int seq, int64_t end) {
                     format("the MTP layer's cache of %lld positions for sequence %d does not fit on %s",
                            (long long) grown.capacity, seq, ggml_backend_name(backend_)));
     }
-    // Masked rows are multiplied by zero, which keeps a NaN a NaN: nothing may be left uninitialized.
+    // Masked rows are multiplied by zero, which does not remove NaNs, so all memory must be initialized.
     ggml_backend_buffer_clear(grown.buffer.get(), 0);
     if (s.first < s.next) {
         for (auto [from, to] : {std::pair(s.keys, grown.keys), std::pair(s.values, grown.values)}) {

@@ -6,7 +6,7 @@
 
 namespace mtp {
 
-// No model is near these; they keep every product of two far below 2^63.
+// Far above any real model; they keep every product of two far below 2^63.
 static const int64_t MOST_WIDTH = 1 << 20;
 static const int64_t MOST_COUNT = 1 << 14;
 
@@ -37,8 +37,8 @@ static void read_rope(const GgufFile & file, const std::string & arch, HeadConfi
         file.refuse(format("%s.rope.freq_base: expected more than 0, found %g", arch.c_str(), double(c.freq_base)));
     }
 
-    // As llama_context derives them: with YaRN its magnitude factor and the one that ggml's rope
-    // applies by itself cancel, and what the file asks for on top is left.
+    // Derived as in llama_context: with YaRN its magnitude factor cancels the one that ggml's rope
+    // applies, and only the file's additional factor remains.
     const std::string scaling = arch + ".rope.scaling.";
     const std::string kind = file.has_key(scaling + "type") ? file.text(scaling + "type") : "linear";
     if (kind != "none" && kind != "linear" && kind != "yarn") {

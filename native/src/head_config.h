@@ -1,5 +1,5 @@
 #pragma once
-// The shape of an MTP block, read from a GGUF's metadata and bounded.
+// The dimensions of an MTP block, read from a GGUF's metadata and checked against limits.
 
 #include "gguf_file.h"
 
@@ -22,7 +22,7 @@ struct HeadConfig {
     int64_t n_expert_used;
     int64_t n_ff_expert;
     int64_t n_ff_shared;
-    float   expert_scale;  // factor on the experts' weights; 1 when the file says nothing
+    float   expert_scale;  // factor on the experts' weights, 1 if the file has none
     float   norm_eps;
 
     // Arguments of ggml_rope_multi, as llama.cpp derives them from the same keys.
@@ -42,7 +42,7 @@ struct HeadConfig {
     std::string name(const std::string & suffix) const;
 
     // MTP_ERROR_NO_HEAD for a model without an MTP block, MTP_ERROR_UNSUPPORTED for another
-    // architecture, MTP_ERROR_FORMAT for values that cannot be.
+    // architecture, MTP_ERROR_FORMAT for invalid values.
     static HeadConfig read(const GgufFile & file);
 };
 

@@ -1,5 +1,5 @@
-// llama.cpp's log, kept quiet: the last lines wait for somebody who asks why a call failed. It is done
-// here because llama.cpp logs from any thread, and a callback in Python is where Ctrl-C would be lost.
+// Captures llama.cpp's log; its last lines explain why a call failed. This is done in C++ because
+// llama.cpp logs from any thread, and Ctrl-C would be lost inside a Python callback.
 
 #include "error.h"
 
@@ -12,8 +12,8 @@
 
 namespace mtp {
 
-constexpr size_t kKeptLines = 12;     // what went wrong, and a little of what led to it
-constexpr size_t kLongestLine = 1000; // metadata of a file can be of any length
+constexpr size_t kKeptLines = 12;     // enough for an error and a little context
+constexpr size_t kLongestLine = 1000; // longer lines, such as metadata of a file, are cut off
 
 class Log {
 public:
@@ -65,7 +65,7 @@ private:
     std::deque<std::string> lines_;
 };
 
-// Never freed: backends log while the process ends.
+// Never freed, because backends log until the process ends.
 static Log & the_log() {
     static Log & log = *new Log;
     return log;

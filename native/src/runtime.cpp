@@ -1,7 +1,7 @@
-// Which ggml and llama.cpp this was built for, and whether those are the ones that are loaded.
+// Checks that the loaded ggml and llama.cpp are those that the library was built for.
 //
-// Struct layouts of llama.h are only good for one version, so a mismatch is refused at load and not
-// met as a crash later. MTP_BUILT_* come from the CMake packages that the build found.
+// The struct layouts of llama.h are valid only for one version, so a mismatch is rejected on loading
+// instead of crashing later. MTP_BUILT_* come from the CMake packages that the build found.
 
 #include "error.h"
 

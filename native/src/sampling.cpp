@@ -17,12 +17,12 @@ namespace mtp {
                                        "; the model's weights are damaged, or its device computes wrongly");
 }
 
-// In lanes that compilers turn into vectors: std::max_element takes three times as long, which shows
-// where a vocabulary of 248,320 is read for every token.
+// The loop uses lanes that compilers vectorize: std::max_element takes three times as long, which is
+// noticeable with a vocabulary of 248,320 tokens.
 int32_t argmax(const float * logits, int64_t n) {
     constexpr int64_t n_lanes = 32;
     float lanes[n_lanes];
-    uint32_t wrong[n_lanes] = {}; // whether a lane met a NaN, which no comparison finds, or +Inf
+    uint32_t wrong[n_lanes] = {}; // whether a lane saw +Inf, or a NaN, which no comparison finds
     std::fill(lanes, lanes + n_lanes, logits[0]);
     int64_t at = 0;
     for (; at + n_lanes <= n; at += n_lanes) {
@@ -78,7 +78,7 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
     const double largest = logits[likeliest];
     const size_t k = params_.top_k > 0 ? size_t(std::min<int64_t>(params_.top_k, n)) : size_t(n);
 
-    // The k largest. A heap whose top is the smallest of them lets most logits go by.
+    // The k largest: most logits are skipped by comparing them to the smallest, at the top of a heap.
     candidates_.clear();
     for (int64_t i = 0; i < n; ++i) {
         const Candidate candidate = {logits[i], int32_t(i)};
@@ -93,11 +93,11 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
             std::push_heap(candidates_.begin(), candidates_.end(), above);
         }
     }
-    if (k < size_t(n) || params_.top_p < 1) { // a whole vocabulary is drawn from as it stands
+    if (k < size_t(n) || params_.top_p < 1) { // without top-k and top-p no order is needed
         std::sort(candidates_.begin(), candidates_.end(), above);
     }
 
-    // top-p: the fewest that reach the sum, one at least. min-p: by the largest.
+    // top-p: as few tokens as reach the sum, at least one. min-p: relative to the largest probability.
     if (params_.top_p < 1) {
         double total = 0;
         for (const Candidate & c : candidates_) {
@@ -131,7 +131,7 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
     reach_ = float(least - largest);
 }
 
-// The same sums as `total` is made of, so that a token is found, and one that can come.
+// Sums in the same order as `total` was computed, so that a token with a positive weight is always found.
 int32_t Sampling::draw(const Distribution & p) {
     const double threshold = uniform() * p.total;
     double sum = 0;

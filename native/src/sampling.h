@@ -1,6 +1,6 @@
 #pragma once
-// Temperature, top-k, top-p, min-p: the chains whose distribution is known, so that drafts can be
-// accepted by it instead of by equality.
+// Sampler chains of temperature, top-k, top-p and min-p. Their distribution is known, which rejection
+// sampling of drafts requires.
 
 #include "mtp.h"
 
@@ -10,18 +10,18 @@
 
 namespace mtp {
 
-// A distribution over some tokens: weights that are not negative, and their sum in this order, above 0.
+// A distribution over some tokens: non-negative weights and their sum in this order, which is positive.
 struct Distribution {
     std::vector<int32_t> tokens;
     std::vector<double> weights;
     double total = 0;
 
-    double of(int32_t token) const; // its probability, 0 for a token that it does not have
-    void remove(int32_t token);     // without this token, unless it is the only one
+    double of(int32_t token) const; // the token's probability, 0 if it is not in the distribution
+    void remove(int32_t token);     // removes a token, unless it is the only one
 };
 
-// The first of the largest of n >= 1 logits. MTP_ERROR_BACKEND where they are none to choose from: a
-// NaN or +Inf among them, or -Inf alone.
+// The index of the first maximum of n >= 1 logits. Throws MTP_ERROR_BACKEND if there is a NaN or +Inf
+// among them, or if all are -Inf.
 int32_t argmax(const float * logits, int64_t n);
 
 class Sampling {
@@ -30,11 +30,11 @@ public:
 
     const mtp_sampling & params() const { return params_; }
 
-    // The distribution of llama.cpp's chain top-k, top-p, min-p, temperature over n logits; likeliest:
-    // what argmax gave for them, and so has checked.
+    // Computes the distribution of llama.cpp's chain top-k, top-p, min-p, temperature over n logits.
+    // likeliest: the result of argmax, which has also checked the logits.
     void distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out);
 
-    // How far the last distribution reached: logit of its least likely token minus the largest, <= 0.
+    // The cutoff of the last distribution: the logit of its least likely token minus the largest, <= 0.
     float reach() const { return reach_; }
 
     // Uniform in [0, 1).

@@ -8,7 +8,7 @@
 
 namespace mtp {
 
-// Adds the milliseconds of a scope to a sum.
+// Adds the duration of a scope, in milliseconds, to a sum.
 class Stopwatch {
 public:
     explicit Stopwatch(double & sum) : sum_(sum), start_(Clock::now()) {}
@@ -20,14 +20,14 @@ private:
     Clock::time_point start_;
 };
 
-// A head that is not drafting is fed late, this many rows at a time.
+// Rows are fed lazily, in groups of this size, to a head that is not drafting.
 constexpr size_t kLateRows = 64;
 
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
     : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
       sequences_(size_t(trunk_.n_seq_max())),
       texts_(params.max_lookup > 0 ? sequences_.size() : 0),
-      choosers_(sequences_.size(), Depth(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH))) {
+      depth_choosers_(sequences_.size(), Depth(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH))) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_lookup, 0, MTP_MAX_DEPTH, "max_lookup");
@@ -41,12 +41,12 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
         params_.max_rows = 1;
     }
     if (params_.min_rows > 1 && trunk_.recurrent() && trunk_.n_snapshots() < 1) {
-        throw Error(MTP_ERROR_ARGUMENT, "min_rows of 2: expected a context with n_rs_seq of 1 or more, found 0");
+        throw Error(MTP_ERROR_ARGUMENT, "min_rows=2: expected a context with n_rs_seq of 1 or more, found 0");
     }
-    // llama.cpp keeps the last n_rs_seq + 1 tokens of a batch together, and asserts that more fit.
+    // llama.cpp keeps the last n_rs_seq + 1 tokens in one batch and asserts that a batch holds more.
     if (trunk_.recurrent() && trunk_.n_snapshots() > 0 && trunk_.n_batch() < trunk_.n_snapshots() + 2) {
         throw Error(MTP_ERROR_ARGUMENT,
-                    format("n_batch and n_ubatch: expected %lld or more for a context with n_rs_seq of %lld, found %lld",
+                    format("n_batch and n_ubatch: expected %lld or more for a context with n_rs_seq=%lld, found %lld",
                            (long long) trunk_.n_snapshots() + 2, (long long) trunk_.n_snapshots(),
                            (long long) trunk_.n_batch()));
     }
@@ -67,19 +67,19 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
     if (!drafting()) {
         return;
     }
-    const mtp_head_info about = head->info();
-    if (about.n_embd != trunk_.n_embd() || about.n_vocab != trunk_.n_vocab()) {
+    const mtp_head_info info = head->info();
+    if (info.n_embd != trunk_.n_embd() || info.n_vocab != trunk_.n_vocab()) {
         throw Error(MTP_ERROR_UNSUPPORTED,
                     format("the head does not fit the trunk: expected width %lld and %lld tokens, found %d and %d",
-                           (long long) trunk_.n_embd(), (long long) trunk_.n_vocab(), about.n_embd, about.n_vocab));
+                           (long long) trunk_.n_embd(), (long long) trunk_.n_vocab(), info.n_embd, info.n_vocab));
     }
-    if (about.n_seq_max < trunk_.n_seq_max() || about.n_ctx < trunk_.n_ctx()) {
+    if (info.n_seq_max < trunk_.n_seq_max() || info.n_ctx < trunk_.n_ctx()) {
         throw Error(MTP_ERROR_ARGUMENT,
                     format("the head's cache: expected %lld sequences of %lld positions or more, found %d of %d",
-                           (long long) trunk_.n_seq_max(), (long long) trunk_.n_ctx(), about.n_seq_max, about.n_ctx));
+                           (long long) trunk_.n_seq_max(), (long long) trunk_.n_ctx(), info.n_seq_max, info.n_ctx));
     }
     claim_ = head->claim();
-    trunk_.want_hidden(); // last: a session that is refused leaves the context as it is
+    trunk_.want_hidden(); // last, so that a rejected session leaves the context unchanged
 }
 
 Session::Sequence & Session::sequence(int32_t seq) {
@@ -98,7 +98,7 @@ int64_t Session::length(int32_t seq) const {
     return sequences_[size_t(seq)].length;
 }
 
-// How many tokens two sequences share: those up to where they part.
+// The number of tokens two sequences share before they diverge.
 static size_t count_shared(const std::vector<uint64_t> & a, const std::vector<uint64_t> & b) {
     size_t low = 0;
     size_t high = std::min(a.size(), b.size());
@@ -113,12 +113,12 @@ static size_t count_shared(const std::vector<uint64_t> & a, const std::vector<ui
     return low;
 }
 
-// Positions of a unified KV cache that sequences other than `without` hold, rejected drafts included.
+// KV cells that all sequences except `without` occupy in a unified cache, including rejected drafts.
 int64_t Session::cells(int32_t without) const {
     size_t cells = 0;
     for (size_t i = 0; trunk_.unified() && i < sequences_.size(); ++i) {
         const std::vector<uint64_t> & marks = sequences_[i].marks;
-        size_t counted = 0; // with a sequence before this one
+        size_t counted = 0; // tokens shared with an earlier sequence
         for (size_t other = 0; other < i; ++other) {
             if (int32_t(other) != without) {
                 counted = std::max(counted, count_shared(marks, sequences_[other].marks));
@@ -131,29 +131,29 @@ int64_t Session::cells(int32_t without) const {
     return int64_t(cells);
 }
 
-// Positions of a unified KV cache that are not this sequence's.
-int64_t Session::cells_beside(int32_t seq) const {
+// KV cells of a unified cache that only other sequences occupy.
+int64_t Session::cells_of_others(int32_t seq) const {
     return trunk_.unified() ? cells(-1) - sequences_[size_t(seq)].decoded : 0;
 }
 
-// How many more tokens fit into a sequence.
+// The number of tokens that still fit into a sequence.
 int64_t Session::room(int32_t seq) const {
-    return trunk_.n_ctx() - sequences_[size_t(seq)].length - cells_beside(seq);
+    return trunk_.n_ctx() - sequences_[size_t(seq)].length - cells_of_others(seq);
 }
 
 void Session::require_room(int32_t seq, int64_t n) const {
     if (n <= room(seq)) {
         return;
     }
-    const int64_t others = cells_beside(seq);
+    const int64_t others = cells_of_others(seq);
     throw Error(MTP_ERROR_FULL,
                 format("the context of %lld positions is full: %lld tokens after %lld%s", (long long) trunk_.n_ctx(),
                        (long long) n, (long long) sequences_[size_t(seq)].length,
                        others > 0 ? format(" and %lld of other sequences", (long long) others).c_str() : ""));
 }
 
-// Empties a sequence everywhere.
-void Session::forget(int32_t seq) {
+// Clears a sequence in the trunk, the head and the session.
+void Session::clear_sequence(int32_t seq) {
     trunk_.remove_tail(seq, 0);
     if (head_ != nullptr) {
         head_->rollback(seq, 0);
@@ -170,13 +170,13 @@ void Session::forget(int32_t seq) {
     }
 }
 
-// How many tokens can be taken back from the end of what is decoded.
+// The number of decoded tokens that can be rolled back.
 int64_t Session::reach(const Sequence & s) const {
     return trunk_.recurrent() ? s.removable : s.decoded;
 }
 
-// Undoes what is decoded and does not count.
-void Session::settle(int32_t seq) {
+// Rolls back rejected drafts that are still in the trunk's memory.
+void Session::roll_back(int32_t seq) {
     Sequence & s = sequences_[size_t(seq)];
     if (s.decoded == s.length) {
         return;
@@ -200,7 +200,7 @@ void Session::settle(int32_t seq) {
             run_trunk(seq, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
         }
     });
-    s.removable = 0; // a rollback is single-use: the older snapshots went with it
+    s.removable = 0; // a rollback uses up the older snapshots
     s.checkpoint.clear();
     s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
     if (drafting()) {
@@ -208,8 +208,8 @@ void Session::settle(int32_t seq) {
     }
 }
 
-// Decodes tokens after those that are decoded. Room for them was counted before: without it another
-// has changed the context's memory.
+// Decodes tokens at the end of a sequence. The caller has checked that they fit; if they do not, the
+// context's memory was changed from outside.
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
     try {
@@ -225,14 +225,13 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     for (int64_t i = 0; i < n; ++i) {
         s.marks.push_back(next_stamp());
     }
-    // Snapshot i holds the state i tokens before the end, and a decode writes one for each of its
-    // tokens: taking back all n of them would bring up what an older decode left there.
-    // A companion that was taken back left nothing more to take.
+    // Snapshot i holds the state i tokens before the end, and a decode writes one for each of its n
+    // tokens. Rolling back all n would restore a snapshot of an older decode, so at most n - 1 can go.
+    // If the batch was padded, rolling back the padding has used up the snapshots.
     s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
-// Adds the tokens and hidden states of the last decode to those that the head or a rollback may
-// still need.
+// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback.
 void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n) {
     if (!drafting() && !looking_up()) {
         return;
@@ -248,9 +247,9 @@ void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int
     s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
 }
 
-// The position of the head's next row. Its hidden state must be in the tail; where that has a gap,
-// the head forgets and begins again after it. The row at position 0 would need the hidden state of
-// position -1: the cache starts at 1, as in training.
+// The position of the head's next row. The tail must hold that row's hidden state; if there is a gap,
+// the head's rows are dropped and it starts again after the gap. The row at position 0 would need the
+// hidden state of position -1, so the cache starts at position 1, as in training.
 int64_t Session::next_row(int32_t seq) {
     const Sequence & s = sequences_[size_t(seq)];
     if (head_->cache().empty(seq) || head_->cache().next(seq) <= s.tail_first) {
@@ -260,8 +259,8 @@ int64_t Session::next_row(int32_t seq) {
     return head_->cache().next(seq);
 }
 
-// Feeds the head what the tail holds for it, up to the last token. Of the tail stay the hidden
-// state that waits for the token after it, and as many before it as a rollback may bring back.
+// Feeds the tail to the head, up to the last token. The tail keeps the last hidden state, which pairs
+// with the token that comes next, and as many before it as a rollback may need.
 void Session::feed_head(int32_t seq) {
     Sequence & s = sequences_[size_t(seq)];
     const int64_t width = trunk_.n_embd();
@@ -289,9 +288,9 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
         }
     }
     require_room(seq, n);
-    settle(seq);
+    roll_back(seq);
     s.checkpoint.clear();
-    s.told.unverified = -1; // other tokens come in its place
+    s.pending.unverified = -1; // other tokens were decoded at its position
     change(seq, [&] {
         for (int64_t done = 0; done < n;) {
             const int64_t now = std::min(n - done, trunk_.n_batch());
@@ -314,10 +313,10 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
     });
 }
 
-// Up to `room` tokens from the text, if they promise more tokens per millisecond than `depth` drafts
-// of the head; else none. The text ends with the token that begins the cycle.
+// Drafts up to `room` tokens from the text, which ends with the cycle's first token, if they promise more
+// tokens per millisecond than `depth` drafts of the head; otherwise none.
 int32_t Session::draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out) {
-    const Depth & chooser = choosers_[size_t(seq)];
+    const Depth & chooser = depth_choosers_[size_t(seq)];
     Chances chances = {};
     const int32_t proposed = texts_[size_t(seq)].propose(out, std::min(params_.max_lookup, room), chances);
     double rate = 0;
@@ -325,7 +324,7 @@ int32_t Session::draft_from_text(int32_t seq, int32_t depth, int32_t room, int32
     return rate > chooser.expected_rate(depth, room) ? n : 0;
 }
 
-// Keeps what the text holds before position `length`.
+// Removes the text from position `length` on.
 void Session::truncate_text(int32_t seq, int64_t length) {
     if (!looking_up()) {
         return;
@@ -340,8 +339,8 @@ void Session::truncate_text(int32_t seq, int64_t length) {
     }
 }
 
-// Feeds the head up to `token`, which stands at position length, and drafts after it; nothing when
-// the head knows too little. Without a draft the rows wait until there are some for one batch.
+// Feeds the head up to `token`, which is at position s.length, and drafts what follows. Drafts nothing
+// if the tail is empty. At depth 0 rows are collected until there are enough for a batch.
 int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                        const Drawing * drawing) {
     Sequence & s = sequences_[size_t(seq)];
@@ -371,8 +370,8 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     check_idle();
     Sequence & s = sequence(seq);
     require_range(token, 0, trunk_.n_vocab() - 1, "token");
-    const bool chosen = depth == MTP_DEPTH_AUTO;
-    if (chosen) {
+    const bool automatic = depth == MTP_DEPTH_AUTO;
+    if (automatic) {
         depth = params_.max_depth;
     }
     require_range(depth, 0, params_.max_depth, "depth");
@@ -383,10 +382,10 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     require_room(seq, 1);
     const int32_t left = int32_t(std::min<int64_t>(MTP_MAX_DEPTH, room(seq) - 1));
     const int32_t most = std::min(depth, left);
-    const double undo_before = stats_.rollback_ms;
-    settle(seq);
-    tell(seq, token, stats_.rollback_ms - undo_before);
-    Depth & chooser = choosers_[size_t(seq)];
+    const double rollback_before = stats_.rollback_ms;
+    roll_back(seq);
+    report_outcome(seq, token, stats_.rollback_ms - rollback_before);
+    Depth & chooser = depth_choosers_[size_t(seq)];
     int32_t n = 0;
     change(seq, [&] {
         const double draft_before = stats_.draft_ms;
@@ -394,13 +393,13 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         if (looking_up()) {
             Stopwatch watch(stats_.draft_ms);
             texts_[size_t(seq)].generated(token);
-            from_text = draft_from_text(seq, !drafting() ? 0 : chosen ? MTP_DEPTH_AUTO : most, left, out_tokens);
+            from_text = draft_from_text(seq, !drafting() ? 0 : automatic ? MTP_DEPTH_AUTO : most, left, out_tokens);
         }
-        const int32_t wanted = from_text > 0 ? 0 : chosen ? chooser.plan(most) : most;
+        const int32_t wanted = from_text > 0 ? 0 : automatic ? chooser.plan(most) : most;
         int32_t ignored_tokens[1];
         float ignored_probs[1];
         int32_t drafted = 0;
-        if (drafting()) { // with drafts from the text the head is fed, when there is enough for a batch
+        if (drafting()) { // with drafts from the text the head is only fed, once a batch is full
             drafted = from_text > 0 ? draft(seq, token, 0, ignored_tokens, ignored_probs, nullptr)
                                     : draft(seq, token, wanted, out_tokens, out_probs, drawing);
         } else {
@@ -410,19 +409,19 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
             n = from_text;
             std::fill_n(out_probs, n, 1.0f);
         } else {
-            n = chosen ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
+            n = automatic ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
         }
         if (from_text > 0) {
-            s.told = Told();
-            s.told.open = s.told.from_text = true;
-            s.told.outcome.n_verified = n;
-        } else if (chosen || looking_up()) {
-            Told & told = s.told;
-            told.open = true;
-            told.from_text = false;
-            told.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
-            std::copy_n(out_probs, drafted, told.probabilities.begin());
-            told.unverified = n < drafted ? out_tokens[n] : -1;
+            s.pending = PendingOutcome();
+            s.pending.open = s.pending.from_text = true;
+            s.pending.outcome.n_verified = n;
+        } else if (automatic || looking_up()) {
+            PendingOutcome & pending = s.pending;
+            pending.open = true;
+            pending.from_text = false;
+            pending.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
+            std::copy_n(out_probs, drafted, pending.probabilities.begin());
+            pending.unverified = n < drafted ? out_tokens[n] : -1;
         }
 
         cycle_ = Cycle();
@@ -445,28 +444,28 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     return n;
 }
 
-// Tells the choice of depth about the last cycle of a sequence, which `token` follows.
-void Session::tell(int32_t seq, int32_t token, double undo_ms) {
+// Reports a sequence's last cycle, which `token` follows, to its depth chooser.
+void Session::report_outcome(int32_t seq, int32_t token, double rollback_ms) {
     const Sequence & s = sequences_[size_t(seq)];
-    Told & told = sequences_[size_t(seq)].told;
-    if (!told.open) {
+    PendingOutcome & pending = sequences_[size_t(seq)].pending;
+    if (!pending.open) {
         return;
     }
-    told.open = false;
-    mtp_cycle_outcome & outcome = told.outcome;
-    outcome.probabilities = told.probabilities.data();
-    outcome.undo_ms = std::max(0.0, undo_ms);
-    if (told.from_text) {
-        choosers_[size_t(seq)].report_free(outcome.n_verified, outcome.n_accepted, outcome.verify_ms, outcome.undo_ms);
+    pending.open = false;
+    mtp_cycle_outcome & outcome = pending.outcome;
+    outcome.probabilities = pending.probabilities.data();
+    outcome.undo_ms = std::max(0.0, rollback_ms);
+    if (pending.from_text) {
+        depth_choosers_[size_t(seq)].report_free(outcome.n_verified, outcome.n_accepted, outcome.verify_ms, outcome.undo_ms);
         return;
     }
-    if (outcome.next_right < 0 && told.unverified >= 0 && told.end == s.length) {
-        outcome.next_right = token == told.unverified;
+    if (outcome.next_right < 0 && pending.unverified >= 0 && pending.end == s.length) {
+        outcome.next_right = token == pending.unverified;
     }
-    choosers_[size_t(seq)].report(outcome);
+    depth_choosers_[size_t(seq)].report(outcome);
 }
 
-// Decodes the next tokens of the cycle, which follow what is accepted, as many as a batch takes.
+// Decodes the cycle's next tokens, up to one batch. All tokens before them have been accepted.
 void Session::verify_more() {
     Sequence & s = sequences_[size_t(cycle_.seq)];
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
@@ -475,7 +474,7 @@ void Session::verify_more() {
     keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;
-    s.length = cycle_.first + cycle_.batch_first + 1; // until mtp_cycle_end says more
+    s.length = cycle_.first + cycle_.batch_first + 1; // mtp_cycle_end adds the accepted drafts
 }
 
 int32_t Session::row(int32_t row) {
@@ -487,7 +486,7 @@ int32_t Session::row(int32_t row) {
         throw Error(MTP_ERROR_STATE, format("row: expected rows in order, %lld to %lld, found %d",
                                             (long long) cycle_.batch_first, (long long) cycle_.rows, row));
     }
-    if (row == cycle_.rows) { // the caller accepted all drafts before it
+    if (row == cycle_.rows) { // the caller has accepted all drafts before this row
         Stopwatch watch(stats_.verify_ms);
         change(cycle_.seq, [&] { verify_more(); });
     }
@@ -516,13 +515,14 @@ void Session::end(int32_t n_accepted) {
     for (int32_t i = 0; i < n_accepted && looking_up(); ++i) {
         texts_[size_t(cycle_.seq)].generated(cycle_.tokens[size_t(i) + 1]);
     }
-    s.told.outcome.n_accepted = n_accepted;
-    s.told.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
-    s.told.end = s.length;
+    s.pending.outcome.n_accepted = n_accepted;
+    s.pending.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
+    s.pending.end = s.length;
     cycle_.open = false;
 }
 
-// Whatever chooses a token of a row asks this first, which checks its logits.
+// The most likely token of a row. Every function that chooses a token calls this first, because it also
+// checks the logits.
 int32_t Session::argmax(int32_t row) {
     const float * logits = trunk_.logits(row);
     try {
@@ -544,7 +544,7 @@ int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler *
             Stopwatch watch(stats_.sample_ms);
             const int32_t likeliest = argmax(at);
             out[i] = sampler ? llama_sampler_sample(sampler, trunk_.context(), at) : likeliest;
-        } catch (...) { // logits that are none, or a grammar that allows nothing
+        } catch (...) { // invalid logits, or a grammar that allows no token
             end(i);
             throw;
         }
@@ -555,7 +555,7 @@ int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler *
     }
 }
 
-// The distribution of a row, as mtp_cycle_row gives it, into target_.
+// Stores the distribution of a row (an index from mtp_cycle_row) in target_.
 void Session::read_distribution(int32_t row) {
     if (!sampling_) {
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
@@ -569,7 +569,7 @@ int32_t Session::sample(int32_t row) {
     return sampling_->draw(target_);
 }
 
-// target_ becomes max(0, p - q), q being what this step of the draft drew from.
+// Replaces p in target_ with max(0, p - q), where q is the distribution this draft step sampled from.
 void Session::subtract_draft(int64_t step) {
     const DraftVocabulary & vocabulary = head_->vocabulary();
     if (draft_index_.empty()) {
@@ -588,7 +588,7 @@ void Session::subtract_draft(int64_t step) {
         left += p.weights[i];
     }
     p.total = left;
-    if (left <= 0) { // p and q agree up to rounding: a rejection that rounding alone made
+    if (left <= 0) { // p and q differ only by rounding, which alone caused the rejection
         read_distribution(int32_t(step - cycle_.batch_first));
     }
 }
@@ -604,8 +604,8 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
         throw Error(MTP_ERROR_UNSUPPORTED, "the head's device cannot draw drafts: expected mtp_session_step, which "
                                            "accepts by equality");
     }
-    // The filters on the draft's side: as far down from the likeliest token as they went in the
-    // trunk's last row. Any q is right, as long as nothing of this cycle decides about it.
+    // The drafts are cut off as far below the most likely token as the filters cut the trunk's last
+    // row. Any q is correct as long as it does not depend on this cycle's logits.
     Drawing drawing = {1.0f / sampling_->params().temperature, sampling_->reach(), {}};
     for (int32_t i = 0; i < 2 * most; ++i) {
         drawing.uniforms.push_back(sampling_->uniform());
@@ -622,16 +622,16 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
                 out[i] = drafts[i];
                 continue;
             }
-            Told & told = sequences_[size_t(seq)].told;
+            PendingOutcome & pending = sequences_[size_t(seq)].pending;
             if (i < n && cycle_.from_text) {
-                target_.remove(drafts[i]); // q is 1 for the draft and 0 for all other tokens
+                target_.remove(drafts[i]); // q is 1 for the draft and 0 for every other token
             } else if (i < n) {
                 subtract_draft(i);
-            } else if (told.open && told.unverified >= 0 && q[n] > 0) {
-                told.outcome.next_right = float(std::min(1.0, target_.of(told.unverified) / q[n]));
+            } else if (pending.open && pending.unverified >= 0 && q[n] > 0) {
+                pending.outcome.next_right = float(std::min(1.0, target_.of(pending.unverified) / q[n]));
             }
             out[i] = sampling_->draw(target_);
-        } catch (...) { // logits that are no numbers
+        } catch (...) { // invalid logits
             end(i);
             throw;
         }
@@ -648,22 +648,22 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
     }
     if (p1 >= 0 && p1 < s.length) {
         throw Error(MTP_ERROR_ARGUMENT,
-                    format("p1: expected the end of the sequence (%lld or -1), found %lld: only a tail can go",
+                    format("p1: expected the end of the sequence (%lld or -1), found %lld: only the end of a sequence can be removed",
                            (long long) s.length, (long long) p1));
     }
     if (p0 == 0) {
-        forget(seq);
+        clear_sequence(seq);
         return;
     }
     if (p0 == s.length) {
-        settle(seq);
+        roll_back(seq);
         return;
     }
     const int64_t n = s.decoded - p0;
     const bool copied = !s.checkpoint.empty() && p0 > s.checkpoint_first;
     if (n > reach(s) && !copied) {
         throw Error(MTP_ERROR_STATE,
-                    format("p0: expected %lld or more, found %lld: the recurrent state can be taken back by %lld of "
+                    format("p0: expected %lld or more, found %lld: the recurrent state can roll back only %lld of "
                            "the %lld tokens after that; remove from 0 and decode again",
                            (long long) (s.decoded - reach(s)), (long long) p0, (long long) reach(s), (long long) n));
     }
@@ -672,7 +672,7 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
     if (head_ != nullptr) {
         head_->rollback(seq, p0);
     }
-    settle(seq);
+    roll_back(seq);
 }
 
 void Session::sync(int32_t seq) {

@@ -1,9 +1,9 @@
 #pragma once
-// Draft, verify, undo: a trunk and a head kept in step.
+// Draft, verify, roll back: keeps a trunk and a head in sync.
 //
-// For each sequence the session knows three lengths: what the trunk has decoded, what of it counts
-// (rejected drafts do not, until they are undone), and how far the head has been fed. `tail` holds
-// the tokens and hidden states that the head may still need.
+// For each sequence the session tracks three lengths: the tokens in the trunk's memory, those that are
+// valid (rejected drafts are not, but stay in memory until they are rolled back), and how far the head
+// has been fed. The `tail` fields hold the tokens and hidden states that the head may still need.
 
 #include "checkpoint.h"
 #include "depth.h"
@@ -48,13 +48,13 @@ public:
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
-        choosers_.front().set_costs(verify_ms, n_verify, draft_ms, n_draft); // costs hold for all of them
+        depth_choosers_.front().set_costs(verify_ms, n_verify, draft_ms, n_draft); // all choosers share costs
     }
 
 private:
-    // What the choice of depth will be told about a cycle when the next one begins: that one shows
-    // which token came in the place of an unverified draft, and what undoing cost.
-    struct Told {
+    // The outcome of a cycle, reported to the depth chooser when the next cycle begins. Only then is it
+    // known which token was generated in place of an unverified draft, and what the rollback cost.
+    struct PendingOutcome {
         bool open = false;
         bool from_text = false;
         mtp_cycle_outcome outcome = {};
@@ -65,37 +65,37 @@ private:
 
     struct Sequence {
         int64_t decoded = 0;   // tokens in the trunk's memory
-        int64_t length = 0;    // of which count; the others are undone before the next decode
-        int64_t removable = 0; // of `decoded`, how many the memory can take back from the end
+        int64_t length = 0;    // valid tokens; the others are rolled back before the next decode
+        int64_t removable = 0; // how many of the last decoded tokens the memory can roll back
 
         // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1.
         int64_t tail_first = 0;
         std::vector<int32_t> tail_tokens;
         std::vector<float> tail_hidden;
 
-        Trunk::Copy checkpoint; // the recurrent state before the last cycle,
-        int64_t checkpoint_first = 0; // which began at this position
+        Trunk::Copy checkpoint;       // the recurrent state before the last cycle
+        int64_t checkpoint_first = 0; // the position where that cycle began
 
-        // One for each decoded token, never the same twice: whether what stands at a position is
-        // still what stood there when a checkpoint was made. Sequences of which one was copied from
-        // the other have the same marks, from position 0 up to where they part.
+        // A unique number for each decoded token. It tells whether the token at a position is still
+        // the one that was there when a checkpoint was made. A sequence and its copy share their
+        // marks from position 0 to where they diverge.
         std::vector<uint64_t> marks;
 
-        Told told;
+        PendingOutcome pending;
 
-        int64_t text_first = 0; // position of the first token that texts_ holds of this sequence
+        int64_t text_first = 0; // position of this sequence's first token in texts_
     };
 
-    // The cycle between begin and end.
+    // The cycle between begin() and end().
     struct Cycle {
         bool open = false;
-        bool from_text = false;       // where the drafts came from
+        bool from_text = false;       // the drafts come from the text, not from the head
         int32_t seq = 0;
         int64_t first = 0;            // position of tokens[0]
         std::vector<int32_t> tokens;  // the given token and the drafts
         int64_t rows = 0;             // tokens decoded so far
-        int64_t batch_first = 0;      // row of the first token of the last batch
-        double verify_before = 0;     // stats_.verify_ms at its beginning
+        int64_t batch_first = 0;      // row of the last batch's first token
+        double verify_before = 0;     // stats_.verify_ms when the cycle began
     };
 
     Sequence & sequence(int32_t seq);
@@ -103,27 +103,28 @@ private:
     bool drafting() const { return head_ != nullptr && params_.max_depth > 0; }
     bool looking_up() const { return params_.max_lookup > 0; }
     int64_t cells(int32_t without) const;
-    int64_t cells_beside(int32_t seq) const;
+    int64_t cells_of_others(int32_t seq) const;
     int64_t room(int32_t seq) const;
     void require_room(int32_t seq, int64_t n) const;
-    // Makes a change to a sequence, which is empty if that fails: nobody knows how much of it was done.
+    // Applies a change to a sequence. If it fails, the sequence is cleared, because it is unknown how
+    // much of the change was done.
     template <typename Change>
     void change(int32_t seq, Change && change) {
         try {
             change();
         } catch (...) {
-            forget(seq);
+            clear_sequence(seq);
             throw;
         }
     }
-    void settle(int32_t seq);
-    void forget(int32_t seq);
+    void roll_back(int32_t seq);
+    void clear_sequence(int32_t seq);
     void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
     void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();
-    void tell(int32_t seq, int32_t token, double undo_ms);
+    void report_outcome(int32_t seq, int32_t token, double rollback_ms);
     int32_t draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out);
     void truncate_text(int32_t seq, int64_t length);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
@@ -138,19 +139,19 @@ private:
 
     Trunk trunk_;
     Head * head_;
-    std::shared_ptr<void> claim_; // on the head
+    std::shared_ptr<void> claim_; // exclusive use of the head
     mtp_session_params params_;
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
-    std::vector<TextDrafts> texts_; // of each sequence, if the session looks up
-    std::vector<Depth> choosers_; // of each sequence, where the depth is MTP_DEPTH_AUTO
-    bool damaged_ = false; // a row's logits were none: what made them may stay in the memory's states
+    std::vector<TextDrafts> texts_;     // one per sequence if max_lookup > 0
+    std::vector<Depth> depth_choosers_; // one per sequence, for MTP_DEPTH_AUTO
+    bool damaged_ = false; // a row's logits were not finite; NaNs may remain in the memory's states
 
     std::unique_ptr<Sampling> sampling_;
-    Distribution target_;             // of the row at hand
+    Distribution target_;              // the distribution of the current row
     std::vector<double> drawn_from_;   // scratch
-    std::vector<int32_t> draft_index_; // of a target id in the draft vocabulary, -1: none
+    std::vector<int32_t> draft_index_; // by target id: index in the draft vocabulary, -1 if not in it
 };
 
 } // namespace mtp

@@ -1,4 +1,4 @@
-// The C functions of the session: checks that need no object, then a call.
+// The C functions of the session: they check arguments that need no object, then call it.
 
 #include "error.h"
 #include "handles.h"

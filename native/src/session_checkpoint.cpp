@@ -1,4 +1,4 @@
-// The session's checkpoints: what is kept of a sequence, and when it may come back.
+// The session's checkpoints: what they save of a sequence, and when they can be restored.
 
 #include "session.h"
 
@@ -18,13 +18,13 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     if (s.length == 0) {
         throw Error(MTP_ERROR_STATE, format("sequence %d: expected tokens to save, found none", seq));
     }
-    settle(seq);
+    roll_back(seq);
     Checkpoint c;
     c.kind = mtp_checkpoint_kind(kind);
     c.length = s.length;
     c.head_first = s.length;
     if (drafting() && !s.tail_tokens.empty()) {
-        feed_head(seq); // so that of the tail the last token is enough
+        feed_head(seq); // after that only the last token of the tail is needed
         const int64_t width = trunk_.n_embd();
         c.token = s.tail_tokens.back();
         c.hidden.assign(s.tail_hidden.end() - width, s.tail_hidden.end());
@@ -35,7 +35,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
             trunk_.save(seq, c.kind == MTP_CHECKPOINT_DEVICE, c.recurrent);
         }
         if (c.kind == MTP_CHECKPOINT_DEVICE) {
-            s.checkpoint.clear(); // one copy on the device for each sequence: this is it now
+            s.checkpoint.clear(); // device memory holds one copy per sequence, which is now this one
         }
         return c;
     }
@@ -46,7 +46,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         c.head_rows.resize(cache.rows_bytes(c.length - c.head_first));
         cache.read_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
     } else if (c.kind == MTP_CHECKPOINT_HEAD) {
-        throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that knows its last token, found none", seq));
+        throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that was fed its last token, found none", seq));
     }
     c.trunk_fingerprint = trunk_.fingerprint();
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
@@ -55,14 +55,14 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     return c;
 }
 
-// Refuses, before anything is touched, what does not fit this session.
+// Rejects a checkpoint that does not fit this session, before anything is changed.
 void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
     const Sequence & s = sequences_[size_t(seq)];
     if (in_place(c.kind)) {
         if (size_t(c.length) > s.marks.size() || s.marks[size_t(c.length) - 1] != c.mark) {
             throw Error(MTP_ERROR_STATE,
-                        format("checkpoint: expected the %lld tokens that it was made of, found that they have been "
-                               "removed since; only a whole one outlives that", (long long) c.length));
+                        format("checkpoint: expected its %lld tokens in the sequence, found that they have been removed; "
+                               "use MTP_CHECKPOINT_WHOLE to survive that", (long long) c.length));
         }
         trunk_.check(c.recurrent);
         return;
@@ -95,7 +95,7 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
     }
 }
 
-// What stands in the trunk's memory now counts; the head knows nothing of it.
+// Sets a sequence to the `length` tokens in the trunk's memory and clears the head's rows.
 void Session::set_length(int32_t seq, int64_t length) {
     Sequence & s = sequences_[size_t(seq)];
     s = Sequence();
@@ -112,7 +112,7 @@ void Session::set_length(int32_t seq, int64_t length) {
     }
 }
 
-// The tail becomes the checkpoint's last token.
+// Sets the tail to the checkpoint's last token.
 void Session::keep_last(int32_t seq, const Checkpoint & c) {
     Sequence & s = sequences_[size_t(seq)];
     s.tail_tokens.clear();
@@ -175,8 +175,8 @@ void Session::copy(int32_t from, int32_t to) {
     if (from == to) {
         return;
     }
-    settle(from);
-    forget(to);
+    roll_back(from);
+    clear_sequence(to);
     if (source.length == 0) {
         return;
     }
@@ -186,9 +186,9 @@ void Session::copy(int32_t from, int32_t to) {
         if (looking_up()) {
             texts_[size_t(to)] = texts_[size_t(from)];
         }
-        target.removable = 0; // its snapshots did not come along
+        target.removable = 0; // snapshots are not copied
         target.checkpoint.clear();
-        target.told = {}; // the cycle was the source's
+        target.pending = {}; // the pending outcome belongs to the source
         if (head_ != nullptr) {
             head_->cache().copy(from, to);
         }

@@ -1,5 +1,5 @@
 #pragma once
-// Numbers that never come again in this process, to tell a thing from what took its place.
+// Numbers that are unique within this process, to detect that something was replaced.
 
 #include <atomic>
 #include <cstdint>

@@ -6,8 +6,8 @@ namespace mtp {
 
 namespace {
 
-// Suffixes whose recent position is recorded per token, the longest first. It bounds the work per
-// token; shorter suffixes keep an older position, which is also correct.
+// The number of suffixes, longest first, whose recent position is updated per token. This bounds the
+// work; shorter suffixes keep an older position, which is also correct.
 constexpr int kRecorded = 8;
 
 constexpr size_t kFirstSlots = 64;
@@ -57,8 +57,8 @@ void SuffixIndex::insert_slot(int32_t edge) {
     slots_[slot_of(edges_[size_t(edge)].from, edges_[size_t(edge)].token)] = edge;
 }
 
-// Edges enter the table in the order of their numbers and leave it in the reverse order, so that a
-// freed slot never separates an edge from the slots that it was probed through.
+// Edges are inserted into the table in the order of their numbers and removed in reverse order, so a
+// freed slot never interrupts the probe sequence of another edge.
 void SuffixIndex::add_edge(int32_t from, int32_t token, int32_t to) {
     State & state = states_[size_t(from)];
     edges_.push_back({from, token, to, state.edges});

@@ -1,9 +1,9 @@
 #pragma once
-// The longest suffix of a sequence of tokens that occurs earlier in it, and what follows there.
+// Finds the longest suffix of a token sequence that also occurs earlier in it, and what follows there.
 //
 // A suffix automaton (Blumer et al., 1985), built online: at most 2 n states and 3 n transitions for
-// n tokens, appended in amortized constant time. At most 150 bytes per token. Truncation undoes the
-// appends in reverse order and costs at most what they cost. Knows neither ggml nor llama.cpp.
+// n tokens, appended in amortized constant time, with at most 150 bytes per token. Truncation reverts
+// the appends in reverse order and costs at most what they cost. Independent of ggml and llama.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ class SuffixIndex {
 public:
     // The longest suffix that also ends before the last token. length: its number of tokens, 0 if
     // there is none. next: position of the token that follows its earlier occurrence, the most
-    // recent one that is known.
+    // recent known one.
     struct Match {
         int64_t length = 0;
         int64_t next = 0;
@@ -36,8 +36,8 @@ public:
     int32_t propose(const Match & match, int32_t * out, int32_t n) const;
 
 private:
-    // The strings that end at the same set of positions. length: of the longest of them. link: the
-    // state of its longest suffix that ends at more positions. first_end: smallest of the positions.
+    // A set of strings that end at the same positions. length: the length of the longest one. link: the
+    // state of its longest suffix that ends at more positions. first_end: the smallest position.
     // recent_end: a later one, recorded after `recent_truncations` truncations.
     struct State {
         int32_t length;
@@ -45,17 +45,17 @@ private:
         int32_t first_end;
         int32_t recent_end;
         uint32_t recent_truncations;
-        int32_t edges; // the first of its list, -1: none
+        int32_t edges; // the first edge of its list, -1: none
     };
 
     struct Edge {
         int32_t from;
         int32_t token;
         int32_t to;
-        int32_t next; // of the same state
+        int32_t next; // the next edge of the same state
     };
 
-    // A change of an older state or edge, to be undone with the token that caused it.
+    // A change of an older state or edge, reverted when the token that caused it is removed.
     struct Change {
         int32_t index;
         int32_t before;

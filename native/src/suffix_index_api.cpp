@@ -1,4 +1,4 @@
-// The C functions of the suffix index: checks that need no object, then a call.
+// The C functions of the suffix index: they check arguments that need no object, then call it.
 
 #include "error.h"
 #include "suffix_index.h"

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kBounds[] = {2, 3, 4, 6, 9, 13, 21}; // lengths at which a bucket begins
 
-// The estimate of a bucket before anything was seen, length / (length + kDoubt), counts as much as
-// kPrior tokens; evidence is forgotten over kKept tokens of the bucket, so that a text that stops
-// copying is noticed within some ten of them. Chosen with benchmarks/lookup.py.
+// The prior of a bucket, length / (length + kDoubt), weighs as much as kPrior tokens. Evidence decays
+// over kKept tokens of the bucket, so that the end of a copied passage is noticed within about ten
+// tokens. Chosen with benchmarks/lookup.py.
 constexpr double kDoubt = 1.5;
 constexpr double kPrior = 4;
 constexpr double kKept = 48;

@@ -1,10 +1,10 @@
 #pragma once
-// Drafts from the text itself: the tokens that followed the longest suffix of the text where it
-// occurred before. Knows neither ggml nor llama.cpp.
+// Drafts from the text itself (prompt lookup): the tokens that followed the earlier occurrence of the
+// text's longest repeated suffix. Independent of ggml and llama.cpp.
 //
-// How likely such a draft is to be accepted depends above all on the length of the match, so that is
-// learned by length. It costs nothing to learn: every generated token shows whether a draft from the
-// text would have been right, drafted or not.
+// The acceptance of such drafts depends mostly on the length of the match, so it is estimated by length.
+// That is free: every generated token shows whether a draft from the text would have been right, even if
+// none was made.
 
 #include "acceptance.h"
 #include "suffix_index.h"
@@ -18,19 +18,19 @@ class TextDrafts {
 public:
     int64_t size() const { return index_.size(); }
 
-    // Tokens of a prompt. What a user repeats says little about what the model will repeat, so
-    // nothing is learned from them.
+    // Adds tokens of a prompt. They do not change the estimates, because repetitions by a user say little
+    // about those of the model.
     void read(const int32_t * tokens, int64_t n);
 
-    // A token that was generated.
+    // Adds a generated token and updates the estimates.
     void generated(int32_t token);
 
     void truncate(int64_t size) { index_.truncate(size); }
 
-    // Forgets the text and keeps what was learned.
+    // Clears the text and keeps the estimates.
     void clear() { index_ = SuffixIndex(); }
 
-    // Up to n tokens that may follow, and the chance of each to be accepted once those before it are.
+    // Proposes up to n tokens, with the acceptance probability of each if those before it are accepted.
     int32_t propose(int32_t * out, int32_t n, Chances & chances) const;
 
 private:

@@ -64,7 +64,7 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
                                               (long long) n, (long long) first));
     }
     if (n < min_rows && !remove_tail(seq, first + n)) {
-        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not take back a companion at position %lld",
+        throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not roll back a padding token at position %lld",
                                               (long long) (first + n)));
     }
 }
@@ -72,7 +72,7 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
 const float * Trunk::hidden() const {
     const float * out = nextn().get(context_);
     if (out == nullptr) {
-        throw Error(MTP_ERROR_BACKEND, "llama.cpp handed out no hidden states");
+        throw Error(MTP_ERROR_BACKEND, "llama.cpp returned no hidden states");
     }
     return out;
 }
@@ -130,8 +130,8 @@ void Trunk::save(int32_t seq, bool on_device, Copy & out) {
 
 void Trunk::check(const Copy & saved) const {
     if (saved.on_device && (size_t(saved.seq) >= stamps_.size() || stamps_[size_t(saved.seq)] != saved.stamp)) {
-        throw Error(MTP_ERROR_STATE, format("the copy on the device of sequence %d is gone: a newer one has taken its "
-                                            "place; keep it in host memory", saved.seq));
+        throw Error(MTP_ERROR_STATE, format("the device copy of sequence %d is gone: a newer one has overwritten it; "
+                                            "save it in host memory instead", saved.seq));
     }
 }
 
@@ -151,7 +151,7 @@ void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t
 
 uint32_t Trunk::empty(int32_t seq) {
     remove_tail(seq, 0);
-    const uint32_t streams = count_streams(get_state(context_, seq, 0)); // few bytes
+    const uint32_t streams = count_streams(get_state(context_, seq, 0)); // an empty state is only a few bytes
     if (streams == 0) {
         throw Error(MTP_ERROR_BACKEND, "llama.cpp wrote a state without streams");
     }
@@ -165,11 +165,11 @@ void Trunk::copy(int32_t from, int32_t to, int64_t length) {
         llama_memory_seq_cp(memory, from, to, -1, -1);
     } else if (empty(to) == 1) {
         llama_memory_seq_cp(memory, from, to, -1, -1);
-        // That leaves one recurrent cell for both, and a rollback of one would move the other.
+        // Both sequences now share one recurrent cell, and a rollback of one would affect the other.
         set_state(context_, to, get_state(context_, from, partial(false)), partial(false));
     } else {
-        // llama_memory_seq_cp would leave the data of another stream to the next decode: a state saved before
-        // then is wrong, one restored is overwritten.
+        // Between streams llama_memory_seq_cp copies the data only at the next decode: until then a saved
+        // state would be wrong, and a restored one would be overwritten.
         restore_whole(to, length, save_whole(from, length));
     }
 }

@@ -29,7 +29,7 @@ public:
         }
     }
 
-    // Steps over a * b * c bytes, each factor below 2^32 but for one that may be anything.
+    // Skips a * b * c bytes; all factors are below 2^32 except one, which may be any number.
     void skip(uint64_t a, uint64_t b, uint64_t c, const char * field) {
         const uint64_t left = bytes_.size() - at_;
         if (a > left || b > left || c > left || (a != 0 && b > left / a) || (a * b != 0 && c > left / (a * b))) {
@@ -64,7 +64,7 @@ void check_cells(Reader & in, int64_t length) {
         }
         seen[size_t(position)] = true;
         in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
-        in.skip(4, sizeof(int32_t), 1, "cell"); // x, y, token, sequence: whatever they are
+        in.skip(4, sizeof(int32_t), 1, "cell"); // x, y, token, sequence: any value is valid
     }
 }
 
@@ -85,10 +85,10 @@ void skip_columns(Reader & in, uint32_t layers, int64_t length) {
 
 const size_t STREAMS_AT = sizeof(uint32_t) + sizeof(int32_t); // after magic and sequence
 
-// Where the parts lie that stay the same whatever the number of streams.
+// The offsets of the parts that do not depend on the number of streams.
 struct Parts {
     uint32_t streams;
-    size_t attention_begin; // the stream with cells, its count included
+    size_t attention_begin; // the stream with cells, including its count
     size_t attention_end;
     size_t recurrent_begin;
 };
@@ -96,11 +96,11 @@ struct Parts {
 Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
     Reader in(state);
     Parts parts = {};
-    in.take<uint32_t>("magic"); // llama.cpp compares it
+    in.take<uint32_t>("magic"); // llama.cpp checks it
     in.take<int32_t>("sequence");
     parts.streams = in.take<uint32_t>("streams");
     int64_t filled = 0;
-    for (uint32_t i = 0; i < parts.streams; ++i) { // ends with the bytes, whatever it says
+    for (uint32_t i = 0; i < parts.streams; ++i) { // a count that is too large runs into the end of the data
         const size_t begin = in.at();
         const uint32_t cells = in.take<uint32_t>("cells");
         if (cells == 0) {

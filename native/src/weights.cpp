@@ -6,7 +6,7 @@
 
 namespace mtp {
 
-// ggml's CPU kernels load whole vectors; a file may be aligned to less than they like.
+// ggml's CPU kernels load whole vectors, but a file may have a smaller alignment.
 static const uintptr_t IN_PLACE_ALIGNMENT = 32;
 
 void read_rows(const StoredTensor & stored, const int32_t * ids, size_t n, float * out) {
@@ -27,7 +27,7 @@ ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
     int64_t ne[GGML_MAX_DIMS];
     std::memcpy(ne, stored.ne, sizeof(ne));
     if (rows >= 0) {
-        ne[1] = rows; // the first rows of a matrix: a ranked list used in part
+        ne[1] = rows; // only the first rows: part of a ranked draft vocabulary
     }
     ggml_tensor * tensor = ggml_new_tensor(context_.get(), stored.type, GGML_MAX_DIMS, ne);
     ggml_set_name(tensor, stored.name.c_str());
@@ -164,7 +164,7 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
         t.ffn_down = matrix("ffn_down.weight", {c.n_ff, c.n_embd});
     }
 
-    // llama.cpp falls back to output_norm where the block has no norm of its own.
+    // llama.cpp falls back to output_norm if the block has no norm of its own.
     const std::string head_norm = c.name("nextn.shared_head_norm.weight");
     if (head.find(head_norm)) {
         t.head_norm = norm(head, head_norm, c.n_embd);
@@ -191,7 +191,7 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
                     format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
                            ggml_backend_name(backend), ggml_type_name(v.embedding->type)));
     }
-    // What the graph has no place for, it would silently leave out: NVFP4's scales, biases.
+    // Rejects tensors that the graph would silently ignore, such as NVFP4 scales and biases.
     for (const std::string & name : head.tensor_names()) {
         if (name.rfind(c.name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&
             name != v.embedding->name && name != v.output->name) {

@@ -1,10 +1,10 @@
 #pragma once
 // The tensors of an MTP block on a ggml device.
 //
-// On the CPU a tensor is used where it lies in the mapped file (the trunk maps the same pages), on
-// other devices and for gathered rows it is copied. Nothing but the draft vocabulary's rows of the
-// embedding is placed: fed tokens can be any of the target's, and their few rows are read from the
-// mapped file as floats.
+// On the CPU a tensor is used in place in the mapped file (the trunk maps the same pages); on other
+// devices, and for gathered rows, it is copied. Of the embedding only the draft vocabulary's rows are
+// loaded: fed tokens can be any token of the target, and their few rows are read from the mapped file as
+// floats.
 
 #include "draft_vocabulary.h"
 #include "gguf_file.h"
@@ -20,11 +20,11 @@
 
 namespace mtp {
 
-// Tensor shapes in ggml's order (columns first). Pointers are nullptr where a model has no such part.
+// Tensor shapes are in ggml's order (columns first). Pointers are nullptr if a model has no such tensor.
 struct BlockTensors {
     ggml_tensor * enorm;     // [n_embd]
     ggml_tensor * hnorm;     // [n_embd]
-    ggml_tensor * eh_proj;   // [2 * n_embd, n_embd], eats [embedding, hidden]
+    ggml_tensor * eh_proj;   // [2 * n_embd, n_embd], input [embedding, hidden]
     ggml_tensor * attn_norm; // [n_embd]
     ggml_tensor * q;         // [n_embd, 2 * head_dim * n_head], per head query then gate
     ggml_tensor * k;         // [n_embd, kv_width]
@@ -53,14 +53,14 @@ struct BlockTensors {
     ggml_tensor * draft_embedding; // [n_embd, draft vocabulary]; may be the same tensor as output
 };
 
-// The query, key and value matrices of the block's attention as they are stored: tensors of their
-// own, or the rows of attn_qkv, which has them one after another.
+// The query, key and value matrices of the block's attention as stored: separate tensors, or consecutive
+// rows of attn_qkv.
 struct StoredAttention {
     StoredTensor q; // [n_embd, 2 * head_dim * n_head]
     StoredTensor k; // [n_embd, kv_width]
     StoredTensor v; // [n_embd, kv_width]
 
-    // MTP_ERROR_FORMAT when a tensor is missing or misshapen.
+    // Throws MTP_ERROR_FORMAT if a tensor is missing or has the wrong shape.
     static StoredAttention find(const GgufFile & head, const HeadConfig & config);
 };
 
@@ -75,7 +75,7 @@ public:
     int64_t mapped_bytes() const { return mapped_bytes_; }
 
 private:
-    // Writes the tensor's bytes once it has a place.
+    // Writes the tensor's data once it is allocated.
     using Fill = std::function<void(ggml_tensor *)>;
 
     ggml_tensor * place(const StoredTensor & stored, int64_t rows = -1);

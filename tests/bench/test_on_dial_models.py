@@ -222,5 +222,5 @@ def test_files_that_are_none(command: str, tmp_path: Path) -> None:
 
 def test_a_head_alone_is_refused(dial: Any) -> None:
     """llama.cpp would load it as a model and crash."""
-    with pytest.raises(ModelRefusedError, match="found a head alone"):
+    with pytest.raises(ModelRefusedError, match="found only an MTP head"):
         run_bench(dial.models.gguf("dense-tied", choice=HeadChoice.ALONE), options())

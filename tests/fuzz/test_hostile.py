@@ -261,7 +261,7 @@ def test_load_tries_the_model(
     crashing = write(tmp_path, FAULTS["too many layers"], contents)
     said = try_model(crashing)
     assert said is not None
-    assert "it ends the process that loads it (SIGABRT)" in said
+    assert "it crashes the process that loads it (SIGABRT)" in said
     assert "GGML_ASSERT(hparams.n_layer_all > 0" in said
 
 

@@ -80,10 +80,10 @@ class EmulatedGgml:
         request = (_PRODUCT, type_, n, rows, 1, columns, 1, threads)
         return self._floats((columns, rows), request, weights, x)
 
-    def apart_product(
+    def strided_product(
         self, type_: int, weights: Bytes, rows: int, x: Floats, threads: int
     ) -> Floats:
-        """As Ggml.apart_product."""
+        """As Ggml.strided_product."""
         columns, n = x.shape
         request = (_APART, type_, n, rows, 1, columns, 1, threads)
         twice = weights[: 2 * rows * _row_size(type_, n)]

@@ -32,13 +32,13 @@ TYPES = {
 
 
 class Products(Protocol):
-    """What multiplies: `Ggml` here, `EmulatedGgml` for another CPU."""
+    """The interface of `Ggml`, and of `EmulatedGgml` for another CPU."""
 
     def encode(self, type_: int, values: Floats, /) -> Bytes: ...
     def product(
         self, type_: int, weights: Bytes, rows: int, x: Floats, threads: int, /
     ) -> Floats: ...
-    def apart_product(
+    def strided_product(
         self, type_: int, weights: Bytes, rows: int, x: Floats, threads: int, /
     ) -> Floats: ...
     def expert_product(
@@ -113,7 +113,7 @@ class Ggml:
         self.backend = self.cpu.ggml_backend_cpu_init()
 
     def features(self) -> dict[str, str]:
-        """What the CPU backend says of itself."""
+        """Return the features that the CPU backend reports."""
         address = self.base.ggml_backend_reg_get_proc_address(
             self.cpu.ggml_backend_cpu_reg(), b"ggml_backend_get_features"
         )
@@ -178,7 +178,7 @@ class Ggml:
         out = self.run(threads, lambda c, t: self.base.ggml_mul_mat(c, *t), inputs)
         return out.reshape(columns, rows)
 
-    def apart_product(
+    def strided_product(
         self, type_: int, weights: npt.NDArray[np.uint8], rows: int, x: Floats, threads: int
     ) -> Floats:
         """As `product` with every other of the first 2 * rows rows of weights."""
@@ -302,7 +302,7 @@ class Ggml:
         cut = seqs * tokens * heads * d
         return out[:cut].reshape(seqs, tokens, heads, d), out[cut:].reshape(seqs, -1)
 
-    def copy_apart(self, rows: Floats, threads: int) -> Floats:
+    def copy_strided(self, rows: Floats, threads: int) -> Floats:
         """Copy rows [n, length] to every other row of a tensor of 2 n rows of ones: that tensor."""
         n, length = rows.shape
 

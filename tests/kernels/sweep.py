@@ -40,7 +40,7 @@ def shapes(name: str) -> list[tuple[int, int]]:
 
 
 def weights(name: str, n: int, rows: int) -> Floats:
-    """Made anew from the same seed wherever they are needed."""
+    """Create the inputs from the same seed wherever they are needed."""
     return np.random.default_rng([TYPES[name], n, rows]).standard_normal((rows, n), np.float32)
 
 
@@ -70,13 +70,13 @@ def products(ggml: Products) -> dict[str, Any]:
             half = rows // 2
             if half:
                 for batch in (1, 4):
-                    y = ggml.apart_product(type_, encoded, half, x[:batch], 2)
+                    y = ggml.strided_product(type_, encoded, half, x[:batch], 2)
                     found[f"apart/{name} {n}x{rows}/2/{batch}"] = y
     return found
 
 
 def expert_products(ggml: Products) -> dict[str, Floats]:
-    """Four experts of which each token uses two; all tokens want one of them, one expert idles."""
+    """Four experts, two per token: one is used by all tokens, another by none."""
     found = {}
     n, experts = 512, 4
     ids = np.array([[1, 0], [1, 3], [1, 0]] * (COLUMNS // 3), np.int32)
@@ -97,7 +97,7 @@ def expert_products(ggml: Products) -> dict[str, Floats]:
 
 
 def golden_weights(name: str, blocks: int) -> Bytes:
-    """Blocks of any codes and scales, d and dmin from 2^-7 to 2^-4; everywhere the same."""
+    """Reproducible blocks of random codes and scales, with d and dmin from 2^-7 to 2^-4."""
     _, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     raw = np.frombuffer(shake_256(name.encode()).digest(blocks * size), np.uint8)
     raw = raw.reshape(blocks, size).copy()
@@ -144,7 +144,7 @@ def queries(length: int) -> tuple[Floats, Floats, Floats, dict[str, Floats]]:
 
 
 def attention(ggml: Ggml) -> dict[str, Floats]:
-    """Queries one by one and side by side."""
+    """Queries one by one and in a batch."""
     found = {}
     for cache, length in itertools.product(CACHES, LENGTHS):
         q, k, v, masks = queries(length)
@@ -257,7 +257,7 @@ def copies(ggml: Ggml) -> dict[str, Floats]:
     for n in (1, 2, 4):
         rows = np.arange(n * 1001, dtype=np.float32).reshape(n, 1001)
         for threads in (1, 2, 3, 5):
-            found[f"copy/{n}/{threads}"] = ggml.copy_apart(rows, threads)
+            found[f"copy/{n}/{threads}"] = ggml.copy_strided(rows, threads)
     return found
 
 

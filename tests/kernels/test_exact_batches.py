@@ -1,4 +1,4 @@
-"""exact=True asks nothing of a trunk whose products are all those of the patched kernels."""
+"""exact=True needs no options if the patched kernels compute all of a trunk's products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our kernels in ggml-cpu: what a token yields depends on nothing that is computed beside it."""
+"""Our small-batch kernels in ggml-cpu: a token's result is independent of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cases(found: Arrays, kind: str) -> Iterator[tuple[str, int, str]]:
 
 
 def differing(found: Arrays, kind: str) -> list[str]:
-    """The results whose columns are not, bit for bit, those that were computed alone."""
+    """Return the results with columns that differ from those computed alone."""
     wrong = []
     for name, batch, key in cases(found, kind):
         alone = found[f"{kind}/{name}/1/1"][: len(found[key])]
@@ -58,7 +58,7 @@ def differing(found: Arrays, kind: str) -> list[str]:
     return wrong
 
 
-def check_rows_apart(found: Arrays) -> None:
+def check_strided_rows(found: Arrays) -> None:
     """Products with every other row of a matrix are those of the whole one."""
     keys = [key for _, _, key in cases(found, "apart")]
     assert len(keys) > 40
@@ -117,8 +117,8 @@ def test_attention_is_that_of_float64(sweep: Sweep, lanes: str, cache: str, leng
         assert np.square(off).sum() <= MAX_NMSE * np.square(exact).sum(), name
 
 
-def test_rows_that_lie_apart_are_those_of_the_whole_matrix(found: Arrays) -> None:
-    check_rows_apart(found)
+def test_strided_rows_equal_those_of_the_whole_matrix(found: Arrays) -> None:
+    check_strided_rows(found)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F32", "F16", "BF16"])

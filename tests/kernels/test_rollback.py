@@ -1,4 +1,4 @@
-"""A state that is replayed has the bits of one that was never left (patches/0015)."""
+"""A replayed state is bit-identical to one without rollback (patches/0015)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The proofs of equality fail when the native library is wrong.
+"""The equality tests fail if the native library is wrong.
 
     pytest -m slow tests/native/test_broken.py
 
-Each case changes one line of a copy of the sources, builds it and runs a proof over it.
+Each case changes one line in a copy of the sources, builds it and runs one test with it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SAMPLING = "test_sampling_demo.py::test_three_tokens_come_as_the_trunk_says"
+SAMPLING = "test_sampling_demo.py::test_three_tokens_follow_the_trunks_distribution"
 EXACT = "test_exact.py::test_bases_whose_products_change_at_two_rows"
 DRAFTS = "test_head.py::test_drafts_equal_the_reference"
 
 
 @dataclass(frozen=True)
 class Break:
-    """A line of native/src to be replaced, and the proof that has to notice."""
+    """A line of native/src to replace, and the test that must detect it."""
 
     file: str
     right: str
@@ -50,7 +50,7 @@ BREAKS = {
         "sampling_->uniform() < target_.of(drafts[i])",
         SAMPLING,
     ),
-    "whatever the trunk thinks possible is accepted": Break(
+    "every token that is possible for the trunk is accepted": Break(
         "session.cpp",
         "sampling_->uniform() * q[i] < target_.of(drafts[i])",
         "0 < target_.of(drafts[i])",
@@ -59,7 +59,7 @@ BREAKS = {
     "a token is alone in its batch": Break(
         "trunk.cpp", "size_t(std::max(n, min_rows))", "size_t(std::max(n, 0 * min_rows + 1))", EXACT
     ),
-    "a companion stays": Break(
+    "a padding token stays": Break(
         "trunk.cpp",
         "if (n < min_rows && !remove_tail(seq, first + n))",
         "if (n < 0 && !remove_tail(seq, first + n))",
@@ -71,7 +71,7 @@ BREAKS = {
         "s.length = cycle_.first + (n_accepted > 0 ? n_accepted : 1);",
         EXACT,
     ),
-    "the second step goes on from the trunk's hidden state": Break(
+    "the second step continues from the trunk's hidden state": Break(
         "draft_graph.cpp",
         "x = project(chosen, hidden_);",
         "x = project(chosen, last_column(g_.hidden_));",
@@ -88,7 +88,7 @@ BREAKS = {
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Of a copy of the sources."""
+    """Build a copy of the sources."""
     source = tmp_path_factory.mktemp("source")
     shutil.copy(ROOT / "CMakeLists.txt", source)
     shutil.copytree(ROOT / "native", source / "native")
@@ -96,7 +96,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def passes(proof: str, library: Path) -> bool:
-    """Whether a proof passes over a library; it must run to its end."""
+    """Whether a test passes with a library; the run must complete."""
     done = run_tests(library, "-x", proof)
     assert done.returncode in (0, 1), done.stdout  # 1: some test failed
     return done.returncode == 0

@@ -1,4 +1,4 @@
-"""Checkpoints and copies: what follows is what followed; what does not fit is refused by name."""
+"""Checkpoints and copies: decoding continues identically; misfits are rejected by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME_BATCHES = 1e-6  # between logits after the same batches; kernels are the sa
 
 
 def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int], list[int]]:
-    """Tokens after `token`, and how many of them each cycle gave."""
+    """Return the tokens after `token`, and how many of them each cycle generated."""
     tokens, counts = [token], []
     while len(tokens) < n:
         new = session.step(tokens[-1], DEPTH, seq)
@@ -37,8 +37,10 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_what_follows_is_what_followed(dial, mode: str, kind: CheckpointKind) -> None:
-    """The same tokens and the same acceptance, from the very first cycle on."""
+def test_decoding_after_a_restore_repeats_the_original(
+    dial, mode: str, kind: CheckpointKind
+) -> None:
+    """The tokens and the acceptance are the same from the first cycle on."""
     with opened_session(dial("tiny"), mode, DEPTH) as (session, trunk):
         session.decode(PROMPT)
         start, _ = go_on(session, session.argmax(), 9)
@@ -70,7 +72,7 @@ def test_right_after_a_prompt_and_after_a_rejection(dial, kind: CheckpointKind) 
             session.decode(PROMPT)
             token = session.argmax()
             if hit == 0.0:
-                token = session.step(token)[-1]  # four drafts wait to be undone
+                token = session.step(token)[-1]  # four drafts are not rolled back yet
             with session.save(kind) as saved:
                 want = go_on(session, token, 12)
                 session.restore(saved)
@@ -109,8 +111,8 @@ def test_bytes_outlive_the_session(dial) -> None:
         assert go_on(session, token, 19)[0] == want[0][1:20]
 
 
-def test_the_heads_part_alone(dial) -> None:
-    """For a caller that keeps the trunk's state itself: acceptance goes on as it was."""
+def test_head_checkpoint(dial) -> None:
+    """If the caller saves the trunk's state itself, acceptance continues as before."""
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, trunk):
         session.decode(PROMPT)
         start, _ = go_on(session, session.argmax(), 9)
@@ -130,11 +132,11 @@ def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
         session.decode(PROMPT)
         start, _ = go_on(session, session.argmax(), 9)
         session.decode(PROMPT[:5], 2)
-        session.copy(0, 2)  # with drafts that wait to be undone, onto a sequence in use
+        session.copy(0, 2)  # with drafts that are not rolled back yet, onto a sequence in use
         session.copy(0, 0)
         assert session.length(2) == session.length(0)
         assert session.length(1) == 0
-        with pytest.raises(NativeError, match="can be taken back by 0 of"):
+        with pytest.raises(NativeError, match="can roll back only 0 of"):
             session.remove(session.length(2) - 1, 2)
         want = go_on(session, start[-1], 20)
         other = (start[-1] + 1) % 700
@@ -151,8 +153,8 @@ def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
     assert np.abs(got - trunk_logits(dial("tiny"), [*PROMPT, *start[:-1], *want[0]])).max() < 0.04
 
 
-def test_a_copy_is_whole_at_once(dial) -> None:
-    """What is saved of it, or restored into it, before anything else is decoded."""
+def test_a_copy_is_complete_immediately(dial) -> None:
+    """It can be saved, or restored into, before anything else is decoded."""
     with opened_session(dial("tiny"), "two-phase", DEPTH, n_seq_max=3) as (session, trunk):
         session.decode(PROMPT)
         session.decode([*PROMPT[:3], PROMPT[0]], 1)
@@ -178,7 +180,7 @@ def trunk_logits(path, tokens: list[int]) -> np.ndarray:
         return trunk.logits()
 
 
-def test_a_checkpoint_goes_to_a_copy_of_its_sequence(dial) -> None:
+def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH, n_seq_max=2) as (session, _):
         session.decode(PROMPT)
         token = session.argmax()
@@ -193,21 +195,21 @@ def test_a_checkpoint_goes_to_a_copy_of_its_sequence(dial) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_tokens_that_were_removed_do_not_come_back(dial, kind: CheckpointKind) -> None:
+def test_checkpoints_of_removed_tokens_are_rejected(dial, kind: CheckpointKind) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
         with session.save(kind) as saved:
             session.remove(19)
             session.decode(PROMPT[19:])  # the very same token, and not the one of then
             for _ in range(2):
-                with pytest.raises(NativeError, match=r"the 20 tokens .* have been removed since"):
+                with pytest.raises(NativeError, match=r"its 20 tokens .* have been removed"):
                     session.restore(saved)
                 assert session.length() == 20
                 session.remove(0)
                 session.decode(PROMPT)
 
 
-def test_another_model_another_size(dial, models) -> None:
+def test_checkpoints_of_other_models_and_sizes_are_rejected(dial, models) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
         with session.save() as saved:
@@ -219,7 +221,7 @@ def test_another_model_another_size(dial, models) -> None:
                 saved.to_bytes()
             with (
                 opened_session(dial("tiny"), "snapshot", DEPTH) as (other, _),
-                pytest.raises(NativeError, match="have been removed since"),
+                pytest.raises(NativeError, match="have been removed"),
             ):
                 other.restore(saved)
     for path in (dial("tiny", quant="Q8_0"), dial("tiny-3v"), models.gguf("dense-tied")):
@@ -283,7 +285,7 @@ def in_trunk(offset: int) -> int:
         (lambda d: d[:71], "expected 72 bytes or more, found 71"),
         (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ bytes after its header, found \d+"),
         (lambda d: d + b"\0", r"bytes after its header, found"),
-        (lambda d: b"GGUF" + d[4:], "bytes that mtp_checkpoint_write made"),
+        (lambda d: b"GGUF" + d[4:], "expected the output of mtp_checkpoint_write"),
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),
         (changed(LENGTH, -1), "length: expected 1 to 16777216, found -1"),
         (changed(LENGTH, 2**62), "length: expected 1 to 16777216, found 4611686018427387904"),
@@ -330,8 +332,8 @@ def test_hostile_bytes_of_the_recurrent_part(whole) -> None:
             Checkpoint.from_bytes(changed(in_trunk(offset), value, "<i")(whole))
 
 
-def test_what_llama_cpp_itself_refuses_empties_the_sequence(dial, whole) -> None:
-    """Sizes and types of layers are compared by llama.cpp, when it is half through."""
+def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial, whole) -> None:
+    """llama.cpp compares the sizes and types of layers while it is already restoring."""
     at = recurrent(whole)
     for offset in (0, 16 + 20 * 24 + 8, at + 12, at + 16, at + 20):
         with (
@@ -348,7 +350,7 @@ def test_what_llama_cpp_itself_refuses_empties_the_sequence(dial, whole) -> None
 
 
 def test_random_damage_never_crashes(dial, whole) -> None:
-    """A short run of the fuzz target's idea; whatever comes, the session goes on."""
+    """A short version of the fuzz target: the session stays usable after any damage."""
     rng = np.random.default_rng(5)
     end = trunk_start(whole) + 600
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
@@ -411,7 +413,7 @@ def test_arguments_are_checked(dial) -> None:
 
 
 def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial) -> None:
-    """Two contexts, two heads, turn by turn; a head that is in use is refused."""
+    """Two contexts with two heads, interleaved; a head that is in use is rejected."""
     path = dial("tiny")
     cycle = dial.successors("tiny")
     with (

@@ -1,4 +1,4 @@
-"""A program that llama.cpp ends says so, and ends with exit code 1."""
+"""A program that llama.cpp crashes prints one sentence and exits with code 1."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["while running", "while loading", "by a signal"],
 )
-def test_crash_is_told(mutation: Mutation, says: str, sound: Path, tmp_path: Path) -> None:
-    """A crash that no check foresees: here the checks are switched off."""
+def test_crash_is_reported_in_one_sentence(
+    mutation: Mutation, says: str, sound: Path, tmp_path: Path
+) -> None:
+    """A crash that the checks do not prevent, because they are switched off here."""
     (tmp_path / "sitecustomize.py").write_text(UNCHECKED)
     path = tmp_path / "hostile.gguf"
     path.write_bytes(mutated(read_content(sound), [mutation]))
@@ -50,7 +52,7 @@ def test_crash_is_told(mutation: Mutation, says: str, sound: Path, tmp_path: Pat
     assert line.endswith("tries a model in a process of its own")
 
 
-def test_model_that_is_cut_off_while_it_runs(sound: Path, tmp_path: Path) -> None:
+def test_model_file_truncated_while_in_use(sound: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(sound.read_bytes())
     words = ("generate", path, "-p", "a", "-n", "0", "-c", "100000", "-t", "1", "--depth", "0")

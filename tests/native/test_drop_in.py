@@ -1,4 +1,4 @@
-"""MTPLlama where llama_cpp.Llama stands in other people's code: streams, threads, odd models."""
+"""MTPLlama in code written for llama_cpp.Llama: streams, threads, unusual models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WAYS = [
 
 
 def test_unfinished_streams_end_quietly(models) -> None:
-    """Each way of leaving one, in a process of its own, whose freed memory is overwritten."""
+    """Each way of leaving a stream, in a subprocess whose freed memory is overwritten."""
     path = models.gguf("demo", "Q4_K_M", "F16")
     said = python_on(
         STOCK, "-m", "unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
@@ -90,8 +90,8 @@ CHAINS = [{}, {"temperature": 0.8, "seed": 1}, {"logit_bias": {65: 0.0}}]
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=["greedy", "sampled", "processor"])
-def test_a_stream_ends_where_another_call_begins(dial, chain) -> None:
-    """By name, where it went on with the other's text; the other's is what it always is."""
+def test_a_stream_ends_when_another_call_begins(dial, chain) -> None:
+    """The error names the cause instead of mixing the texts; the other text is unaffected."""
     with load(dial("tiny"), depth=3) as llm:
         want = text(llm, OTHER)
         calls = (
@@ -120,7 +120,7 @@ def test_a_stream_ends_where_another_call_begins(dial, chain) -> None:
         assert text(llm, OTHER) == want
 
 
-def test_after_its_end_a_stream_disturbs_nobody(dial) -> None:
+def test_a_finished_stream_does_not_affect_later_calls(dial) -> None:
     with load(dial("tiny")) as llm:
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
         next(stream)
@@ -171,7 +171,7 @@ print(json.dumps(wrong))
 
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
 def test_stopping_criteria_see_the_text_after_its_end(dial, rollback) -> None:
-    """Also where a stop amid accepted drafts cannot be taken back."""
+    """This includes a stop between accepted drafts that cannot be rolled back."""
     path = dial("tiny", hit=1.0)
     seen: dict[str, list[list[int]]] = {}
     texts: dict[str, list[str]] = {}
@@ -195,8 +195,8 @@ def test_stopping_criteria_see_the_text_after_its_end(dial, rollback) -> None:
 
 
 @pytest.mark.parametrize("rollback", ["two-phase", "host"])
-def test_what_cannot_be_taken_back_is_evaluated_anew(dial, rollback) -> None:
-    """A stop amid accepted drafts, and then more of the same text, a state, another text."""
+def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial, rollback) -> None:
+    """A stop between accepted drafts, followed by the same text, a state, or another text."""
     with load(dial("tiny", hit=1.0), depth=5, rollback=rollback) as llm:
         want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 12))
         for n in (2, 3, 4, 5):
@@ -219,7 +219,7 @@ def test_what_cannot_be_taken_back_is_evaluated_anew(dial, rollback) -> None:
 
 
 class PictureHandler:
-    """The two methods of llama_cpp's own handlers by which pictures go past the session."""
+    """The two methods by which llama_cpp's handlers evaluate images without the session."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -239,7 +239,7 @@ class PictureHandler:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_pictures_are_refused_before_anything_is_evaluated(dial, depth) -> None:
+def test_images_are_rejected_before_anything_is_evaluated(dial, depth) -> None:
     from llama_cpp.llama_chat_format import Llava15ChatHandler, MTMDChatHandler  # noqa: PLC0415
 
     parts = [
@@ -252,9 +252,9 @@ def test_pictures_are_refused_before_anything_is_evaluated(dial, depth) -> None:
         assert real.get_image_urls([{"role": "user", "content": parts}])
     with load(path, depth=depth, chat_handler=handler) as llm:
         for arguments in ({"messages": [{"role": "user", "content": parts}]},):
-            with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+            with pytest.raises(NativeError, match=r"messages: expected text, found images"):
                 llm.create_chat_completion(**arguments)
-        with pytest.raises(NativeError, match=r"messages: expected text, found pictures"):
+        with pytest.raises(NativeError, match=r"messages: expected text, found images"):
             llm.create_chat_completion([{"role": "user", "content": parts}])
         assert (handler.called, llm.n_tokens, llm.session.length()) == (0, 0, 0)
         answer: Any = llm.create_chat_completion([{"role": "user", "content": "no picture"}])
@@ -316,7 +316,7 @@ def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
-    """What a user sees of a model, by calls that are common."""
+    """Return the results of common calls on a model."""
     out: dict[str, Any] = {}
     out["completion"] = [text(llm), text(llm), text(llm, [*PROMPT, *OTHER])]
     out["sampled"] = text(llm, "aha", temperature=0.8, seed=7)
@@ -336,7 +336,7 @@ def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["no head", "architecture"])
-def test_models_that_cannot_draft_do_what_llama_cpps_do(models, llama_model, kind) -> None:
+def test_models_that_cannot_draft_behave_like_llama_cpp(models, llama_model, kind) -> None:
     path = llama_model if kind == "architecture" else models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     with plain(path) as theirs:
         want = same_calls(theirs)
@@ -358,7 +358,7 @@ def test_models_that_cannot_draft_do_what_llama_cpps_do(models, llama_model, kin
         assert text(ours) == want["completion"][0]
 
 
-def test_a_missing_head_is_an_error_where_drafts_are_asked_for(models) -> None:
+def test_a_missing_head_is_an_error_if_a_depth_is_given(models) -> None:
     path = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     for options in ({"depth": 1}, {"exact": True}):
         with pytest.raises(HeadMissingError, match="has no MTP head"):
@@ -387,7 +387,7 @@ def test_embeddings_and_vocabularies(dial) -> None:
 
 @pytest.mark.parametrize("name", ["n_batch", "n_ubatch"])
 @pytest.mark.parametrize("rollback", ["snapshot", "host"])
-def test_small_batches_draft_as_much_as_they_hold(dial, name, rollback) -> None:
+def test_small_batches_limit_the_depth(dial, name, rollback) -> None:
     path = dial("tiny", hit=1.0)
     with plain(path) as theirs:
         want = text(theirs)
@@ -396,7 +396,9 @@ def test_small_batches_draft_as_much_as_they_hold(dial, name, rollback) -> None:
         room = max(size - taken, 0)
         options = {name: size, "rollback": rollback, "max_depth": 3}
         if room < 3:
-            loaded: Any = noted(f"batches of {size} leave room for {room} drafts", path, **options)
+            loaded: Any = noted(
+                f"batches of {size} tokens have room for {room} drafts", path, **options
+            )
             with pytest.raises(NativeError, match=r"n_batch.*: expected . or more for"):
                 load(path, depth=3, **options)
         else:
@@ -424,8 +426,8 @@ def test_an_empty_prompt_is_refused_and_never_continues_another(dial) -> None:
         assert text(llm) == text(llm)
 
 
-def test_an_evaluated_prompt_is_sampled_from_as_it_stands(dial) -> None:
-    """Its logits are there: nothing is evaluated again, and nothing forgotten."""
+def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial) -> None:
+    """Its logits are available, so nothing is evaluated again or dropped."""
     with load(dial("tiny"), depth=3) as llm:
         want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 9))
         for prompt in (PROMPT, PROMPT[:1]):
@@ -443,7 +445,7 @@ def test_an_evaluated_prompt_is_sampled_from_as_it_stands(dial) -> None:
 # ----------------------------------------------------------------------------- threads
 
 
-def test_other_threads_wait_for_their_turn(dial) -> None:
+def test_other_threads_wait_for_the_model(dial) -> None:
     prompts = [[*PROMPT, i] for i in range(6)]
     with load(dial("tiny")) as llm:
 
@@ -482,7 +484,7 @@ def test_other_threads_can_be_refused(dial) -> None:
 
 
 def test_a_stream_may_be_read_by_several_threads(dial) -> None:
-    """As event loops do; who waits meanwhile comes next, once it is read or given up."""
+    """Event loops do this; a waiting call runs once the stream is read or closed."""
     with load(dial("tiny")) as llm:
         want = text(llm)
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
@@ -508,7 +510,7 @@ def test_a_stream_may_be_read_by_several_threads(dial) -> None:
                 assert pool.submit(text, llm, OTHER).result(30) == done[0]
 
 
-def test_closing_lets_those_go_who_wait(dial) -> None:
+def test_closing_releases_waiting_threads(dial) -> None:
     with load(dial("tiny")) as llm:
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
         next(stream)

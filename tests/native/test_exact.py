@@ -1,4 +1,4 @@
-"""exact=True: the same bits at every depth, or a refusal that names what prevents them."""
+"""exact=True: the same bits at every depth, or an error that names what prevents it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(
 
 
 def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> None:
-    """Tokens and logits of all positions at these depths are those of depth 0."""
+    """Check that tokens and logits of all positions at these depths equal those of depth 0."""
     tokens, logits, _ = run(path, 0, exact=True, **options)
     for depth in depths:
         got, got_logits, per_cycle = run(path, depth, exact=True, **options)
@@ -47,7 +47,7 @@ def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> Non
 
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
-def test_every_bit_of_the_logits_is_the_plain_one(dial, shape: str, rollback: str) -> None:
+def test_logits_are_bit_identical_to_plain_decoding(dial, shape: str, rollback: str) -> None:
     assert_every_bit(dial(shape), (1, 8), rollback=rollback)
 
 
@@ -60,7 +60,7 @@ def test_bases_whose_products_change_at_two_rows(dial, quant: str, rollback: str
 
 @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
 def test_threads_that_share_a_cache(dial, quant: str) -> None:
-    """Two of them, few tokens: threads wait for each other, long where other programs run."""
+    """Only two threads and few tokens, because threads wait for each other on a busy machine."""
     cache = {"type_k": llama_cpp.GGML_TYPE_F16, "type_v": llama_cpp.GGML_TYPE_F16}
     threads = {"n_threads": 2, "n_threads_batch": 2}
     assert_every_bit(dial("tiny", quant=quant), (2,), n=8, **cache, **threads)
@@ -78,7 +78,7 @@ def test_random_weights_full_of_near_ties(models) -> None:
 
 @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
 def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
-    """A companion takes a position, and the last one is never decoded: nothing is missing."""
+    """Padding needs a position, but the last token is never decoded, so none is missing."""
     path, texts = dial("tiny", quant=quant), []
     for depth in (0, 1, 6):
         with closing(MTPLlama(str(path), depth=depth, n_ctx=256, n_threads=1, exact=True)) as llm:
@@ -88,14 +88,14 @@ def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
 
 
 def test_these_tests_can_fail(dial) -> None:
-    """Without exact, several tokens and one differ in their last bits, but not in our kernels."""
+    """Without exact, batches and single tokens differ in their last bits, except in our kernels."""
     logits = run(dial("tiny"), 0)[1]
     assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_lanes()
 
 
 @pytest.mark.stock
 @pytest.mark.skipif(has_lanes(), reason="tests/kernels is for these libraries")
-def test_options_are_chosen_by_what_the_trunk_holds(dial) -> None:
+def test_options_are_chosen_by_the_trunks_tensor_types(dial) -> None:
     for name, quant, batches, cache in (
         ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),
         ("tiny", "Q8_0", Batches(2, 7, repacked=False), "F16"),
@@ -126,7 +126,7 @@ def test_the_router_of_a_moe_is_an_f32_matrix(dial) -> None:
     assert {f"blk.{n}.ffn_gate_inp.weight" for n in (0, 1)} <= set(sgemm_tensors(dial("tiny-moe")))
 
 
-def test_other_options_are_refused_by_name(dial) -> None:
+def test_incompatible_options_are_named(dial) -> None:
     for options, text in (
         ({"flash_attn": False}, "exact: expected flash_attn=True, found False"),
         ({"n_gpu_layers": 1}, "exact: expected n_gpu_layers=0"),
@@ -135,9 +135,9 @@ def test_other_options_are_refused_by_name(dial) -> None:
             run(dial("tiny"), 1, exact=True, **options)
 
 
-def test_companions_need_a_snapshot(dial) -> None:
+def test_padding_needs_a_snapshot(dial) -> None:
     with closing(Trunk(dial("tiny"), 0)) as trunk:
         with pytest.raises(NativeError, match="min_rows: expected 0 to 2, found 3"):
             Session(trunk.context, None, max_depth=0, min_rows=3)
-        with pytest.raises(NativeError, match=r"min_rows of 2: .* n_rs_seq of 1 or more, found 0"):
+        with pytest.raises(NativeError, match=r"min_rows=2: .* n_rs_seq of 1 or more, found 0"):
             Session(trunk.context, None, max_depth=0, min_rows=2)

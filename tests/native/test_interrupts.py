@@ -1,4 +1,4 @@
-"""Ctrl-C from outside, at any moment and twice in a row: nothing is broken, lost or printed.
+"""Ctrl-C at any moment, even twice: the model stays usable and nothing is lost or printed.
 
 A child process works without end; its parent sends SIGINT, once or twice, after a while that a
 fixed seed decides. After each the child says whether the model still writes the text that it wrote

@@ -1,4 +1,4 @@
-"""The library as such: it runs beside the right llama.cpp, and refuses any other."""
+"""The native library loads with the llama.cpp it was built for and rejects any other."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_it_names_what_it_was_built_for() -> None:
 
 
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer must be preloaded, and first")
-def test_another_llama_cpp_is_refused_with_both_versions(tmp_path: Path) -> None:
-    """A preloaded library that answers with another version stands for another llama.cpp."""
+def test_another_llama_cpp_is_rejected_with_both_versions(tmp_path: Path) -> None:
+    """A preloaded library that reports another version simulates another llama.cpp."""
     source = tmp_path / "other.c"
     source.write_text('const char * llama_version(void) { return "9.9.9"; }\n')
     other = tmp_path / "other.so"
@@ -70,7 +70,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_function_of_the_header_is_declared() -> None:
-    """Prototype comments in the bindings are the header's, and each has its types set."""
+    """The prototype comments in the bindings match the header, and each function has its types."""
 
     def prototypes(text: str) -> set[str]:
         return {re.sub(r"\s+", " ", p).replace("( ", "(") for p in text}
@@ -91,7 +91,7 @@ def test_every_function_of_the_header_is_declared() -> None:
         assert len(function.argtypes) == count, name.group()
 
 
-def test_constants_of_the_header_are_those_of_the_bindings() -> None:
+def test_constants_of_the_header_match_the_bindings() -> None:
     text = HEADER.read_text()
     for name, value in (
         ("MTP_API_VERSION", _bindings.API_VERSION),
@@ -100,7 +100,7 @@ def test_constants_of_the_header_are_those_of_the_bindings() -> None:
         assert re.search(rf"#define {name} {value}\b", text)
 
 
-def test_structs_have_the_size_that_c_gives_them(tmp_path: Path) -> None:
+def test_structs_have_the_size_of_their_c_types(tmp_path: Path) -> None:
     source = tmp_path / "sizes.c"
     names = re.findall(r"typedef struct (mtp_\w+) \{", HEADER.read_text())
     prints = "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names)
@@ -117,7 +117,7 @@ def test_structs_have_the_size_that_c_gives_them(tmp_path: Path) -> None:
         assert ctypes.sizeof(ours) == int(size), name
 
 
-def test_null_pointers_are_arguments_too() -> None:
+def test_null_pointers_are_rejected() -> None:
     lib = _bindings.library()
     assert lib.mtp_head_get_info(None, None) == 1
     assert b"expected a pointer, found NULL" in lib.mtp_last_error()
@@ -171,7 +171,7 @@ def test_every_op_of_the_graph_is_one_that_the_backend_knows(
 
 @pytest.mark.upstream
 def test_the_cpu_computes_every_op_of_the_graph(models) -> None:
-    """ggml-cpu's supports_op knows only exceptions; its dispatch lists what there is."""
+    """ggml-cpu's supports_op lists only exceptions; its dispatch lists the supported ops."""
     text = (llama_cpp_source() / "ggml/src/ggml-cpu/ggml-cpu.c").read_text()
     body = text[text.index("static void ggml_compute_forward(struct") :]
     known = set(re.findall(r"case GGML_OP_(\w+):", body[: body.index("\n}\n")]))

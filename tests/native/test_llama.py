@@ -1,4 +1,4 @@
-"""MTPLlama in the place of llama_cpp.Llama."""
+"""MTPLlama as a replacement for llama_cpp.Llama."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_grammar_and_logits_processor(dial) -> None:
         assert calls == list(range(len(PROMPT), len(PROMPT) + 6))
 
 
-def test_prefixes_are_reused_and_nothing_stale_is(dial) -> None:
+def test_prefixes_are_reused_without_stale_state(dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
         first = take(llm, 17)
@@ -194,7 +194,7 @@ def test_states_are_saved_and_loaded(dial) -> None:
         assert llm.mtp_stats.prefilled == 1
         # Only the trunk's state is kept, so its snapshots are gone: refused, not believed.
         llm.load_state(state)
-        with pytest.raises(NativeError, match="can be taken back by 0"):
+        with pytest.raises(NativeError, match="can roll back only 0"):
             llm.session.remove(len(PROMPT) + 7)
     with load(path) as other:
         other.load_state(state)
@@ -206,7 +206,7 @@ def test_states_are_saved_and_loaded(dial) -> None:
         assert a["choices"] == b["choices"]
 
 
-def test_drafts_after_a_loaded_state_are_those_of_before(models) -> None:
+def test_drafts_after_a_loaded_state_are_the_same_as_before(models) -> None:
     """On random weights, where a draft depends on all that the head has seen."""
 
     def drafts(llm: MTPLlama) -> tuple[list[int], list[float]]:
@@ -234,7 +234,7 @@ def test_drafts_after_a_loaded_state_are_those_of_before(models) -> None:
         assert drafts(other)[1] != want[1]
 
 
-def test_states_of_others(models, dial) -> None:
+def test_states_of_other_models_and_of_llama_cpp(models, dial) -> None:
     path = dial("tiny")
     given = {"flash_attn": True}  # each keeps values in another order without
     with plain(path, **given) as theirs, load(path, **given) as ours:
@@ -261,8 +261,8 @@ def test_states_of_others(models, dial) -> None:
         assert take(none, 8) == want
 
 
-def test_a_long_prompt_is_kept(dial) -> None:
-    """A chat whose template writes the last turn's end anew is not evaluated from its start."""
+def test_a_long_prompt_is_checkpointed(dial) -> None:
+    """A chat whose template changes the end of the last turn is not evaluated from the start."""
     path = dial("tiny")
     long = (PROMPT * 15)[:290]
     turn = [*long[:286], 3, 1, 4, *PROMPT]
@@ -321,7 +321,7 @@ def test_depth_zero_the_variable_and_models_without_a_head(models, dial, monkeyp
 
 
 def test_the_trunk_is_loaded_without_its_mtp_layer(dial, capfd) -> None:
-    """Of the file's tensors llama.cpp leaves out those of the MTP block, and no other."""
+    """llama.cpp skips the tensors of the MTP block and no others."""
     with open_gguf(dial("tiny")) as file:
         layers = file.integer("qwen35.block_count")
         block = {t.name for t in file.tensors if t.name.startswith(f"blk.{layers - 1}.")}
@@ -342,7 +342,7 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
 @pytest.mark.stock
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
-    """They are heads beside a trunk; as a model the error says what there is to do."""
+    """They work as heads of a trunk; loaded as a model, the error says what to do."""
     trunk = models.gguf("dense-tied", "Q4_K_M", "F16")
     choice = HeadChoice.ALONE if layout == "sidecar" else HeadChoice.WITH_TRUNK
     head = models.gguf("dense-tied", "Q4_K_M", "F16", layout, choice)
@@ -355,21 +355,21 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
         with load(trunk, depth=0) as plain_llm, load(head) as llm:
             assert take(llm, 12) == take(plain_llm, 12)
         return
-    said = "a head alone" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
+    said = "only an MTP head" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
     with pytest.raises(ModelRefusedError, match=said):
         load(head)
 
 
-def test_a_head_alone_is_no_model(models) -> None:
+def test_a_head_without_a_trunk_is_rejected(models) -> None:
     """llama.cpp would load it and crash."""
     head = models.gguf("dense-tied", "Q4_K_M", "F16", choice=HeadChoice.ALONE)
     for depth in (0, 2):
-        with pytest.raises(ModelRefusedError, match="expected a model, found a head alone"):
+        with pytest.raises(ModelRefusedError, match="expected a model, found only an MTP head"):
             load(head, depth=depth)
 
 
-def test_a_decode_that_fails_carries_it_too(dial) -> None:
-    """The trunk's memory changed behind the session, which is what sync() is for."""
+def test_a_failed_decode_carries_the_log_too(dial) -> None:
+    """The trunk's memory was changed without the session and without calling sync()."""
     with load(dial("tiny")) as llm:
         want = take(llm, 9)
         one = (llama_cpp.llama_token * 1)(3)
@@ -388,7 +388,7 @@ def test_wrong_options(dial) -> None:
         ({"embedding": True}, "embedding=True: expected a plain"),
         ({"vocab_only": True}, "vocab_only=True: expected a plain"),
         ({"busy": "later"}, 'busy: expected "wait" or "raise", found'),
-        ({"draft_model": object()}, "draft_model: expected none"),
+        ({"draft_model": object()}, "draft_model: expected None"),
         ({"mtp_device": "CUDA9"}, "device: expected one of"),
     ):
         with pytest.raises(NativeError, match=text):
@@ -396,7 +396,7 @@ def test_wrong_options(dial) -> None:
 
 
 def test_layers_on_a_gpu_where_there_is_none(dial) -> None:
-    """As llama.cpp, which then keeps them; with one, head and trunk go there."""
+    """They stay on the CPU, as in llama.cpp; with a GPU, head and trunk are put there."""
     with load(dial("tiny"), n_gpu_layers=99, main_gpu=0) as llm:
         assert len(take(llm, 5)) == 5
 
@@ -463,7 +463,7 @@ def test_a_second_thread_is_refused(dial) -> None:
 
 
 def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
-    """KeyboardInterrupt right after a step, before Python has noted its tokens."""
+    """KeyboardInterrupt right after a step, before Python has stored its tokens."""
     with load(dial("tiny")) as llm:
         want = take(llm, 20)
         original = llm.session.step
@@ -483,8 +483,8 @@ def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_what_a_logits_processor_raises_comes_out(dial, error: type[BaseException]) -> None:
-    """C calls it; a signal that arrives there is a KeyboardInterrupt there."""
+def test_exceptions_of_logits_processors_propagate(dial, error: type[BaseException]) -> None:
+    """The processor is called from C; a signal during the call is a KeyboardInterrupt in it."""
     calls = itertools.count()
 
     def processor(_: Any, logits: Any) -> Any:
@@ -503,8 +503,8 @@ def test_what_a_logits_processor_raises_comes_out(dial, error: type[BaseExceptio
         assert take(llm, 12) == want
 
 
-def test_ctrl_c_beside_a_logits_processor_comes_out(dial) -> None:
-    """In llama_cpp's own lines around it, which C calls too."""
+def test_ctrl_c_around_a_logits_processor_propagates(dial) -> None:
+    """The interrupt arrives in llama_cpp's own Python code, which is called from C too."""
     calls = itertools.count()
 
     class Scores:

@@ -1,4 +1,4 @@
-"""Drafts from the text: the same tokens as without, chosen if they promise more than the head."""
+"""Drafts from the text: same tokens as without, used if they promise more than the head."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_removed_tokens_are_not_drafted(dial: Any) -> None:
         session.end(0)
 
 
-def test_copies_and_checkpoints_keep_or_forget_the_text(dial: Any) -> None:
+def test_copies_keep_and_checkpoints_drop_the_text(dial: Any) -> None:
     prompt = copied_prompt(dial)
     with ExitStack() as stack:
         session = opened(stack, dial("tiny"))

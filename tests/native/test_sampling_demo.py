@@ -95,7 +95,7 @@ def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_three_tokens_come_as_the_trunk_says(llm: MTPLlama, name: str) -> None:
+def test_three_tokens_follow_the_trunks_distribution(llm: MTPLlama, name: str) -> None:
     compare(llm, CHAINS[name], 800)
 
 

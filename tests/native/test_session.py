@@ -1,4 +1,4 @@
-"""Trunk and head together: every rollback mode gives the tokens and the state of plain decoding."""
+"""Trunk and head together: every rollback mode yields the tokens and state of plain decoding."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def generate(session: Session, depth: int, n: int, seq: int = 0) -> list[int]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 3, 8])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
-def test_text_and_state_are_those_of_plain_decoding(
-    dial, shape: str, depth: int, mode: str
-) -> None:
+def test_text_and_state_equal_plain_decoding(dial, shape: str, depth: int, mode: str) -> None:
     path = dial(shape)
     with opened_session(path, mode, depth) as (session, trunk):
         session.decode(PROMPT)
@@ -64,8 +62,8 @@ def test_text_and_state_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_acceptance_is_what_the_dial_says(dial, mode: str) -> None:
-    """Whole, partial and no rejection, one after another, exactly where the flags are."""
+def test_acceptance_matches_the_synthetic_model(dial, mode: str) -> None:
+    """Full, partial and no rejection in sequence, exactly at the flagged tokens."""
     missed, cycle = dial.missed("tiny"), dial.successors("tiny")
     with opened_session(dial("tiny"), mode, 4) as (session, _):
         session.decode(PROMPT)
@@ -109,7 +107,7 @@ def test_drafts_come_from_the_right_tokens_and_hidden_states(models, mode: str) 
 
 
 def test_repeated_rejections(dial) -> None:
-    """A head that is never right: each cycle takes back all its drafts."""
+    """A head that is never right: each cycle rolls back all its drafts."""
     path = dial("tiny", hit=0.0)
     for mode in MODES:
         with opened_session(path, mode, 3) as (session, trunk):
@@ -143,7 +141,7 @@ def test_sequences_do_not_mix(dial, mode: str, unified: bool) -> None:
 
 @pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_undone_waits_while_another_sequence_decodes(
+def test_pending_rollback_survives_a_decode_of_another_sequence(
     dial, mode: str, unified: bool
 ) -> None:
     """llama.cpp's rollback is pending until the next decode, which may be another sequence's."""
@@ -156,7 +154,7 @@ def test_what_is_undone_waits_while_another_sequence_decodes(
         for turn in range(12):
             for seq, text in enumerate(texts):
                 text.extend(session.step(text[-1], 3, seq))
-                session.remove(session.length(seq), seq)  # undone now, and not when it goes on
+                session.remove(session.length(seq), seq)  # rolled back now, not on the next decode
             if turn == 6:
                 session.copy(0, 2)
                 texts[2] = list(texts[0])
@@ -200,7 +198,7 @@ def test_the_context_can_be_filled_to_its_end(dial) -> None:
 # --------------------------------------------------------------------- removing tokens
 
 
-def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> None:
+def test_impossible_rollbacks_are_rejected_and_change_nothing(dial) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", 3) as (session, trunk):
         session.decode(PROMPT)
@@ -209,7 +207,7 @@ def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> N
             (21, "p0: expected 0 to 20, found 21"),
             (
                 16,
-                "p0: expected 17 or more, found 16: .* can be taken back by 3 of the 4",
+                "p0: expected 17 or more, found 16: .* can roll back only 3 of the 4",
             ),
         ):
             with pytest.raises(NativeError, match=text):
@@ -217,12 +215,12 @@ def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> N
             assert session.length() == 20
         session.remove(17)
         assert session.length() == 17
-        # Single-use: the older snapshots went with it.
+        # A rollback is single-use: it uses up the older snapshots.
         with pytest.raises(NativeError, match="p0: expected 17 or more, found 16"):
             session.remove(16)
         session.decode(PROMPT[17:])
         again = trunk.logits()
-        # One token decoded: its removal would bring up a snapshot of another decode.
+        # After decoding one token, removing it would restore a snapshot of an older decode.
         session.decode([5])
         with pytest.raises(NativeError, match="p0: expected 21 or more, found 20"):
             session.remove(20)
@@ -233,8 +231,8 @@ def test_what_recurrent_state_cannot_do_is_refused_before_it_is_tried(dial) -> N
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "checkpoint", "host"])
-def test_accepted_tokens_can_be_taken_back_with_the_rejected_ones(dial, mode: str) -> None:
-    """What happens when a reader stops in the middle of what a cycle gave."""
+def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial, mode: str) -> None:
+    """This happens when a reader stops in the middle of a cycle's tokens."""
     path = dial("tiny", hit=1.0)
     for kept in (1, 2, 4):
         with opened_session(path, mode, 4) as (session, trunk):
@@ -253,7 +251,7 @@ def test_accepted_tokens_can_be_taken_back_with_the_rejected_ones(dial, mode: st
 
 
 def test_position_zero(dial) -> None:
-    """A prompt of one token, and a sequence emptied in the middle of its life."""
+    """A prompt of one token, and a sequence that is emptied and used again."""
     path, cycle = dial("tiny"), dial.successors("tiny")
     for mode in MODES:
         with opened_session(path, mode, 3) as (session, _):
@@ -269,7 +267,7 @@ def test_position_zero(dial) -> None:
 # ---------------------------------------------------------------------------- arguments
 
 
-def test_cycles_are_taken_in_order(dial) -> None:
+def test_cycle_calls_must_be_in_order(dial) -> None:
     with opened_session(dial("tiny"), "two-phase", 3) as (session, _):
         session.decode(PROMPT)
         with pytest.raises(NativeError, match="no cycle is open"):

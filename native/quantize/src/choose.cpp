@@ -53,7 +53,7 @@ const std::vector<Target> & targets() {
     return found;
 }
 
-// The forced target, or the best; NULL when the forced one does not exist.
+// The forced target, or the best one; NULL if the forced one does not exist.
 const Target * find_target() {
     const char * forced = std::getenv("MTP_QUANTIZE_TARGET");
     if (!forced || !*forced) return &targets().front();
@@ -68,7 +68,7 @@ const Target * target() {
     return chosen;
 }
 
-// Values for the comparison: blocks of different sizes of noise, then what is special.
+// Values for the comparison with ggml: blocks of noise at different scales, then special values.
 std::vector<float> sample(int64_t n_blocks, int64_t length) {
     std::vector<float> values(n_blocks * length);
     uint64_t state = 1;
@@ -98,7 +98,7 @@ std::vector<float> sample(int64_t n_blocks, int64_t length) {
     return values;
 }
 
-// Whether the kernel and ggml give the same bytes on the sample.
+// Whether the kernel and ggml produce the same bytes for the sample.
 bool agrees(int type, Kernel kernel, bool with_importance) {
     const int64_t length   = ggml_blck_size((ggml_type) type);
     const int64_t n_blocks = length < 256 ? 4096 : 1024, blocks_per_row = 4;
@@ -119,12 +119,12 @@ bool agrees(int type, Kernel kernel, bool with_importance) {
     return ours == theirs;
 }
 
-// Types whose bytes cannot depend on contraction: no product that is rounded is added to anything.
+// Types whose bytes cannot depend on contraction, because no rounded product is ever added to anything.
 bool adds_no_product(int type) { return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_F16; }
 
-// A ggml that contracts products and sums gives other bytes for a quarter of the sample in Q5_K, but
-// for as little as one block in thousands or millions in other types, where the sample can miss it.
-// All are compiled together, so Q5_K is the witness for all.
+// A ggml that contracts products and sums produces different bytes for a quarter of the Q5_K sample, but
+// in other types for as little as one block in thousands or millions, which the sample can miss. All types
+// are compiled together, so Q5_K decides for all of them.
 bool witness_agrees(int type, bool with_importance) {
     if (adds_no_product(type) || (type == GGML_TYPE_Q5_K && !with_importance)) return true;
     return choose(GGML_TYPE_Q5_K, false).kernels.f32;

@@ -1,4 +1,4 @@
-// Which kernel quantizes a type on this machine, if any.
+// Chooses the kernel that quantizes a type on this machine, if there is one.
 #pragma once
 
 #include "job.h"
@@ -8,7 +8,7 @@ struct Choice {
     const char *        name;  // as mtp_quantize_kernel() gives it
 };
 
-// The choice for a type, with the comparison with ggml behind it. Choices live forever.
+// Returns the choice for a type, made by a comparison with ggml. Choices are never freed.
 const Choice & choose(int type, bool with_importance);
 
 // The instruction sets that run here, best first, then "ggml".

@@ -1,4 +1,4 @@
-// The search for the scale of what is positive itself: the scales and minima of a super-block.
+// The search for the scale of non-negative values: the scales and minima of a super-block.
 #pragma once
 
 #include "rounding.h"
@@ -64,8 +64,8 @@ template <int N, int Levels> inline Float fit_positive(const Float * x, const Fl
     return select(zero | ~(sum_l2 > 0), Float{}, sum_xl / sum_l2);
 }
 
-// Levels 0 ... Levels (a byte each) of the largest value, which gets Levels; returns a level's
-// worth. What ggml does instead where no importance is given.
+// Quantize to levels 0 ... Levels (a byte each), the largest value to Levels, and return the value of one
+// level. This is what ggml does without importance weights.
 template <int N, int Levels> inline Float share_of_largest(const Float * values, Int * levels) {
     Float largest = {};
     for (int j = 0; j < N; ++j) largest = max(values[j], largest);

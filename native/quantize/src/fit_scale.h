@@ -1,22 +1,22 @@
-// The search for a scale alone: levels on both sides of zero.
+// The search for a scale without a minimum: levels on both sides of zero.
 #pragma once
 
 #include "rounding.h"
 
 namespace MTP_TARGET {
 
-// A group as scale * level, with levels -Levels ... Levels - 1.
+// A group represented as scale * level, with levels -Levels ... Levels - 1.
 struct Scale {
     Float scale;
     Float factor;  // level = clamp(nearest(factor * x))
-    Mask  zero;    // taken for zeros; the levels are stored as 0 then, not as 0 + Levels
+    Mask  zero;    // treated as all zeros; the levels are then stored as 0, not as 0 + Levels
 };
 
 template <int Levels> inline Float level_above_lowest(const Scale & fit, Float x) {
     return select(fit.zero, Float{}, round_clamped(fit.factor * x, -Levels, Levels - 1) + (float) Levels);
 }
 
-// What a trial factor is judged by: the sums of w * x * level and of w * level * level.
+// The sums that rate a trial factor: of w * x * level and of w * level * level.
 struct Sums {
     Float xl, l2;
 };
@@ -36,8 +36,8 @@ inline void try_factors(const Float * x, const Float * w, const Float * wx, cons
     for (int t = 0; t < T; ++t) sums[t] = {xl[t], l2[t]};
 }
 
-// Fit a group of N values x with weights w. Every product that is rounded lies within Levels + 1,
-// so nothing can be irregular here.
+// Fit a group of N values x with weights w. Every rounded product is within Levels + 1, so no rounding
+// can leave the range of round_clamped.
 template <int N, int Levels> inline Scale fit_scale(const Float * x, const Float * w) {
     Float largest = {}, magnitude = {}, wx[N];
     for (int i = 0; i < N; ++i) {

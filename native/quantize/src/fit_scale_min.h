@@ -1,4 +1,4 @@
-// The search for a scale and a minimum: levels from zero up, for values of any sign.
+// The search for a scale and a minimum: levels from zero upwards, for values of any sign.
 #pragma once
 
 #include "rounding.h"
@@ -11,7 +11,7 @@ struct Trials {
     int   last;
 };
 
-// A group as scale * level - min, with levels 0 ... Levels.
+// A group represented as scale * level - min, with levels 0 ... Levels.
 struct ScaleMin {
     Float scale, min;
     Float factor, offset;  // level = clamp(nearest(factor * (x - offset)))
@@ -24,8 +24,8 @@ template <int Levels> inline Float level(const ScaleMin & fit, Float x) {
     return select(fit.flat, Float{}, l);
 }
 
-// Fit P groups of N values at a time: x + N * p with weights w + N * p. Their independent sums hide
-// one another's latency.
+// Fit P groups of N values at a time: x + N * p with weights w + N * p. Their sums are independent, which
+// hides latency.
 template <int N, int P, int Levels, bool AbsoluteError>
 inline void fit_scale_min(const Float * x, const Float * w, Trials trials, ScaleMin * fits) {
     Float low[P], high[P], smallest[P], sum_w[P], sum_x[P], best_error[P];
@@ -70,7 +70,7 @@ inline void fit_scale_min(const Float * x, const Float * w, Trials trials, Scale
         }
     }
 
-    // The minimum found by one trial is where the next one starts from.
+    // Each trial starts from the minimum found by the previous one.
     Float levels[N * P];
     for (int trial = 0; trial <= trials.last; ++trial) {
         const float steps = trials.first + trials.step * trial + Levels;
@@ -121,7 +121,7 @@ inline void fit_scale_min(const Float * x, const Float * w, Trials trials, Scale
     for (int p = 0; p < P; ++p) {
         fits[p].irregular = ~(regular[p] | fits[p].flat);
         fits[p].scale     = select(fits[p].flat, Float{}, fits[p].scale);
-        // A flat group still has its minimum; no trial has moved it, none being better there.
+        // A flat group keeps its minimum: no trial is better, so none has changed it.
         fits[p].min = -select(fits[p].flat, min(Float{}, low[p]), smallest[p]);
     }
 }

@@ -1,9 +1,9 @@
-// What the block formats have in common.
+// Code shared by the block formats.
 //
-// A format has its ggml type, the values and bytes of a block, whether importance matters to it,
-// and quantize(), which takes the values of a block in each lane (and their importance, when
-// Weighted) and leaves the block's bytes in `words`, four to a word. quantize() returns the lanes
-// whose result ggml must make instead.
+// A format defines its ggml type, the values and bytes of a block, whether it uses importance, and
+// quantize(), which takes the values of one block per lane (and their importance, if Weighted) and
+// stores the block's bytes in `words`, four to a word. quantize() returns the lanes that ggml must
+// quantize instead.
 #pragma once
 
 #include "lanes.h"

@@ -1,4 +1,4 @@
-// Between rows in memory and lanes: one super-block per lane, value i of all of them in vector i.
+// Conversion between rows in memory and lanes: one super-block per lane, value i of each in vector i.
 #pragma once
 
 #include "job.h"
@@ -53,8 +53,8 @@ inline void load_lanes(const Source * const * blocks, Float * values) {
     }
 }
 
-// Lanes whose N values are not all finite: only NaN and infinity give something else than zero
-// when subtracted from themselves.
+// The lanes whose N values are not all finite: only NaN and infinity do not yield zero when subtracted
+// from themselves.
 template <int N> inline Mask not_finite(const Float * values) {
     Int seen = {};
     for (int i = 0; i < N; ++i) seen |= bits(values[i] - values[i]);

@@ -1,4 +1,4 @@
-// The C surface: arguments are checked here, and no exception passes.
+// The C API: it checks arguments and lets no exception through.
 #include "mtp_quantize.h"
 
 #include "choose.h"
@@ -12,7 +12,7 @@ namespace {
 bool can_quantize(int32_t type) {
     if (type < 0 || type >= GGML_TYPE_COUNT) return false;
     if (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) return true;
-    // Q8_1 and Q8_K are only ever made while computing.
+    // Q8_1 and Q8_K exist only during computation.
     return ggml_is_quantized((ggml_type) type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K;
 }
 

@@ -24,7 +24,7 @@ struct Q80 {
         const Float inverse = select(d != 0, 1.f / d, Float{});
         Int levels[LENGTH];
         for (int i = 0; i < LENGTH; ++i) {
-            // roundf: to nearest, and where that took a half to the even side below, one up.
+            // roundf rounds halves away from zero: round to nearest even, then correct halves.
             const Float v       = x[i] * inverse;
             const Float a       = abs(v);
             const Float nearest = (a + 12582912.f) - 12582912.f;

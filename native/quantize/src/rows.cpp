@@ -12,7 +12,7 @@ const void * value_at(const Rows & rows, int64_t index) {
     return (const char *) rows.source + index * (int64_t) ggml_type_size((ggml_type) rows.source_type);
 }
 
-// `count` values from `index` as F32; in `scratch` if they are not stored so.
+// `count` values from `index` on as F32; converted into `scratch` if stored in another type.
 const float * as_f32(const Rows & rows, int64_t index, int64_t count, std::vector<float> & scratch) {
     const void * source = value_at(rows, index);
     if (rows.source_type == GGML_TYPE_F32) return (const float *) source;
@@ -25,7 +25,7 @@ const float * as_f32(const Rows & rows, int64_t index, int64_t count, std::vecto
     return scratch.data();
 }
 
-// What `leave` needs to know.
+// The context of `leave`.
 struct Context {
     const Rows & rows;
     int64_t      length;  // of a block
@@ -52,7 +52,7 @@ void leave_to_ggml(const Job & job, int64_t block, bool is_finite) {
 
 void quantize_by_ggml(const Rows & rows, uint8_t * out) {
     const ggml_type type = (ggml_type) rows.type;
-    // Some rows at a time where they must be converted first, so that the copy stays small.
+    // If rows must be converted first, only a few are processed at a time, to keep the copy small.
     const bool    is_f32 = rows.source_type == GGML_TYPE_F32;
     const int64_t step   = is_f32 ? rows.n_rows : std::max<int64_t>(1, 16384 / rows.row_length);
     std::vector<float> scratch;

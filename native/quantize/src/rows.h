@@ -3,7 +3,7 @@
 
 #include "job.h"
 
-// What mtp_quantize_rows() is given, checked.
+// The checked arguments of mtp_quantize_rows().
 struct Rows {
     int           type;         // enum ggml_type, as the next
     int           source_type;
@@ -15,7 +15,7 @@ struct Rows {
 
 void quantize_by_ggml(const Rows & rows, uint8_t * out);
 
-// With n_not_finite, blocks with NaN or infinity are counted; without, ggml makes their bytes.
+// With n_not_finite, blocks with NaN or infinity are counted; without it, ggml quantizes them.
 void quantize_by_kernel(const Rows & rows, Kernel kernel, uint8_t * out, int64_t * n_not_finite);
 
 // The number of blocks that hold NaN or infinity.

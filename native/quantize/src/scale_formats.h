@@ -1,4 +1,4 @@
-// Formats whose groups have a scale alone: Q6_K, Q3_K.
+// Formats whose groups have only a scale: Q6_K, Q3_K.
 #pragma once
 
 #include "fit_scale.h"

@@ -1,11 +1,11 @@
-// The vectors of the instruction set that this file is compiled for: one lane, one super-block.
+// The vectors of the instruction set this file is compiled for, with one super-block per lane.
 //
 // GCC's and Clang's vector extensions: +, -, *, / and comparisons work lane by lane, each with the
 // rounding of the scalar operation, and nothing is reordered or contracted (-ffp-contract=off). So
 // a kernel reads like the scalar code it stands for and computes, in every lane, the same bits.
 //
-// Every function here lies in a namespace named after the instruction set, since one of the same
-// name compiled for another set must not take its place at link time.
+// All functions are in a namespace named after the instruction set, so that the linker does not replace
+// one with a function of the same name compiled for another set.
 #pragma once
 
 #include <stdint.h>
@@ -58,7 +58,7 @@ inline bool any(Mask mask) {
 }
 
 // ggml's nearest_int for any float: adding 1.5 * 2^23 leaves the integer in the low bits of the
-// mantissa. Beyond 2^22 (and for NaN) the result means nothing and is still the same number.
+// mantissa. Beyond 2^22 (and for NaN) the result is meaningless but identical to ggml's.
 inline Int nearest_int(Float v) {
     return (bits(v + 12582912.f) & 0x7fffff) - 0x400000;
 }
@@ -75,7 +75,7 @@ inline Float from_bf16(Int half) { return from_bits(half << 16); }
 
 inline Mask not_number(Float v) { return v != v; }
 
-// To the nearest F16, ties to even, beyond 65504 to infinity, NaN to a quiet one, as ggml rounds.
+// Rounds to the nearest F16 like ggml: ties to even, beyond 65504 to infinity, NaN to a quiet NaN.
 inline Int to_f16(Float v) {
     const Int sign      = (bits(v) >> 16) & 0x8000;
     const Int magnitude = min(bits(v) & 0x7fffffff, splat(0x7f800000));

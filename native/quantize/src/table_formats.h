@@ -11,8 +11,8 @@ constexpr float TABLE[ENTRIES] = {  // kvalues_iq4nl in ggml-common.h
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 };
 
-// From here on entry k + 1 is chosen, not k. ggml compares the distances to both, in which the
-// upper entry wins a tie; near their middle the distances are exact, so this is the same.
+// The threshold from which entry k + 1 is chosen instead of k. ggml compares the distances to both, and
+// the upper entry wins a tie; near the midpoint the distances are exact, so the result is the same.
 constexpr float middle(int k) { return (TABLE[k] + TABLE[k + 1]) / 2; }
 
 inline Int nearest_entry(Float v) {
