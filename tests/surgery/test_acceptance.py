@@ -81,7 +81,7 @@ def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     report = succeed("graft", *arguments)
     assert "warning: that is poor" in report
     assert "another fine-tune" in report
-    assert f"mend: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
+    assert f"fix: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
     found = graft(demo, donor, tmp_path / "again.gguf")["acceptance"]
     assert found["poor"] is True
     assert found["share"] < BAD
@@ -101,11 +101,11 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s $(odd) "1".gguf'
     report = succeed("graft", *arguments, "-o", odd)
     assert "warning: without the draft vocabulary it would be" in report
-    [command] = [line.strip() for line in report.splitlines() if line.startswith("  mend: ")]
-    words = shlex.split(command.removeprefix("mend: "))
+    [command] = [line.strip() for line in report.splitlines() if line.startswith("  fix: ")]
+    words = shlex.split(command.removeprefix("fix: "))
     assert words[:3] == ["mtp-gguf", "fastmtp", "add"]
     assert words[3:] == [str(odd), "--corpus", "FILES", "--in-place"]
-    # The command mends it.
+    # The command fixes it.
     (tmp_path / "words.txt").write_text(measuring.TEXT * 3)
     words[words.index("FILES")] = str(tmp_path / "words.txt")
     succeed(*words[1:])
@@ -125,7 +125,7 @@ def test_the_cost_is_named_first_and_what_does_not_fit_is_skipped(
     target = tmp_path / "made.gguf"
     monkeypatch.setattr(graft_end, "_LARGE", 1000)
     result = invoke("graft", demo / "trunk.gguf", "--from", demo / "hf", "-o", target)
-    assert "measuring the acceptance: takes 27" in result.stderr
+    assert "measuring acceptance: takes 27" in result.stderr
     assert "--no-check skips it" in result.stderr
     assert "% of first drafts (" in result.stdout
 
