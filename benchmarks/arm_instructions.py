@@ -1,11 +1,11 @@
-"""How many instructions products with few columns execute on ARM, stock and patched, by emulation.
+"""Count the instructions of few-column matrix products on ARM, stock and patched, by emulation.
 
     python benchmarks/arm_instructions.py FOLDER
 
-FOLDER: an empty one, for ggml built with dot products and with i8mm (some minutes of CPU time).
-Takes aarch64-linux-gnu-g++, qemu-aarch64 with plugins (7 or 8), gcc, cmake and ninja. Printed is a
-table of instructions for 256 weights and a column; the quantizing of columns and what a graph costs
-are taken off by counting matrices of two sizes. Stock repacks weights where llama.cpp would.
+FOLDER must be empty; ggml is built there with dot products and with i8mm (some minutes of CPU
+time). Needs aarch64-linux-gnu-g++, qemu-aarch64 with plugins (7 or 8), gcc, cmake and ninja. The
+table shows instructions per 256 weights and column. The costs of quantizing columns and of the
+graph are subtracted by counting matrices of two sizes. Stock repacks weights if llama.cpp would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mtp_gguf.server.patches import apply, read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 HERE = Path(__file__).with_suffix("")
-SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}  # and a CPU of qemu that has no more
+# Features to compile for, and the CPU model of qemu that runs the result.
+SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}
 REPACKED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
 TYPES = (*REPACKED, "IQ4_XS", "F16", "BF16", "F32")
 COLUMNS = (1, 2, 3, 4, 8)
@@ -28,7 +29,7 @@ N, ROWS = 1024, (128, 384)
 
 
 def run(*words: str | Path) -> str:
-    """What a command writes to stderr; ends the program where it fails."""
+    """Return what a command writes to stderr; exit if the command fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{words[0]}: {(done.stderr or done.stdout)[-2000:]}")
@@ -36,7 +37,7 @@ def run(*words: str | Path) -> str:
 
 
 def build(folder: Path, features: str) -> Path:
-    """The program of product.cpp over the patched ggml, compiled for some features of ARM."""
+    """Compile product.cpp with the patched ggml for some features of ARM; return the program."""
     objects, program = folder / features, folder / f"product-{features}"
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
@@ -61,7 +62,7 @@ def build(folder: Path, features: str) -> Path:
 
 
 def instructions(command: list[str | Path], kind: str, columns: int, layout: str) -> float:
-    """For 256 weights and a column."""
+    """Return the number of instructions per 256 weights and column."""
     number = GGMLQuantizationType[kind].value
     once = []
     for rows in ROWS:
@@ -72,7 +73,7 @@ def instructions(command: list[str | Path], kind: str, columns: int, layout: str
 
 
 def main() -> None:
-    """Build, count, print."""
+    """Build the programs, count their instructions and print the table."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     folder = Path(sys.argv[1])

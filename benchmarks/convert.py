@@ -1,16 +1,17 @@
-"""Time, peak memory and bytes written: `mtp-gguf convert` beside upstream's two steps, in one run.
+"""Compare `mtp-gguf convert` with upstream's two steps: time, peak memory and bytes written.
 
     python benchmarks/convert.py --shape 0.8B --work /path/with/space [--runs 3]
 
 A checkpoint of random weights with the family's real shape is generated, then converted to Q4_K_M
-with an F16 head: by us in one pass; by convert_hf_to_gguf.py to BF16 and the linked llama.cpp's
-quantizer after it (both from the pinned source distribution, as tests/upstream runs them). Each
-step is a process of its own. Beside them the disk's own limit: the same bytes written and flushed.
-The table is made for benchmarks/README.md; --json has all figures.
+with an F16 head: by mtp-gguf in one pass; by upstream with convert_hf_to_gguf.py to BF16 and then
+the linked llama.cpp's quantizer (both from the pinned source distribution, as tests/upstream runs
+them). Each step is a separate process. For reference, the disk's own limit is measured: writing
+and flushing the same bytes. The table has the form of benchmarks/README.md; --json prints all
+figures.
 
-The 4B shape takes 28 GB of disk (0.8B: 5 GB), in `--work`, and a few minutes to generate; all but
-the checkpoint is removed at the end, and that too without --keep. Needs the extras `test` and
-`upstream`.
+The 4B shape takes 28 GB of disk (0.8B: 5 GB) in `--work`, and a few minutes to generate. The
+converted files are removed at the end, and so is the checkpoint unless --keep is given. Needs the
+extras `test` and `upstream`.
 """
 
 import argparse
@@ -85,9 +86,9 @@ quantize(Path(sys.argv[2]), Path(sys.argv[3]), "Q4_K_M", [(sys.argv[4], "F16")])
 
 @dataclass(frozen=True)
 class Step:
-    """One process: wall seconds, CPU seconds of all its threads, peak memory, its output's size.
+    """One process: wall seconds, CPU seconds of all threads, peak memory, size of the output.
 
-    temporary_mb: the most that its other files took at a time.
+    temporary_mb: the largest total size of its other files at any time.
     """
 
     name: str
@@ -98,12 +99,12 @@ class Step:
     temporary_mb: float
 
 
-# As many values as are drawn; longer tensors repeat them, out of step with every block.
+# Number of random values; longer tensors repeat them, not aligned with any block size.
 _DRAWN = (1 << 20) + 7
 
 
 def write_large(folder: Path, spec: Spec) -> None:
-    """Write a checkpoint with no more than one tensor in memory, and in a minute, not ten."""
+    """Write a checkpoint, quickly and with at most one tensor in memory."""
     drawn = np.asarray(np.random.default_rng(0).standard_t(5, _DRAWN), np.float32)
     stored = checkpoints.stored_tensors
 
@@ -124,13 +125,13 @@ def write_large(folder: Path, spec: Spec) -> None:
 
 @contextmanager
 def watched(folder: Path, output: Path) -> Iterator[list[int]]:
-    """Look now and then at the bytes of the files in `folder`, those of `output` excepted."""
+    """Poll the size of the files in `folder`, except `output`."""
     found, stop = [0], threading.Event()
 
     def size(path: Path) -> int:
         try:
             return path.stat().st_size if output.name not in path.name else 0
-        except OSError:  # gone meanwhile
+        except OSError:  # the file was removed in the meantime
             return 0
 
     before = sum(size(p) for p in folder.rglob("*") if p.is_file())
@@ -177,7 +178,7 @@ def measure(name: str, command: list[str], output: Path) -> Step:
 
 
 def disk_seconds(path: Path, size: int) -> float:
-    """Seconds that writing `size` bytes takes on this disk, flushed: the limit of any converter."""
+    """Return the seconds to write and flush `size` bytes: the lower limit of any converter."""
     block = os.urandom(1 << 24)
     began = time.monotonic()
     with path.open("wb") as file:
@@ -191,9 +192,9 @@ def disk_seconds(path: Path, size: int) -> float:
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
-    """Tensors that are not the same, bit for bit, in both files; by how much where it is ssm_a.
+    """Return the tensors that are not bit-identical in both files; for ssm_a, with the difference.
 
-    torch's exponential depends on its build and is off by one in the last place here and there;
+    torch's exponential depends on its build and is sometimes off by one unit in the last place;
     docs/decisions.md has more.
     """
     found = []
@@ -217,16 +218,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="0.8B")
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--runs", type=int, default=1, help="rounds, ours and upstream's in turn")
-    parser.add_argument("--keep", action="store_true", help="leave the checkpoint for another run")
-    parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
+    parser.add_argument("--runs", type=int, default=1, help="rounds, interleaved with upstream [1]")
+    parser.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     spec = SHAPES[args.shape]
     checkpoint = args.work / f"checkpoint-{spec.name}"
     if not (checkpoint / "config.json").is_file():
         shutil.rmtree(checkpoint, ignore_errors=True)
-        # In a process of its own: a child's peak memory starts from its parent's on Linux.
+        # In a separate process: on Linux a child's peak memory starts from its parent's.
         maker = multiprocessing.get_context("spawn").Process(
             target=write_large, args=(checkpoint, spec)
         )
@@ -281,7 +282,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any], best: list[Step]) -> str:
-    """The figures as benchmarks/README.md has them."""
+    """Return the figures as a table for benchmarks/README.md."""
     cores = os.cpu_count() or 1
     lines = [
         f"{result['shape']} shape, {result['machine']}",
@@ -289,7 +290,7 @@ def table(result: dict[str, Any], best: list[Step]) -> str:
         "| step | seconds | CPU seconds | cores busy | peak memory | written | temporary |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    # What the first of upstream's steps writes is there for the second alone.
+    # The output of upstream's first step is only the input of the second.
     between = best[1].written_mb
     for step, extra in zip(best, (0, between, 0), strict=True):
         busy = step.cpu_seconds / (step.seconds * cores)

@@ -1,16 +1,19 @@
-"""Decoding speed by depth, and where each cycle's time goes.
+"""Measure decoding speed by depth, and where each cycle's time goes.
 
     python benchmarks/decode.py MODEL.gguf [--depths 0,1,2,3] [--threads 2] [--server PATH]
     python benchmarks/decode.py --dial 4b --work FOLDER [...]
 
-Depths take turns within one run, so that a slow minute hits all of them; medians of the rounds,
-ratios to depth 0. The limit is what free drafts would give: tokens per cycle over the measured time
-of verification. With --server, llama-server's draft-mtp decodes the same prompt of token ids at the
-same depths, in turn with ours; what its drafts cost is its cycle less our verification, which is
-the same work. Meant for files of benchmarks/dial_model.py, whose acceptance is known; any will do.
---dial makes one first, with a Q4_K_M base, an F16 head and a FastMTP vocabulary, and deletes the
-checkpoint it is converted from. The 4B shape takes 10 GB of disk and 15 GB of memory for a minute,
-3 GB of disk from then on, and 3 GB of memory for each depth and side (--one-at-a-time: for one).
+Depths are interleaved within one run, so that a slow minute affects all of them. The table shows
+medians of the rounds and ratios to depth 0. The limit is the speed with free drafts: tokens per
+cycle divided by the measured time of verification. With --server, llama-server's draft-mtp decodes
+the same prompt of token ids at the same depths, interleaved with ours; the cost of its drafts is
+its cycle minus our verification, which is the same work.
+
+Meant for synthetic models (benchmarks/dial_model.py), whose acceptance rate is known; any GGUF with
+a head works. --dial first builds such a model, with a Q4_K_M base, an F16 head and a FastMTP
+vocabulary, and deletes the checkpoint that it is converted from. The 4B shape takes 10 GB of disk
+and 15 GB of memory for a minute, afterwards 3 GB of disk, and 3 GB of memory for each depth and
+side (with --one-at-a-time: for one).
 """
 
 from __future__ import annotations
@@ -43,13 +46,13 @@ PROMPT_TOKENS = 64
 
 
 def dial_file(shape: str, hit: Hit, work: Path) -> Path:
-    """A GGUF of the dial model of a shape, made unless `work` has it."""
+    """Return the GGUF of the synthetic model of a shape; build it unless `work` has it."""
     name = f"dial-{shape}-{'-'.join(map(str, hit)) if isinstance(hit, tuple) else hit}"
     file = work / f"{name}.gguf"
     if file.exists():
         return file
     checkpoint = work / name
-    shutil.rmtree(checkpoint, ignore_errors=True)  # of a run that was cut off
+    shutil.rmtree(checkpoint, ignore_errors=True)  # left by an interrupted run
     write_dial_model(checkpoint, shape, hit)
     command = ["mtp-gguf", "convert", str(checkpoint), "-o", str(file), "--mtp-f16", "--fastmtp"]
     try:
@@ -60,7 +63,7 @@ def dial_file(shape: str, hit: Hit, work: Path) -> Path:
 
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
-    """Milliseconds per cycle and tokens per second of one generation, its prompt not counted."""
+    """Return milliseconds per cycle and tokens per second of one generation, without its prompt."""
     llm.reset()
     stream = llm.generate(prompt, temp=0.0)
     next(stream)
@@ -85,7 +88,7 @@ def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
 
 
 def prefill_ms(llm: MTPLlama, tokens: list[int]) -> tuple[float, float]:
-    """Milliseconds that trunk and head take for a prompt."""
+    """Return the milliseconds of trunk and head for a prompt."""
     llm.reset()
     llm.session.reset_stats()
     llm.eval(tokens)
@@ -95,7 +98,7 @@ def prefill_ms(llm: MTPLlama, tokens: list[int]) -> tuple[float, float]:
 
 @contextmanager
 def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Iterator[str]:
-    """Run llama-server, with `more` options, on a free port of this machine; its URL."""
+    """Run llama-server, with `more` options, on a free local port; yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,7 +106,7 @@ def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Ite
     command += ["-t", str(threads), "-tb", str(threads), "-c", "1024", "--no-webui"]
     if depth:
         command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
-    command += more  # the last of an option wins
+    command += more  # the last occurrence of an option takes effect
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -122,9 +125,9 @@ def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Ite
 
 
 def server_round(url: str, prompt: list[int], n: int) -> float:
-    """Tokens per second that llama-server reports for a greedy completion.
+    """Return the tokens per second that llama-server reports for a greedy completion.
 
-    Without the repetition penalty that a file can ask for: our session has none.
+    The repetition penalty that a file may set is turned off, since our session has none.
     """
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "ignore_eos": True}
     body = {"prompt": prompt, "n_predict": n, "cache_prompt": False, **greedy}
@@ -145,9 +148,9 @@ def median(rounds: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--dial", choices=SHAPES, help="make a dial model of this shape")
-    parser.add_argument("--hit", type=float, default=0.8, help="of --dial: share of right drafts")
-    parser.add_argument("--work", type=Path, help="of --dial: folder for the file")
+    parser.add_argument("--dial", choices=SHAPES, help="build a synthetic model of this shape")
+    parser.add_argument("--hit", type=float, default=0.8, help="for --dial: acceptance rate")
+    parser.add_argument("--work", type=Path, help="for --dial: folder for the file")
     parser.add_argument("--depths", default="0,1,2,3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gpu-layers", type=int, default=0)
@@ -156,7 +159,7 @@ def main() -> None:
     parser.add_argument("--fastmtp-size", type=int, default=0)
     parser.add_argument("--server", help="llama-server to compare with")
     parser.add_argument(
-        "--one-at-a-time", action="store_true", help="hold one depth in memory, not all of them"
+        "--one-at-a-time", action="store_true", help="keep one depth in memory at a time"
     )
     arguments = parser.parse_args()
     if arguments.dial:
@@ -183,10 +186,10 @@ def take_turns(
     ours: dict[int, list[dict[str, float]]],
     theirs: dict[int, list[float]],
 ) -> tuple[float, float] | None:
-    """Measure some depths, each round all of them and both sides; the first one warms up.
+    """Measure some depths; each round runs all of them on both sides, and the first warms up.
 
-    Returns what a prompt of 512 takes at the largest of all depths, when it is among these:
-    milliseconds of the trunk and of the head.
+    If the largest of all depths is among these, returns the milliseconds of trunk and head for a
+    prompt of 512 tokens at that depth.
     """
     n, threads = arguments.tokens, arguments.threads
     with ExitStack() as stack:

@@ -1,18 +1,18 @@
-"""Depth auto against every fixed depth, on dial models of several hit rates.
+"""Compare depth auto with every fixed depth, on synthetic models of several acceptance rates.
 
     python benchmarks/depth_auto.py --work FOLDER [--shape 0.8b] [--parts 0,0.3,0.6,0.8,0.95,switch]
 
-A part is a hit rate, or "switch": blocks of 200 tokens of 90 %, 10 % and 90 %. Each part makes its
-model (kept in FOLDER) and takes a short look at all depths; those that are not far behind then
-write the same tokens side by side, 16 at a time in turn, so that a slow second of the machine hits
-all of them. Every round has sessions that know nothing yet, which write two texts: in the first,
-finding out what drafts cost and give is counted; a process that goes on writes the second.
-Each depth has a context of its own, depth 0 one without head and snapshots: what its user has.
-Parts can be run one by one, one minute or two each for the 0.8B shape on two cores; what they find
-is kept in FOLDER, and the table shows all of it.
+A part is an acceptance rate, or "switch": blocks of 200 tokens with 90 %, 10 % and 90 %. Each part
+builds its model (kept in FOLDER) and probes all depths briefly. Those that are not far behind then
+generate the same tokens interleaved, in slices of 16, so that a slow second of the machine affects
+all of them. Every round uses new sessions, which generate two texts: the first includes the time
+to learn what drafts cost and gain, the second shows a session that has learned it. Each depth has
+its own context; that of depth 0 has neither head nor snapshots, as without drafting. Parts can be
+run one by one, in one or two minutes each for the 0.8B shape on two cores; their results are kept
+in FOLDER, and the table shows all of them.
 
-The bars: auto within 3 % of the best fixed depth, at 0 % at least 0.97 x plain decoding, and after
-a switch, 50 tokens later, within 3 % of what is best then.
+The targets: auto is within 3 % of the best fixed depth; at 0 % it reaches at least 0.97 times plain
+decoding; and from 50 tokens after a switch on it is within 3 % of the best depth there.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from mtp_gguf.native.session import Depth, Session
 
 SWITCH = "switch"
 SWITCH_HITS = (0.9, 0.1)
-SWITCH_SETTLED = 50  # tokens after a switch from which on speed counts
-LOOK_TOKENS = 64
-LOOK_BEHIND = 0.92  # of the fastest: what is slower at first sight is left out
+SWITCH_SETTLED = 50  # tokens after a switch that do not count
+PROBE_TOKENS = 64
+PROBE_LEAST = 0.92  # of the fastest: depths that the probe finds slower are left out
 SLICE = 16  # tokens
 TEXTS = ("first", "second")
 
-# Tokens written so far and the seconds they took, after each cycle.
+# Tokens generated so far and the seconds they took, after each cycle.
 Trace = list[tuple[int, float]]
 
 
 class Writer:
-    """Writes texts one after the other in one session, and keeps the time."""
+    """Generates texts one after the other in one session, and records the time."""
 
     def __init__(self, session: Session, depth: Depth) -> None:
         self._session, self._depth = session, depth
@@ -54,14 +54,14 @@ class Writer:
         self.trace: Trace = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start another text; what the session learned of costs and drafts stays."""
+        """Start another text; the session keeps what it learned about costs and acceptance."""
         self._session.remove(0)
         self._session.decode(prompt)
         self._token = self._session.argmax()
         self.trace = [(0, 0.0)]
 
     def write(self, n: int) -> None:
-        """Go on until there are n tokens, or a few more."""
+        """Continue until there are n tokens, or a few more."""
         written, seconds = self.trace[-1]
         began = perf_counter() - seconds
         while written < n:
@@ -70,12 +70,12 @@ class Writer:
             self.trace.append((written, perf_counter() - began))
 
 
-def side_by_side(
+def interleaved(
     model: BenchModel, depths: Sequence[Depth], prompts: Sequence[Sequence[int]], n: int
 ) -> list[dict[Depth, Trace]]:
-    """Of each prompt the traces of all depths over n tokens, a slice of each in turn.
+    """Return for each prompt the traces of all depths over n tokens, interleaved in slices.
 
-    Sessions are new, and go on from prompt to prompt.
+    The sessions are new, and are kept from prompt to prompt.
     """
     out = []
     with ExitStack() as stack:
@@ -99,24 +99,24 @@ def side_by_side(
 
 
 def rate(trace: Trace, first: int, last: int) -> float:
-    """Tokens per second between two numbers of tokens, to the nearest cycles."""
+    """Return the tokens per second between two positions, to the nearest cycles."""
     begin = next(point for point in trace if point[0] >= first)
     end = next(point for point in trace if point[0] >= last)
     return (end[0] - begin[0]) / (end[1] - begin[1])
 
 
-def contenders(model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int]) -> list[Depth]:
-    """No drafting, auto, and the fixed depths that are not far behind at first sight."""
-    (look,) = side_by_side(model, depths, [prompt], LOOK_TOKENS)
-    speeds = {depth: rate(trace, 0, LOOK_TOKENS) for depth, trace in look.items()}
-    least = LOOK_BEHIND * max(speeds.values())
+def variants(model: BenchModel, depths: Sequence[Depth], prompt: Sequence[int]) -> list[Depth]:
+    """Return no drafting, auto, and the fixed depths that a probe finds not far behind."""
+    (probe,) = interleaved(model, depths, [prompt], PROBE_TOKENS)
+    speeds = {depth: rate(trace, 0, PROBE_TOKENS) for depth, trace in probe.items()}
+    least = PROBE_LEAST * max(speeds.values())
     return [depth for depth in depths if depth in (0, "auto") or speeds[depth] >= least]
 
 
 def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Speeds by text, depth and round: over all tokens of a hit rate, or of a switch by its blocks.
+    """Return speeds by text, depth and round: of a whole text, or of each block of a switch.
 
-    A text is named by the hit rate, or block, and by whether it was its sessions' first.
+    A text is named by acceptance rate or block, and by whether it was its sessions' first.
     """
     depths: list[Depth] = [*map(int, arguments.depths.split(",")), "auto"]
     switch = part == SWITCH
@@ -125,14 +125,14 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
     cycle = cycle_of(SHAPES[arguments.shape]).tolist()
 
     def prompt_of(i: int) -> list[int]:
-        """Ends before the begin of a block of the first kind; the text goes on from there."""
+        """Ends before a block of the first kind begins; the text continues there."""
         start = 2 * BLOCK * (i + 1)
         return [cycle[j % len(cycle)] for j in range(start - PROMPT_TOKENS, start)]
 
     with BenchModel(path, n_ctx=PROMPT_TOKENS + n + 64, threads=arguments.threads) as model:
-        kept = contenders(model, depths, prompt_of(0))
+        kept = variants(model, depths, prompt_of(0))
         rounds = [
-            side_by_side(model, kept, [prompt_of(2 * i), prompt_of(2 * i + 1)], n)
+            interleaved(model, kept, [prompt_of(2 * i), prompt_of(2 * i + 1)], n)
             for i in range(arguments.rounds)
         ]
     blocks = [("", 0, n)]
@@ -155,7 +155,7 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def row(name: str, speeds: dict[str, list[float]], columns: Sequence[str]) -> str:
-    """A line of the table; ratios are medians over the rounds, each within its round."""
+    """Return a line of the table; ratios are taken within each round, then their median."""
     medians = {depth: median(values) for depth, values in speeds.items()}
     best = max((depth for depth in medians if depth != "auto"), key=lambda depth: medians[depth])
 

@@ -1,14 +1,14 @@
-"""A checkpoint with a dial: real cost, and an MTP head that is right as often as it is told.
+"""Write a synthetic model with a fixed acceptance rate, like a dial that can be set.
 
     python benchmarks/dial_model.py --shape 0.8b --hit 0.8 FOLDER
 
-The trunk follows one fixed cycle of tokens, whatever came before; the head foretells it except
-after the tokens that carry a flag. So the work of each token is that of a real model of the shape,
-the text is known, and acceptance is exact. Made of nothing but weights:
+The trunk repeats one fixed cycle of tokens, whatever came before; the head predicts it except
+after the tokens that carry a flag. Each token costs as much as with a real model of the shape, the
+text is known, and the acceptance rate is exact. Only the weights achieve this:
 
-- embeddings are random and therefore nearly orthogonal; dimension 0 is kept for the flag;
-- `lm_head` has, as the row of next(t), the embedding of t without its flag;
-- what the layers add is tiny, so that the last hidden state is the normed embedding of the token;
+- embeddings are random and therefore nearly orthogonal; dimension 0 is reserved for the flag;
+- the row of `lm_head` for next(t) is the embedding of t without its flag;
+- the layers add very little, so that the last hidden state is the normed embedding of the token;
 - `mtp.fc` is [identity | 0], and turns the flag into the embedding of another token, four times as
   strong as the right one.
 
@@ -34,12 +34,12 @@ import checkpoints
 from checkpoints import SPECS, Spec
 
 SEED = 20
-FLAG = 4.0  # in standard deviations of an embedding's other values
+FLAG = 4.0  # value of the flag, in standard deviations of an embedding's other values
 LAYER_SCALE = 1e-3
 BLOCK = 200  # tokens
 
-# Share of the cycle's tokens after which the head is right; of two the first holds in every other
-# block of BLOCK tokens from the cycle's begin on, the second in those between.
+# Acceptance rate: the share of the cycle's tokens after which the head is right. With two rates,
+# blocks of BLOCK tokens alternate between them, beginning with the first.
 Hit = float | tuple[float, float]
 
 _REAL: dict[str, Any] = {
@@ -50,7 +50,7 @@ _REAL: dict[str, Any] = {
     "kv_heads": 2,
     "dtype": "BF16",
 }
-# Published shapes; only the 0.8B's and 2B's embeddings are tied there, and none are here.
+# Published shapes, except that no embeddings are tied (those of 0.8B and 2B are).
 SHAPES: dict[str, Spec] = {
     "tiny": replace(SPECS["dense-tied"], name="tiny", tied=False, nested=False, model_card=False),
     "tiny-3v": replace(SPECS["dense-3v"], name="tiny-3v", tied=False),
@@ -75,7 +75,7 @@ SHAPES: dict[str, Spec] = {
         v_heads=32,
         **{**_REAL, "kv_heads": 4},
     ),
-    # A tenth of 35B-A3B: 4 of its 40 layers, and a vocabulary that takes the same share.
+    # A tenth of 35B-A3B: 4 of its 40 layers, and a tenth of the vocabulary.
     "35b-a3b": Spec(
         "35b-a3b",
         hidden=2048,
@@ -91,7 +91,7 @@ SHAPES: dict[str, Spec] = {
 
 
 def cycle_of(spec: Spec) -> NDArray[np.int64]:
-    """The tokens that the trunk repeats, in order: ids that even a small draft vocabulary has."""
+    """Return the cycle that the trunk repeats; even small draft vocabularies have its tokens."""
     usable = min(spec.vocab_size, 30_000) * 3 // 4
     return np.random.default_rng(SEED).permutation(usable)
 
@@ -123,7 +123,7 @@ def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str,
     projection[1:, 0] = embedding[cycle[0], 1:]
 
     out: dict[str, NDArray[Any]] = {}
-    # The two tables are made above: drawing them as well would take most of the memory.
+    # The two tables were computed above; drawing random ones would take most of the memory.
     for name, drawn in checkpoints.weights(replace(spec, vocab_size=1)):
         array = drawn
         if name == "model.embed_tokens.weight":
@@ -135,7 +135,7 @@ def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str,
         elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             array = array * np.float32(layer_scale)
         elif name.endswith("norm.weight") or ".pre_fc_norm" in name:
-            # Stored minus one, but for the gated norm of linear attention.
+            # Norms are stored minus one, except the gated norm of linear attention.
             array = np.full_like(array, 1.0 if ".linear_attn.norm" in name else 0.0)
         kept = name.endswith(("A_log", "linear_attn.norm.weight"))
         out[name] = array.astype(np.float32 if kept else ml_dtypes.bfloat16)
@@ -147,16 +147,16 @@ def write_dial_model(
 ) -> Path:
     """Write the checkpoint into a new folder.
 
-    hit: see Hit. layer_scale: factor on what the layers add; with 0.03 the text is still the cycle,
-    but the logits of the other tokens depend on all that came before. gain: factor on all logits;
-    with 0.15 the cycle is likely only, for tests of sampling.
+    hit: see Hit. layer_scale: factor on what the layers add. With 0.03 the text is still the cycle,
+    but the logits of the other tokens depend on all previous tokens. gain: factor on all logits.
+    With 0.15 the cycle is likely but not certain, for tests of sampling.
     """
     spec = SHAPES[shape] if isinstance(shape, str) else shape
     if spec.experts:
         spec = replace(spec, fused_experts=False, fused_mtp_experts=False)
     stored = _tensors(spec, hit, layer_scale, gain)
     original = checkpoints.stored_tensors
-    try:  # everything but the weights is as the tests' checkpoints have it
+    try:  # everything but the weights is as in the tests' checkpoints
         checkpoints.stored_tensors = lambda _: iter(stored.items())
         return checkpoints.write_checkpoint(folder, spec)
     finally:
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
-    parser.add_argument("--hit", type=float, default=0.8, help="share of drafts that are right")
+    parser.add_argument("--hit", type=float, default=0.8, help="acceptance rate [0.8]")
     arguments = parser.parse_args()
     write_dial_model(arguments.folder, arguments.shape, arguments.hit)
 

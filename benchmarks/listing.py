@@ -1,12 +1,12 @@
-"""Time of `mtp-gguf list-tensors` beside gguf-dump, on a file with a real family's vocabulary.
+"""Compare the time of `mtp-gguf list-tensors` and gguf-dump on a file with a real vocabulary.
 
     python benchmarks/listing.py --trials 5
 
 The file has the header of an untied 0.8B model at Q4_K_M: 248,320 tokens, as many merges and token
-types, and the tensors of 24 layers and a head. Its 0.7 GB of data are a hole (sparse), since
-neither program reads them. Both run as processes of their own, interpreter start included; the
-first run of each is not counted. Prints one JSON object; the ratio travels, the seconds are this
-machine's.
+types, and the tensors of 24 layers and a head. Its 0.7 GB of data are sparse (a hole in the file),
+since neither program reads them. Both run as separate processes, including interpreter start; the
+first run of each is not counted. Prints one JSON object; the ratio holds on other machines too,
+the seconds only on this one.
 """
 
 import argparse
@@ -31,7 +31,7 @@ DUMP = "from gguf.scripts.gguf_dump import main; main()"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both programs and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=5, help="timed runs of each [5]")
     parser.add_argument("--work", type=Path, help="folder for the file [a temporary one]")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def seconds(code: str, *arguments: object) -> float:
-    """Wall time of a Python process that runs `code`."""
+    """Return the wall time of a Python process that runs `code`."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -67,12 +67,12 @@ def seconds(code: str, *arguments: object) -> float:
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """Median and least of some times."""
+    """Return the median and minimum of some times."""
     return {"median": round(statistics.median(times), 3), "least": round(min(times), 3)}
 
 
 def write_model(path: Path) -> int:
-    """Write the file; the length of its header."""
+    """Write the file and return the length of its header."""
     metadata = {
         "general.architecture": Value(ValueType.STRING, "qwen35"),
         "qwen35.block_count": Value(ValueType.U32, LAYERS + 1),
@@ -89,7 +89,7 @@ def write_model(path: Path) -> int:
 
 
 def model_tensors() -> list[TensorSpec]:
-    """Tensors in number and size as a 0.8B model has them."""
+    """Return tensors of the number and sizes of a 0.8B model."""
     tensors = [
         TensorSpec("token_embd.weight", (WIDTH, TOKENS), Q6_K),
         TensorSpec("output.weight", (WIDTH, TOKENS), Q6_K),
@@ -107,7 +107,7 @@ def model_tensors() -> list[TensorSpec]:
 
 
 def block(layer: int, kind: TensorType) -> list[TensorSpec]:
-    """Tensors of a full-attention block; linear attention has about as many."""
+    """Return the tensors of a full-attention block; linear attention has about as many."""
     matrices = {
         "attn_q": (WIDTH, 4 * WIDTH),
         "attn_k": (WIDTH, WIDTH // 2),

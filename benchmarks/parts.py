@@ -1,12 +1,12 @@
-"""Where the trunk's time goes in a verification: milliseconds by kind of operation.
+"""Measure where the trunk's time goes in a verification: milliseconds by kind of operation.
 
     python benchmarks/parts.py MODEL.gguf [--batch 4] [--rounds 30] [--threads 2]
 
-Works on any libraries (MTP_GGUF_LIBS=stock, say), for a model that lies on CPUs. llama.cpp's
-callback for evaluation stops the graph wherever the kind of operation changes, and the time from
-stop to stop is counted; waiting for other threads is counted with what they are waited for. Stops
-take time themselves: what all parts take beyond a decode without stops is taken off, the same for
-each stop. Batches are those of verify.py: logits of all tokens, then all but one taken back.
+Works with any libraries (for instance MTP_GGUF_LIBS=stock), for a model on CPUs. llama.cpp's
+evaluation callback stops the graph whenever the kind of operation changes, and the time from stop
+to stop is measured; waiting for other threads counts toward the operation that is waited for. The
+stops take time themselves: the excess over a decode without stops is subtracted, the same amount
+for each stop. Batches are those of verify.py: logits of all tokens, then all but one rolled back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OF_NAME = {"result_output": "head", "kq": "attention", "kqv": "attention"}
 
 
 class Stops:
-    """The callback, which counts the time from stop to stop."""
+    """The callback, which measures the time from stop to stop."""
 
     def __init__(self) -> None:
         base = ctypes.CDLL(str(loaded_library("ggml-base")))
@@ -49,9 +49,9 @@ class Stops:
         for function in (self.describe, self.name):
             function.argtypes, function.restype = (c_void_p,), c_char_p
         self.seen: list[str] = []  # kind of each node of the last graph
-        self.wanted: set[int] = set()  # nodes to stop after
+        self.wanted: set[int] = set()  # the nodes after which to stop
         self.at, self.began = -1, 0.0
-        self.took: dict[str, float] = defaultdict(float)  # ms by kind
+        self.took: dict[str, float] = defaultdict(float)  # milliseconds by kind
         self.count: dict[str, int] = defaultdict(int)  # stops by kind
         self.callback = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)(self)
 
@@ -68,7 +68,7 @@ class Stops:
         return True
 
     def kind(self, tensor: int) -> str:
-        """The kind of an operation, by its result's name where the operation does not say it."""
+        """Return the kind of an operation, from its result's name if the operation is ambiguous."""
         name = self.name(tensor).decode().split("-")[0]
         operation = self.describe(tensor).decode()
         return OF_NAME.get(name) or OF_OPERATION.get(operation, "other")
@@ -81,7 +81,7 @@ class Stops:
 
 
 def where_kind_changes(kinds: list[str]) -> set[int]:
-    """The last node of each part; nodes that do nothing belong to the part after them."""
+    """Return the last node of each part; nodes that do nothing belong to the part after them."""
     doing = [i for i, kind in enumerate(kinds) if kind != NOTHING]
     ends = {i for i, after in pairwise(doing) if kinds[i] != kinds[after]}
     return {*ends, doing[-1]}
@@ -141,7 +141,7 @@ def report(
     for kind, ms in sorted(rows.items(), key=lambda row: -row[1]):
         print(f"| {kind} | {ms:.2f} | {ms / total:.0%} |")
     print(f"| a batch of {arguments.batch}, rollback included | {total:.2f} | |")
-    print(f"{stops} stops, for each of which {stop * 1e3:.1f} microseconds are taken off")
+    print(f"{stops} stops, for each of which {stop * 1e3:.1f} microseconds are subtracted")
     machine = {"machine": platform.machine(), "threads": arguments.threads}
     record = {"model": Path(arguments.model).name, "batch": arguments.batch, **machine}
     print(json.dumps({**record, "stop_ms": stop, "parts_ms": rows, "total_ms": total}))

@@ -1,14 +1,15 @@
-"""Gigabytes of input a second, ours and ggml_quantize_chunk's, by type and number of threads.
+"""Compare quantizer throughput with ggml_quantize_chunk's, by type and number of threads.
 
     python benchmarks/quantize.py [--types Q4_K Q6_K] [--threads 1 2] [--source BF16] [--weighted]
         [--rounds 7] [--values 2000000]
 
-Rows are heavy-tailed like trained weights. Each side is given what it eats: ggml rows of F32 (the
-time to widen them is not counted against it), ours the source type; bytes are those of the source
-type for both. They alternate in one process, round by round, each thread with a matrix of its own.
-The table shows the median throughput of all threads together, and the median of the rounds' ratios
-of processor time: that is the gain per core, and a machine shared with others disturbs it little.
-MTP_QUANTIZE_TARGET=avx2 (sse2, neon) forces an instruction set.
+Throughput is in gigabytes of input per second. Values are heavy-tailed like trained weights. Each
+side gets its own input type: ggml rows of F32 (the time to convert them is not counted), ours the
+source type; bytes are those of the source type for both. The two alternate in one process, round by
+round, and each thread has its own matrix. The table shows the median throughput of all threads
+together, and the median over the rounds of the ratio of CPU time: this is the gain per core, which
+other load on the machine affects little. MTP_QUANTIZE_TARGET=avx2 (sse2, neon) forces an
+instruction set.
 """
 
 import argparse
@@ -31,7 +32,7 @@ COLUMNS = 4096
 
 
 def upstream() -> Callable[..., int]:
-    """ggml_quantize_chunk of the libggml-base that llama_cpp has loaded."""
+    """Return ggml_quantize_chunk of the libggml-base that llama_cpp has loaded."""
     import ctypes  # noqa: PLC0415
     from pathlib import Path  # noqa: PLC0415
 
@@ -55,7 +56,7 @@ def matrices(count: int, values: int) -> list[NDArray[np.float32]]:
 def seconds(
     pool: ThreadPoolExecutor, work: Callable[[Any], object], items: list[Any]
 ) -> tuple[float, float]:
-    """Wall time for all items, one a thread, and the processor time that they took together."""
+    """Return the wall time for all items, one per thread, and their total CPU time."""
 
     def timed(item: Any) -> float:
         began = time.thread_time()
@@ -72,9 +73,11 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--source", default="BF16", choices=SOURCES)
-    parser.add_argument("--weighted", action="store_true", help="with importance weights")
+    parser.add_argument("--weighted", action="store_true", help="use importance weights")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--values", type=int, default=2_000_000, help="of a thread's matrix")
+    parser.add_argument(
+        "--values", type=int, default=2_000_000, help="size of each thread's matrix"
+    )
     arguments = parser.parse_args()
 
     chunk = upstream()

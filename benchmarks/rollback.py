@@ -1,11 +1,12 @@
-"""What it costs to keep drafts undoable: batches of 1 to 4 tokens, by snapshots and by replay.
+"""Measure the cost of being able to roll back drafts: snapshots and replay, 1 to 4 tokens.
 
     python benchmarks/rollback.py MODEL.gguf [--tokens 3,8] [--rounds 15]
 
-Contexts that can roll back that many tokens, one with snapshots and one by replay of each, and one
-that cannot roll back, take every batch in turn; medians in milliseconds. After each batch all
-tokens but one are rolled back ("one kept"), or none ("all kept": the next batch replays the most).
-Memory is what llama.cpp prints of it: recurrent states, and buffers for computing.
+For each number of tokens there are two contexts, one with snapshots and one with replay, and in
+addition one that cannot roll back. They alternate for every batch; the table shows medians in
+milliseconds. After each batch all tokens but one are rolled back ("one kept"), or none ("all kept":
+the next batch replays the most). Memory is as llama.cpp prints it: recurrent states and compute
+buffers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _collect(_level: int, text: bytes, _data: object) -> None:
 
 
 class Trunk:
-    """A context that can roll back `tokens` in one of the WAYS."""
+    """Return a context that can roll back `tokens` in one of the WAYS."""
 
     def __init__(self, model: object, way: str, tokens: int, threads: int) -> None:
         os.environ[SWITCH] = "0" if way == "snapshots" else "1"
@@ -57,13 +58,13 @@ class Trunk:
         self.start()
 
     def start(self) -> None:
-        """A prompt in an empty memory."""
+        """Evaluate a prompt with empty memory."""
         llama.llama_memory_clear(self.memory, True)
         self.at = 0
         self.decode(PROMPT)
 
     def decode(self, count: int) -> None:
-        """The next `count` tokens, with the logits of all."""
+        """Decode the next `count` tokens, with the logits of all."""
         for i in range(count):
             self.batch.token[i], self.batch.pos[i] = self.ids[self.at + i], self.at + i
             self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
@@ -75,7 +76,7 @@ class Trunk:
         self.at += count
 
     def verify(self, count: int, kept: int) -> float:
-        """Milliseconds of a batch after which all but `kept` tokens are rolled back."""
+        """Return the milliseconds of a batch after which all but `kept` tokens are rolled back."""
         if self.at + count > len(self.ids):
             self.start()
         began = time.perf_counter()
@@ -90,7 +91,7 @@ class Trunk:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model")
-    parser.add_argument("--tokens", default="3,8", help="that can be rolled back; at least 3")
+    parser.add_argument("--tokens", default="3,8", help="tokens to roll back; at least 3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

@@ -1,20 +1,21 @@
-"""llama-server's drafting: a stock one, ours, and our session on the same libraries.
+"""Compare drafting in a stock llama-server, the patched one, and MTPLlama on the same libraries.
 
     python benchmarks/server.py MODEL.gguf --stock LLAMA_SERVER [--plain MODEL.gguf]
         [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl] [--side-by-side]
 
-The patched server is that of `mtp-gguf build-server`.
+The patched server is the one from `mtp-gguf build-server`.
 
-A row is one depth, of one client (`alone`) or of as many clients as slots (`together`, whose speed
-is that of all of them). Within a row everything takes turns, so that a slow minute hits all of it;
-medians of the rounds. Each row is printed when it is there, and kept in the file of --into, whose
-rows are not measured again: a table can be made in several sittings. The ratios come at the end.
-With --side-by-side all rows of a part take turns with each other, too, because a machine's speed
-moves from row to row by more than what two depths differ by; it takes the memory of all of them.
+A row is one depth with one client (`alone`) or with as many clients as slots (`together`, where
+the speed is the sum over all of them). Measurements within a row are interleaved, so that a slow
+minute affects all of them; the row shows medians of the rounds. Each row is printed when it is
+ready and saved in the file of --into, whose rows are not measured again, so a table can be measured
+in several sessions. The ratios follow at the end. With --side-by-side, all rows of a part are
+interleaved, because the machine's speed can change from row to row by more than two depths differ;
+this takes the memory of all of them.
 
-MODEL has a FastMTP list in the layout `ids`, which the stock server ignores; --plain names the same
-model without one, for our server. Meant for files of benchmarks/dial_model.py, whose acceptance is
-known.
+MODEL has a FastMTP vocabulary in the layout `ids`, which the stock server ignores; --plain names
+the same model without one, for the patched server. Meant for synthetic models
+(benchmarks/dial_model.py), whose acceptance rate is known.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     Rows = dict[tuple[str, int], Speeds]
 
 PROMPT_TOKENS = 64
-CONTEXT = 1024  # positions of each slot
+CONTEXT = 1024  # context of each slot, in tokens
 PARTS = ("alone", "together")
 STOCK, PATCHED, PLAIN, SESSION = "stock", "patched", "patched, no list", "session"
 
@@ -72,15 +73,15 @@ def main() -> None:
 
 
 def read_arguments() -> tuple[argparse.Namespace, Path]:
-    """The command line, and the patched server."""
+    """Read the command line and find the patched server."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
-    parser.add_argument("--plain", type=Path, help="the model without a list, for our server")
+    parser.add_argument("--plain", type=Path, help="MODEL without a draft vocabulary")
     parser.add_argument("--depths", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 3])
-    parser.add_argument("--part", choices=PARTS, help="only this one of the two")
-    parser.add_argument("--side-by-side", action="store_true", help="rows take turns, too")
-    parser.add_argument("--into", type=Path, help="rows measured so far, and those of this run")
+    parser.add_argument("--part", choices=PARTS, help="measure only this part")
+    parser.add_argument("--side-by-side", action="store_true", help="interleave rows, too")
+    parser.add_argument("--into", type=Path, help="read and save rows in this file")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
@@ -88,14 +89,14 @@ def read_arguments() -> tuple[argparse.Namespace, Path]:
     arguments = parser.parse_args()
     built = find_build()
     if built is None:
-        parser.error("no llama-server with our patches: `mtp-gguf build-server` makes it")
+        parser.error("no llama-server with our patches: `mtp-gguf build-server` builds one")
     return arguments, built.server
 
 
 def start(
     stack: ExitStack, arguments: argparse.Namespace, patched: Path, part: str, depth: int
 ) -> dict[str, Callable[[], float]]:
-    """Start what a row compares; each gives its tokens per second when called."""
+    """Start what a row compares; return functions that measure tokens per second."""
     slots = 1 if part == "alone" else arguments.slots
     prompts = np.random.default_rng(1).integers(0, 20_000, (slots, PROMPT_TOKENS)).tolist()
     kinds = {STOCK: (arguments.stock, arguments.model), PATCHED: (patched, arguments.model)}
@@ -120,12 +121,12 @@ def start(
 
 
 def alone(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Of one client, its prompt not counted."""
+    """Return the tokens per second of one client, without its prompt."""
     return server_round(url, prompts[0], tokens)
 
 
 def together(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Of all clients, from the first prompt to the last token."""
+    """Return the tokens per second of all clients, from first prompt to last token."""
     began = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(lambda prompt: server_round(url, prompt, tokens), prompts))
@@ -133,7 +134,7 @@ def together(url: str, prompts: list[list[int]], tokens: int) -> float:
 
 
 def take_turns(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:
-    """Median speeds by depth; the first round warms up."""
+    """Return median speeds by depth; the first round warms up."""
     speeds = [
         {depth: {name: run() for name, run in row.items()} for depth, row in runs.items()}
         for _ in range(rounds + 1)
@@ -145,13 +146,13 @@ def take_turns(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> 
 
 
 def said(part: str, depth: int, row: Speeds) -> str:
-    """A row as a line."""
+    """Return a row as one line of text."""
     words = ", ".join(f"{name} {speed:.1f}" for name, speed in row.items())
     return f"{part}, depth {depth}: {words} tok/s"
 
 
 def print_ratios(rows: Rows) -> None:
-    """What the rows come to."""
+    """Print the ratios of the rows."""
     for part in PARTS:
         table = {depth: row for (of, depth), row in rows.items() if of == part}
         best = {

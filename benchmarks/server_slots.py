@@ -1,11 +1,11 @@
-"""How often do several slots of a llama-server give a text that one slot does not?
+"""Count how often several slots of a llama-server give a text that one slot does not.
 
     python benchmarks/server_slots.py LLAMA_SERVER MODEL [--depth 3] [--no-prompt-cache]
 
-Eight clients ask four slots for beginnings of the texts that one slot, alone and without drafting,
-gives to the same prompts. Texts are compared up to their first near tie, which rounding could
-turn. Prints one line of JSON: the requests, those that differed, and the first few of them as
-(request, prompt, place of the first other token).
+Eight clients request texts from four slots; these are compared with the beginnings of the texts
+that a single slot without drafting gives to the same prompts, up to their first near tie, which
+rounding could decide differently. Prints one line of JSON: the number of requests, of those that
+differed, and the first few of these as (request, prompt, position of the first different token).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--depth", type=int, default=0, help="tokens to draft; 0: none")
+    parser.add_argument("--depth", type=int, default=0, help="tokens to draft [0: none]")
     parser.add_argument("--no-prompt-cache", action="store_true")
     parser.add_argument("--requests", type=int, default=800)
     arguments = parser.parse_args()

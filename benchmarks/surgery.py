@@ -1,14 +1,14 @@
-"""Time and bytes of surgery: list-tensors beside gguf-dump, graft beside cp, compare beside cmp.
+"""Compare list-tensors with gguf-dump, graft with cp, and compare with cmp: time and bytes.
 
     python benchmarks/surgery.py --checkpoint FOLDER --work /path/with/space
 
 The checkpoint is one that benchmarks/convert.py generated (random weights, the family's real
-shape). Each command is a process of its own, files come from the page cache, runs of what is
-compared alternate, and medians count. A graft is timed on a base of several times this model's
-tensors, because a file that the kernel can keep back in memory makes `cp` look free; `cp` is timed
-twice, as it is, and followed by the fsync that every file of ours gets before it has its name; the
-graft is timed without its measurement of the acceptance (`--no-check`). Comparing the same bytes
-stands beside `cmp`, which does nothing else. What a graft fetches is counted at a hub on loopback.
+shape). Each command is a separate process, files come from the page cache, the commands compared
+alternate, and medians are reported. A graft is timed on a base with several times this model's
+tensors, because with a file that fits into the kernel's write buffer `cp` seems to take no time.
+`cp` is timed twice, alone and followed by the fsync that mtp-gguf does before it renames a file.
+The graft is timed without measuring acceptance (`--no-check`). Comparing identical files is timed
+against `cmp`. The bytes that a graft fetches are counted by a hub server on loopback.
 """
 
 import argparse
@@ -36,7 +36,7 @@ DUMP = shutil.which("gguf-dump", path=str(Path(sys.executable).parent)) or "gguf
 
 
 def run(*command: object, **env: str) -> None:
-    """Run a command; its output is shown only when it fails."""
+    """Run a command; show its output only if it fails."""
     words = [str(word) for word in command]
     result = subprocess.run(
         words, capture_output=True, text=True, check=False, env={**os.environ, **env}
@@ -48,10 +48,10 @@ def run(*command: object, **env: str) -> None:
 def seconds(
     runs: int, *, without: Path | None = None, **jobs: Callable[[], object]
 ) -> dict[str, float]:
-    """Median wall time of each job, a run of each in turn; the first of each is not counted.
+    """Return the median wall time of each job; runs alternate, and the first is not counted.
 
-    without: the file that every job writes, gone before it starts. What the job before left to
-    write is waited for, so that it is not this one's time.
+    without: the file that every job writes; it is removed before each run. Pending writes of the
+    previous job are flushed first, so that they do not count toward this one.
     """
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(runs + 1):
@@ -66,7 +66,7 @@ def seconds(
 
 
 def repeated(model: Path, target: Path, times: int) -> None:
-    """Write `model` with all its tensors several times over, under names of their own."""
+    """Write `model` with all its tensors several times, under different names."""
     with open_model(model) as held:
         tensors = copies(held)
         more = (
@@ -80,14 +80,14 @@ def repeated(model: Path, target: Path, times: int) -> None:
 
 
 def copy(source: Path, target: Path, *, sync: bool) -> None:
-    """What `cp` does, and fsync after it."""
+    """Copy a file with `cp`; with `sync`, flush it to the disk."""
     run("cp", source, target)
     if sync:
         run("sync", target)
 
 
 def fetched(trunk: Path, checkpoint: Path, work: Path) -> dict[str, int]:
-    """Bytes and requests that a graft from a hub id costs, beside those of the head."""
+    """Return the bytes and requests of a graft from a hub id, and the bytes of the head."""
     with Hub("owner/model", {"main": checkpoint}) as hub:
         environment = {
             "HF_ENDPOINT": hub.endpoint,
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--times", type=int, default=3, help="repeat the graft's base so often")
+    parser.add_argument("--times", type=int, default=3, help="size of the graft's base, in models")
     options = parser.parse_args()
     work, runs, checkpoint = options.work, options.runs, options.checkpoint
     work.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""What verification costs: batches of 1 to 4 tokens, a prompt, decoding, stock and patched.
+"""Measure the cost of verification, stock and patched: batches, a prompt, decoding.
 
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
         [--seconds 240] [--batches 1,2,3,4] [--context 64] [--not-repacked]
 
-FOLDER has other patched libraries (default: those that mtp-gguf ships); stock are those that
-llama-cpp-python installed. A process for each keeps the model loaded, and every single
-measurement is taken by one and then by the other, so that a slow minute hits both; medians. A row
-is printed when it is ready, with fewer rounds where --seconds leaves no time for all.
+FOLDER contains other patched libraries (default: those that mtp-gguf ships); the stock ones are
+those that llama-cpp-python installed. One process for each keeps the model loaded, and the two
+alternate with every single measurement, so that a slow minute affects both; the tables show
+medians. A row is printed when it is ready, with fewer rounds if --seconds leaves no time for all.
 
-A batch: that many tokens decoded behind --context others, logits of all of them, in a context that
-can roll back the drafts of the largest, then all but one token rolled back. Decoding: MTPLlama as
-in benchmarks/decode.py, for files whose acceptance is known (benchmarks/dial_model.py).
---not-repacked adds the stock libraries with the weights as the file has them.
+A batch decodes that many tokens after --context others, with the logits of all, in a context that
+can roll back the drafts of the largest batch; then all but one token are rolled back. Decoding uses
+MTPLlama as in benchmarks/decode.py, for synthetic models (benchmarks/dial_model.py).
+--not-repacked adds the stock libraries with weights in the layout of the file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 PROMPT = 64
 LONG_PROMPT = 512
-TOKENS = 128  # of a generation
+TOKENS = 128  # generated in one measurement
 
 
 class Trunk:
-    """A context of the model's trunk, driven by llama.cpp's own C API."""
+    """A context of the model's trunk, used through llama.cpp's own C API."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Trunk:
         self.ids = np.random.default_rng(1).integers(0, usable(vocab), self.params.n_ctx).tolist()
 
     def begin(self) -> None:
-        """A context of these params."""
+        """Return a context with these parameters."""
         self.context = self.api.llama_init_from_model(self.model, self.params)
         self.memory = self.api.llama_get_memory(self.context)
         self.batch = self.api.llama_batch_init(LONG_PROMPT, 0, 1)
         self.at = 0
 
     def beside(self, callback: Any) -> Trunk:
-        """Another context of the model, which calls back for each operation."""
+        """Return another context of the model, which calls back for each operation."""
         other = copy.copy(self)
         other.params = type(self.params).from_buffer_copy(self.params)
         other.params.cb_eval = ctypes.cast(callback, type(self.params.cb_eval))
@@ -85,7 +85,7 @@ class Trunk:
         return other
 
     def decode(self, count: int, all_rows: bool) -> float:
-        """Milliseconds of one decode of the next `count` tokens."""
+        """Return the milliseconds of one decode of the next `count` tokens."""
         for i in range(count):
             self.batch.token[i] = self.ids[self.at + i]
             self.batch.pos[i] = self.at + i
@@ -102,14 +102,14 @@ class Trunk:
         return (self.clock() - began) * 1e3
 
     def start(self, count: int) -> float:
-        """Milliseconds of a prompt of `count` tokens from an empty memory."""
+        """Return the milliseconds of a prompt of `count` tokens with empty memory."""
         self.api.llama_memory_clear(self.memory, True)
         self.at = 0
         pieces = range(0, count, LONG_PROMPT)
         return sum(self.decode(min(LONG_PROMPT, count - piece), False) for piece in pieces)
 
     def verify(self, count: int) -> float:
-        """Milliseconds of a batch with the logits of each token, and of taking back all but one."""
+        """Return the milliseconds of a batch with all logits and of rolling back all but one."""
         took = self.decode(count, True)
         began = self.clock()
         if count > 1:
@@ -120,14 +120,14 @@ class Trunk:
 
 
 def usable(vocab: int) -> int:
-    """Of a vocabulary, the ids before all padding and control tokens."""
+    """Return the number of ids before all padding and control tokens."""
     return min(20_000, vocab * 2 // 3)
 
 
 def generation(
     path: str, threads: int, depth: int, context: int, clock: Callable[[], float]
 ) -> Any:
-    """A function that generates once after a prompt of `context` tokens; tokens per second."""
+    """Return a function that generates once after `context` tokens, in tokens per second."""
     from mtp_gguf.native import MTPLlama  # noqa: PLC0415 - as above
 
     llm = MTPLlama(
@@ -149,7 +149,7 @@ def generation(
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Answer the questions on standard input, a line each: a kind and a number."""
+    """Answer requests on standard input, one per line: a kind and a number."""
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     path, threads, drafts = arguments.model, arguments.threads, max(arguments.batches) - 1
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # libraries may write to standard output
@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 class Process:
-    """A measuring process, on `libraries` as MTP_GGUF_LIBS takes them."""
+    """A measuring process with `libraries`, a value of MTP_GGUF_LIBS."""
 
     def __init__(self, arguments: argparse.Namespace, libraries: str, repack: bool = True) -> None:
         environment = {**os.environ, "MTP_GGUF_LIBS": libraries}
@@ -192,7 +192,7 @@ class Process:
         )
 
     def ask(self, kind: str, number: int) -> float:
-        """One measurement."""
+        """Request one measurement and return its result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(kind, number, file=self.process.stdin, flush=True)
@@ -209,19 +209,19 @@ class Process:
 
 
 class Rows:
-    """Questions put to both sides in turn, each answered and printed before the next."""
+    """Alternates requests between the sides; a row is printed before the next is measured."""
 
     def __init__(
         self, processes: dict[str, Process], asked: int, rounds: int, until: float
     ) -> None:
-        """asked: how many questions there will be; until: when the last is to be answered."""
+        """asked: the number of rows to come; until: the time by which the last should be ready."""
         self.processes, self.left, self.rounds, self.until = processes, asked, rounds, until
         self.results: dict[str, dict[str, float]] = {}
 
     def ask(self, kind: str, number: int, sides: Sequence[str] = ()) -> dict[str, float]:
-        """The median of each side, or of these; a first round warms up and is dropped.
+        """Return the median of each side, or of these; the first round warms up and is dropped.
 
-        As many rounds as a fair share of the time left has room for, one at least.
+        Runs as many rounds as fit a fair share of the remaining time, at least one.
         """
         share = time.monotonic() + (self.until - time.monotonic()) / self.left
         self.left -= 1
@@ -239,7 +239,7 @@ class Rows:
 
 
 def batches(rows: Rows, counts: list[int], context: int) -> None:
-    """The table of batches and of a prompt; against a batch of one where that comes first."""
+    """Print the table of batches and a prompt, relative to a batch of one if that is first."""
     sides = list(rows.processes)
     titles = [title for side in sides for title in (f"{side} ms", "to one")]
     line("batch", *titles, *(f"patched / {side}" for side in sides[:-1]))
@@ -260,12 +260,12 @@ def batches(rows: Rows, counts: list[int], context: int) -> None:
 
 
 def patched_to(row: dict[str, float]) -> list[str]:
-    """Patched over each other side."""
+    """Return the ratio of patched to each other side."""
     return [f"{row['patched'] / row[side]:.2f}" for side in row if side != "patched"]
 
 
 def decoding(rows: Rows, depths: list[int]) -> None:
-    """The table of generated tokens per second; against plain decoding where 0 comes first."""
+    """Print tokens per second by depth, relative to plain decoding if depth 0 is first."""
     print()
     line("depth", "stock tok/s", "patched tok/s", "patched / stock", "/ stock at depth 0")
     line(*["---"] * 5)
@@ -279,12 +279,12 @@ def decoding(rows: Rows, depths: list[int]) -> None:
 
 
 def line(*cells: str) -> None:
-    """A line of a table that is seen at once."""
+    """Print a line of a table without buffering."""
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def numbers(text: str) -> list[int]:
-    """A list with commas, as an option takes it."""
+    """Parse a comma-separated list of numbers."""
     return [int(number) for number in text.split(",") if number]
 
 
@@ -293,18 +293,24 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--patched", type=Path, help="folder of the patched libraries")
     parser.add_argument(
-        "--depths", type=numbers, default=[0, 1, 2, 3], help="to decode at; empty for none"
+        "--depths", type=numbers, default=[0, 1, 2, 3], help="depths to decode at; empty: none"
     )
-    parser.add_argument("--batches", type=numbers, default=[1, 2, 3, 4], help="of so many tokens")
-    parser.add_argument("--context", type=int, default=PROMPT, help="tokens in front of a batch")
     parser.add_argument(
-        "--not-repacked", action="store_true", help="stock without repacked weights as well"
+        "--batches", type=numbers, default=[1, 2, 3, 4], help="batch sizes in tokens"
+    )
+    parser.add_argument("--context", type=int, default=PROMPT, help="tokens before a batch")
+    parser.add_argument(
+        "--not-repacked",
+        action="store_true",
+        help="also measure stock libraries without repacked weights",
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15, help="of a row, if time allows")
-    parser.add_argument("--seconds", type=float, default=240, help="to be used, about")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per row, if time allows")
+    parser.add_argument("--seconds", type=float, default=240, help="approximate time to use")
     parser.add_argument(
-        "--cpu-time", action="store_true", help="CPU time, for busy machines; with --threads 1"
+        "--cpu-time",
+        action="store_true",
+        help="measure CPU time, for busy machines; use with --threads 1",
     )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The end of a graft: how often the head guesses what the trunk says."""
+"""The last step of a graft: measure the acceptance rate of the head."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from .progress import human_bytes, printable
 if TYPE_CHECKING:
     from mtp_gguf.native.acceptance import Acceptance
 
-# A head of the trunk's own training guesses 60 to 95 % of the next tokens, one of another
-# fine-tune was seen at 11 to 12 %.
+# A head that was trained with the trunk has an acceptance rate of 60 to 95 %; 11 to 12 % was
+# measured for one of another fine-tune.
 _POOR = 0.4
-_LARGE = 1 << 30  # bytes from which the cost is named before it is paid
+_LARGE = 1 << 30  # bytes of memory from which the user is told before measuring
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class AcceptanceCheck:
-    """What was measured, or why nothing was.
+    """The measured acceptance, or the reason why it was not measured.
 
-    whole: measured without the file's draft vocabulary, where the first measurement was poor.
-    skipped: the reason, "" where something was measured.
+    whole: acceptance without the file's draft vocabulary, measured if the first result was poor.
+    skipped: the reason; "" if acceptance was measured.
     """
 
     measured: "Acceptance | None" = None
@@ -36,27 +36,28 @@ class AcceptanceCheck:
 
     @property
     def poor(self) -> bool:
-        """Whether drafts of this head would mostly be thrown away."""
+        """Whether most drafts of this head would be rejected."""
         return self.measured is not None and self.measured.share < _POOR
 
     def fields(self) -> dict[str, Any]:
-        """For --json."""
-        held = self.measured
+        """Return the fields for --json."""
+        measured = self.measured
         return {
-            "share": held.share if held else None,
-            "drafted": held.drafted if held else 0,
-            "accepted": held.accepted if held else 0,
-            "seconds": held.seconds if held else None,
+            "share": measured.share if measured else None,
+            "drafted": measured.drafted if measured else 0,
+            "accepted": measured.accepted if measured else 0,
+            "seconds": measured.seconds if measured else None,
             "share_without_list": self.whole.share if self.whole else None,
-            "poor": self.poor if held else None,
+            "poor": self.poor if measured else None,
             "skipped": self.skipped or None,
         }
 
 
 def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
-    """Measure the finished file; what keeps from measuring becomes the answer.
+    """Measure the finished file; if that fails, the result contains the reason.
 
-    has_list: whether it has a draft vocabulary that can be left out, to tell whose fault it is.
+    has_list: whether the file has a draft vocabulary that can be left out, to find out whether
+    the vocabulary or the head causes a poor result.
     """
     try:
         from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
@@ -68,8 +69,8 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
             )
         if needed >= _LARGE:
             typer.echo(
-                f"measuring the acceptance: takes {human_bytes(needed)} of memory, and "
-                f"{_SECONDS:.0f} s at most after loading; Ctrl-C or --no-check skips it",
+                f"measuring acceptance: takes {human_bytes(needed)} of memory, and at most "
+                f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it",
                 err=True,
             )
         check = AcceptanceCheck(measure_in_subprocess(path, seconds=_SECONDS))
@@ -86,26 +87,29 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
 def acceptance_lines(
     check: AcceptanceCheck, output: str, base: str, original: str
 ) -> Iterator[str]:
-    """The report: one line, and for a poor head why and what fixes it.
+    """Yield the report: one line, and for a poor head the reason and the command that fixes it.
 
-    output, base: the files as a shell takes them. original: the model that the base was made of.
+    output, base: file names quoted for a shell. original: the model that the base was made from.
     """
-    held = check.measured
-    if held is None:
+    measured = check.measured
+    if measured is None:
         yield f"acceptance not measured: {check.skipped}"
         return
-    yield f"accepts {held.share:.0%} of first drafts ({held.accepted} of {held.drafted}, greedy)"
+    yield (
+        f"accepts {measured.share:.0%} of first drafts "
+        f"({measured.accepted} of {measured.drafted}, greedy)"
+    )
     if not check.poor:
         return
     if check.whole and check.whole.share >= _POOR:
         yield (
             f"warning: without the draft vocabulary it would be {check.whole.share:.0%}: the list "
-            "lacks the words of the text that was measured (English and Python)"
+            "lacks words of the text that was measured (English and Python)"
         )
         yield f"  fix: mtp-gguf fastmtp add {output} --corpus FILES --in-place"
         return
     yield (
-        "warning: that is poor, drafting will cost more than it gives; a head of another "
-        "fine-tune drafts so: take the one of the very model that was quantized"
+        "warning: that is poor, drafting will cost more than it gains; heads of another fine-tune "
+        "have such rates: take the head of exactly the model that was quantized"
     )
     yield f"  fix: mtp-gguf graft {base} --from {original} -o {output} --overwrite"

@@ -1,7 +1,7 @@
 """`mtp-gguf`: the commands under one name.
 
-A command's module is imported when the command is called, so that a quick one does not wait for
-what the others need.
+A command's module is imported only when the command is called, so that a quick command does not
+wait for the imports of others.
 """
 
 import os
@@ -18,13 +18,13 @@ from .options import Command
 
 
 class _Place(NamedTuple):
-    """Where a command's function or group is: a module relative to this package, and its name."""
+    """The place of a command's function or group: module (relative to this package) and name."""
 
     module: str
     name: str
 
 
-# In the order of the help: make, inspect, fix, run.
+# In the order of the help: convert, inspect, repair, run.
 _COMMANDS = {
     "convert": _Place(".convert", "convert"),
     "demo": _Place(".demo", "demo"),
@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
         return None if place is None else _load(cmd_name, place)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is named; for a name that is none, those that look like it."""
+        """Return the named command; for an unknown name, suggest similar ones."""
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             near = get_close_matches(args[0], _COMMANDS)
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -102,12 +102,12 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Make and inspect GGUF files of Qwen3.5 / 3.6 / 3.8 with their Multi-Token Prediction head."""
+    """Convert, inspect and run Qwen3.5 / 3.6 / 3.8 GGUFs with their MTP head."""
 
 
 def main() -> None:
-    """Run the command line; what is expected to go wrong ends in a sentence and an exit code."""
-    for name in ("stdout", "stderr"):  # closed by the shell (`>&-`): nobody reads it
+    """Run the command line; expected errors end in one sentence and an exit code."""
+    for name in ("stdout", "stderr"):  # closed by the shell (`>&-`)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
@@ -115,7 +115,7 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
-    except OSError as error:  # what was to be printed: a full disk, a reader that has gone
+    except OSError as error:  # output could not be written: disk full, or the pipe was closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         told = isinstance(error.__context__, SystemExit) and error.__context__.code
         if not told:

@@ -54,15 +54,13 @@ def bench(
     prompt_file: PromptFiles = None,
     depths: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,…", help=f"Measure drafts of these many tokens (default: {_DEPTHS})."
-        ),
+        typer.Option(metavar="N,…", help=f"Measure at these depths (default: {_DEPTHS})."),
     ] = None,
     fastmtp_sizes: Annotated[
         str | None,
         typer.Option(
             metavar="N,…",
-            help="Compare draft vocabularies of N rows, -1: no list; none: do not (default: a half "
+            help="Compare draft vocabularies of N rows, -1: no list; none: skip (default: a half "
             "and a quarter of the list, and no list).",
         ),
     ] = None,
@@ -81,7 +79,7 @@ def bench(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Compare with this llama-server; repeatable (default: ours and the PATH's).",
+            help="Compare with this llama-server; repeatable (default: of build-server and PATH).",
         ),
     ] = None,
     no_server: Annotated[
@@ -186,16 +184,16 @@ def bench(
 
 
 class _Files:
-    """bench.json and report.html of a bench, written anew after each part, both or neither."""
+    """bench.json and report.html, rewritten after each part, both or neither."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None writes nothing."""
+        """folder: if None, nothing is written."""
         self._folder = folder
         self.paths = () if folder is None else (folder / "bench.json", folder / "report.html")
         self._written = False
 
     def check(self, model: Path, overwrite: bool) -> None:
-        """OutputError where they could not be written, or would replace others unasked."""
+        """OutputError if they cannot be written, or would replace others without --overwrite."""
         if self._folder is None:
             return
         if not self._folder.exists():
@@ -207,17 +205,17 @@ class _Files:
                 check_output(path, [model], overwrite)
 
     def make(self) -> None:
-        """The folder, once there will be something to put into it."""
+        """Create the folder, just before the first results."""
         if self._folder is not None:
             try:
                 self._folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise OutputError(
-                    f"{self._folder}: cannot be made: {error.strerror}; name another with -o"
+                    f"{self._folder}: cannot be created: {error.strerror}; name another with -o"
                 ) from None
 
     def write(self, result: "BenchResult") -> None:
-        """Both files, in place of those of an earlier part."""
+        """Write both files in place of those of an earlier part."""
         if not self.paths:
             return
         text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
@@ -232,19 +230,19 @@ class _Files:
         self._written = True
 
     def what_stays(self) -> str:
-        """For the end of an error's sentence."""
+        """Return the end of an error's sentence: where earlier results are."""
         return f"; what was measured before is in {self._folder}" if self._written else ""
 
 
 def _new_folder(model: Path) -> Path:
-    """`MODEL.bench` in the working directory, numbered where there is one already."""
+    """Return `MODEL.bench` in the working directory, with a number if it exists already."""
     stem = Path(whole_name(model)).stem
     names = (f"{stem}.bench" if i == 1 else f"{stem}.bench-{i}" for i in count(1))
     return next(path for path in map(Path, names) if not path.exists())
 
 
 def parse_depths(text: str) -> list[int | str]:
-    """`0,1,2,auto` as depths; RequestError for what is none."""
+    """Parse depths such as `0,1,2,auto`; RequestError for anything else."""
     out: list[int | str] = []
     for part in text.split(","):
         word = part.strip()
@@ -257,7 +255,7 @@ def parse_depths(text: str) -> list[int | str]:
 
 
 def parse_contexts(text: str) -> list[int]:
-    """`0,4k` as numbers of tokens; RequestError for what is none."""
+    """Parse numbers of tokens such as `0,4k`; RequestError for anything else."""
     out = []
     for part in text.split(","):
         word = part.strip().lower()
@@ -269,7 +267,7 @@ def parse_contexts(text: str) -> list[int]:
 
 
 def find_servers(named: Sequence[Path] | None) -> list[LlamaServer]:
-    """The servers to compare with: those named, else ours and the PATH's as far as they answer."""
+    """Return the servers to compare with: those named, else those found that answer."""
     if named:
         return [ask(find_server(path)) for path in named]
     found: dict[Path, LlamaServer] = {}
@@ -284,7 +282,7 @@ def find_servers(named: Sequence[Path] | None) -> list[LlamaServer]:
 
 
 def _default_sizes(model: Path) -> list[int]:
-    """Sizes to compare unasked: a half and a quarter of the list, and no list."""
+    """Return the default sizes to compare: a half and a quarter of the list, and no list."""
     draft = open_model(model).head.draft
     if draft is None:
         return []
@@ -293,7 +291,7 @@ def _default_sizes(model: Path) -> list[int]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """`256,128,-1` as sizes to compare, `none` as none; RequestError for anything else."""
+    """Parse sizes such as `256,128,-1`, or `none`; RequestError for anything else."""
     if text == "none":
         return []
     out = []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
-    """What will be measured, the estimated time of each part, and what is skipped."""
+    """Yield what will be measured, the estimated time of each part, and what is skipped."""
     amount = plan.amount
     within = "" if budget is None else f", within the budget of {duration(budget)}"
     if budget is not None and plan.seconds > budget:
@@ -31,14 +31,14 @@ def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
 
 
 def stopped_line(result: "BenchResult") -> str:
-    """What a stopped benchmark did not measure, as the end of a sentence."""
+    """Return what a stopped benchmark did not measure, as the end of a sentence."""
     missing = [part.what for part in result.plan if part.state == PLANNED]
     short = [f"fewer rounds of {part.what}" for part in result.plan if part.state == SHORT]
     return f"not measured: {'; '.join(missing + short)}" if missing + short else "all was measured"
 
 
 def bench_table(result: "BenchResult") -> Iterator[str]:
-    """The lines of the table: costs, texts, llama-server, what was skipped, the analysis."""
+    """Yield the lines of the table: costs, texts, llama-server, skipped parts, the analysis."""
     e = result.environment
     yield f"{result.model.file} on {e.cpu}, {e.device}"
     llama = e.versions["llama-cpp-python"]
@@ -98,7 +98,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
 
 
 def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
-    """The totals by depth, then the speed of each kind."""
+    """Yield the totals by depth, then the speed of each kind."""
     whole = {t.depth: t for t in texts if t.kind == ALL}
     plain = whole.get(0)
     yield ""

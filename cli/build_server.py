@@ -53,9 +53,9 @@ def build_server(
 ) -> None:
     """Build llama.cpp with the patches of this project, once.
 
-    pip fetches the pinned sources; nothing else is downloaded. Made are llama-server,
-    llama-quantize, llama-bench, ggml-rpc-server and the shared libraries. The variable
-    CMAKE_ARGS is read, too.
+    pip fetches the pinned sources; nothing else is downloaded. Builds llama-server,
+    llama-quantize, llama-bench, ggml-rpc-server and the shared libraries. The environment
+    variable CMAKE_ARGS is used too.
 
     **Examples**
 
@@ -79,7 +79,7 @@ def build_server(
     if where:
         found = find_build()
         if found is None:
-            raise ServerError("nothing is built yet: `mtp-gguf build-server` does it")
+            raise ServerError("nothing is built yet: run `mtp-gguf build-server`")
         _print_build(found, as_json)
         return
     with usage_of("--cmake-args"):
@@ -92,12 +92,12 @@ def build_server(
             typer.echo(printable(line), err=True)
         raise
     except KeyboardInterrupt:
-        raise Interrupted("the next call goes on from here") from None
+        raise Interrupted("the next call continues from here") from None
     _print_build(done, as_json)
 
 
 def _print_build(made: Build, as_json: bool) -> None:
-    """The server, and the folder of its libraries: one line each."""
+    """Print the server and the folder of its libraries, one line each."""
     if as_json:
         typer.echo(json.dumps({"server": str(made.server), "libraries": str(made.libraries)}))
         return

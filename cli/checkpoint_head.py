@@ -1,4 +1,4 @@
-"""The head of a checkpoint for commands on finished files: fetched, and converted for a graft."""
+"""Fetch the head of a checkpoint, and convert it for a graft onto a GGUF."""
 
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def open_source(source: str, revision: str | None) -> "Checkpoint":
-    """The MTP head of a folder, a hub id or `hf://OWNER/NAME`; on the hub by headers alone."""
+    """Open the MTP head of a folder, hub id or `hf://OWNER/NAME` (on the hub: only headers)."""
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.hub_checkpoint import open_hub_checkpoint  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
@@ -32,7 +32,7 @@ def open_source(source: str, revision: str | None) -> "Checkpoint":
 
 
 def fetched(checkpoint: "Checkpoint", folder: str) -> "Checkpoint":
-    """The checkpoint with its head on this machine; what is elsewhere comes into `folder`."""
+    """Return the checkpoint with a local head; a remote one is downloaded into `folder`."""
     from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
         remote_head_bytes,
         with_local_head,
@@ -51,7 +51,7 @@ def converted_head(
     draft: DraftOptions,
     target: Path,
 ) -> Iterator[Model]:
-    """The head of a checkpoint, converted into a temporary file beside the output."""
+    """Convert the head of a checkpoint into a temporary file in the output's folder."""
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
@@ -92,15 +92,16 @@ def converted_head(
 
 
 def _vehicle(base: Model) -> str:
-    """The mix under which the head is converted, its own type given.
+    """Return the mix under which the head is converted.
 
-    Which one matters for rows that the head's type does not divide: files that are not quantized
-    fall back to F16, others to what llama-quantize takes.
+    The head's type is set separately. The mix decides the fallback for rows whose length is not a
+    multiple of that type's block size: F16 in files that are not quantized, in others the type
+    that llama-quantize uses.
     """
     return "F16" if base.first.scalar("general.file_type") in (0, 1, 32) else "Q4_K_M"
 
 
 def _pre_tokenizer(base: Model) -> str | None:
-    """The base's pre-tokenizer, so that a checkpoint whose split is not known here can serve."""
-    held = base.first.scalar("tokenizer.ggml.pre")
-    return held if isinstance(held, str) else None
+    """Return the base's pre-tokenizer, so that a checkpoint with an unknown one can be used."""
+    name = base.first.scalar("tokenizer.ggml.pre")
+    return name if isinstance(name, str) else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LINES = 20
 # Version of the JSON: 2 renamed the result of each tensor to `outcome`.
 _FORMAT = 2
-# What a conversion says of itself and not of the model.
+# Metadata that describes the file and not the model.
 _OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.|split\.")
 
 
@@ -40,7 +40,7 @@ def compare(
         str,
         typer.Argument(
             metavar="OTHER",
-            help="Another GGUF, or the checkpoint that it was made of (folder, OWNER/NAME).",
+            help="Another GGUF, or the checkpoint that it was made from (folder, OWNER/NAME).",
         ),
     ],
     show_all: Annotated[
@@ -60,12 +60,13 @@ def compare(
 ) -> None:
     """Compare two models tensor by tensor, the worst first.
 
-    Tensors of different types are decoded by ggml and compared as numbers. The
-    error is relative (root mean square); rounding explains some 0.07 for Q4_K and 0.006 for Q8_0,
-    while a forgotten transform shows as 0.5 and more. Against a Hugging Face checkpoint every
-    transform of the converter is applied, so any publisher's GGUF can be verified.
+    Tensors of different types are decoded by ggml and compared as numbers. The error is relative
+    (root mean square). Rounding causes about 0.07 for Q4_K and 0.006 for Q8_0; a missing transform
+    causes 0.5 or more. For a Hugging Face checkpoint every transform of the converter is applied,
+    so any publisher's GGUF can be verified.
 
-    The exit code is 1 where a tensor is missing, misshapen, or further off than its type explains.
+    The exit code is 1 if a tensor is missing, has another shape, or a larger error than rounding
+    to its type causes.
 
     **Examples**
 
@@ -122,23 +123,23 @@ def compare(
 
 
 class _Filtered:
-    """A side of which only some tensors are looked at."""
+    """A side of which only some tensors are compared."""
 
     def __init__(self, side: "Side", wanted: re.Pattern[str], hidden: set[str]) -> None:
         self.name, self.exact = side.name, side.exact
         self.raw, self.values = side.raw, side.values
-        held = side.tensors().items()
-        self._held = {n: t for n, t in held if wanted.search(n) and n not in hidden}
+        tensors = side.tensors().items()
+        self._tensors = {n: t for n, t in tensors if wanted.search(n) and n not in hidden}
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and type of the tensors looked at."""
-        return self._held
+        """Return shape and type of the tensors to compare."""
+        return self._tensors
 
 
 def _draft_rows(model: Model) -> set[str]:
-    """Tensors of a stored draft vocabulary, of which a checkpoint knows nothing."""
-    about = find_draft_vocabulary(model.first, model.tensors)
-    layout = about.layout if about else None
+    """Return the tensors of a stored draft vocabulary, which checkpoints do not have."""
+    draft = find_draft_vocabulary(model.first, model.tensors)
+    layout = draft.layout if draft else None
     return {n for n in model.tensors if part_of(n, None, layout) == "draft vocabulary"}
 
 
@@ -146,7 +147,7 @@ def _draft_rows(model: Model) -> set[str]:
 def _checkpoint(
     model: Model, source: str, revision: str | None
 ) -> Iterator[tuple["Side", dict[str, Any]]]:
-    """The checkpoint as a side, with the metadata that the file should have."""
+    """Open the checkpoint as a side, with the metadata that the file should have."""
     from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
@@ -190,7 +191,7 @@ def _report(
 
 
 def _outcome(found: "TensorDifference") -> str:
-    """The outcome with the sides as the user gave them (the reference is compared first)."""
+    """Return the result with the sides as the user named them (the reference comes first)."""
     swapped = {"only in the first": "only in OTHER", "only in the second": "only in MODEL"}
     return swapped.get(found.outcome.value, found.outcome.value)
 

@@ -81,7 +81,7 @@ def convert(
             "--also",
             metavar="MIX,…",
             rich_help_panel=_PRECISION,
-            help="Write a further file in each of these mixes, from the same read.",
+            help="Also write a file in each of these mixes, reading MODEL once.",
         ),
     ] = None,
     mtp_f16: MtpF16 = False,
@@ -96,14 +96,14 @@ def convert(
         ),
     ] = None,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave the MTP head out.")
+        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave out the MTP head.")
     ] = False,
     head_only: Annotated[
         bool,
         typer.Option(
             "--head-only",
             rich_help_panel=HEAD,
-            help="Write the head alone, an mtp- file for llama-server's -md.",
+            help="Write only the head, an mtp- file for llama-server's -md.",
         ),
     ] = False,
     mtp_from: Annotated[
@@ -139,7 +139,7 @@ def convert(
         typer.Option(
             "--fastmtp-layout",
             rich_help_panel=DRAFT,
-            help="Store the draft vocabulary as metadata (ids), or with rows of its own.",
+            help="Store the draft vocabulary as ids in the metadata, or with its own rows.",
         ),
     ] = DraftLayout.IDS,
     fastmtp_corpus: FastMtpCorpus = None,
@@ -150,7 +150,7 @@ def convert(
         typer.Option(
             "--tokenizer-pre",
             metavar="NAME",
-            help="Use llama.cpp's pre-tokenizer NAME (default: by the tokenizer's own split).",
+            help="Use llama.cpp's pre-tokenizer NAME (default: detected from the tokenizer).",
         ),
     ] = None,
     split_max_size: Annotated[
@@ -165,21 +165,19 @@ def convert(
     overwrite: Overwrite = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the plan (sources, targets, types, sizes); write nothing."
-        ),
+        typer.Option("--dry-run", help="Print sources, targets, types and sizes; write nothing."),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Report which kernels quantize, and where ggml does."),
+        typer.Option("--verbose", help="Report which types are quantized by which kernels."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a Qwen3.5 checkpoint to one GGUF, its MTP head included.
+    """Convert a Qwen3.5 checkpoint to one GGUF that includes its MTP head.
 
-    One pass from safetensors to the final file, at mixed precision: the base in the mix that
-    llama-quantize would give it, the head in a type of its own (Q8_0 unless told otherwise). A
-    GGUF in 16 or 32 bits is taken in place of a checkpoint.
+    The final file is written in one pass over the safetensors files, in mixed precision: the base
+    in the mix that llama-quantize would use, the head in its own type (default: Q8_0). Instead of
+    a checkpoint, MODEL can be a GGUF in 16 or 32 bits.
 
     **Examples**
 
@@ -201,7 +199,7 @@ def convert(
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
     draft = DraftOptions.parse(fastmtp, fastmtp_corpus, fastmtp_ids)
     if no_mtp and (head_only or mtp_from or mtp_f16 or mtp_type or draft.wanted):
-        raise typer.BadParameter("--no-mtp goes with no other option on the head")
+        raise typer.BadParameter("--no-mtp cannot be combined with other options for the head")
     sidecar = fastmtp_layout is DraftLayout.SIDECAR
     if fastmtp_layout is not DraftLayout.IDS and not draft.wanted:
         raise typer.BadParameter(f"--fastmtp-layout {fastmtp_layout.value} needs --fastmtp")
@@ -254,7 +252,7 @@ def convert(
 
 
 def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
-    """The names of the mixes asked for, that of the first file first."""
+    """Return the names of the requested mixes, that of the first file first."""
     from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415
 
     asked = [
@@ -269,7 +267,7 @@ def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
     names = tuple(name.upper() for _, name in asked)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise typer.BadParameter(
-            f"expected each precision once, with that of --quant; found {twice[0]} again",
+            f"expected each mix once, including that of --quant; found {twice[0]} again",
             param_hint="--also",
         )
     return names

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """What will be written, the weights it is made from, and the files that must stay."""
+    """The files to write, the weights they are made from, and the source files."""
 
     plans: tuple["Plan", ...]
     weights: "Checkpoint"
@@ -32,7 +32,7 @@ class Planned:
 
 
 def is_gguf(model: str) -> bool:
-    """Whether a model is named by a GGUF file, rather than by a folder or a hub id."""
+    """Whether `model` names a GGUF file rather than a folder or a hub id."""
     return model.endswith(".gguf") and not Path(model).is_dir()
 
 
@@ -40,9 +40,9 @@ def is_gguf(model: str) -> bool:
 def planned(
     model: str, revision: str | None, mtp_from: str | None, request: "Request"
 ) -> Iterator[Planned]:
-    """Plan the conversion of `model`, whose files are open meanwhile.
+    """Plan the conversion of `model` and keep its files open during the context.
 
-    mtp_from: another model, whose head is taken.
+    mtp_from: another model, from which the head is taken.
     """
     if is_gguf(model):
         if is_remote(model):
@@ -57,8 +57,8 @@ def planned(
     check_revision(model, revision)
     if mtp_from and is_gguf(mtp_from):
         raise RequestError(
-            f"--from: {mtp_from} is a GGUF, expected a checkpoint, as {model} is one; convert "
-            f"without, then: mtp-gguf graft OUTPUT --from {mtp_from}"
+            f"--from: expected a checkpoint like {model}, found the GGUF {mtp_from}; convert "
+            f"without --from, then: mtp-gguf graft OUTPUT --from {mtp_from}"
         )
     from mtp_gguf.convert.plan_checkpoint import make_plans  # noqa: PLC0415  (NumPy and gguf)
     from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
@@ -71,7 +71,7 @@ def planned(
 
 @contextmanager
 def local_weights(what: Planned) -> Iterator["Checkpoint"]:
-    """The weights, with a head that is on the hub fetched into a folder beside the output."""
+    """Yield the weights; a head on the hub is fetched into a temporary folder at the output."""
     from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
         remote_head_bytes,
         with_local_head,
@@ -108,7 +108,7 @@ def _planned_gguf(
 
 
 def _donor(base: Model, mtp_from: str, request: "Request", stack: ExitStack) -> "Donor":
-    """The model `mtp_from` as one that lends its head to `base`."""
+    """Open the model `mtp_from` as a donor of the head for `base`."""
     from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
     from mtp_gguf.convert.plan import Request  # noqa: PLC0415

@@ -33,7 +33,7 @@ def demo(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a bundled model, list its head and let it draft, in seconds.
+    """Convert a bundled model, list its head and generate text, in seconds.
 
     The model is a Qwen3.5 of a few million weights, trained on the Python standard library. It
     knows what Python looks like and little else.
@@ -42,7 +42,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder, resources.as_file(model) as hf:
         file = output or Path(folder) / "demo.gguf"
         replace = ["--overwrite"] if overwrite else []
-        # The commands that a user would type, run as they are.
+        # The commands are run exactly as a user would type them.
         commands = (
             ["convert", str(hf), "-o", str(file), "--mtp-f16", "--fastmtp", *replace],
             ["list-tensors", str(file), "--mtp"],
@@ -63,7 +63,7 @@ def demo(
 
 
 def shell_word(text: str) -> str:
-    """A word as bash and zsh read it back, control characters included."""
+    """Quote a word for bash and zsh, including control characters."""
     if text.isprintable():
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -71,7 +71,7 @@ def shell_word(text: str) -> str:
 
 
 def _result(words: list[str]) -> Any:
-    """What a command prints with --json."""
+    """Return what a command prints with --json."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         _run([word for word in words if word != "--stats"] + ["--json"])
@@ -79,7 +79,7 @@ def _result(words: list[str]) -> Any:
 
 
 def _run(words: list[str]) -> None:
-    from .app import app  # noqa: PLC0415  (the app holds this command, too)
+    from .app import app  # noqa: PLC0415  (the app imports this command)
 
     code = app(words, standalone_mode=False)
     if code:

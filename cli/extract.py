@@ -28,8 +28,8 @@ def extract(
     """Copy the MTP head of a GGUF into a file of its own.
 
     The file has llama.cpp's `mtp-` layout: the MTP block, the embedding, the last norm and the
-    output (where the model has one of its own), byte for byte as they are in the model. It serves
-    llama-server as a separate head (`-md`), and `graft` as a donor.
+    output layer (if the model has its own), copied byte for byte. llama-server can use it as a
+    separate head (`-md`), and `graft` as the source of a head.
 
     **Example**
 

@@ -1,4 +1,4 @@
-"""`mtp-gguf fastmtp`: draft vocabularies of finished files."""
+"""`mtp-gguf fastmtp`: draft vocabularies of GGUF files."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from .progress import byte_progress, leaves_nothing, printable, reports_errors
 from .written import output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24
-# What `convert` calls the options of `fastmtp`.
+# Options of `convert`, and the same options of `fastmtp`.
 _OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp": "--size"}
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
@@ -53,8 +53,8 @@ _InPlace = Annotated[
     bool,
     typer.Option(
         "--in-place",
-        help="Change MODEL itself: its header for a list of the same length, else by a new file "
-        "that takes its place once it is complete.",
+        help="Change MODEL itself: only its header for a list of the same length, else replace it "
+        "by a new file once that is complete.",
     ),
 ]
 
@@ -69,8 +69,9 @@ _Size = Annotated[
 def _fastmtp() -> None:
     """Add, calibrate, show or remove the FastMTP draft vocabulary of a GGUF.
 
-    The list of tokens that the MTP head drafts from: a short list makes drafting cheap, a list
-    that does not have your words makes it useless. `add` counts it on text that you give.
+    A draft vocabulary is the list of tokens that the MTP head can draft. A short list makes
+    drafting cheap; a list without the words of your texts makes it useless. `add` ranks tokens by
+    their frequency in your text files.
     """
 
 
@@ -95,17 +96,17 @@ def add(
     ] = None,
     layout: Annotated[
         DraftLayout,
-        typer.Option("--layout", help="Store metadata alone (ids), or with rows of the output."),
+        typer.Option("--layout", help="Store only ids, or rows of the output layer too."),
     ] = DraftLayout.IDS,
     output: _Output = None,
     in_place: _InPlace = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a GGUF a draft vocabulary, or another one.
+    """Add a draft vocabulary to a GGUF, or replace the one it has.
 
-    Tokens are counted with the file's own tokenizer (llama.cpp's), so any text does; best is text
-    like what the model will write. Without a corpus or a list the rank is the token's id.
+    Tokens are counted with the tokenizer in the file (by llama.cpp). Text like the model's future
+    output works best. Without a corpus or a list of ids, tokens are ranked by id.
 
     **Examples**
 
@@ -115,16 +116,16 @@ def add(
     """
     options = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
-        raise typer.BadParameter("--in-place goes with neither --output nor another layout")
+        raise typer.BadParameter("--in-place cannot be combined with --output or another layout")
     note = _notes(as_json)
     with open_model(model) as opened:
         check_head(opened)
-        held = read_draft_list(opened)
+        old = read_draft_list(opened)
         with spelled(_OPTIONS):
             draft = options.ranked_for(opened)
         keys = draft.metadata(with_ids=True)
-        if held:
-            note(f"replaces a list of {len(held.ids)} tokens ({_about(held)})")
+        if old:
+            note(f"replaces a list of {len(old.ids)} tokens ({_about(old)})")
         note(f"{len(draft.ids)} tokens, {draft.source}")
         if draft.coverage:
             shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
@@ -151,7 +152,7 @@ def calibrate(
             "-f",
             "--prompt-file",
             metavar="FILE…",
-            help="Answer the prompts in these files, which are separated by blank lines.",
+            help="Answer the prompts in these files, separated by blank lines.",
         ),
     ],
     size: _Size = None,
@@ -165,19 +166,19 @@ def calibrate(
     context: Context = 4096,
     gpu_layers: GpuLayers = 0,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
     ] = False,
     output: _Output = None,
     in_place: _InPlace = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a GGUF a draft vocabulary counted on what the model itself writes.
+    """Add a draft vocabulary that is ranked by the model's own output.
 
-    Drafts are guesses at the model's own words, so these are the best corpus there is. The model
-    answers your prompts (llama.cpp, without drafting), its tokens are counted; those of the
-    prompts and then the order of ids fill up the list. Some hundred thousand tokens make a good
-    count for 32768.
+    Drafts predict the model's own output, so this is the best corpus. The model answers your
+    prompts (with llama.cpp, without drafting) and its tokens are counted. If these are too few,
+    tokens of the prompts, and then others in the order of their ids, fill the list. A list of
+    32768 needs some hundred thousand tokens of output.
 
     **Example**
 
@@ -216,12 +217,12 @@ def calibrate(
 
 
 def _notes(as_json: bool) -> Callable[[str], None]:
-    """How a command says what it does: on standard error where JSON is the output."""
+    """Return a function that prints progress, on standard error if the output is JSON."""
     return lambda text: typer.echo(text, err=as_json)
 
 
 def _prompts(files: list[Path]) -> list[str]:
-    """Paragraphs of the files; RequestError when there is none."""
+    """Return the paragraphs of the files; RequestError if there are none."""
     texts = []
     for path in files:
         try:
@@ -245,8 +246,8 @@ def remove(
 ) -> None:
     """Remove the draft vocabulary of a GGUF.
 
-    The head then drafts from the whole vocabulary. In place, the list stays in the file under a key
-    that nobody reads, so that another list of the same length can take its place.
+    The head then drafts from the whole vocabulary. With --in-place the list stays in the file under
+    an unused key, so that another list of the same length can replace it.
 
     **Example**
 
@@ -277,7 +278,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the draft vocabulary of a GGUF, and whether it is sound.
+    """Show the draft vocabulary of a GGUF, and whether it is valid.
 
     **Example**
 
@@ -288,7 +289,7 @@ def show(
     with open_model(model) as opened:
         held = read_draft_list(opened)
         if held is None:
-            raise RequestError(f"{model}: has no draft vocabulary; mtp-gguf fastmtp add makes one")
+            raise RequestError(f"{model}: has no draft vocabulary; mtp-gguf fastmtp add adds one")
         if ids:
             typer.echo("\n".join(map(str, held.ids)))
             return
@@ -303,21 +304,21 @@ def show(
         if texts:
             typer.echo(f"first others: {' '.join(texts)}")
         for fault in faults:
-            typer.echo(f"fault: {fault}; make a new one: mtp-gguf fastmtp add {model}")
+            typer.echo(f"fault: {fault}; replace it: mtp-gguf fastmtp add {model}")
 
 
 def _change(model: Model, keys: Mapping[str, Value] | None) -> str:
-    """Change the file itself, inside its header where that is safe, else by a new one; say how."""
+    """Change the file itself, in its header if that is safe, else rewrite it; return how."""
     path = model.paths[0]
-    about = read_draft_list(model)
-    if about is not None and about.header.layout is not DraftLayout.IDS:
+    old = read_draft_list(model)
+    if old is not None and old.header.layout is not DraftLayout.IDS:
         raise RequestError(
             f"{path}: its draft vocabulary has rows of its own (layout "
-            f"{about.header.layout.value}); write a new file with --output"
+            f"{old.header.layout.value}); write a new file with --output"
         )
     if path.is_symlink():
         raise RequestError(
-            f"{path}: is a link, and the file behind it may be another program's; "
+            f"{path}: expected a file, found a link, whose target may belong to another program; "
             "write a new file with --output"
         )
     file = model.first
@@ -356,7 +357,7 @@ def _fields(held: DraftList, faults: list[str]) -> dict[str, Any]:
 
 
 def _texts(model: Model, ids: list[int]) -> list[str]:
-    """The first tokens of a list as the tokenizer spells them (`Ġ` for a blank)."""
+    """Return the first tokens of a list as the tokenizer spells them (`Ġ` for a space)."""
     if "tokenizer.ggml.tokens" not in model.first.keys:
         return []
     tokens = model.first.array("tokenizer.ggml.tokens") or []

@@ -1,4 +1,4 @@
-"""`mtp-gguf generate`: complete a text with drafting, and say what drafting did."""
+"""`mtp-gguf generate`: complete a text with drafting, and report its statistics."""
 
 import json
 import secrets
@@ -44,7 +44,7 @@ _LARGEST_INPUT = 16 << 20  # bytes of a prompt, a grammar or a schema
 _SEEDS = (1 << 32) - 1  # llama.cpp's -1, which stands for a random seed
 
 
-# What MTPLlama calls the options.
+# Arguments of MTPLlama, and the options of this command.
 _OPTIONS = {
     "n_batch:": "--ctx:",
     "n_ctx:": "--ctx:",
@@ -57,7 +57,7 @@ _OPTIONS = {
 
 
 class RollbackMode(str, Enum):
-    """Ways to undo rejected drafts."""
+    """Ways to roll back rejected drafts."""
 
     SNAPSHOT = "snapshot"
     CHECKPOINT = "checkpoint"
@@ -86,7 +86,9 @@ def generate(
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Answer the prompt as a user's message, in the chat template."),
+        typer.Option(
+            "--chat", help="Answer the prompt as a user message in the model's chat template."
+        ),
     ] = False,
     n: Annotated[
         int,
@@ -131,7 +133,7 @@ def generate(
             min=0.0,
             max=100.0,
             rich_help_panel=_SAMPLING,
-            help="Penalize repeated tokens by this factor; 1: do not.",
+            help="Penalize repeated tokens by this factor; 1: none.",
         ),
     ] = 1.0,
     seed: Annotated[
@@ -166,7 +168,7 @@ def generate(
         typer.Option(
             metavar="N|auto",
             rich_help_panel=_DRAFTING,
-            help="Draft N tokens per cycle, 0: none; auto: as many as pay (default: as tuned, "
+            help="Draft N tokens per cycle, 0: none; auto: as many as pay off (default: as tuned, "
             "else auto).",
         ),
     ] = None,
@@ -185,14 +187,14 @@ def generate(
         typer.Option(
             "--lookup/--no-lookup",
             rich_help_panel=_DRAFTING,
-            help="Also draft from the text itself, where it repeats.",
+            help="Also draft from earlier text if it repeats.",
         ),
     ] = False,
     rollback: Annotated[
         RollbackMode | None,
         typer.Option(
             rich_help_panel=_DRAFTING,
-            help="Undo rejected drafts this way (default: as tuned, else snapshot).",
+            help="Roll back rejected drafts this way (default: as tuned, else snapshot).",
         ),
     ] = None,
     exact: Annotated[
@@ -229,7 +231,7 @@ def generate(
         ),
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--no-color", help="Do not color tokens by who generated them.")
+        bool, typer.Option("--no-color", help="Do not color tokens by their source.")
     ] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Report speed, acceptance, device and libraries.")
@@ -238,8 +240,8 @@ def generate(
 ) -> None:
     """Complete a text, drafting with the model's MTP head.
 
-    On a terminal each token shows who generated it: accepted drafts are colored and underlined, one
-    color for each position in the draft, the trunk's own are plain.
+    On a terminal each token shows its source: accepted drafts are colored and underlined, with one
+    color for each position in the draft; tokens sampled by the trunk are plain.
 
     **Examples**
 
@@ -252,10 +254,10 @@ def generate(
     if not model.is_file():
         raise RequestError(
             f"{model}: expected a GGUF file, found {what_is_at(model)}; "
-            "mtp-gguf convert makes one, hf download fetches one"
+            "create one with mtp-gguf convert, or download one with hf download"
         )
     with open_model(model):
-        pass  # what is wrong with a file is said in our words before llama.cpp sees it
+        pass  # report an invalid file with our errors, before llama.cpp reads it
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
     tell_crashes()
@@ -293,7 +295,7 @@ def generate(
                 n_threads_batch=threads,
                 n_gpu_layers=gpu_layers,
             )
-        llm.set_seed(seed)  # as an option of Llama's, 0 would be random
+        llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
     for note in notes:
         typer.echo(f"mtp-gguf: {note.message}", err=True)
     with closing(llm):
@@ -369,7 +371,7 @@ def _parse_depth(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _prompt(text: str | None, file: Path | None) -> str:
-    """The text to continue: as given, of the file, or of standard input."""
+    """Return the text to continue: as given, from the file, or from standard input."""
     if text is not None:
         if file is not None:
             raise typer.BadParameter("--prompt and --prompt-file contradict each other")
@@ -383,7 +385,7 @@ def _prompt(text: str | None, file: Path | None) -> str:
     else:
         assert file is not None
         read = _read(file)
-    return read.removesuffix("\n")  # as llama.cpp: an editor's, and not part of the prompt
+    return read.removesuffix("\n")  # as in llama.cpp: editors add it; it is not part of the prompt
 
 
 def _read(path: Path) -> str:
@@ -404,7 +406,7 @@ def _decoded(name: str, raw: bytes) -> str:
 
 
 def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str, str] | None:
-    """The option that constrains the text, and a GBNF grammar for it."""
+    """Return the option that constrains the text, and its GBNF grammar."""
     if grammar_file is not None:
         return "--grammar-file", _read(grammar_file)
     if json_schema is None:
@@ -418,15 +420,15 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
         if not schema:
             schema = {"type": "object"}
         return "--json-schema", llama_cpp.llama_grammar.json_schema_to_gbnf(json.dumps(schema))
-    except Exception as error:  # the converter meets whatever the schema has
+    except Exception as error:  # the converter raises many types, depending on the schema
         raise typer.BadParameter(
-            f"is no JSON schema that can be a grammar: {error or type(error).__name__}",
+            f"expected a JSON schema that a grammar can express: {error or type(error).__name__}",
             param_hint="--json-schema",
         ) from None
 
 
 def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
-    """The grammar for llama.cpp, which must be able to read it."""
+    """Return the grammar for llama.cpp; RequestError if llama.cpp cannot read it."""
     from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     option, text = constraint
@@ -439,7 +441,7 @@ def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
 
 
 def _in_template(llm: "MTPLlama", text: str) -> str:
-    """The text as a user's message in the model's chat template."""
+    """Return the text as a user message in the model's chat template."""
     from mtp_gguf.native.generate import chat_writer  # noqa: PLC0415
 
     write = chat_writer(llm.metadata.get("tokenizer.chat_template"))
@@ -449,7 +451,7 @@ def _in_template(llm: "MTPLlama", text: str) -> str:
 
 
 def report(did: "MtpStats", generated: int, seconds: float) -> str:
-    """A few lines for people: speed, acceptance by position, where the time went."""
+    """Return a short report: speed, acceptance by position, time by part."""
     cycles = max(did.cycles, 1)
     parts = {
         "draft": did.draft_ms,

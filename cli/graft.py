@@ -72,21 +72,21 @@ def graft(
     revision: Revision = None,
     overwrite: Overwrite = False,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not measure how often the head predicts right.")
+        bool, typer.Option("--no-check", help="Do not measure the acceptance rate.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put an MTP head onto a GGUF that has none, at the price of the head.
+    """Add an MTP head to a GGUF that has none.
 
-    Most GGUFs were made without their head. This takes it from the original checkpoint (the head
-    alone is read and converted), or from another GGUF of the same model, whatever its type. The
-    base may be of any quantization and in shards; its tensors are copied byte for byte, so it
-    writes the same text as before. A remote base is downloaded once, into the output. The result
-    is what converting with the head would give.
+    Most GGUFs were converted without their head. The head is taken from the original checkpoint
+    (only the head is read and converted), or from another GGUF of the same model, whatever its
+    type. The base may have any quantization and be sharded; its tensors are copied byte for byte,
+    so it generates the same text as before. A remote base is downloaded once, into the output. The
+    result is the same as converting with the head.
 
     The head must belong to the model: sizes, layers and vocabulary are checked. A head of another
-    fine-tune passes these checks and drafts badly; so the finished file is loaded at the end, and
-    the share of first drafts that it accepts on a short text is measured.
+    fine-tune passes these checks and has a low acceptance rate. The finished file is therefore
+    loaded, and the acceptance rate of first drafts on a short text is measured.
 
     **Examples**
 
@@ -147,7 +147,7 @@ def _checked(path: Path) -> AcceptanceCheck:
 
 
 def _named(model: Model) -> Path:
-    """The base's name, for that of the output."""
+    """Return the base's name, from which the output's is derived."""
     text = str(model.path)
     return Path(unquote(text)) if is_remote(text) else Path(text)
 
@@ -157,12 +157,12 @@ def _local(model: Model) -> list[Path]:
 
 
 def _tokenizer_of(base: Model, donor: Model, draft: DraftOptions) -> Model:
-    """The model whose tokenizer counts a corpus: a local file, of the base if it is one."""
+    """Return the model whose tokenizer counts a corpus: the base if local, else the donor."""
     if not draft.corpus or _local(base):
         return base
     if _local(donor):
         return donor
     raise typer.BadParameter(
-        "--fastmtp-corpus is counted by the tokenizer of a local file, and both are elsewhere; "
+        "--fastmtp-corpus needs a local file for its tokenizer, and both models are remote; "
         "graft first, then: mtp-gguf fastmtp add OUTPUT --corpus FILES --in-place"
     )

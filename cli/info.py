@@ -15,12 +15,12 @@ from .progress import printable, reports_errors
 
 @reports_errors
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print which llama.cpp libraries run here, with which kernels, on which devices, and why.
+    """Print which llama.cpp libraries, kernels and devices are used, and why.
 
-    MTP_GGUF_LIBS=stock runs llama-cpp-python's own libraries, =fast insists on those that the
-    package ships, and =FOLDER names others.
+    MTP_GGUF_LIBS=stock selects llama-cpp-python's own libraries, =fast requires those that the
+    package ships, and =FOLDER selects others.
 
     **Examples**
 
@@ -46,7 +46,7 @@ def info(
 
 
 def say_note() -> None:
-    """Say on standard error why stock libraries run, where nobody asked for them."""
+    """Print on standard error why stock libraries run, unless the user selected them."""
     from mtp_gguf.native.runtime import runtime  # noqa: PLC0415  (loads llama.cpp)
 
     if runtime.note:
@@ -62,7 +62,7 @@ def _fields() -> dict[str, Any]:
     built = find_build()
     missing = [runtime.note] if runtime.note else []
     if built is None:
-        missing.append("a llama-server with patches/: `mtp-gguf build-server` makes it")
+        missing.append("a llama-server with patches/: `mtp-gguf build-server` builds it")
     machine = this_machine(kernels())
     features = llama_cpp.llama_print_system_info().decode().strip(" |")
     return {

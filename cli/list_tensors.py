@@ -26,7 +26,7 @@ _PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 class SortKey(str, Enum):
-    """Orders of the lines."""
+    """Sort orders."""
 
     FILE = "file"
     NAME = "name"
@@ -49,15 +49,15 @@ def list_tensors(
     ] = False,
     pattern: Filter = None,
     sort: Annotated[
-        SortKey, typer.Option("--sort", help="Sort the lines by this; sizes are largest first.")
+        SortKey, typer.Option("--sort", help="Sort by this; sizes are largest first.")
     ] = SortKey.FILE,
     as_json: AsJson = False,
 ) -> None:
     """List the tensors of a model, and say whether it can draft.
 
-    Only headers are read, so a file of any size is listed at once, and of a file on the hub or on
-    a web server only the first bytes are fetched. Shapes are in ggml order (row length first) for
-    GGUF, outermost first for safetensors.
+    Only headers are read, so a file of any size is listed at once; from the hub or a web server
+    only the first bytes are fetched. Shapes are in ggml order (row length first) for GGUF, and
+    outermost dimension first for safetensors.
     """
     wanted = parse_filter(pattern)
     listing = _listing(model)
@@ -76,7 +76,7 @@ def list_tensors(
 
 
 def _refusal(model: str, listing: Listing) -> str | None:
-    """Why the checkpoint at `model` cannot be converted as it is quantized; None where it can."""
+    """Return why the quantized checkpoint at `model` cannot be converted; None if it can."""
     if all(t.type in _PLAIN for t in listing.tensors) or listing.head is not None:
         return None
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
@@ -157,6 +157,6 @@ def _verdict(listing: Listing, refusal: str | None) -> str:
             whole = count and all(t.type in _PLAIN for t in head)
             return f"cannot be converted: {printable(refusal)}{lent if whole else ''}"
         if count:
-            return f"can draft once converted: {count} mtp.* tensors are there"
-        return "cannot draft: no mtp.* tensor is there"
+            return f"can draft once converted: {count} mtp.* tensors found"
+        return "cannot draft: no mtp.* tensors found"
     return head_verdict(listing.head)

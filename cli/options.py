@@ -1,7 +1,7 @@
-"""The options that several commands have, each defined once, and the command class that reads them.
+"""The options that commands share, each defined once, and the command class that parses them.
 
-One meaning has one spelling in every command; `_EARLIER` has the spellings of the past and of
-llama.cpp, which are accepted and not shown.
+An option has the same spelling in every command. `_EARLIER` lists former spellings and those of
+llama.cpp, which are accepted but not shown in the help.
 """
 
 import re
@@ -35,7 +35,7 @@ _MAX_THREADS = 512
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_BUDGET = 7 * 24 * 3600
 
-# By today's spelling. One that a command uses for something else keeps that meaning there.
+# By current spelling. If a command uses an earlier spelling for another option, that option wins.
 _EARLIER = {
     "--ctx": ("--context", "--ctx-size"),
     "--depth": ("--spec-draft-n-max",),
@@ -139,7 +139,7 @@ PromptSets: TypeAlias = Annotated[
 PromptFiles: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option(
-        "-f", "--prompt-file", metavar="FILE…", help="Measure with the prompt in each file, too."
+        "-f", "--prompt-file", metavar="FILE…", help="Also measure with the prompt in each file."
     ),
 ]
 Budget: TypeAlias = Annotated[
@@ -176,14 +176,14 @@ Rounds: TypeAlias = Annotated[
 
 
 class Command(TyperCommand):
-    """A command whose arguments are read as a shell user writes them.
+    """A command that accepts lists of files, a bare `--fastmtp` and earlier spellings.
 
     An option with a metavar such as `FILE…` takes all files that follow it (`--corpus notes/*.txt
-    MODEL`), a bare `--fastmtp` its default size, and an earlier spelling stands for today's.
+    MODEL`), and `--fastmtp` without a number takes its default size.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; with --json a usage error is printed as JSON, too."""
+        """Parse the arguments; with --json, print a usage error as JSON too."""
         try:
             return super().parse_args(ctx, _with_lists(args, set(self._list_options())))
         except USAGE_ERROR as error:
@@ -192,7 +192,7 @@ class Command(TyperCommand):
             raise
 
     def make_parser(self, ctx: Any) -> Any:
-        """The parser, which knows the earlier spellings beside those that the help shows."""
+        """Return the parser, which also accepts the earlier spellings."""
         parser = super().make_parser(ctx)
         for param in self.params:
             if names := self._earlier(param):
@@ -202,29 +202,29 @@ class Command(TyperCommand):
         return parser
 
     def _earlier(self, param: Any) -> list[str]:
-        """Earlier spellings of an option, without those that mean another one here."""
+        """Return earlier spellings of an option, except those of another option of this command."""
         used = {name for other in self.params for name in other.opts}
         names = dict.fromkeys(old for name in param.opts for old in _EARLIER.get(name, ()))
         return [name for name in names if name not in used]
 
     def _list_options(self) -> Iterator[str]:
-        """Spellings of the options that take a list of files."""
+        """Yield the spellings of options that take a list of files."""
         for param in self.params:
             if param.param_type_name == "option" and (param.metavar or "").endswith("…"):
                 yield from (*param.opts, *self._earlier(param))
 
 
 def _with_lists(args: Sequence[str], lists: set[str]) -> list[str]:
-    """The arguments with a value for a bare `--fastmtp`, and each listed file as its own option.
+    """Give a bare `--fastmtp` its value, and repeat a list option before each of its files.
 
-    A list ends where no file is named, or where a GGUF is: that is the model.
+    A list ends before an argument that is not a file, and before a GGUF, which is the model.
     """
     given: list[str] = []
-    option = ""  # whose list the next file belongs to
+    option = ""  # the list option that the next file belongs to
     for index, arg in enumerate(args):
         if arg == "--":
             return [*given, *args[index:]]
-        if option and given[-1] != option:  # its first value is any word, as for other options
+        if option and given[-1] != option:  # the first value may be any word, as with other options
             if _belongs_to_list(arg):
                 given.append(option)
             else:
@@ -251,7 +251,7 @@ def _belongs_to_list(arg: str) -> bool:
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """A draft vocabulary that was asked for: `size` None takes the default."""
+    """The options for a draft vocabulary; `size` None means the default."""
 
     wanted: bool
     size: int | None
@@ -266,9 +266,9 @@ class DraftOptions:
         ids_file: Path | None,
         prefix: str = "--fastmtp-",
     ) -> "DraftOptions":
-        """The options as given; a usage error when they contradict each other.
+        """Check and return the options; a usage error if they contradict each other.
 
-        prefix: how the options for the corpus and the ids begin in this command.
+        prefix: the first part of the option names for corpus and ids in this command.
         """
         if corpus and ids_file:
             raise typer.BadParameter(f"{prefix}ids and {prefix}corpus contradict each other")
@@ -286,11 +286,11 @@ class DraftOptions:
 
     @property
     def files(self) -> list[Path]:
-        """The files that are read, which the output must not replace."""
+        """The files to read, which the output must not replace."""
         return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
 
     def ranked_for(self, model: Model) -> "DraftVocabulary":
-        """The list that was asked for, ranked with the tokenizer of a GGUF."""
+        """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
         from mtp_gguf.convert.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
         from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
         from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
@@ -301,7 +301,7 @@ class DraftOptions:
 
 
 def check_revision(model: str, revision: str | None) -> None:
-    """A usage error for --revision with a model that has none, or names one itself."""
+    """Raise a usage error for --revision if the model has none, or includes one in its name."""
     if revision is None:
         return
     hub = hub_model(model)
@@ -323,9 +323,9 @@ def usage_of(option: str) -> Iterator[None]:
 
 @contextmanager
 def spelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors of the libraries name the options that this command has.
+    """Rename options in library errors to those of this command.
 
-    names: what an error calls an option, and what the user typed for it.
+    names: the name in the error, and the option that the user typed for it.
     """
     pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?!-)" for name in names))
     try:
@@ -336,21 +336,21 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def note_missing_gpu(gpu_layers: int) -> None:
-    """Say so, where layers are to go onto a GPU and llama.cpp has none."""
+    """Warn if layers should go on a GPU and llama.cpp has none."""
     if gpu_layers == 0:
         return
     from mtp_gguf.native.libraries import has_gpu  # noqa: PLC0415  (loads llama.cpp)
 
     if not has_gpu():
         typer.echo(
-            f"mtp-gguf: -ngl {gpu_layers}: llama.cpp found no GPU that it can use, and runs all "
+            f"mtp-gguf: -ngl {gpu_layers}: llama.cpp found no GPU that it can use and runs all "
             "layers on the CPU",
             err=True,
         )
 
 
 def parse_budget(text: str | None, full: bool) -> float | None:
-    """Seconds of --budget, None for --full; a usage error for both and for what is no time."""
+    """Return the seconds of --budget, or None for --full; a usage error for both together."""
     if full:
         if text is not None:
             raise typer.BadParameter("--full and --budget contradict each other")
@@ -366,7 +366,7 @@ def parse_budget(text: str | None, full: bool) -> float | None:
 
 
 def parse_bytes(text: str) -> int:
-    """`500M`, `4G` and the like as bytes, decimal as in llama.cpp's --split-max-size."""
+    """Parse sizes such as `500M` or `4G`, in decimal units as llama.cpp's --split-max-size."""
     units = {"K": 10**3, "M": 10**6, "G": 10**9}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not number.isascii() or not number.isdigit() or not int(number):
@@ -378,10 +378,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_filter(pattern: str | None) -> re.Pattern[str]:
-    """The regular expression of --filter; one that matches everything if there is none."""
+    """Compile the regular expression of --filter; without one, match everything."""
     try:
         return re.compile(pattern or "")
     except (re.error, OverflowError, RecursionError) as error:
         raise typer.BadParameter(
-            f"{pattern!r} is no regular expression: {error}", param_hint="--filter"
+            f"{pattern!r} is not a regular expression: {error}", param_hint="--filter"
         ) from None

@@ -1,4 +1,4 @@
-"""A conversion's plans and outcome, for people and for scripts."""
+"""Render a conversion's plans and outcome as text and as JSON."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ _PARTS = ("base", "head", "draft vocabulary")
 
 
 def plan_text(plans: Sequence["Plan"]) -> str:
-    """Every tensor with source, target, type and size; totals; what is skipped and noted."""
+    """Return all tensors with source, target, type and size, then totals and notes."""
     return "\n\n".join(
         "\n".join([*_heading(plan, plans), *_table(plan), "", *_totals(plan), *_files(plan)])
         for plan in plans
@@ -49,14 +49,14 @@ def _table(plan: "Plan") -> Iterator[str]:
 
 
 def plan_json(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> str:
-    """The first plan as one JSON object, the others in its list `also`."""
+    """Return the first plan as one JSON object, with the others in its list `also`."""
     return json.dumps(_fields(plans, kernels), indent=1)
 
 
 def summary_text(
-    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, verdict: str
+    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, head_line: str
 ) -> str:
-    """What was written, what it cost, and what to do next."""
+    """Return what was written, its cost, and the next command."""
     next_step = f"mtp-gguf list-tensors {shlex.quote(str(plans[0].shards[0].path))}"
     if report.ready:
         next_step += " --mtp"
@@ -66,7 +66,7 @@ def summary_text(
     lines += [
         f"took {outcome.seconds:.1f} s, {outcome.cores} cores {outcome.utilisation:.0%} busy, "
         f"peak memory {human_bytes(outcome.peak_bytes)}",
-        verdict,
+        head_line,
         f"next: {next_step}",
     ]
     return "\n".join(lines)
@@ -75,7 +75,7 @@ def summary_text(
 def summary_json(
     plans: Sequence["Plan"], outcome: "Outcome", kernels: Mapping[str, str] | None
 ) -> str:
-    """Plans and outcome as one JSON object."""
+    """Return plans and outcome as one JSON object."""
     cost = {
         "seconds": outcome.seconds,
         "cpu_seconds": outcome.busy_seconds,
@@ -159,10 +159,10 @@ def _plan_fields(plan: "Plan") -> dict[str, Any]:
 
 
 def kernels(plans: Sequence["Plan"]) -> dict[str, str]:
-    """By type (and "with importance", where weights are used): the instruction set, or ggml.
+    """Return the quantizer's instruction set, or ggml, by type (with and without importance).
 
-    Where a kernel was tried and gave other bytes than ggml, the reason follows. Types are tried
-    here if they were not before, which takes some hundredths of a second each.
+    If a kernel was rejected because its bytes differ from ggml's, the reason follows. Types that
+    were not tested before are tested here, in some hundredths of a second each.
     """
     from mtp_gguf.native import quantizer  # noqa: PLC0415  (loads the libraries)
 
@@ -181,7 +181,7 @@ def kernels(plans: Sequence["Plan"]) -> dict[str, str]:
 
 
 def kernel_text(found: dict[str, str]) -> str:
-    """A line for each type."""
+    """Return one line for each type."""
     from mtp_gguf.native import quantizer  # noqa: PLC0415
 
     lines = [f"instruction sets of the quantizer here: {', '.join(quantizer.targets())}"]

@@ -1,4 +1,4 @@
-"""What every command does towards the user: report errors, stop cleanly, show progress."""
+"""What all commands share at the console: errors, signals and progress."""
 
 import functools
 import json
@@ -25,19 +25,19 @@ R = TypeVar("R")
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 INTERRUPTED = 130  # 128 and SIGINT
-_BROKEN_PIPE = 141  # 128 and SIGPIPE: what a shell reports of a program that heeds it
+_BROKEN_PIPE = 141  # 128 and SIGPIPE: what a shell reports for a program that SIGPIPE ended
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-# Seconds between two lines of progress where standard error is not a terminal.
+# Seconds between two lines of progress if standard error is not a terminal.
 _PLAIN_PROGRESS_SECONDS = 5.0
 _PLAIN_STATUS_SECONDS = 10.0
-_EARLY = 0.02  # before this share the time left is a guess that nobody should read
+_EARLY = 0.02  # before this share is done, the estimate of the time left is unreliable
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command end in one sentence and an exit code where it fails on purpose.
+    """Decorate a command so that expected errors end in one sentence and an exit code.
 
-    The code is 1, or 2 for wrong usage; a signal gives 128 and its number, as in a shell. With
-    --json (`as_json`) the sentence is also printed as JSON.
+    The code is 1, or 2 for wrong usage; after a signal it is 128 plus its number, as in a shell.
+    With --json (`as_json`) the sentence is also printed as JSON.
     """
 
     @functools.wraps(command)
@@ -61,9 +61,9 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
                 if as_json:
                     print_json_error(error.format_message(), error.exit_code)
                 raise
-            except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+            except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
                 raise typer.Exit(_BROKEN_PIPE) from None
-            except OSError as error:  # of the system: a name too long, a full temporary folder
+            except OSError as error:  # from the system, such as a full temporary folder
                 where = f"{error.filename}: " if error.filename else ""
                 raise fail(f"{where}{error.strerror or error}") from None
             except KeyboardInterrupt as error:
@@ -76,12 +76,12 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or another signal, with a few words on what that leaves."""
+    """Ctrl-C or another signal; the message says what remains on disk."""
 
 
 @contextmanager
 def leaves_nothing(*outputs: Path) -> Iterator[None]:
-    """Let an interruption say that nothing was written, unless one of `outputs` changed."""
+    """Make an interruption report whether any of `outputs` was written."""
     before = [_identity(path) for path in outputs]
     try:
         yield
@@ -92,7 +92,7 @@ def leaves_nothing(*outputs: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Another file, or other contents, has another one; None if there is no file."""
+    """Return a value that changes with the file or its contents; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -101,12 +101,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def print_json_error(text: str, code: int) -> None:
-    """What every command prints with --json where it fails."""
+    """Print the error of a command that was called with --json."""
     typer.echo(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
 
 
 def _finish_output() -> None:
-    """Write what is buffered; where nobody reads it, Python has nothing to report at its end."""
+    """Flush standard output; if the pipe is closed, discard it so that Python exits quietly."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -116,12 +116,12 @@ def _finish_output() -> None:
 
 
 def printable(text: str) -> str:
-    """Text from a file, without the characters that steer a terminal."""
+    """Escape the characters of a text that control a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes with three digits and a decimal unit."""
+    """Format a number of bytes with three digits and a decimal unit."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -132,7 +132,7 @@ def human_bytes(count: float) -> str:
 
 
 def count_types(types: Mapping[str, int]) -> str:
-    """Tensor types with their numbers, the most frequent first."""
+    """Format tensor types with their counts, the most frequent first."""
     ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ranked)
 
@@ -141,10 +141,10 @@ def count_types(types: Mapping[str, int]) -> str:
 def byte_progress(
     title: str, total: int, note: Callable[[], str] = lambda: ""
 ) -> Iterator[Callable[[int], None]]:
-    """Progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
+    """Show progress on standard error: a bar on a terminal, else a line every few seconds.
 
-    note: gives what else is to be said. Yields a function to be called with the number of bytes
-    just done.
+    note: returns additional text. Yields a function to call with the number of bytes just
+    processed.
     """
     if not sys.stderr.isatty():
         yield _plain_progress(title, total, note)
@@ -189,9 +189,9 @@ def _plain_progress(title: str, total: int, note: Callable[[], str]) -> Callable
 
 @contextmanager
 def status_line(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that changes on a terminal; elsewhere one every few seconds.
+    """Show a status on standard error: a changing line on a terminal, else one every few seconds.
 
-    Yields a function to be called with the new text.
+    Yields a function to call with the new text.
     """
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415  (slow to import)
@@ -204,7 +204,7 @@ def status_line(first: str) -> Iterator[Callable[[str], None]]:
     shown, kind = time.monotonic(), first.partition(":")[0]
 
     def update(text: str) -> None:
-        """A new kind of work is always said; the same kind in another state now and then."""
+        """Print a new kind of work at once, and news of the same kind every few seconds."""
         nonlocal shown, kind
         now, new = time.monotonic(), text.partition(":")[0]
         if new != kind or now - shown >= _PLAIN_STATUS_SECONDS:
@@ -216,9 +216,9 @@ def status_line(first: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def share_progress(name: str) -> Iterator[Callable[[float, str], None]]:
-    """A status line on standard error.
+    """Show a status line with the share done and the time left, on standard error.
 
-    Yields a function to be called with the share done, 0 to 1, and with what is going on.
+    Yields a function to call with the share done, 0 to 1, and the current activity.
     """
     began = time.monotonic()
     with status_line(f"{name}: starting") as update:
@@ -234,24 +234,24 @@ def share_progress(name: str) -> Iterator[Callable[[float, str], None]]:
 
 
 def duration(seconds: float) -> str:
-    """`45 s` or `3:20 min`."""
+    """Format a duration as `45 s` or `3:20 min`."""
     whole = round(seconds)
     return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"
 
 
 @dataclass
 class Stop:
-    """The signal that a command was told to stop by: SIGINT until another one comes."""
+    """The signal that stopped a command; SIGINT until another one arrives."""
 
     signal: int = signal.SIGINT
 
 
 @contextmanager
 def stops_cleanly() -> Iterator[Stop]:
-    """Let SIGTERM and SIGHUP do meanwhile what Ctrl-C does: raise KeyboardInterrupt, once.
+    """Make SIGTERM and SIGHUP act like Ctrl-C: raise KeyboardInterrupt, once.
 
-    Signals that are ignored (nohup) or handled already stay so; all do where this is not the main
-    thread, which alone can have handlers.
+    Signals that are ignored (nohup) or already handled stay so. Outside the main thread nothing
+    changes, because only the main thread can install handlers.
     """
     stop = Stop()
     ours = {}
@@ -259,7 +259,7 @@ def stops_cleanly() -> Iterator[Stop]:
         ours = {n: signal.SIG_DFL for n in _STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        for each in ours:  # cleaning up is not to be stopped in its turn
+        for each in ours:  # a second signal must not interrupt the cleanup
             signal.signal(each, signal.SIG_IGN)
         stop.signal = number
         raise KeyboardInterrupt

@@ -21,10 +21,10 @@ from .progress import USAGE_ERROR, printable, reports_errors, status_line
 
 
 class CommandClass(Command):
-    """The command, which says where options go that only llama-server knows."""
+    """The command; for an unknown option it explains how to pass it to llama-server."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments."""
+        """Parse the arguments."""
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
@@ -57,13 +57,14 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"Run this server (default: that of {VARIABLE}, ours, the PATH's).",
+            help=f"Run this server (default: from {VARIABLE}, else build-server, else the PATH).",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Listen at this port.")] = 8080,
     allow_public: Annotated[
-        bool, typer.Option("--allow-public", help="Let others reach it without an API key.")
+        bool,
+        typer.Option("--allow-public", help="Allow access from other machines without an API key."),
     ] = False,
     api_key: Annotated[
         str | None,
@@ -75,7 +76,7 @@ def serve(
             "-c",
             "--ctx",
             min=0,
-            help="Size of the context in tokens, of all slots together (default: the model's own).",
+            help="Total context of all slots in tokens (default: the model's own).",
         ),
     ] = None,
     parallel: Annotated[
@@ -107,8 +108,8 @@ def serve(
         typer.Option(
             "--depth",
             metavar="N|auto",
-            help="Draft N tokens per cycle; auto: as many as pay (default: as tuned, or auto where "
-            "the server can, or by model size).",
+            help="Draft N tokens per cycle; auto: as many as pay off (default: as tuned, else auto "
+            "if the server supports it, else by model size).",
         ),
     ] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
@@ -126,8 +127,8 @@ def serve(
 ) -> None:
     """Serve a model with llama-server, drafting with its MTP head.
 
-    The server is asked what it can do, and the model is checked, before anything starts. Ends with
-    the server's exit code.
+    Before the server starts, its features are queried and the model is checked. The exit code is
+    the server's.
 
     **Examples**
 
@@ -148,7 +149,7 @@ def serve(
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
     if no_draft and (head or depth):
-        raise typer.BadParameter("--no-draft and another option on drafting contradict each other")
+        raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
     ours = {
         "--ctx-size": context,
         "--parallel": parallel,
@@ -185,7 +186,7 @@ def _fields(command: ServerCommand) -> dict[str, Any]:
 
 
 def _without_key(words: Sequence[str]) -> list[str]:
-    """The command for a terminal or a log, where no API key belongs."""
+    """Return the command for a terminal or a log, without the API key."""
     shown = []
     for before, word in zip(("", *words), words, strict=False):
         name, equals, _ = word.partition("=")
@@ -199,7 +200,7 @@ def _without_key(words: Sequence[str]) -> list[str]:
 
 
 def _depth(text: str) -> int | Literal["auto"]:
-    """The value of --depth."""
+    """Parse the value of --depth."""
     if text == AUTO:
         return AUTO
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -211,7 +212,7 @@ def _depth(text: str) -> int | Literal["auto"]:
 
 
 def _run(command: ServerCommand, name: str, as_json: bool) -> int:
-    """Run the server until it ends; its exit code."""
+    """Run the server until it ends; return its exit code."""
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
     with RunningServer(command.words, command.health, sys.stderr.buffer) as server:

@@ -27,9 +27,9 @@ def strip(
 ) -> None:
     """Copy a GGUF without its MTP head and its draft vocabulary.
 
-    All other tensors stay byte for byte as they are; the layer count and the lists with an entry
-    per layer are set to the trunk's. A head that is claimed and incomplete is removed as well, so
-    that a whole one can be grafted on.
+    All other tensors are copied byte for byte; the layer count and the lists with one entry per
+    layer are reduced to the trunk's. An incomplete head is removed as well, so that a complete one
+    can be grafted.
 
     **Example**
 

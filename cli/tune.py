@@ -62,12 +62,12 @@ def tune(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest settings of a model here, and write them beside it.
+    """Find the fastest settings for a model here, and store them beside it.
 
-    Tries depths, sizes of the draft vocabulary, ways to roll back and threads for drafting. No
-    drafting is tried as well, and chosen unless drafting is at least 3 % faster. MODEL.mtp.toml is
-    then used by `generate`, `serve` and MTPLlama, on this machine and for this file. Ctrl-C shows
-    what was found and leaves an earlier profile as it was.
+    Compares depths, draft vocabulary sizes, rollback modes and numbers of drafting threads. No
+    drafting is included, and chosen unless drafting is at least 3 % faster. `generate`, `serve` and
+    MTPLlama then use MODEL.mtp.toml, on this machine and for this file. Ctrl-C shows the results
+    so far and leaves an earlier profile unchanged.
 
     **Examples**
 
@@ -83,7 +83,7 @@ def tune(
     draft = open_model(model).head.draft
     if not dry_run:
         check_output(path, [model], overwrite=True)
-        with OutputFile(path, LARGEST_PROFILE):  # before minutes are spent on what cannot be kept
+        with OutputFile(path, LARGEST_PROFILE):  # fail now, not after minutes of measuring
             pass
 
     from mtp_gguf.bench.search import Space  # noqa: PLC0415  (loads llama.cpp)
@@ -101,7 +101,7 @@ def tune(
         sizes += [size for size in (draft.size // 2, draft.size // 4) if size]
         sizes += [-1] if draft.layout is DraftLayout.IDS else []
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
-    # A log costs no more than what the other ways save: they copy states, and decode again.
+    # Replay is always the cheapest: the other modes copy states, and decode again.
     rollbacks = _ROLLBACKS[:1] if replays(gpu_layers) else _ROLLBACKS
     space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), rollbacks, (0, *fewer))
     options = TuneOptions(
@@ -123,7 +123,7 @@ def tune(
     with share_progress("tune") as progress:
         tuned = search(model, options, progress, planned)
     found = tuned.search
-    if tuned.profile and not dry_run:  # before anything is printed: a pipe may be closed
+    if tuned.profile and not dry_run:  # before printing, since the pipe may be closed
         write_profile(path, tuned.profile)
     if as_json:
         typer.echo(json.dumps(_fields(tuned, None if dry_run else path), indent=1))
@@ -150,7 +150,7 @@ def tune(
 
 
 def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:
-    """The result for --json. path: of the profile; None if none was asked for."""
+    """Return the result for --json. path: of the profile; None if none was requested."""
     found = tuned.search
     return {
         "profile": str(path) if tuned.profile is not None and path is not None else None,

@@ -1,4 +1,4 @@
-"""What the commands that rewrite a GGUF share: naming an output, writing it, reporting on it."""
+"""Name, write and report the output of commands that rewrite a GGUF."""
 
 import json
 import shlex
@@ -19,9 +19,9 @@ from .progress import byte_progress, count_types, human_bytes, printable
 
 
 def output_path(output: Path | None, source: Path, pattern: str) -> Path:
-    """The file to write: as asked for, or named after `source` in the folder asked for (or here).
+    """Return the file to write: `output`, or a default name in that folder or the current one.
 
-    pattern: the default name, `{}` in the place of the source's name without suffix.
+    pattern: the default name, with `{}` in place of the source's name without suffix.
     """
     if output is not None and not output.is_dir():
         return output
@@ -31,21 +31,21 @@ def output_path(output: Path | None, source: Path, pattern: str) -> Path:
 def write_file(
     title: str, spec: OutputSpec, output: Path, sources: Sequence[Path], overwrite: bool
 ) -> None:
-    """Check that `output` may be written, then write it with progress on standard error."""
+    """Check that `output` may be written, then write it and show progress."""
     check_output(output, list(sources), overwrite)
     with byte_progress(title, spec.nbytes) as progress:
         write(output, spec, progress)
 
 
 def head_of(output: Path) -> HeadReport:
-    """Whether the GGUF that was written can draft."""
+    """Return whether the written GGUF can draft."""
     report = read_listing(output).head
     assert report is not None
     return report
 
 
 def file_fields(output: Path) -> dict[str, Any]:
-    """A written GGUF for --json: path, size and head, in every command alike."""
+    """Return path, size and head of a written GGUF for --json, the same in all commands."""
     return {
         "path": str(output),
         "bytes": output.stat().st_size,
@@ -54,9 +54,9 @@ def file_fields(output: Path) -> dict[str, Any]:
 
 
 def report_file(output: Path, next_command: str | None = None, *, as_json: bool = False) -> None:
-    """Say what `output` is now, and what could be done next.
+    """Print a description of `output`, and a possible next command.
 
-    next_command: without the file's name; None names none.
+    next_command: a pattern with `{}` in place of the file's name, or None.
     """
     if as_json:
         typer.echo(json.dumps(file_fields(output), indent=1))
@@ -68,7 +68,7 @@ def report_file(output: Path, next_command: str | None = None, *, as_json: bool 
 
 
 def head_verdict(report: HeadReport) -> str:
-    """One line on whether a GGUF can draft, and how."""
+    """Return one line that says whether a GGUF can draft, and how."""
     if not report.ready:
         return f"cannot draft: {printable(report.reason)}"
     draft = "full vocabulary"

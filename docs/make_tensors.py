@@ -1,9 +1,9 @@
-"""Write the tables of docs/tensors.md from the converter's own code.
+"""Generate docs/tensors.md from the converter's own code.
 
     python docs/make_tensors.py            prints the page
     python docs/make_tensors.py --write    replaces docs/tensors.md
 
-A test holds the page against this output, so that it cannot drift.
+A test compares the page with this output, so the two cannot diverge.
 """
 
 import re
@@ -70,30 +70,30 @@ MOE_35B = _COMMON | {
 }
 
 INTRODUCTION = """\
-# Tensors and metadata
+# Which tensors and metadata does the converter write?
 
-Every tensor of the Qwen3.5 family, from its Hugging Face name to its place in the GGUF file.
-This page is written by `python docs/make_tensors.py --write` from the converter's code, and a
-test compares the two.
+The tables list every tensor of the Qwen3.5 family, from its Hugging Face name to its name in the
+GGUF file. `python docs/make_tensors.py --write` generates this page from the converter's code, and
+a test compares the two.
 
-Shapes stand in ggml order (row length first) and are those of the 9B dense model and of
-35B-A3B. `i` counts trunk layers; the MTP block is block `N`, the number of trunk layers, and
-`block_count` is N + 1. Multimodal checkpoints carry the trunk under `model.language_model.`
-instead of `model.`; tensors under `model.visual.` are skipped, and so are buffers that are computed
-(`rotary_emb.inv_freq`). What torch.compile and PEFT put into names (`_orig_mod.`,
-`base_model.model.`) is taken off. A head whose config does not count its layers
-(`mtp_num_hidden_layers` missing, null or 0) is counted by its tensors.
+Shapes are in ggml order (row length first) and are those of the 9B dense model and of 35B-A3B. `i`
+counts the trunk's layers; the MTP block is block `N`, where N is the number of trunk layers, and
+`block_count` is N + 1. Multimodal checkpoints name the trunk's tensors `model.language_model.`
+instead of `model.`. Tensors under `model.visual.` are skipped, and so are computed buffers
+(`rotary_emb.inv_freq`). Prefixes that torch.compile and PEFT add to names (`_orig_mod.`,
+`base_model.model.`) are removed. If the config does not give the number of the head's layers
+(`mtp_num_hidden_layers` missing, null or 0), they are counted by its tensors.
 
-The types are those of `mtp-gguf convert` without options: a Q4_K_M base, the mix asked from
-llama.cpp, and a Q8_0 head. Where several are named, layers differ.
+The types are those of `mtp-gguf convert` without options: a Q4_K_M base, in llama.cpp's mix, and a
+Q8_0 head. Several types in one cell mean that layers differ.
 
 Transforms:
 
 - *1 + w*: the family stores norm weights as their difference from one (`Qwen3_5RMSNorm` in
-  transformers), ggml multiplies by the weight itself.
-- *value heads tiled*: Hugging Face groups the value heads of linear attention by key head,
-  ggml broadcasts key heads in turn; without the reordering each value head would meet the wrong
-  key. Nothing moves where both have the same number of heads.
+  transformers); ggml multiplies by the weight itself.
+- *value heads tiled*: Hugging Face groups the value heads of linear attention by key head, while
+  ggml repeats the whole list of key heads. Without the reordering, each value head would be paired
+  with the wrong key. With equally many heads of both kinds, the order is the same.
 - *-exp(w)*: the decay `A_log`, computed in double precision and rounded once
   ([why](decisions.md)).
 - F16 sources keep F16 arithmetic, as in llama.cpp's converter; all others compute in F32.
@@ -107,67 +107,68 @@ Keys, types and values are those of llama.cpp's converter and quantizer for the 
 
 | key | here | upstream |
 | --- | --- | --- |
-| `{arch}.full_attention_interval` | the config's own value | 4 where the config has no \
-`layer_types`; `attention.recurrent_layers` decides in both |
-| `{arch}.rope.freq_base` | 10000 where the config's `rope_theta` is null | no key, and llama.cpp \
-takes 10000 |
-| `general.*` | numbers, dates and yes or no in a model card as the text that they are | refused, \
-or true and false |
+| `{arch}.full_attention_interval` | the config's own value | 4 if the config has no \
+`layer_types`; `attention.recurrent_layers` takes precedence in both |
+| `{arch}.rope.freq_base` | 10000 if the config's `rope_theta` is null | no key, and llama.cpp \
+assumes 10000 |
+| `general.*` | numbers, dates, and yes or no in a model card are stored as text | refused, \
+or stored as true and false |
 | `quantize.imatrix.file` | the file's name | its path as given |
-| `mtp_gguf.fastmtp.*` | where a draft vocabulary was asked for ([fastmtp.md](fastmtp.md)) | \
-absent |
+| `mtp_gguf.fastmtp.*` | present if a draft vocabulary was requested \
+([fastmtp.md](fastmtp.md)) | absent |
 
-Beside `general.*` (from the model card, the config and the folder's name, by the rules of the
-`gguf` package) and `tokenizer.*`, a file has:
+In addition to `general.*` (from the model card, the config and the folder's name, by the rules of
+the `gguf` package) and `tokenizer.*`, a file has:
 """
 
 
 QUANTIZED = """
 ## Quantized checkpoints
 
-What llama.cpp's converter dequantizes is dequantized here, to the same bits, and then written in
-the types asked for. NVFP4 is kept: the blocks of trunk, embedding and output go into the file as
-they are, with their `.scale` and `.input_scale`, whatever `--quant` says; the MTP head takes the
-type asked for it. Rows that ggml's blocks of 64 do not divide are dequantized.
+Schemes that llama.cpp's converter dequantizes are dequantized here too, to the same bits, and then
+written in the requested types. NVFP4 is kept: the blocks of trunk, embedding and output are copied
+unchanged, with their `.scale` and `.input_scale`, whatever `--quant` says; the MTP head is stored
+in the type requested for it. Rows whose length is not a multiple of ggml's block size of 64 are
+dequantized.
 
-Every other scheme is refused by its name. The MTP head of such a checkpoint can still be taken
-(`graft --from`, `convert --mtp-from`) where it was left in 16 bits. Weights in `pytorch_model.bin`
-are read where no safetensors file is; the pickle in it is not run.
+Every other scheme is refused with an error that names it. The MTP head of such a checkpoint can
+still be taken (`graft --from`, `convert --from`) if it was left in 16 bits. Weights in
+`pytorch_model.bin` are read if there is no safetensors file; the pickle in it is not executed.
 
 | scheme | `quant_method` | `format` or `quant_algo` | |
 | --- | --- | --- | --- |"""
 
 TOOLS = """
-## What the field's tools write
+## Which tools' output can be converted?
 
-Each row is a tiny model written by the tool itself, converted here and by llama.cpp's converter
-(`tests/real_tools`).
+Each row is a tiny model written by the tool itself and converted both here and by llama.cpp's
+converter (`tests/real_tools`).
 
 | tool | call | result |
 | --- | --- | --- |"""
 
 NOT_RUN = """
-Not run: transformers 4 does not know the architecture, nor does AutoAWQ 0.2.9; transformers 5.23
-does not save HQQ, and quantizes to FP8 on GPUs only; `gguf-split` and `llama-imatrix` are programs
-of llama.cpp, which the tests do not build. GPTQ in 8 bits and in its second version,
-compressed-tensors in INT8 and ModelOpt's W4A16_NVFP4 are compared with upstream on matrices that
-the tests lay out themselves (`tests/goldens/quantized-*`).
+Some tools are not tested. transformers 4 and AutoAWQ 0.2.9 do not know the architecture;
+transformers 5.23 does not save HQQ, and quantizes to FP8 on GPUs only; `gguf-split` and
+`llama-imatrix` are programs of llama.cpp, which the tests do not build. GPTQ in 8 bits and in its
+second version, compressed-tensors in INT8 and ModelOpt's W4A16_NVFP4 are compared with upstream on
+matrices that the tests construct themselves (`tests/goldens/quantized-*`).
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     dense, moe = _Model(DENSE_9B), _Model(MOE_35B)
     sections = [
         INTRODUCTION,
         "## Outside the blocks\n",
         *_table(dense, ("", ""), [qwen3_5.EMBEDDING, qwen3_5.OUTPUT_NORM, qwen3_5.OUTPUT]),
-        "Tied models have no `lm_head.weight`: the output is `token_embd.weight` then.\n",
+        "Tied models have no `lm_head.weight`; their output layer is `token_embd.weight`.\n",
         "## Every block\n",
         *_table(dense, _TRUNK, qwen3_5.NORMS),
         "## Full attention (every fourth layer, and the MTP block)\n",
         *_table(dense, _FULL, qwen3_5.FULL_ATTENTION),
-        "`attn_q.weight` yields query and gate, interleaved per head.\n",
+        "`attn_q.weight` contains query and gate, interleaved per head.\n",
         "## Linear attention (the other layers)\n",
         *_table(dense, _TRUNK, qwen3_5.LINEAR_ATTENTION),
         "## Feed-forward, dense (`qwen35`)\n",
@@ -178,7 +179,8 @@ def page() -> str:
         "## MTP block\n",
         "A full-attention block (`mtp.layers.0.*` to `blk.N.*`, the tables above) and:\n",
         *_table(dense, ("mtp.", "blk.32."), qwen3_5.MTP),
-        "`nextn.eh_proj` eats the normed embedding and the normed hidden state, in this order.\n"
+        "The input of `nextn.eh_proj` is the normed embedding and the normed hidden state, in this "
+        "order.\n"
         "Checkpoints with dedicated embeddings also have "
         f"`mtp.{qwen3_5.MTP_EMBEDDING.source}`, which becomes "
         f"`blk.N.{qwen3_5.MTP_EMBEDDING.target}`.\n",
@@ -198,7 +200,7 @@ _FULL = ("model.layers.3.", "blk.3.")
 
 
 class _Model:
-    """A real shape of the family without its weights, planned with the default types."""
+    """A model of the family with real shapes and no weights, planned with the default types."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         reader = ConfigReader("config.json", config)
@@ -214,7 +216,7 @@ class _Model:
         self.types = choose_types(self.blueprint.targets, metadata, "Q4_K_M", [head], None)
 
     def types_of(self, name: str) -> str:
-        """The types of a tensor over the trunk's layers, or in the one block named."""
+        """Return the types of a tensor over the trunk's layers, or in the head's block."""
         suffix = re.sub(r"^blk\.\d+\.", "", name)
         head = f"blk.{self.dims.layers}."
         same = {
@@ -227,7 +229,7 @@ class _Model:
 
 
 def _sources(dims: Dims) -> Iterator[tuple[str, PlacedTensor]]:
-    """Every source tensor of a model of these sizes, experts fused in trunk and head."""
+    """Yield every source tensor of a model of these sizes, its experts fused."""
 
     def place(prefix: str, entry: Entry) -> tuple[str, PlacedTensor]:
         name, shape = prefix + entry.source, entry.shape(dims)
@@ -279,7 +281,7 @@ def _table(
 
 
 def _experts(model: _Model) -> Iterator[str]:
-    yield "Experts come fused (`gate_up_proj`, gate rows first) or one by one; both give:\n"
+    yield "Experts are stored fused (`gate_up_proj`, gate rows first) or one by one; both become:\n"
     yield from _HEADER
     for entry in qwen3_5.EXPERT_PROJECTIONS:
         target = model.targets["blk.0." + entry.target]
@@ -300,7 +302,7 @@ def _metadata(dense: _Model, moe: _Model) -> Iterator[str]:
     for key in keys:
         value = both[0].get(key) or both[1][key]
         kind = f"array of {value.type.name}" if value.is_array else value.type.name
-        cells = [_shown(held.get(key)) for held in both]
+        cells = [_shown(hparams.get(key)) for hparams in both]
         yield f"| `{{arch}}.{key}` | {kind} | {cells[0]} | {cells[1]} |"
 
 

@@ -348,7 +348,13 @@ class TestRefused:
     def test_gguf_as_donor_of_a_checkpoint(self, files: Files, output: Path) -> None:
         model, donor = files.checkpoints.get(BARE), files.get(SMALL)
         arguments = [model, "--mtp-from", donor, "-o", output / "x.gguf"]
-        refused(arguments, "is a GGUF, expected a checkpoint", "mtp-gguf graft", output=output)
+        refused(
+            arguments,
+            "expected a checkpoint like",
+            "found the GGUF",
+            "mtp-gguf graft",
+            output=output,
+        )
 
     def test_missing_or_no_gguf(self, files: Files, output: Path) -> None:
         refused([output / "none.gguf"], "none.gguf", "cannot be opened", output=output)

@@ -152,7 +152,7 @@ def test_filter_and_mtp_together(model: Path) -> None:
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<", "a{99999999999999999999}"])
 def test_filter_that_is_no_pattern(model: Path, pattern: str) -> None:
     message = refused(model, "--filter", pattern, code=2)
-    assert "is no regular expression" in message
+    assert "is not a regular expression" in message
 
 
 def test_sorts(model: Path) -> None:
@@ -390,7 +390,7 @@ def test_lists_a_safetensors_file(checkpoints: Checkpoints) -> None:
     report = as_json(path)
     assert report["head"] is None
     head = sum(t["part"] == "head" for t in report["tensors"])
-    assert summary_line(path) == f"can draft once converted: {head} mtp.* tensors are there"
+    assert summary_line(path) == f"can draft once converted: {head} mtp.* tensors found"
     assert set(shown_names(path, "--mtp")) == {n for n in file.tensors if n.startswith("mtp.")}
 
 
@@ -404,7 +404,7 @@ def test_lists_a_checkpoint_folder(sharded_checkpoint: Path) -> None:
 
 def test_says_that_a_checkpoint_has_no_head(tmp_path: Path) -> None:
     spec = next(s for s in SPECS.values() if not s.mtp)
-    assert summary_line(Checkpoints(tmp_path).get(spec)) == "cannot draft: no mtp.* tensor is there"
+    assert summary_line(Checkpoints(tmp_path).get(spec)) == "cannot draft: no mtp.* tensors found"
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,9 @@ def test_only_the_first_shard_is_touched(models: Models, tmp_path: Path) -> None
 def test_links_are_left_alone(models: Models, tmp_path: Path) -> None:
     made = copied(models.gguf(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
     (tmp_path / "link.gguf").symlink_to(made)
-    refused(tmp_path, "fastmtp", "add", tmp_path / "link.gguf", "--in-place", words=("is a link",))
+    refused(
+        tmp_path, "fastmtp", "add", tmp_path / "link.gguf", "--in-place", words=("found a link",)
+    )
     (tmp_path / "link.gguf").unlink()
     (tmp_path / "hard.gguf").hardlink_to(made)
     before = made.read_bytes()

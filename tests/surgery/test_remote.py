@@ -269,7 +269,7 @@ def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
     folder = models.checkpoint(DENSE)
     with Web(folder) as web:
         output = succeed("list-tensors", web.url("model.safetensors"))
-        assert "can draft once converted: 15 mtp.* tensors are there" in output
+        assert "can draft once converted: 15 mtp.* tensors found" in output
 
 
 def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

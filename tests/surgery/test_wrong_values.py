@@ -62,6 +62,6 @@ def test_wrong_values(number: int, models: Models, tmp_path: Path) -> None:
 
 
 def test_generate_says_what_to_do_without_a_file(tmp_path: Path) -> None:
-    words = ("none.gguf: expected a GGUF file, found none; mtp-gguf convert makes one",)
+    words = ("none.gguf: expected a GGUF file, found none; create one with mtp-gguf convert",)
     refused(tmp_path, "generate", tmp_path / "none.gguf", "-p", "x", words=words)
     refused(tmp_path, "generate", tmp_path, "-p", "x", words=("found a folder",))
