@@ -762,8 +762,8 @@ def _layout_hint(model: Path) -> str:
         return ""
     return (
         f"; its draft vocabulary is stored as a {head.draft.layout.value}, which only a patched "
-        "llama.cpp can load: `mtp-gguf info` says why the patches do not run here; or load its trunk "
-        "and pass this file as mtp_head"
+        "llama.cpp can load: `mtp-gguf info` says why the patches do not run here; or load its "
+        "trunk and pass this file as mtp_head"
     )
 
 
