@@ -1,6 +1,6 @@
-"""Measuring how a model drafts on this machine: costs, real texts, llama-server beside them.
+"""Measures what drafting gains on this machine, and finds the fastest settings.
 
-prompts (what is written) and model (trunk, heads and sessions over one copy of the weights) feed
-costs and texts; verdict turns numbers into a limit and a sentence; run puts a bench together and
-tune a search. Nothing here prints.
+`run` puts a benchmark together and `tune` a search. `model` holds one copy of the weights, `costs`
+and `interleaved` measure, `plan` fits the measurements into a budget, and `analysis` finds the
+bottleneck. Nothing here prints.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is generated: prompts of each kind, tokens of each answer, rounds of everything."""
+    """How much is generated: prompts of each kind, tokens of each answer, and rounds."""
 
     prompts: int
     tokens: int

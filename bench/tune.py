@@ -212,18 +212,18 @@ class _Comparison:
         """
         rounds = self._plan.amount.rounds
         speeds: list[list[float]] = [[] for _ in settings]
-        contenders = list(range(len(settings)))
+        remaining = list(range(len(settings)))
         task = self._next_task()
         share = task.seconds(self._plan.amount) / self._plan.seconds
         for i in range(rounds):
             start = self._clock()
-            for position, j in enumerate(rotated(contenders, i)):
-                done = (i + position / len(contenders)) / rounds
+            for position, j in enumerate(rotated(remaining, i)):
+                done = (i + position / len(remaining)) / rounds
                 self._progress(min(self._share + share * done, 1.0), describe(settings[j]))
                 speeds[j].append(self._speed(settings[j]))
             medians = [median(values) for values in speeds]
             limit = max(medians) * _CONTENTION
-            contenders = [j for j in contenders if j == 0 or medians[j] >= limit]
+            remaining = [j for j in remaining if j == 0 or medians[j] >= limit]
             if self._clock() + (self._clock() - start) > self._deadline:
                 break
         self._done.append(str(task.key))

@@ -60,8 +60,8 @@ class Runtime:
     """The libraries of this process.
 
     kind: "fast", "stock", or "folder" for those that somebody named. folder: where libllama is.
-    reason: what decided. note: why stock libraries run though nobody asked for them, and the next
-    step; else None.
+    reason: what decided. note: why stock libraries run although they were not requested, and the
+    next step; None otherwise.
     """
 
     kind: Literal["fast", "stock", "folder"]

@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 class Hub(Loopback):
     """A server for one model, whose folder each revision names. Use it in a `with`.
 
-    kind: "dataset" or "space" for what is no model.
+    kind: "dataset" or "space" for what is not a model.
     token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
     fault: a status to answer everything with. cut_after: bytes of a weights file after which the
     connection drops, `cuts` times.

@@ -28,7 +28,7 @@ BANNED = {
 }
 # Files whose words are not ours, or that must contain the patterns.
 EXCLUDED = re.compile(
-    r"\.patch$|^gguf_tools/demo_model/|^benchmarks/demo_model/primer|^tests/test_language\.py$"
+    r"\.patch$|^CHANGELOG\.md$|^gguf_tools/demo_model/|^benchmarks/demo_model/primer|^tests/test_language\.py$"
     r"|\.(json|npy|png|jinja)$|^LICENSE"
 )
 

@@ -129,7 +129,7 @@ def _summary(result: BenchResult) -> str:
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in figures)
     sentence = analysis.sentence
     text = escape(sentence[:1].upper() + sentence[1:])
-    return f'<p class="verdict">{text}</p><dl class="figures">{cells}</dl>'
+    return f'<p class="summary">{text}</p><dl class="figures">{cells}</dl>'
 
 
 def _section(title: str, text: str, *content: str) -> str:

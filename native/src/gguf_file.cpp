@@ -43,7 +43,7 @@ GgufFile::File::File(const std::string & path) : path(path), map(path) {
     gguf_init_params params = {/*no_alloc*/ true, /*ctx*/ nullptr};
     context.reset(gguf_init_from_file(path.c_str(), params));
     if (!context) {
-        throw Error(MTP_ERROR_FORMAT, path + ": expected a GGUF file, found none that ggml can read");
+        throw Error(MTP_ERROR_FORMAT, path + ": expected a GGUF file, found a file that ggml cannot read");
     }
 }
 

@@ -1,4 +1,4 @@
-"""Dial models, whose acceptance is known, as the tests of the native library make them."""
+"""Synthetic models with a known acceptance rate, as in the tests of the native library."""
 
 from __future__ import annotations
 

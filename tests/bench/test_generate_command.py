@@ -1,4 +1,4 @@
-"""`mtp-gguf generate` for a person: wrong words, and what a terminal shows of who wrote what."""
+"""`generate` on a terminal and in a pipe: the text, and the source of each token."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
         # Drafts for nothing: a cycle would take its verification alone; one round, so exactly.
         assert t["limit_tok_s"] == pytest.approx(t["tokens_per_cycle"] * 1e3 / t["verify_ms"])
         assert bool(t["draft_ms"]) == (depth != 0 and bool(t["acceptance"]))
-    # Of each token it is known who wrote it: never two drafts behind a wrong one.
+    # The source of each token is known; no draft is accepted after a wrong one.
     origins = [token["origin"] for token in sample["tokens"]]
     assert origins[0] == 0
     assert len(origins) == TOKENS

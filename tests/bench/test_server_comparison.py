@@ -1,4 +1,4 @@
-"""llama-server and our session in turn: real ones, on a tiny model whose acceptance is known."""
+"""llama-server and our session, interleaved, on a tiny model with a known acceptance rate."""
 
 from __future__ import annotations
 

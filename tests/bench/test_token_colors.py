@@ -1,4 +1,4 @@
-"""Tokens on a terminal: colored by who wrote them, never where nobody would see colors."""
+"""Colored tokens: styles, the table of sources, and characters split across tokens."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _head_of_another(path: Path, trunk: Path) -> str:
 
 
 def steps(path: Path, number: int, folder: Path) -> dict[str, Callable[[], str]]:
-    """What is done with one file: `doctor` and `generate` always, one of the others in turn."""
+    """The commands for one file: `doctor`, `generate`, and one of the others by its number."""
     out = ("-o", folder / "o.gguf", "--overwrite")
     sound, trunk = folder / "dense.gguf", folder / "trunk.gguf"
     others: list[tuple[str, Callable[[], str]]] = [
@@ -206,7 +206,7 @@ def import_commands() -> None:
 def _work(
     contents: dict[str, Content], numbers: Sequence[int], folder: Path, pipe: int, log: Path
 ) -> None:
-    """In a process of its own: each file in turn; a line before and after each step."""
+    """In a process of its own: one file after the other; a line before and after each step."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["GGML_NO_BACKTRACE"] = "1"
@@ -302,7 +302,7 @@ class Campaign:
         done = 0
         step = ""
         hung = False
-        verdicts: dict[str, str] = {}
+        outcomes: dict[str, str] = {}
         for line in _lines(read, SECONDS):
             if line is None:
                 hung = True
@@ -312,15 +312,15 @@ class Campaign:
                 step = line.split(" ", 2)[2]
             elif line.startswith("<"):
                 step, found = line.split(" ", 2)[2].split("\t", 1)
-                verdicts[step] = found
+                outcomes[step] = found
                 self._count(step, found, numbers[done])
             else:
-                if verdicts.get("doctor") == "accepted" != verdicts.get("generate"):
-                    said = re.sub(r"/\S+|[0-9]+|'[^']*'", "#", verdicts["generate"])
+                if outcomes.get("doctor") == "accepted" != outcomes.get("generate"):
+                    said = re.sub(r"/\S+|[0-9]+|'[^']*'", "#", outcomes["generate"])
                     self.surprises[said[:160]] += 1
                 done += 1
                 self.files += 1
-                verdicts = {}
+                outcomes = {}
         os.close(read)
         _, status = os.waitpid(child, 0)
         if status == 0 and not hung:

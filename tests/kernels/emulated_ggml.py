@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from .ggml_calls import Bytes, Floats
 
-_ENCODE, _PRODUCT, _APART, _EXPERTS, _LANES = range(5)  # as in emulated_driver.cpp
+_ENCODE, _PRODUCT, _SEPARATE_ROWS, _EXPERTS, _LANES = range(5)  # as in emulated_driver.cpp
 
 
 def _row_size(type_: int, n: int) -> int:
@@ -85,7 +85,7 @@ class EmulatedGgml:
     ) -> Floats:
         """As Ggml.strided_product."""
         columns, n = x.shape
-        request = (_APART, type_, n, rows, 1, columns, 1, threads)
+        request = (_SEPARATE_ROWS, type_, n, rows, 1, columns, 1, threads)
         twice = weights[: 2 * rows * _row_size(type_, n)]
         return self._floats((columns, rows), request, twice, x)
 

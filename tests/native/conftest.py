@@ -170,7 +170,7 @@ class Dial:
         return self.models.gguf(self.checkpoint(shape, hit, gain), quant, head)
 
     def checkpoint(self, shape: str, hit: float = 0.7, gain: float = 1.0) -> Path:
-        """The folder of a dial model, made once."""
+        """The folder of a synthetic model, made once."""
         folder = self.models.root / f"dial-{shape}-{hit}-{gain}"
         if not folder.is_dir():
             self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE, gain)

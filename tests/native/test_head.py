@@ -190,7 +190,7 @@ def test_caches_of_more_than_one_bucket(models, length: int) -> None:
 
 
 def test_sequences_that_grow_side_by_side(models) -> None:
-    """Each in turn gets more room, keeps its rows and drafts as it does alone, bit by bit."""
+    """Each grows on its own, keeps its rows, and drafts bit for bit as it does alone."""
     length, piece = 1200, 40
     starts = {0: 0, 1: 300, 2: 7}  # of the sequences, which pass each power of two at another time
     states = np.random.default_rng(9)

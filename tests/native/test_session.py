@@ -17,7 +17,7 @@ from mtp_gguf.native.session import Rollback, Session
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 
-# Logits of the tiny dial models have a standard deviation of 1.2 and a largest value of 15. One
+# Logits of the tiny synthetic models have a standard deviation of 1.2 and a maximum of 15. One
 # token and several go through different kernels; measured: 0.01. A state that is off by one token
 # shows as 0.1 or more.
 STATE_TOLERANCE = 0.04

@@ -29,7 +29,7 @@ from mtp_gguf.native import MTPLlama
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Trained; random with as many V heads as K heads and not, dense and MoE; and two that foretell
+# Trained; random with as many V heads as K heads and not, dense and MoE; and two that predict
 # their own random text most of the time.
 SPECS_SWEPT: dict[str, str | Spec] = {
     "demo": "demo",
@@ -53,8 +53,8 @@ ROWS = all_pairs(SETTINGS)
 # round differently, and where an activation is quantized a last bit can become a step, which random
 # weights carry on for a while: single rows were seen to move by 0.77, most by 0.02 or less. A state
 # that is off by one token moves half of the rows by 0.08 (demo), 0.12 to 0.5 (random weights) and
-# more; only the dial models, whose layers say little, do not show it here. Over a Q4_K_M base half
-# of a long text's rows moved by up to 0.105, too near to that: there only the exact rows tell.
+# more; only the synthetic models, whose layers add little, do not show it here. Over a Q4_K_M
+# base half of a long text's rows moved by up to 0.105, too near to that: there only the exact rows tell.
 ROUNDING = 0.05
 AMPLIFIES = "Q4_K_M"
 

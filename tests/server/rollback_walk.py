@@ -253,7 +253,7 @@ class Walk:
         self.saved = [entry for entry in self.saved if entry.seq != seq or entry.length <= length]
 
     def checkpoint(self) -> None:
-        """A copy on the device; tokens that are decoded after it are undone by it."""
+        """A copy on the device; restoring it rolls back the tokens decoded after it."""
         for seq in self.used()[:1]:
             if sum(cell is self.cells[seq] for cell in self.cells) > 1:
                 return

@@ -84,7 +84,7 @@ BATCHES = {
     "of the last piece": (rows(12, {9, 11}), True),
     "of the first piece": (rows(12, {1, 2}), False),
     "of the first and the last": (rows(12, {1, 11}), False),
-    "two sequences in turn": (
+    "two sequences alternately": (
         [row for i in range(12) for seq in range(2) for row in rows(12, {0, i}, seq)[i : i + 1]],
         False,
     ),

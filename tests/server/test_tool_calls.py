@@ -80,20 +80,20 @@ class Caller:
 
     def call(self, tools: list[Any], choice: str, messages: list[Any]) -> tuple[str, str]:
         """Name and arguments of the one call that the model answers with, streamed or not."""
-        wishes = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
-        wishes["parallel_tool_calls"] = False  # the lifted token would begin another, and another
-        answer = self.ask(messages, **wishes)
+        request = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
+        request["parallel_tool_calls"] = False  # the lifted token would begin another, and another
+        answer = self.ask(messages, **request)
         self.drafted += answer.timings.get("draft_n", 0)
         assert answer.choices[0].finish_reason == "tool_calls"
         assert not answer.choices[0].message.content
         (call,) = answer.choices[0].message.tool_calls
         assert call.id
         whole = call.function.name, call.function.arguments
-        assert self._streamed(messages, wishes) == whole
+        assert self._streamed(messages, request) == whole
         return whole
 
-    def _streamed(self, messages: list[Any], wishes: dict[str, Any]) -> tuple[str, str]:
-        chunks = [c.choices[0] for c in self.ask(messages, stream=True, **wishes) if c.choices]
+    def _streamed(self, messages: list[Any], request: dict[str, Any]) -> tuple[str, str]:
+        chunks = [c.choices[0] for c in self.ask(messages, stream=True, **request) if c.choices]
         assert chunks[-1].finish_reason == "tool_calls"
         deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
         assert {delta.index for delta in deltas} == {0}
