@@ -53,7 +53,7 @@ def test_decoding_after_a_restore_repeats_the_original(
             # The device keeps one copy; in this mode the cycles above have written theirs over it.
             if kind is CheckpointKind.DEVICE and mode == "checkpoint":
                 before = session.length()
-                with pytest.raises(NativeError, match="copy on the device of sequence 0 is gone"):
+                with pytest.raises(NativeError, match="device copy of sequence 0 is gone"):
                     session.restore(saved)
                 assert session.length() == before
                 return

@@ -54,7 +54,7 @@ ROWS = all_pairs(SETTINGS)
 # weights carry on for a while: single rows were seen to move by 0.77, most by 0.02 or less. A state
 # that is off by one token moves half of the rows by 0.08 (demo), 0.12 to 0.5 (random weights) and
 # more; only the synthetic models, whose layers add little, do not show it here. Over a Q4_K_M
-# base half of a long text's rows moved by up to 0.105, too near to that: there only the exact rows tell.
+# base half of a long text's rows moved by up to 0.105, too close to that: only exact rows tell.
 ROUNDING = 0.05
 AMPLIFIES = "Q4_K_M"
 

@@ -12,7 +12,7 @@ from server.on_libraries import answer
 pytestmark = pytest.mark.server
 
 # Three sequences in three cells. Sequence 1 decodes a token and two drafts; 0 and 2, which follow
-# in the same batch, need neighbouring cells, and 1 is between them. Then the drafts are rolled back.
+# in the same batch, need neighbouring cells, and 1 is between them. Then the drafts go.
 CODE = """
 import json, sys
 import llama_cpp as llama
