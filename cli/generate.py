@@ -47,6 +47,7 @@ _SEEDS = (1 << 32) - 1  # llama.cpp's -1, which stands for a random seed
 # Arguments of MTPLlama, and the options of this command.
 _OPTIONS = {
     "n_batch:": "--ctx:",
+    "n_batch and n_ubatch:": "--ctx:",
     "n_ctx:": "--ctx:",
     "depth:": "--depth:",
     "max_depth:": "--max-depth:",

@@ -17,7 +17,7 @@ from .progress import printable, reports_errors
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print which llama.cpp libraries, kernels and devices are used, and why.
+    """Print which libraries, kernels and devices are used, and why.
 
     MTP_GGUF_LIBS=stock selects llama-cpp-python's own libraries, =fast requires those that the
     package ships, and =FOLDER selects others.

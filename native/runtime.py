@@ -15,6 +15,7 @@ are the installed llama_cpp's, so that each device that works with stock librari
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -255,3 +256,7 @@ def _selected(chosen: Runtime) -> Iterator[None]:
 runtime = _choose()
 with _selected(runtime):
     import llama_cpp
+
+# llama_cpp never closes these files, of which Python warns at its end after any other warning.
+for _file in (llama_cpp._utils.outnull_file, llama_cpp._utils.errnull_file):
+    atexit.register(_file.close)

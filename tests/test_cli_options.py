@@ -138,7 +138,7 @@ class TestLists:
         for option in ("--corpus", "--ids"):
             done = invoke("fastmtp", "add", model, option, tmp_path / "absent")
             assert f"mtp-gguf: {option}: {tmp_path / 'absent'}" in done.stderr
-        done = invoke("generate", model, "-p", "x", "-c", "2", "-t", "1")
+        done = invoke("generate", model, "-p", "x", "-c", "2", "-t", "1", "--depth", "3")
         check_refusal(done.exit_code, done.stderr, "--ctx: expected")
 
 
