@@ -1,26 +1,45 @@
-"""Re-make and check the patches.
+"""Edit the patches, check them, and move them to another llama.cpp.
 
-    python patches/remake.py checkout DIR    DIR becomes a git repository of the pristine llama.cpp,
-                                             a commit for each patch on top: change, commit, rebase
-    python patches/remake.py make DIR        write the patches anew from the commits of DIR
-    python patches/remake.py check           do both in a temporary folder and compare
+    python patches/remake.py checkout DIR       make DIR a git repository of the pristine llama.cpp
+                                                with a commit for each patch: change, commit, rebase
+    python patches/remake.py make DIR [SERIES]  write the commits of DIR as patches: here, or as the
+                                                series in the folder SERIES
+    python patches/remake.py check              do both in a temporary folder and compare
+    python patches/remake.py hunks TREE         list the hunks that do not apply to the folder TREE,
+                                                another llama.cpp, and change nothing
+    python patches/remake.py rebase TREE        list them, and commit the patches in TREE
 
-`make` stops where DIR has changes that are in no commit, and where a patch would not apply to the
-pristine tree. The patches do not depend on anybody's git settings, name or clock.
+`make` stops if DIR has changes that are not committed, or if a patch would not apply to the
+pristine tree. The patches do not depend on git settings, the user's name or the time. A series in
+another folder has only the patches that differ from those here.
+
+`rebase` makes TREE a git repository: the tag `base` is TREE as it was, `pinned` the llama.cpp that
+the patches are made for. It commits patch after patch with three-way merges and stops at the first
+conflict, like `git rebase`: edit the files, `git add` them and run `git am --continue`. Then
+compile, amend the commits, and run `make`. The sources of the head lie in TREE already.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from mtp_gguf.server.patches import apply, read_patches
+from mtp_gguf.server.patches import (
+    HEAD_FOLDER,
+    add_head,
+    apply,
+    read_head_sources,
+    read_patches,
+)
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 PATCHES = Path(__file__).parent
 BASE_TAG = "base"
+PINNED_TAG = "pinned"
 NAME = "mtp-gguf"
 ADDRESS = "mtp-gguf@localhost"
 ENVIRONMENT = {
@@ -35,15 +54,44 @@ ENVIRONMENT = {
 # Whole blob names, because the length of short ones depends on the repository.
 FORMAT = ("--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-stat")
 
+_SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+_HUNK = re.compile(r"^(?=@@ -)", re.MULTILINE)
 
-def git(folder: Path, *words: str) -> str:
-    """Run git in `folder`; its output. Ends the program with git's own words where it fails."""
+
+@dataclass(frozen=True)
+class FailedHunk:
+    """A hunk that does not apply to `file`: its `header`, and the reason in a sentence."""
+
+    file: str
+    header: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.header}: {self.reason}"
+
+
+def git(folder: Path, *words: str, index: Path | None = None) -> str:
+    """Run git in `folder` and return its output; exit with git's own words if it fails.
+
+    index: the index file to use instead of that of the repository.
+    """
+    environment = {**ENVIRONMENT, "GIT_INDEX_FILE": str(index)} if index else ENVIRONMENT
     done = subprocess.run(
-        ["git", *words], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        ["git", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"git {words[0]}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
+
+
+def make_repository(folder: Path, message: str) -> None:
+    """Commit everything in `folder` as BASE_TAG of a new repository."""
+    git(folder, "init", "--quiet", "--initial-branch", "patches")
+    git(folder, "config", "user.name", NAME)
+    git(folder, "config", "user.email", ADDRESS)
+    git(folder, "add", "--all", "--force")
+    git(folder, "commit", "--quiet", "--message", message)
+    git(folder, "tag", BASE_TAG)
 
 
 def checkout(folder: Path) -> None:
@@ -51,12 +99,7 @@ def checkout(folder: Path) -> None:
     if folder.exists():
         sys.exit(f"{folder}: exists")
     unpack_llama_cpp(fetch_archive(), folder)
-    git(folder, "init", "--quiet", "--initial-branch", "patches")
-    git(folder, "config", "user.name", NAME)
-    git(folder, "config", "user.email", ADDRESS)
-    git(folder, "add", "--all", "--force")
-    git(folder, "commit", "--quiet", "--message", "llama.cpp as the source distribution has it")
-    git(folder, "tag", BASE_TAG)
+    make_repository(folder, "llama.cpp as the source distribution has it")
     for path in sorted(PATCHES.glob("*.patch")):
         git(folder, "am", "--quiet", str(path.resolve()))
 
@@ -70,6 +113,22 @@ def make(folder: Path, target: Path) -> list[Path]:
     span = f"{BASE_TAG}..HEAD"
     names = git(folder, "format-patch", *FORMAT, "-o", str(target.resolve()), span)
     return [Path(name) for name in names.split("\n") if name]
+
+
+def make_series(folder: Path, target: Path) -> list[Path]:
+    """Like `make`, without the patches that are the same change as that of the same number here."""
+    target.mkdir(parents=True, exist_ok=True)
+    made = make(folder, target)
+    commits = git(folder, "rev-list", "--reverse", f"{BASE_TAG}..HEAD").split()
+    here = {path.name[:4]: path for path in PATCHES.glob("*.patch")}
+    kept = []
+    for commit, path in zip(commits, made, strict=True):
+        number = path.name[:4]
+        if number in here and _gives(folder, here[number], commit):
+            path.unlink()
+        else:
+            kept.append(path)
+    return kept
 
 
 def check() -> None:
@@ -90,6 +149,149 @@ def check() -> None:
         sys.exit(f"not as `make` writes them: {', '.join(differing)}")
 
 
+def list_hunks(tree: Path) -> None:
+    """Print, patch by patch, the hunks that do not apply exactly to a copy of `tree`.
+
+    A failed hunk is left out, so later ones that build on it fail as well.
+    """
+    if not (tree / "include" / "llama.h").is_file():
+        sys.exit(f"{tree}: expected the sources of llama.cpp, found no include/llama.h")
+    hunks = failing = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in sorted(PATCHES.glob("*.patch")):
+            patch = path.read_bytes()
+            for file in _old_files(patch):
+                copy = Path(scratch) / file
+                if (tree / file).is_file() and not copy.exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    copy.write_bytes((tree / file).read_bytes())
+            failed = failed_hunks(patch, Path(scratch))
+            count = len(re.findall(rb"^@@ -", patch, re.MULTILINE))
+            hunks += count
+            failing += len(failed)
+            found = f"{len(failed)} of {count} hunks fail" if failed else "applies"
+            print(f"{path.name}: {found}")
+            for hunk in failed:
+                print(f"    {hunk}")
+    print(f"{failing} of {hunks} hunks fail", flush=True)
+
+
+def rebase(tree: Path) -> None:
+    """List the hunks that do not apply to `tree`, then commit patch after patch there.
+
+    Exits with the next step if a patch has conflicts.
+    """
+    if (tree / ".git").exists():
+        sys.exit(f"{tree}: expected sources without .git, found a repository; give a copy")
+    list_hunks(tree)
+    paths = sorted(path.resolve() for path in PATCHES.glob("*.patch"))
+    make_repository(tree, "another llama.cpp")
+    # What the patches build in, for compiling; not committed.
+    with (tree / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
+        file.write(f"/{HEAD_FOLDER}/\n")
+    add_head(read_head_sources(), tree)
+    with tempfile.TemporaryDirectory() as scratch:
+        # The files that the patches were made for, as three-way merges need them.
+        pinned = Path(scratch) / "llama.cpp"
+        checkout(pinned)
+        refs = [
+            f"refs/tags/{BASE_TAG}:refs/tags/{PINNED_TAG}",
+            f"HEAD:refs/tags/{PINNED_TAG}-patches",
+        ]
+        git(tree, "fetch", "--quiet", "--no-tags", str(pinned), *refs)
+    done = subprocess.run(
+        ["git", "am", "--quiet", "--3way", *map(str, paths)],
+        cwd=tree,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.returncode:
+        print(f"all patches are committed in {tree}: compile it, then run `make`")
+        return
+    state = tree / ".git" / "rebase-apply" / "next"
+    stopped = f"{paths[int(state.read_text()) - 1].name}: " if state.is_file() else ""
+    conflicts = git(tree, "diff", "--name-only", "--diff-filter=U").split()
+    where = f"conflicts in {', '.join(conflicts)}" if conflicts else done.stderr.strip()
+    sys.exit(
+        f"{stopped}{where}; in {tree}, fix them, `git add` the files and run `git am --continue` "
+        f"(`git diff {PINNED_TAG} {BASE_TAG} -- FILE` shows what changed in llama.cpp)"
+    )
+
+
+def failed_hunks(patch: bytes, tree: Path) -> list[FailedHunk]:
+    """Apply what applies of `patch` to the files in `tree`, exactly but at any line; the rest.
+
+    tree: not in a git repository. The hunks of a file are independent of each other.
+    """
+    failed: list[FailedHunk] = []
+    environment = {**ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    for section in _SECTION.split(patch)[1:]:
+        done = subprocess.run(
+            ["git", "apply", "--reject", "--whitespace=nowarn", "-"],
+            cwd=tree,
+            env=environment,
+            input=section,
+            capture_output=True,
+            check=False,
+        )
+        if not done.returncode:
+            continue
+        text = section.decode()
+        file = text.split("\n", 1)[0].rpartition(" b/")[2]
+        rejected = (tree / file).with_name(f"{Path(file).name}.rej")
+        missing = not rejected.is_file()
+        if not missing:
+            text = rejected.read_text(encoding="utf-8")
+            rejected.unlink()
+        for hunk in _HUNK.split(text)[1:]:
+            header, *lines = hunk.splitlines()
+            old = [line[1:] for line in lines if line[:1] in ("-", " ")]
+            reason = _words(done.stderr) if missing else _reason(old, tree / file)
+            failed.append(FailedHunk(file, header, reason))
+    return failed
+
+
+def _old_files(patch: bytes) -> Iterator[str]:
+    """The files that `patch` changes."""
+    for name in re.findall(rb"^--- a/(.+)$", patch, re.MULTILINE):
+        yield name.decode()
+
+
+def _reason(old: Sequence[str], file: Path) -> str:
+    """Why a hunk with these old lines does not apply to `file`."""
+    present = set(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    gone = [line for line in old if line not in present]
+    if not gone:
+        return "all of its old lines are in the file, but not one after the other"
+    return f"{len(gone)} of its {len(old)} old lines are not in the file, first `{gone[0].strip()}`"
+
+
+def _words(stderr: bytes) -> str:
+    """What git says about a file of which it can apply nothing."""
+    errors = re.findall(r"^error: (.+)$", stderr.decode(errors="replace"), re.MULTILINE)
+    return errors[0] if errors else "git apply failed"
+
+
+def _gives(folder: Path, patch: Path, commit: str) -> bool:
+    """Whether `patch`, applied to the parent of `commit` in `folder`, gives that commit's tree."""
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(scratch) / "index"
+        git(folder, "read-tree", f"{commit}^", index=index)
+        done = subprocess.run(
+            ["git", "apply", "--cached", "--whitespace=nowarn", str(patch.resolve())],
+            cwd=folder,
+            env={**ENVIRONMENT, "GIT_INDEX_FILE": str(index)},
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode:
+            return False
+        tree = git(folder, "write-tree", index=index)
+    return tree == git(folder, "rev-parse", f"{commit}^{{tree}}")
+
+
 def main(words: Sequence[str]) -> None:
     """Do what the command line says."""
     match words:
@@ -99,9 +301,16 @@ def main(words: Sequence[str]) -> None:
             for path in make(Path(folder), PATCHES):
                 print(path.name)
             check()
+        case ["make", folder, series]:
+            for path in make_series(Path(folder), Path(series)):
+                print(path.name)
         case ["check"]:
             check()
             print(f"{len(read_patches())} patches apply and are as `make` writes them")
+        case ["hunks", tree]:
+            list_hunks(Path(tree))
+        case ["rebase", tree]:
+            rebase(Path(tree))
         case _:
             sys.exit(__doc__)
 

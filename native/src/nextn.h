@@ -1,8 +1,8 @@
 #pragma once
 // llama.cpp's functions for the hidden states that the MTP block takes, looked up at run time.
 //
-// Up to b12429 they are C++ functions of a staging header that is not installed (src/llama-ext.h);
-// newer versions export them from llama.h under their C names. Either is taken.
+// Before llama.cpp 1.0 they are C++ functions of a staging header that is not installed
+// (src/llama-ext.h); 1.0 exports them from llama.h under their C names. Either is taken.
 
 #include "llama.h"
 

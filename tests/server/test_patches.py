@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.server.patches import (
     HEAD_FOLDER,
+    Addition,
     add_head,
+    apply,
     read_head_sources,
     read_patches,
 )
 from mtp_gguf.server.upstream_source import cache_folder, fetch_archive, llama_cpp_source
 
 PATCHES = Path(__file__).parents[2] / "patches"
+NEXT = PATCHES / "next"
+COMMENT = "// erase any checkpoints with pos_max > pos_next"  # in SERVER, changed by 0002
+SERVER = "tools/server/server-context.cpp"
 
 
 def test_the_package_has_the_patches_and_the_index_names_them() -> None:
@@ -80,6 +88,110 @@ def test_each_bug_fix_applies_without_the_other_patches() -> None:
             check = ["git", "apply", "--check", "-"]
             done = subprocess.run(check, cwd=source, env=apart, input=patch.data, check=False)
             assert done.returncode == 0, patch.name
+
+
+def remake(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, PATCHES / "remake.py", *words]
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=600
+    )
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.upstream
+def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(tmp_path: Path) -> None:
+    patches = [patch.data.decode() for patch in read_patches()]
+    names = {name for patch in patches for name in re.findall(r"^--- a/(.+)$", patch, re.MULTILINE)}
+    for name in ["include/llama.h", *names]:
+        if (llama_cpp_source() / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(llama_cpp_source() / name, tmp_path / name)
+    assert "0 of " in remake("hunks", tmp_path).stdout
+
+    change(tmp_path / SERVER, COMMENT, "// erase checkpoints with pos_max > pos_next")
+    change(
+        tmp_path / "src/models/delta-net-base.cpp",
+        "const int64_t s_slot = K - t;\n",
+        "// a comment\n            const int64_t s_slot = K - t;\n",
+    )
+    (tmp_path / "ggml/src/ggml-cpu/arch/x86/quants.c").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    done = remake("hunks", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if not line.endswith(": applies")]
+    assert [line[:4] for line in found if line[0] != " "] == ["0002", "0007", "0013", "3 of"]
+    (server,) = [line for line in found if line.startswith(f"    {SERVER}: @@ -")]
+    assert server.endswith(f"1 of its 10 old lines are not in the file, first `{COMMENT}`")
+    (slots,) = [line for line in found if "delta-net-base.cpp: @@ -" in line]
+    assert slots.endswith("all of its old lines are in the file, but not one after the other")
+    assert sum("quants.c: No such file or directory" in line for line in found) == 1
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_sources_of_something_else_are_refused(tmp_path: Path) -> None:
+    for command in ("hunks", "rebase"):
+        done = remake(command, tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.endswith("expected the sources of llama.cpp, found no include/llama.h\n")
+
+
+@pytest.mark.slow
+@pytest.mark.upstream
+def test_a_rebase_stops_at_a_conflict_and_makes_the_patches_that_differ(tmp_path: Path) -> None:
+    """pytest -m slow tests/server/test_patches.py"""
+    tree, series = tmp_path / "tree", tmp_path / "series"
+    shutil.copytree(llama_cpp_source(), tree)
+    change(tree / SERVER, COMMENT, "// erase checkpoints with pos_max > pos_next")
+    done = remake("rebase", tree)
+    assert "1 of " in done.stdout
+    assert done.returncode == 1
+    assert done.stderr.startswith("0002-server-drop")
+    assert f"conflicts in {SERVER}; " in done.stderr
+    git = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+
+    text = (tree / SERVER).read_text()
+    merged = "                                // erase checkpoints with pos_max >= pos_next\n"
+    (tree / SERVER).write_text(re.sub(r"<<<<<<< .*?>>>>>>> .*?\n", merged, text, flags=re.DOTALL))
+    subprocess.run(["git", "add", SERVER], cwd=tree, check=True, env=git)
+    subprocess.run(["git", "am", "--continue"], cwd=tree, check=True, env=git, capture_output=True)
+    done = remake("make", tree, series)
+    assert done.returncode == 0, done.stderr
+    (path,) = series.iterdir()
+    assert path.name.startswith("0002-")
+    assert re.search(r"^\+ +// erase checkpoints with pos_max >= pos_next$", path.read_text(), re.M)
+    assert "found a repository" in remake("rebase", tree).stderr
+
+
+def next_series() -> list[Addition]:
+    """The patches of patches/next/, and those of patches/ that it has no other version of."""
+    series = {patch.name[:4]: patch for patch in read_patches()}
+    for path in NEXT.glob("*.patch"):
+        assert path.name[:4] in series
+        series[path.name[:4]] = Addition(path.name, path.read_bytes())
+    return [series[number] for number in sorted(series)]
+
+
+def test_the_next_series_has_versions_of_our_patches() -> None:
+    assert [patch.name for patch in next_series()] == [patch.name for patch in read_patches()]
+
+
+@pytest.mark.slow
+def test_the_next_series_applies_to_its_base(tmp_path: Path) -> None:
+    """MTP_GGUF_NEXT_SDIST=xllamacpp-….tar.gz pytest -m slow tests/server/test_patches.py"""
+    stated = os.environ.get("MTP_GGUF_NEXT_SDIST")
+    if not stated:
+        pytest.skip("MTP_GGUF_NEXT_SDIST: expected the source distribution of patches/next/BASE")
+    base = dict(line.split() for line in (NEXT / "BASE").read_text().splitlines())
+    assert hashlib.sha256(Path(stated).read_bytes()).hexdigest() == base["sha256"]
+    with tarfile.open(stated) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.glob("*/thirdparty/llama.cpp")
+    apply(next_series(), tree)
 
 
 @pytest.mark.upstream
