@@ -190,7 +190,7 @@ def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial) -> None:
             session.remove(0, 0)
             session.restore(saved, 1)
             assert go_on(session, token, 12, 1) == want
-            with pytest.raises(NativeError, match="expected the 20 tokens that it was made of"):
+            with pytest.raises(NativeError, match="expected its 20 tokens in the sequence"):
                 session.restore(saved, 0)
 
 

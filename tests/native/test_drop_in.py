@@ -111,7 +111,7 @@ def test_a_stream_ends_when_another_call_begins(dial, chain) -> None:
                 if ended is tokens:
                     assert call()
                 with pytest.raises(
-                    NativeError, match="this stream has ended: the model was called"
+                    NativeError, match="this stream has ended because the model was used"
                 ):
                     next(ended)
                 with pytest.raises(StopIteration):

@@ -15,7 +15,12 @@ Q4_K = BY_NAME["Q4_K"]
 @pytest.mark.parametrize(
     ("kind", "shape", "dtype", "text"),
     [
-        ("Q4_K", (1, 255), np.float32, r"Q4_K from F32 \[1, 255\]: a row is no multiple"),
+        (
+            "Q4_K",
+            (1, 255),
+            np.float32,
+            r"Q4_K from F32 \[1, 255\]: the row length is not a multiple",
+        ),
         ("Q4_K", (256,), np.float32, "expected rows of F32, F16 or BF16, found float32"),
         ("Q4_K", (1, 256), np.float64, "expected rows of F32, F16 or BF16, found float64"),
         ("Q8_K", (1, 256), np.float32, "not a type that can be quantized"),
