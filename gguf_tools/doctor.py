@@ -9,7 +9,7 @@ import re
 import shlex
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from sys import byteorder
 
@@ -22,6 +22,7 @@ from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
+from .remote import download_command, is_remote
 from .tensor_types import F32
 
 _HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
@@ -102,6 +103,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += _unloadable(model)
+    findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
         path=str(model.path),
@@ -333,6 +335,17 @@ def _regraft(head: Model, source: str) -> str:
         f"mtp-gguf strip {_quoted(head)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o fixed.gguf"
     )
+
+
+def _runnable(fix: str, *models: Model) -> str:
+    """The command with remote files downloaded first, unless it reads remote files itself."""
+    if not fix or fix.startswith(("mtp-gguf graft", "mtp-gguf convert")):
+        return fix
+    for path in dict.fromkeys(str(model.path) for model in models):
+        if is_remote(path) and shlex.quote(path) in fix:
+            local = shlex.quote(path.rpartition("/")[2])
+            fix = f"{download_command(path)} && {fix.replace(shlex.quote(path), local)}"
+    return fix
 
 
 def _new_list(head: Model) -> str:

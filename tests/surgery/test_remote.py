@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -605,6 +606,32 @@ def test_the_doctor_visits_the_hub(
             assert result.exit_code == code, result.output
             ranges = [a for a in hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
             assert len(ranges) == len(list(folder.glob("*.safetensors")))
+
+
+def test_the_fix_for_a_remote_file_downloads_it_first(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`strip` changes local files, so the printed command fetches the file before."""
+    (tmp_path / "served").mkdir()
+    hidden = edited(
+        models.gguf(DENSE, *UNIFORM),
+        tmp_path / "served" / "hidden.gguf",
+        metadata=lambda keys: keys.pop("qwen35.nextn_predict_layers"),
+    )
+    monkeypatch.chdir(tmp_path)
+    with Web(hidden.parent) as web:
+        url = web.url(hidden.name)
+        result = invoke("doctor", url, "--json")
+        assert result.exit_code == 1
+        [finding] = json.loads(result.stdout)["findings"]
+        download, *commands = finding["fix"].split(" && ")
+        assert shlex.split(download) == ["curl", "-LO", url]
+        shutil.copy(hidden, url.rpartition("/")[2])  # what curl does
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "mtp-gguf"
+        succeed(*words, *(["--no-check"] if words[0] == "graft" else []))
+    succeed("doctor", "fixed.gguf")
 
 
 def test_offline_nothing_is_asked_for(
