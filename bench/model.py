@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.native import _log
+from mtp_gguf.native import log
 from mtp_gguf.native._bindings import library
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.generate import chat_writer
@@ -55,10 +55,10 @@ class BenchModel:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mtp = False
-        _log.listen(False)
+        log.listen(False)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise ModelRefusedError(f"{path}: llama.cpp cannot load it{_log.indented()}")
+            raise ModelRefusedError(f"{path}: llama.cpp cannot load it{log.indented_log()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         template = llama_cpp.llama_model_chat_template(self._model, None)
@@ -133,7 +133,7 @@ class BenchModel:
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise ModelRefusedError(
-                f"{self.path}: no context of {self.n_ctx} positions{_log.indented()}"
+                f"{self.path}: no context of {self.n_ctx} positions{log.indented_log()}"
             )
         return context
 

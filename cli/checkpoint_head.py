@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def open_source(source: str, revision: str | None) -> "Checkpoint":
     """Open the MTP head of a folder, hub id or `hf://OWNER/NAME` (on the hub: only headers)."""
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.hub_checkpoint import open_hub_checkpoint  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
@@ -52,7 +52,7 @@ def converted_head(
     target: Path,
 ) -> Iterator[Model]:
     """Convert the head of a checkpoint into a temporary file in the output's folder."""
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
     from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415

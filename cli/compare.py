@@ -148,8 +148,8 @@ def _checkpoint(
     model: Model, source: str, revision: str | None
 ) -> Iterator[tuple["Side", dict[str, Any]]]:
     """Open the checkpoint as a side, with the metadata that the file should have."""
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     part = HeadChoice.NONE

@@ -189,7 +189,7 @@ def convert(
 
     mtp-gguf convert Qwen3.5-4B-BF16.gguf --also Q5_K_M,Q8_0
     """
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
     from mtp_gguf.convert.precision import parse_override, parse_tensor_type  # noqa: PLC0415

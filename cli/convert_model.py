@@ -109,7 +109,7 @@ def _planned_gguf(
 
 def _donor(base: Model, mtp_from: str, request: "Request", stack: ExitStack) -> "Donor":
     """Open the model `mtp_from` as a donor of the head for `base`."""
-    from mtp_gguf.convert.family import HeadChoice  # noqa: PLC0415
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
     from mtp_gguf.convert.plan import Request  # noqa: PLC0415
     from mtp_gguf.convert.plan_gguf import Donor  # noqa: PLC0415

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.format import Scalar, ValueType
 
+from .blueprint import HeadChoice
 from .checkpoint import Checkpoint
-from .family import HeadChoice, find_family
+from .family import find_family
 from .source_rows import SourceRows
 from .weights import PLAIN_DTYPES
 

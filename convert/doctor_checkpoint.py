@@ -28,6 +28,7 @@ from mtp_gguf.gguf_tools.remote import HubModel, download_command, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.tensor_types import F16
 
+from .blueprint import HeadChoice
 from .checkpoint import (
     LAYERS_KEY,
     Checkpoint,
@@ -38,7 +39,7 @@ from .checkpoint import (
 )
 from .checkpoint_side import CheckpointSide
 from .config import ConfigReader, is_whole
-from .family import HeadChoice, find_family
+from .family import find_family
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .plan import Request

@@ -27,8 +27,9 @@ from mtp_gguf.gguf_tools.safetensors import (
     weight_files,
 )
 
+from .blueprint import HeadChoice
 from .checkpoint import read_config, read_weight_map
-from .family import HeadChoice, find_family
+from .family import find_family
 
 # All files other than weights that a converter or a runtime reads.
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "README.md", "LICENSE*"]

@@ -15,6 +15,7 @@ from mtp_gguf.gguf_tools.remote import RemoteSource
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, read_safetensors
 from mtp_gguf.gguf_tools.sources import FileSource
 
+from .blueprint import HeadChoice
 from .checkpoint import (
     Checkpoint,
     PlacedTensor,
@@ -23,7 +24,7 @@ from .checkpoint import (
     read_config,
     read_weight_map,
 )
-from .family import HeadChoice, find_family
+from .family import find_family
 from .hub import download
 
 

@@ -16,8 +16,8 @@ from mtp_gguf.gguf_tools.model import shard_path
 from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, TensorType
 from mtp_gguf.native import ggml
 
+from .blueprint import HeadChoice
 from .draft_vocabulary import DraftVocabulary
-from .family import HeadChoice
 from .general import file_stem
 from .imatrix import Imatrix
 from .plan_notes import notes

@@ -14,9 +14,10 @@ from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
 from . import draft_vocabulary
+from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .draft_vocabulary import DraftVocabulary
-from .family import Blueprint, HeadChoice, find_family
+from .family import find_family
 from .general import general_metadata
 from .plan import Content, DraftRequest, Plan, Request, imatrix_metadata, plans_of
 from .precision import FILE_TYPES

@@ -32,9 +32,9 @@ from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, I64, TensorType
 from mtp_gguf.gguf_tools.transplant import extract, graft, strip
 
+from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, PlacedTensor
 from .draft_vocabulary import DraftVocabulary
-from .family import HeadChoice
 from .plan import FILE_TYPE_KEY, Content, Plan, Request, imatrix_metadata, plans_of
 from .plan_checkpoint import with_draft_rows
 from .precision import fixed_type_tensors

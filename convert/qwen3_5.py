@@ -23,9 +23,9 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
+from .blueprint import Blueprint, HeadChoice
 from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head
 from .config import LARGEST_SIZE, ConfigReader, is_whole
-from .family import Blueprint, HeadChoice
 from .quantized import check_schemes, weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
 

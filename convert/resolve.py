@@ -6,8 +6,9 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import CheckpointError, RequestError
 from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
+from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
-from .family import HeadChoice, find_family
+from .family import find_family
 from .hub import download
 from .hub_checkpoint import open_hub_checkpoint, open_hub_head
 

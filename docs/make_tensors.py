@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.convert import qwen3_5
+from mtp_gguf.convert.blueprint import Blueprint, HeadChoice
 from mtp_gguf.convert.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
 from mtp_gguf.convert.config import ConfigReader
-from mtp_gguf.convert.family import Blueprint, HeadChoice
 from mtp_gguf.convert.precision import Override, choose_types
 from mtp_gguf.convert.quantized import SCHEMES
 from mtp_gguf.convert.qwen3_5 import Dims, Entry

@@ -181,10 +181,14 @@ def check(status: int) -> None:
     if status:
         text = library().mtp_last_error().decode(errors="replace")
         if status == _BACKEND:
-            from ._log import indented  # noqa: PLC0415  (it needs this module)
-
-            text += indented()
+            text += indented_log()
         raise _ERRORS.get(status, NativeError)(text)
+
+
+def indented_log() -> str:
+    """Return llama.cpp's last log lines, indented, to append to an error message."""
+    text: str = library().mtp_log_last().decode(errors="replace")
+    return "".join(f"\n  {line}" for line in text.split("\n")[:-1])
 
 
 def _declare(lib: ctypes.CDLL) -> None:

@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.profile import (
     find_profile,
 )
 
-from . import _log
+from . import log
 from ._bindings import MAX_DEPTH, library
 from ._interrupts import DeferredInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
@@ -238,15 +238,15 @@ class MTPLlama(llama_cpp.Llama):
     ) -> None:
         """Load trunk and head; the two properties below change the trunk's parameters."""
         verbose = options.setdefault("verbose", False)
-        _log.listen(verbose)
+        log.listen(verbose)
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
             hint = _layout_hint(Path(model_path))
-            raise ModelRefusedError(f"{error}{hint}{_log.indented()}") from None
+            raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
-        _log.listen(verbose)  # drops the lines of loading, which do not explain later errors
+        log.listen(verbose)  # drops the lines of loading, which do not explain later errors
         if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
             self._plain = True  # a session needs a decoder with a memory
         if self._plain:

@@ -20,8 +20,8 @@ import pytest
 from checkpoints import write_checkpoint
 from conversions import SMALL, invoke
 
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plan import Request
 from mtp_gguf.convert.plan_checkpoint import make_plans

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from checkpoints import Spec, write_checkpoint
 from native_trunk import opened_session
 
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plan import Request
 from mtp_gguf.convert.plan_checkpoint import make_plans

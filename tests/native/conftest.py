@@ -13,8 +13,8 @@ import pytest
 from checkpoints import SPECS, Spec, write_checkpoint
 from reference import ReferenceModel
 
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plan import DraftRequest, Request
 from mtp_gguf.convert.plan_checkpoint import make_plans

@@ -11,7 +11,7 @@ import pytest
 from reference import ReferenceModel
 from upstream.llama_mtp import LlamaMtp
 
-from mtp_gguf.convert.family import HeadChoice
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError

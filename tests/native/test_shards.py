@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.family import HeadChoice
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plan import DraftRequest, Request
 from mtp_gguf.convert.plan_checkpoint import make_plans

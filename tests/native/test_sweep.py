@@ -23,7 +23,7 @@ import pytest
 from all_pairs import all_pairs
 from checkpoints import SPECS, Spec
 
-from mtp_gguf.convert.family import HeadChoice
+from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.native import MTPLlama
 
 if TYPE_CHECKING:

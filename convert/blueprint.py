@@ -1,0 +1,56 @@
+"""The interface between a model family and the converter."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from mtp_gguf.gguf_tools.format import Value
+
+from .checkpoint import Checkpoint
+from .recipe import Target
+
+
+class HeadChoice(Enum):
+    """The part of the model to convert: trunk and MTP head, only the trunk, or only the head.
+
+    ALONE includes embedding and output, so that a runtime can load the file. BLOCK is only the MTP
+    block, to be added to a model that has its own embedding and output.
+    """
+
+    WITH_TRUNK = "with the trunk"
+    NONE = "none"
+    ALONE = "alone"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """The contents of the GGUF, before tensor types are chosen.
+
+    hparams: the architecture's metadata, without the tokenizer and general.*.
+    targets: every tensor. skipped: unused source tensors with the reason.
+    n_trunk: number of trunk layers; the MTP block is block `n_trunk`.
+    output: the target whose rows are the output vocabulary (token_embd.weight if tied); None if
+    only the MTP block is converted.
+    """
+
+    architecture: str
+    hparams: dict[str, Value]
+    targets: tuple[Target, ...]
+    skipped: dict[str, str]
+    n_trunk: int
+    n_mtp: int
+    n_vocab: int
+    output: Target | None
+
+
+class Family(Protocol):
+    """A model family, implemented by a module of this package with these members."""
+
+    ARCHITECTURES: tuple[str, ...]
+
+    def wants(self, name: str, head: HeadChoice) -> bool:
+        """Whether a conversion of this part of the model reads the source tensor `name`."""
+
+    def blueprint(self, checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+        """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
