@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.native import log
-from mtp_gguf.native._bindings import library
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.libraries import device_name
 from mtp_gguf.native.model_file import check_trunk
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
@@ -47,7 +47,7 @@ class BenchModel:
         self.path = path
         self.n_ctx = n_ctx
         self.threads = threads
-        self.device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
+        self.device = device_name(gpu_layers)
         self._head_path = head
         # Contexts by snapshots, and heads by rows and threads, that no session uses now.
         self._contexts: dict[int, list[Any]] = {}

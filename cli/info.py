@@ -55,8 +55,8 @@ def say_note() -> None:
 
 def _fields() -> dict[str, Any]:
     from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.native._bindings import library  # noqa: PLC0415
     from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.libraries import built_for  # noqa: PLC0415
     from mtp_gguf.native.runtime import llama_cpp, runtime  # noqa: PLC0415
 
     built = find_build()
@@ -71,7 +71,7 @@ def _fields() -> dict[str, Any]:
             "kind": runtime.kind,
             "folder": str(runtime.folder),
             "reason": runtime.reason,
-            "llama.cpp": library().mtp_built_for().decode(),
+            "llama.cpp": built_for(),
         },
         "kernels": machine.kernels,
         "cpu_features": features,

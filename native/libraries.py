@@ -22,10 +22,21 @@ class LoadedLibraries:
     llama_cpp_python: str
 
 
+def device_name(gpu_layers: int) -> str:
+    """Return ggml's name of the device for models with `gpu_layers` GPU layers (-1: all)."""
+    return str(library().mtp_gpu_name(0).decode()) if gpu_layers else "CPU"
+
+
+def built_for() -> str:
+    """Return the versions of ggml and llama.cpp that libmtp was built for."""
+    return str(library().mtp_built_for().decode())
+
+
 def loaded_libraries(gpu_layers: int) -> LoadedLibraries:
     """Return the libraries and the device for models with `gpu_layers` GPU layers (-1: all)."""
-    device = library().mtp_gpu_name(0).decode() if gpu_layers else "CPU"
-    return LoadedLibraries(device, kernels(), str(runtime.folder), version("llama-cpp-python"))
+    return LoadedLibraries(
+        device_name(gpu_layers), kernels(), str(runtime.folder), version("llama-cpp-python")
+    )
 
 
 def has_gpu() -> bool:

@@ -102,6 +102,57 @@ def test_one_module_imports_llama_cpp() -> None:
                 assert not imported or name == "native/runtime.py", f"{name} imports llama_cpp"
 
 
+@pytest.mark.parametrize("room", ALLOWED_IMPORTS)
+def test_rooms_use_no_private_modules_of_others(room: str) -> None:
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for module in imported_modules(path):
+            assert "._" not in module, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def imports_at_run_time() -> dict[str, set[str]]:
+    """The modules that each module imports, anywhere but under `if TYPE_CHECKING`."""
+    files = {}
+    for room in ALLOWED_IMPORTS:
+        for path in (ROOT / room).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            files[name.removesuffix(".__init__")] = path
+    graph = {}
+    for name, path in files.items():
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for_types = {
+            id(node)
+            for block in ast.walk(tree)
+            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+            for node in ast.walk(block)
+        }
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or id(node) in for_types:
+                continue
+            start = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            module = module.removeprefix("mtp_gguf.")
+            for alias in node.names:
+                found = f"{module}.{alias.name}"
+                graph[name].add(found if found in files else module)
+        graph[name] = {module for module in graph[name] - {name} if module in files}
+    return graph
+
+
+def test_no_import_cycles() -> None:
+    """Imports inside functions count, too: they hide a cycle and do not remove it."""
+    graph = imports_at_run_time()
+    assert len(graph) > 100
+    while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    for _ in range(len(graph)):  # what only leads to a cycle is not part of one
+        used = set().union(*graph.values()) if graph else set()
+        graph = {name: needs for name, needs in graph.items() if name in used}
+    assert not graph, f"import cycles among {sorted(graph)}"
+
+
 @pytest.mark.parametrize("heading", ["Try it", "Test it"])
 def test_readme_has_the_command(heading: str) -> None:
     """CI runs the very line that the README gives."""
