@@ -160,7 +160,7 @@ class TestTerminal:
         output = tmp_path / "output"
         output.mkdir()
         arguments = [model, "-o", output / "x.gguf", "--quant", "F16"]
-        message = refused(arguments, "1 tensors have no place", output=output)
+        message = refused(arguments, "1 tensors are not part of this model", output=output)
         assert not {"\x1b", "\r", "\x07", "\u202e"} & {*message}
 
     def test_printable(self) -> None:

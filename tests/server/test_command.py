@@ -101,7 +101,7 @@ def test_the_user_says_how_deep_and_whether(patched: Path, files: Files) -> None
     model = files("plain")
     assert printed(patched, model, "--spec-draft-n-max", 5)[-2:] == ["--spec-draft-n-max", "5"]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
-    assert "contradict" in refusal(patched, model, "--no-draft", "--spec-draft-n-max", 2, code=2)
+    assert "combined" in refusal(patched, model, "--no-draft", "--spec-draft-n-max", 2, code=2)
 
 
 def test_the_usual_options_of_llama_server(patched: Path, files: Files) -> None:
