@@ -312,7 +312,7 @@ class TestRefused:
         refused(
             [source, "-o", output / "x.gguf"],
             "expected F32, F16 or BF16, found Q8_0",
-            "quantized again",
+            "quantizing quantized weights again",
             "mtp-gguf graft",
             output=output,
         )

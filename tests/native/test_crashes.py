@@ -14,6 +14,16 @@ from fuzz.native_corpus import DENSE, convert
 from mtp_gguf.gguf_tools.format import ValueType
 
 MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+# Goes on after the end of the text, so that the file is still in use when it is cut off.
+ENDLESS = """
+import sys
+from mtp_gguf.native.crashes import tell_crashes
+from mtp_gguf.native.llama import MTPLlama
+tell_crashes()
+with MTPLlama(sys.argv[1], n_ctx=32768, n_threads=1, depth=0) as llm:
+    for token in llm.generate(llm.tokenize(b"a"), temp=0.0):
+        print(token, flush=True)
+"""
 UNCHECKED = "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faults = lambda _: []\n"
 
 
@@ -55,9 +65,8 @@ def test_crash_is_reported_in_one_sentence(
 def test_model_file_truncated_while_in_use(sound: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(sound.read_bytes())
-    words = ("generate", path, "-p", "a", "-n", "0", "-c", "100000", "-t", "1", "--depth", "0")
     with subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, words)],
+        [sys.executable, "-c", ENDLESS, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as running:
