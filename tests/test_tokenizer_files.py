@@ -101,18 +101,18 @@ class TestTextsOfTheirOwn:
 
     def test_a_name_of_an_unused_id(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "[PAD1000]")
-        refuse(broken, output, "tokenizer.json", "a text of its own", "'[PAD1000]'", "922 and 1000")
+        refuse(broken, output, "tokenizer.json", "a different text for each token", "'[PAD1000]'", "922 and 1000")
 
     def test_two_that_decode_alike(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "é")  # a symbol of byte-level BPE, which stands for half a character
         converted(broken, output / "one.gguf", "--quant", "F16")
         assert loads(output / "one.gguf")
         add_tokens(broken, "ñ")
-        refuse(broken, output, "tokenizer.json", "a text of its own", "165 and 173")
+        refuse(broken, output, "tokenizer.json", "a different text for each token", "165 and 173")
 
     def test_two_that_end_early(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "same\0one", "same\0two")
-        refuse(broken, output, "tokenizer.json", "a text of its own", "'same'")
+        refuse(broken, output, "tokenizer.json", "a different text for each token", "'same'")
 
 
 class TestKinds:
