@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from threading import Thread
 
 import pytest
 
 from mtp_gguf.cli.progress import stops_cleanly
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """Under nohup and its like a process begins with SIGHUP ignored."""
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 

@@ -101,7 +101,14 @@ class TestTextsOfTheirOwn:
 
     def test_a_name_of_an_unused_id(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "[PAD1000]")
-        refuse(broken, output, "tokenizer.json", "a different text for each token", "'[PAD1000]'", "922 and 1000")
+        refuse(
+            broken,
+            output,
+            "tokenizer.json",
+            "a different text for each token",
+            "'[PAD1000]'",
+            "922 and 1000",
+        )
 
     def test_two_that_decode_alike(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "é")  # a symbol of byte-level BPE, which stands for half a character
