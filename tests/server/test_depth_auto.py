@@ -96,17 +96,24 @@ def test_a_head_that_is_never_right_is_left_alone(
 def test_a_head_that_is_always_right_drafts_deep(
     patched_server: Path, dial: Any, tmp_path: Path, free_port: int
 ) -> None:
-    model, log = dial(hit=1.0), tmp_path / "log"
+    """The policy measures what drafts cost, so a busy machine gets three tries."""
+    model = dial(hit=1.0)
     with running(patched_server, model, free_port, options=["--no-draft"]) as client:
         want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
-    with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
-        result = client.complete(PROMPTS[2], n_predict=LONG)
-    assert result["tokens"] == want
-    (offered,) = chosen(log).values()
-    later = offered[len(offered) // 2 : -1]  # at its end a text has no room
-    assert sum(later) / len(later) > 2
-    assert max(offered) <= MOST
-    assert counts(result) == (sum(offered), sum(offered))
+    depths = []
+    for attempt in range(3):
+        log = tmp_path / f"log{attempt}"
+        with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
+            result = client.complete(PROMPTS[2], n_predict=LONG)
+        assert result["tokens"] == want
+        (offered,) = chosen(log).values()
+        assert max(offered) <= MOST
+        later = offered[len(offered) // 2 : -1]  # at its end a text has no room
+        depths.append(sum(later) / len(later))
+        if depths[-1] > 2:
+            assert counts(result) == (sum(offered), sum(offered))
+            return
+    pytest.fail(f"mean depths {depths}, expected more than 2 in one of them")
 
 
 def test_the_most_can_be_said(
