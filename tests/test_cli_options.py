@@ -289,7 +289,10 @@ class TestGenerate:
         assert generated(model, *base, "--top-k", "1") == greedy
         assert generated(model, *base, "--min-p", "1") == greedy
         assert generated(model, *base, "--top-p", "0") == greedy
-        texts = {generated(model, *base, "--top-k", "0", "--seed", "-1") for _ in range(3)}
+        texts = {
+            generated(model, *base, "--top-k", "0", "--min-p", "0", "--top-p", "1", "--seed", "-1")
+            for _ in range(3)
+        }
         assert len(texts) > 1
 
     def test_stats_name_device_and_libraries(self, model: Path) -> None:

@@ -46,7 +46,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
             name,
             f"-max_total_time={SECONDS}",
             "-timeout=5",
-            "-rss_limit_mb=1024",
+            "-rss_limit_mb=4096",
             f"-artifact_prefix={tmp_path}/",
             "-print_final_stats=1",
         ],
