@@ -131,6 +131,8 @@ class MTPLlama(llama_cpp.Llama):
     loaded. Close it, or use contextlib.closing.
     """
 
+    _closed = True  # nothing to free before __init__
+
     def __init__(
         self,
         model_path: str,
@@ -341,19 +343,25 @@ class MTPLlama(llama_cpp.Llama):
 
         While another thread uses the session, NativeError is raised and nothing is freed.
         """
-        if self._session is not None:
-            self._session.close()
-        if hasattr(self, "_stack"):
-            super().close()
-        if self._prompt is not None:
-            self._prompt.close()
-        self._prompt = None
-        self._session = None
-        self._head = None
-        # llama_cpp.Llama's methods use these and would otherwise access freed memory.
-        self._model = self._ctx = self._batch = self.tokenizer_ = _CLOSED
-        self._closed = True
-        self._model_lock.release_all()
+        # Python would print and drop an interrupt that is handled inside a destructor.
+        with DeferredInterrupts():
+            if self._session is not None:
+                self._session.close()
+            if hasattr(self, "_stack"):
+                super().close()
+            if self._prompt is not None:
+                self._prompt.close()
+            self._prompt = None
+            self._session = None
+            self._head = None
+            # llama_cpp.Llama's methods use these and would otherwise access freed memory.
+            self._model = self._ctx = self._batch = self.tokenizer_ = _CLOSED
+            self._closed = True
+            self._model_lock.release_all()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close()
 
     def __enter__(self) -> MTPLlama:
         return self
