@@ -34,11 +34,11 @@ from unittest.mock import patch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import checkpoints  # noqa: E402
 import numpy as np  # noqa: E402
-from checkpoints import Array, Spec, write_checkpoint  # noqa: E402
 
 from mtp_gguf.gguf_tools.format import open_gguf  # noqa: E402
+from support import checkpoints  # noqa: E402
+from support.checkpoints import Array, Spec, write_checkpoint  # noqa: E402
 
 _REAL = {"interval": 4, "head_dim": 256, "linear_dim": 128, "vocab_size": 248320}
 SHAPES = {
@@ -73,13 +73,13 @@ SHAPES = {
 _UPSTREAM_CONVERT = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from upstream.convert_upstream import convert
+from support.upstream.convert_upstream import convert
 convert(Path(sys.argv[2]), Path(sys.argv[3]), "bf16")
 """
 _UPSTREAM_QUANTIZE = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from upstream.convert_upstream import quantize
+from support.upstream.convert_upstream import quantize
 quantize(Path(sys.argv[2]), Path(sys.argv[3]), "Q4_K_M", [(sys.argv[4], "F16")])
 """
 

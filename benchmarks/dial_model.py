@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import checkpoints
-from checkpoints import SPECS, Spec
+from support import checkpoints
+from support.checkpoints import SPECS, Spec
 
 SEED = 20
 FLAG = 4.0  # value of the flag, in standard deviations of an embedding's other values

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from server.test_real_server import TEXTS, TOKENS, certain, running
+from support.real_server import TEXTS, TOKENS, certain, running
 
 CLIENTS, SLOTS, SEED = 8, 4, 4
 

@@ -26,7 +26,7 @@ from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import Q8_0
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from real_tools.rows import ROWS, SAME
+from support.real_tools.rows import ROWS, SAME
 
 PAGE = Path(__file__).with_name("tensors.md")
 

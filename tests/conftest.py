@@ -1,11 +1,38 @@
-"""Ctrl-C as a terminal gives it: what a script starts in its background has SIGINT ignored.
+"""What all tests share: models, and Ctrl-C as a terminal gives it.
 
-The processes that tests start and interrupt would inherit that, and never hear of it.
+What a script starts in its background has SIGINT ignored; the processes that tests start and
+interrupt would inherit that, and never hear of it.
 """
 
+from __future__ import annotations
+
 import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.register_assert_rewrite("support")
+
+if TYPE_CHECKING:
+    from support.models import Dial, Models
 
 
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Checkpoints and converted files, each made once."""
+    from support.models import Models  # noqa: PLC0415 - after its asserts are to be rewritten
+
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def dial(models: Models) -> Dial:
+    """Synthetic models with a fixed acceptance rate."""
+    from support.models import Dial  # noqa: PLC0415
+
+    return Dial(models)

@@ -11,21 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SPECS, Array, Spec
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    converted,
-    differing,
-    edit_json,
-    edit_tensors,
-    invoke,
-    refused,
-    tensors_of,
-    value_of,
-)
-from upstream.imatrix import CHUNKS, DATASET, imatrix_entries, write_imatrix
+
+from support.checkpoint_edits import edit_json, edit_tensors
+from support.checkpoints import SMALL, SPECS, TINY, Array, Spec
+from support.commands import invoke
+from support.conversions import converted, refused
+from support.gguf_files import differing, tensors_of, value_of
+from support.models import Models
+from support.upstream.imatrix import CHUNKS, DATASET, imatrix_entries, write_imatrix
 
 NESTED = replace(TINY, name="nested", nested=True)
 POINTER = (
@@ -34,14 +27,9 @@ POINTER = (
 )
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
 @pytest.fixture
-def broken(checkpoints: Checkpoints, tmp_path: Path) -> Path:
-    return checkpoints.copy(TINY, tmp_path)
+def broken(models: Models, tmp_path: Path) -> Path:
+    return models.copy(TINY, tmp_path)
 
 
 @pytest.fixture
@@ -77,11 +65,11 @@ class TestNames:
         self,
         rename: Callable[[str], str],
         spec: Spec,
-        checkpoints: Checkpoints,
+        models: Models,
         tmp_path: Path,
         output: Path,
     ) -> None:
-        model = checkpoints.copy(spec, tmp_path)
+        model = models.copy(spec, tmp_path)
 
         def edit(tensors: dict[str, Array]) -> None:
             renamed = {rename(name): array for name, array in tensors.items()}
@@ -89,17 +77,15 @@ class TestNames:
             tensors.update(renamed)
 
         edit_tensors(model, edit)
-        same_as(checkpoints.get(spec), model, output)
-        bare = checkpoints.get(replace(TINY, name="bare", mtp=False))
+        same_as(models.checkpoint(spec), model, output)
+        bare = models.checkpoint(replace(TINY, name="bare", mtp=False))
         converted(bare, output / "lent.gguf", "--quant", "F16", "--mtp-from", model)
         assert value_of(output / "lent.gguf", "qwen35.nextn_predict_layers") == 1
 
-    def test_of_computed_buffers(
-        self, checkpoints: Checkpoints, broken: Path, output: Path
-    ) -> None:
+    def test_of_computed_buffers(self, models: Models, broken: Path, output: Path) -> None:
         names = "model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"
         edit_tensors(broken, lambda t: t.update(dict.fromkeys(names, np.ones(4, np.float32))))
-        same_as(checkpoints.get(TINY), broken, output)
+        same_as(models.checkpoint(TINY), broken, output)
         assert "2 source tensors skipped: computed" in invoke("convert", broken, "--dry-run").output
 
     def test_of_an_adapter(self, broken: Path, output: Path) -> None:
@@ -116,9 +102,9 @@ class TestNulls:
     """Where transformers writes null, nothing is set: the value outside counts, or the default."""
 
     def test_inside_do_not_hide_what_is_outside(
-        self, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, models: Models, tmp_path: Path, output: Path
     ) -> None:
-        model = checkpoints.copy(NESTED, tmp_path)
+        model = models.copy(NESTED, tmp_path)
 
         def edit(config: dict[str, Any]) -> None:
             inner = config["text_config"]
@@ -127,30 +113,28 @@ class TestNulls:
             inner |= {"architectures": None, "pad_token_id": None, "quantization_config": None}
 
         edit_json(model / "config.json", edit)
-        same_as(checkpoints.get(NESTED), model, output)
+        same_as(models.checkpoint(NESTED), model, output)
 
-    def test_of_values_with_a_default(
-        self, checkpoints: Checkpoints, broken: Path, output: Path
-    ) -> None:
+    def test_of_values_with_a_default(self, models: Models, broken: Path, output: Path) -> None:
         def edit(config: dict[str, Any]) -> None:
             config |= dict.fromkeys(("rms_norm_eps", "quantization_config", "rope_scaling"))
             config["tie_word_embeddings"] = None
             config["rope_parameters"]["mrope_section"] = None
 
         edit_json(broken / "config.json", edit)
-        same_as(checkpoints.get(TINY), broken, output)
+        same_as(models.checkpoint(TINY), broken, output)
 
     @pytest.mark.parametrize(("outside", "inside"), [(True, False), (True, None), (None, True)])
     def test_tied_by_the_outer_config(
         self,
         outside: bool | None,
         inside: bool | None,
-        checkpoints: Checkpoints,
+        models: Models,
         tmp_path: Path,
         output: Path,
     ) -> None:
         spec = replace(NESTED, name="tied", tied=True)
-        model = checkpoints.copy(spec, tmp_path)
+        model = models.copy(spec, tmp_path)
         for tied in (outside, False):
 
             def edit(config: dict[str, Any], tied: bool | None = tied) -> None:
@@ -159,7 +143,7 @@ class TestNulls:
 
             edit_json(model / "config.json", edit)
             if tied is not False:
-                same_as(checkpoints.get(spec), model, output)
+                same_as(models.checkpoint(spec), model, output)
         (output / "x.gguf").unlink()
         refuse(model, output, "tie_word_embeddings is false", "lm_head.weight")
 
@@ -282,10 +266,8 @@ class TestOlderImatrix:
         return path
 
     @pytest.mark.parametrize("spec", [SMALL, SPECS["moe-fused"]], ids=lambda spec: spec.name)
-    def test_weighs_as_a_gguf_does(
-        self, spec: Spec, checkpoints: Checkpoints, output: Path
-    ) -> None:
-        model = checkpoints.get(spec)
+    def test_weighs_as_a_gguf_does(self, spec: Spec, models: Models, output: Path) -> None:
+        model = models.checkpoint(spec)
         for name, imatrix in (
             ("new", write_imatrix(output / "imatrix.gguf", spec)),
             ("old", self.write(output / "imatrix.dat", spec)),
@@ -315,18 +297,18 @@ class TestOlderImatrix:
         self,
         change: Callable[[bytes], bytes],
         words: tuple[str, ...],
-        checkpoints: Checkpoints,
+        models: Models,
         output: Path,
     ) -> None:
         path = self.write(output / "imatrix.dat", SMALL)
         path.write_bytes(change(path.read_bytes()))
         options = ("--imatrix", path)
-        refuse(checkpoints.get(SMALL), output, "imatrix.dat", *words, options=options)
+        refuse(models.checkpoint(SMALL), output, "imatrix.dat", *words, options=options)
 
-    def test_of_another_model(self, checkpoints: Checkpoints, output: Path) -> None:
+    def test_of_another_model(self, models: Models, output: Path) -> None:
         path = self.write(output / "imatrix.dat", replace(SMALL, hidden=512))
         words = "--imatrix", "[256, 1]", "[512]", "made for another model?"
-        refuse(checkpoints.get(SMALL), output, *words, options=("--imatrix", path))
+        refuse(models.checkpoint(SMALL), output, *words, options=("--imatrix", path))
 
 
 def test_json_is_read_as_utf_8(broken: Path, output: Path) -> None:

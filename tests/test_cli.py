@@ -14,27 +14,16 @@ import click
 import numpy as np
 import pytest
 import typer
-from checkpoints import Spec
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    edit_tensors,
-    invoke,
-    refused,
-    spawn,
-    write_repeating,
-)
 
 from mtp_gguf.cli import app, progress
+from support.checkpoint_edits import edit_tensors, write_repeating
+from support.checkpoints import SMALL, TINY, Spec
+from support.commands import invoke, spawn
+from support.conversions import refused
+from support.models import Models
 
 if not hasattr(os, "openpty"):
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 def _parameters() -> Iterator[tuple[str, click.Parameter]]:
@@ -108,10 +97,10 @@ class TestUsage:
         assert result.exit_code == 2
         assert "convrt" in result.stderr
 
-    def test_next_command_runs(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_next_command_runs(self, models: Models, tmp_path: Path) -> None:
         """Whatever characters the path has: the summary ends with a line to be pasted."""
         output = tmp_path / "a $(b) 'c' \"d\" é.gguf"
-        result = invoke("convert", checkpoints.get(SMALL), "-o", output)
+        result = invoke("convert", models.checkpoint(SMALL), "-o", output)
         assert result.exit_code == 0, result.output
         program, *arguments = shlex.split(result.stdout.splitlines()[-1].removeprefix("next: "))
         assert program == "mtp-gguf"
@@ -119,14 +108,12 @@ class TestUsage:
         assert listed.exit_code == 0
         assert "can draft: MTP head in block 2" in listed.stdout
 
-    def test_next_command_of_a_file_without_a_head(
-        self, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
-        arguments = ["convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp"]
+    def test_next_command_of_a_file_without_a_head(self, models: Models, tmp_path: Path) -> None:
+        arguments = ["convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp"]
         assert invoke(*arguments).stdout.endswith(f"list-tensors {tmp_path / 'x.gguf'}\n")
 
-    def test_as_a_process(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        arguments = ["convert", checkpoints.get(TINY), "-o", tmp_path / "x.gguf", "--json"]
+    def test_as_a_process(self, models: Models, tmp_path: Path) -> None:
+        arguments = ["convert", models.checkpoint(TINY), "-o", tmp_path / "x.gguf", "--json"]
         with spawn(*arguments) as process:
             stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -153,8 +140,8 @@ class TestUsage:
 class TestTerminal:
     """What comes from files must not steer the terminal."""
 
-    def test_names_in_errors(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        model = checkpoints.copy(TINY, tmp_path)
+    def test_names_in_errors(self, models: Models, tmp_path: Path) -> None:
+        model = models.copy(TINY, tmp_path)
         name = "model.\x1b[31m\r\n\x07\u202e"
         edit_tensors(model, lambda t: t.update({name: np.zeros((2, 2), np.float32)}))
         output = tmp_path / "output"
@@ -169,10 +156,10 @@ class TestTerminal:
 
 class TestProgress:
     def test_plain_lines(
-        self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(progress, "_PLAIN_PROGRESS_SECONDS", 0)
-        result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf")
+        result = invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf")
         assert result.exit_code == 0
         lines = result.stderr.splitlines()
         assert len(lines) > 10
@@ -186,8 +173,8 @@ class TestProgress:
         assert shares == sorted(shares)
         assert "B/s" not in result.stdout
 
-    def test_silent_when_short(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        assert not invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf").stderr
+    def test_silent_when_short(self, models: Models, tmp_path: Path) -> None:
+        assert not invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf").stderr
 
     def test_bar_on_a_terminal(self, tmp_path: Path) -> None:
         spec = Spec("large", hidden=1024, intermediate=3584)

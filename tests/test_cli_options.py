@@ -14,17 +14,14 @@ from typing import Any
 
 import pytest
 import typer
-from conversions import MAIN, TINY, Checkpoints, check_refusal, invoke, spawn
 
 from mtp_gguf.cli import app
 from mtp_gguf.cli.demo import PROMPT, shell_word
+from support.checkpoints import TINY
+from support.commands import MAIN, check_refusal, invoke, spawn
+from support.models import Models
 
 USAGE, BROKEN_PIPE = 2, 141
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +81,13 @@ class TestSpelling:
         assert len(first) < 72
         assert first.endswith(".")
 
-    def test_earlier_spellings_are_read_and_not_shown(
-        self, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
-        made = invoke("convert", checkpoints.get(TINY), "-o", tmp_path / "a.gguf", "--no-mtp")
+    def test_earlier_spellings_are_read_and_not_shown(self, models: Models, tmp_path: Path) -> None:
+        made = invoke("convert", models.checkpoint(TINY), "-o", tmp_path / "a.gguf", "--no-mtp")
         assert made.exit_code == 0
         for option in ("--from", "--mtp-from", "--source"):
             options = ("--quant", "F16", "--dry-run", "--json")
-            donor = checkpoints.get(TINY)
-            planned = invoke("convert", checkpoints.get(TINY), option, donor, *options)
+            donor = models.checkpoint(TINY)
+            planned = invoke("convert", models.checkpoint(TINY), option, donor, *options)
             assert "blk.2.nextn.eh_proj.weight" in planned.stdout
         text = invoke("convert", "--help").stdout
         assert "--from" in text
@@ -208,7 +203,7 @@ class TestRefusals:
 
 
 class TestEnds:
-    def test_ctrl_c_exits_with_130(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_ctrl_c_exits_with_130(self, models: Models, tmp_path: Path) -> None:
         """And says that nothing was written only where something would have been."""
         slow = (
             "import time; from mtp_gguf.gguf_tools import transplant\n"
@@ -217,7 +212,7 @@ class TestEnds:
             "transplant.strip = listing.read_listing = wait"
         )
         model = tmp_path / "m.gguf"
-        assert invoke("convert", checkpoints.get(TINY), "-o", model).exit_code == 0
+        assert invoke("convert", models.checkpoint(TINY), "-o", model).exit_code == 0
         for command, number, said in (
             (("list-tensors", model), signal.SIGINT, "interrupted\n"),
             (("strip", model), signal.SIGINT, "interrupted; nothing was written\n"),

@@ -7,19 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import SMALL, Checkpoints, converted, held, invoke, refused
-from upstream.imatrix import write_imatrix
 
 from mtp_gguf.convert.plan import path_of_another
+from support.checkpoints import SMALL, SPECS, Spec
+from support.commands import held, invoke
+from support.conversions import converted, refused
+from support.models import Models
+from support.upstream.imatrix import write_imatrix
 
 ALSO = "Q5_K_M", "Q8_0", "F16"
 MIXTURE = SPECS["moe-mixed"]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture
@@ -38,9 +35,9 @@ def alone(model: Path, path: Path, quant: str, *options: object) -> bytes:
 @pytest.mark.parametrize("spec", [SMALL, MIXTURE], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("threads", [1, 16])
 def test_each_is_the_file_of_a_run_of_its_own(
-    spec: Spec, threads: int, checkpoints: Checkpoints, output: Path, tmp_path: Path
+    spec: Spec, threads: int, models: Models, output: Path, tmp_path: Path
 ) -> None:
-    model = checkpoints.get(spec)
+    model = models.checkpoint(spec)
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", spec)
     options = "--mtp-type", "Q6_K", "--fastmtp", "100", "--imatrix", imatrix
     options = (*options, "--fastmtp-layout", "table", "--tensor-type", "ffn_up=Q8_0")
@@ -56,9 +53,9 @@ def test_each_is_the_file_of_a_run_of_its_own(
         assert f"{quant}:\n" in result.stdout
 
 
-def test_from_a_gguf_and_in_shards(checkpoints: Checkpoints, output: Path, tmp_path: Path) -> None:
+def test_from_a_gguf_and_in_shards(models: Models, output: Path, tmp_path: Path) -> None:
     source = tmp_path / "source-BF16.gguf"
-    converted(checkpoints.get(SMALL), source, "--quant", "BF16", "--mtp-type", "BF16")
+    converted(models.checkpoint(SMALL), source, "--quant", "BF16", "--mtp-type", "BF16")
     options = "--split-max-size", "700K", "-o", output / "x-Q4_K_M.gguf"
     assert invoke("convert", source, "--also", "Q8_0", *options).exit_code == 0
     assert len([*output.glob("x-Q4_K_M-*.gguf")]) < len([*output.glob("x-Q8_0-*.gguf")])
@@ -74,7 +71,7 @@ def test_from_a_gguf_and_in_shards(checkpoints: Checkpoints, output: Path, tmp_p
 
 
 def test_each_weight_is_read_once(
-    checkpoints: Checkpoints, output: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
 
@@ -85,13 +82,13 @@ def test_each_weight_is_read_once(
         return whole(self, target, start, stop)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SourceRows, "read", counted)
-    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf", "--also", ",".join(ALSO)]
+    arguments = [models.checkpoint(SMALL), "-o", output / "x.gguf", "--also", ",".join(ALSO)]
     assert invoke("convert", *arguments).exit_code == 0
     assert len(read) == len({*read})
 
 
-def test_plan_names_all_files(checkpoints: Checkpoints, output: Path) -> None:
-    arguments = [checkpoints.get(SMALL), "-o", output, "--also", ",".join(ALSO)]
+def test_plan_names_all_files(models: Models, output: Path) -> None:
+    arguments = [models.checkpoint(SMALL), "-o", output, "--also", ",".join(ALSO)]
     text = invoke("convert", *arguments, "--dry-run").stdout
     plan = json.loads(invoke("convert", *arguments, "--dry-run", "--json").stdout)
     assert not held(output)
@@ -123,35 +120,36 @@ def test_names(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.gguf", "x-Q8_0.gguf"])
-def test_none_may_exist(name: str, checkpoints: Checkpoints, output: Path) -> None:
+def test_none_may_exist(name: str, models: Models, output: Path) -> None:
     (output / name).write_text("precious")
-    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf", "--also", "Q8_0"]
+    arguments = [models.checkpoint(SMALL), "-o", output / "x.gguf", "--also", "Q8_0"]
     refused(arguments, f"{name}: exists", "--overwrite", output=output)
     assert invoke("convert", *arguments, "--overwrite").exit_code == 0
     assert {*held(output)} == {"x.gguf", "x-Q8_0.gguf"}
 
 
-def test_none_may_be_the_source(checkpoints: Checkpoints, output: Path) -> None:
+def test_none_may_be_the_source(models: Models, output: Path) -> None:
     source = output / "x-F16.gguf"
-    converted(checkpoints.get(SMALL), source, "--quant", "F16", "--mtp-f16")
+    converted(models.checkpoint(SMALL), source, "--quant", "F16", "--mtp-f16")
     arguments = [source, "-o", output / "x.gguf", "--also", "F16", "--overwrite"]
     refused(arguments, "x-F16.gguf: is the input", output=output)
 
 
-def test_a_fault_in_one_leaves_none(checkpoints: Checkpoints, output: Path) -> None:
+def test_a_fault_in_one_leaves_none(models: Models, output: Path) -> None:
     """Q2_K_S wants an imatrix: said before anything is written. A folder in the way: after."""
-    arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf"]
+    arguments = [models.checkpoint(SMALL), "-o", output / "x.gguf"]
     refused([*arguments, "--also", "Q8_0,IQ2_XS"], "imatrix", output=output)
     (output / "x-Q8_0.gguf").mkdir()
     refused([*arguments, "--also", "F16,Q8_0"], "x-Q8_0.gguf", "folder", output=output)
     (output / "x-Q8_0.gguf").rmdir()
 
 
-def test_weights_too_large_for_one_leave_none(checkpoints: Checkpoints, output: Path) -> None:
+def test_weights_too_large_for_one_leave_none(models: Models, output: Path) -> None:
     import numpy as np  # noqa: PLC0415
-    from conversions import edit_tensors  # noqa: PLC0415
 
-    model = checkpoints.copy(replace(SMALL, name="huge"), output.parent)
+    from support.checkpoint_edits import edit_tensors  # noqa: PLC0415
+
+    model = models.copy(replace(SMALL, name="huge"), output.parent)
 
     def enlarge(tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]) -> None:
         tensors["model.layers.1.mlp.up_proj.weight"] = np.full_like(

@@ -15,26 +15,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import Array, Spec, write_safetensors
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    check_refusal,
-    converted,
-    differing,
+
+from support.checkpoint_edits import (
     edit_header,
     edit_json,
     edit_tensors,
-    held,
     read_tensors,
-    refused,
-    spawn,
-    tensors_of,
-    value_of,
     write_repeating,
 )
-from upstream.imatrix import write_imatrix
+from support.checkpoints import SMALL, TINY, Array, Spec, write_safetensors
+from support.commands import check_refusal, held, spawn
+from support.conversions import converted, refused
+from support.gguf_files import differing, tensors_of, value_of
+from support.models import Models
+from support.upstream.imatrix import write_imatrix
 
 SHARDED = replace(TINY, name="sharded", shards=3)
 NESTED = replace(TINY, name="nested", nested=True)
@@ -42,11 +36,6 @@ FP8 = replace(TINY, name="fp8", hidden=256, fp8=True)
 LARGE = Spec("large", hidden=1024, intermediate=3584)  # 140 MB, some seconds for one thread
 INDEX = "model.safetensors.index.json"
 PROJECTION = "model.layers.0.mlp.down_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +54,9 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def broken(checkpoints: Checkpoints, tmp_path: Path) -> Path:
+def broken(models: Models, tmp_path: Path) -> Path:
     """A copy of the tiny checkpoint, to be broken."""
-    return checkpoints.copy(TINY, tmp_path)
+    return models.copy(TINY, tmp_path)
 
 
 def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
@@ -135,27 +124,27 @@ class TestHead:
         edit_json(broken / "config.json", lambda c: c.update(mtp_num_hidden_layers=2))
         refuse(broken, output, "mtp.layers.1.input_layernorm.weight", "no such tensor")
 
-    def test_head_only_of_a_model_without_one(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(replace(TINY, name="bare", mtp=False))
+    def test_head_only_of_a_model_without_one(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(replace(TINY, name="bare", mtp=False))
         refuse(model, output, "--head-only", "mtp.*", "--from", options=("--head-only",))
 
-    def test_fastmtp_without_a_head(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(replace(TINY, name="bare", mtp=False))
+    def test_fastmtp_without_a_head(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(replace(TINY, name="bare", mtp=False))
         refuse(model, output, "--fastmtp", "MTP head", options=("--fastmtp",))
 
     @pytest.mark.parametrize("count", [0, None, 1])
     def test_of_a_donor_that_does_not_count_it(
-        self, count: int | None, checkpoints: Checkpoints, broken: Path, output: Path
+        self, count: int | None, models: Models, broken: Path, output: Path
     ) -> None:
         """The donor's tensors count, whatever either config says."""
-        model = checkpoints.get(replace(TINY, name="bare", mtp=False))
+        model = models.checkpoint(replace(TINY, name="bare", mtp=False))
         edit_json(broken / "config.json", lambda c: c.update(mtp_num_hidden_layers=count))
         converted(model, output / "out.gguf", "--quant", "F16", "--from", broken)
         assert value_of(output / "out.gguf", "qwen35.nextn_predict_layers") == 1
 
-    def test_half_of_a_donor(self, checkpoints: Checkpoints, broken: Path, output: Path) -> None:
+    def test_half_of_a_donor(self, models: Models, broken: Path, output: Path) -> None:
         """The error names the donor, not the model that takes its head."""
-        model = checkpoints.get(replace(TINY, name="bare", mtp=False))
+        model = models.checkpoint(replace(TINY, name="bare", mtp=False))
         edit_tensors(broken, drop("mtp.layers.0.mlp"))
         options = ("--from", broken)
         message = refuse(model, output, "mtp.layers.0.mlp", "no such tensor", options=options)
@@ -166,28 +155,28 @@ class TestHead:
         message = refuse(model, output, str(broken), "incomplete", options=options)
         assert str(model) not in message
 
-    def test_donor_without_a_head(self, checkpoints: Checkpoints, output: Path) -> None:
-        donor = checkpoints.get(replace(TINY, name="bare", mtp=False))
-        model = checkpoints.get(TINY)
+    def test_donor_without_a_head(self, models: Models, output: Path) -> None:
+        donor = models.checkpoint(replace(TINY, name="bare", mtp=False))
+        model = models.checkpoint(TINY)
         refuse(model, output, str(donor), "--from", "mtp.*", options=("--mtp-from", donor))
 
-    def test_donor_of_another_width_is_named(self, checkpoints: Checkpoints, output: Path) -> None:
-        donor = checkpoints.get(replace(TINY, name="wide", hidden=96))
+    def test_donor_of_another_width_is_named(self, models: Models, output: Path) -> None:
+        donor = models.checkpoint(replace(TINY, name="wide", hidden=96))
         words = str(donor), "mtp.fc.weight", "[64, 128]", "[96, 192]"
-        refuse(checkpoints.get(TINY), output, *words, options=("--from", donor))
+        refuse(models.checkpoint(TINY), output, *words, options=("--from", donor))
 
-    def test_dense_donor_for_a_mixture(self, checkpoints: Checkpoints, output: Path) -> None:
-        mixture = checkpoints.get(replace(TINY, name="moe", experts=4))
-        donor = checkpoints.get(TINY)
+    def test_dense_donor_for_a_mixture(self, models: Models, output: Path) -> None:
+        mixture = models.checkpoint(replace(TINY, name="moe", experts=4))
+        donor = models.checkpoint(TINY)
         refuse(mixture, output, "mtp.layers.0.mlp", options=("--from", donor))
 
     @pytest.mark.parametrize("text_config", [3, [1], "x"])
     def test_donor_with_a_broken_config(
-        self, text_config: object, checkpoints: Checkpoints, broken: Path, output: Path
+        self, text_config: object, models: Models, broken: Path, output: Path
     ) -> None:
         edit_json(broken / "config.json", lambda c: c.update(text_config=text_config))
         options = ("--from", broken)
-        refuse(checkpoints.get(TINY), output, "text_config", "an object", options=options)
+        refuse(models.checkpoint(TINY), output, "text_config", "an object", options=options)
 
 
 class TestFiles:
@@ -219,18 +208,16 @@ class TestFiles:
         (broken / "pytorch_model.bin").write_bytes(b"")
         refuse(broken, output, "pytorch_model.bin", "a ZIP archive", "rewrite it", "torch.load")
 
-    def test_missing_shard(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
-        model = checkpoints.copy(SHARDED, tmp_path)
+    def test_missing_shard(self, models: Models, tmp_path: Path, output: Path) -> None:
+        model = models.copy(SHARDED, tmp_path)
         (model / "model-00002-of-00003.safetensors").unlink()
         refuse(model, output, INDEX, "model-00002-of-00003.safetensors", "finish the download")
         (model / INDEX).unlink()
         refuse(model, output, "expected 3 shards", "model-00002-of-00003.safetensors")
 
     @pytest.mark.parametrize("cut", [1, 1000])
-    def test_truncated_shard(
-        self, cut: int, checkpoints: Checkpoints, tmp_path: Path, output: Path
-    ) -> None:
-        model = checkpoints.copy(SHARDED, tmp_path)
+    def test_truncated_shard(self, cut: int, models: Models, tmp_path: Path, output: Path) -> None:
+        model = models.copy(SHARDED, tmp_path)
         shard = model / "model-00002-of-00003.safetensors"
         os.truncate(shard, size := shard.stat().st_size - cut)
         refuse(model, output, shard.name, f"{size + cut} bytes", f"{size} bytes", "truncated")
@@ -244,10 +231,8 @@ class TestFiles:
         (broken / "model.safetensors").mkdir()
         refuse(broken, output, "model.safetensors", "folder")
 
-    def test_overlapping_shards(
-        self, checkpoints: Checkpoints, tmp_path: Path, output: Path
-    ) -> None:
-        model = checkpoints.copy(SHARDED, tmp_path)
+    def test_overlapping_shards(self, models: Models, tmp_path: Path, output: Path) -> None:
+        model = models.copy(SHARDED, tmp_path)
         (model / INDEX).unlink()
         first = read_tensors(model / "model-00001-of-00003.safetensors")
         second = read_tensors(model / "model-00002-of-00003.safetensors")
@@ -260,8 +245,8 @@ class TestFiles:
 
 class TestIndex:
     @pytest.fixture
-    def model(self, checkpoints: Checkpoints, tmp_path: Path) -> Path:
-        return checkpoints.copy(SHARDED, tmp_path)
+    def model(self, models: Models, tmp_path: Path) -> Path:
+        return models.copy(SHARDED, tmp_path)
 
     def move(self, model: Path, file: object, tensor: str = "model.norm.weight") -> None:
         """Let the index say that a tensor is in `file`."""
@@ -396,11 +381,11 @@ class TestTensors:
         name: str,
         quant: str,
         value: float,
-        checkpoints: Checkpoints,
+        models: Models,
         tmp_path: Path,
         output: Path,
     ) -> None:
-        model = checkpoints.copy(SMALL, tmp_path)
+        model = models.copy(SMALL, tmp_path)
 
         def edit(tensors: dict[str, Array]) -> None:
             array = tensors[name].copy()
@@ -497,33 +482,33 @@ class TestConfig:
         words = "linear_num_value_heads", "a multiple of linear_num_key_heads (4)", "found 2"
         refuse(broken, output, *words)
 
-    def test_heads_no_multiple_of_kv_heads(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(replace(TINY, name="heads", heads=3, kv_heads=2))
+    def test_heads_no_multiple_of_kv_heads(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(replace(TINY, name="heads", heads=3, kv_heads=2))
         words = "num_attention_heads", "a multiple of num_key_value_heads (2)", "found 3"
         refuse(model, output, *words)
 
     @pytest.mark.parametrize("value", [0, 5, "2", None])
     def test_experts_per_token(
-        self, value: object, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, value: object, models: Models, tmp_path: Path, output: Path
     ) -> None:
-        model = checkpoints.copy(replace(TINY, name="moe", experts=4), tmp_path)
+        model = models.copy(replace(TINY, name="moe", experts=4), tmp_path)
         edit_json(model / "config.json", lambda c: c.update(num_experts_per_tok=value))
         refuse(model, output, "num_experts_per_tok", f"found {value!r}")
 
     @pytest.mark.parametrize("value", [0, -4, "x", 1 << 40])
     def test_number_of_experts(
-        self, value: object, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, value: object, models: Models, tmp_path: Path, output: Path
     ) -> None:
-        model = checkpoints.copy(replace(TINY, name="moe", experts=4), tmp_path)
+        model = models.copy(replace(TINY, name="moe", experts=4), tmp_path)
         edit_json(model / "config.json", lambda c: c.update(num_experts=value))
         refuse(model, output, "num_experts", f"found {value!r}")
 
     @pytest.mark.parametrize("fused", [True, False])
     def test_huge_number_of_experts_takes_no_memory(
-        self, fused: bool, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, fused: bool, models: Models, tmp_path: Path, output: Path
     ) -> None:
         spec = replace(TINY, name="moe", experts=4, fused_experts=fused, fused_mtp_experts=fused)
-        model = checkpoints.copy(replace(spec, name=f"moe-{fused}"), tmp_path)
+        model = models.copy(replace(spec, name=f"moe-{fused}"), tmp_path)
         edit_json(model / "config.json", lambda c: c.update(num_experts=(1 << 31) - 1))
         refuse(model, output, "expected shape", str((1 << 31) - 1))
 
@@ -592,9 +577,9 @@ class TestConfig:
         refuse(broken, output, *words)
 
     def test_the_same_in_a_nested_config(
-        self, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, models: Models, tmp_path: Path, output: Path
     ) -> None:
-        model = checkpoints.copy(NESTED, tmp_path)
+        model = models.copy(NESTED, tmp_path)
         edit_json(model / "config.json", lambda c: c["text_config"].update(eos_token_id=1024))
         refuse(model, output, "eos_token_id", "found 1024")
 
@@ -606,8 +591,8 @@ class TestQuantizedSources:
         refuse(broken, output, "quantization_config", "expected", repr(value))
 
     @pytest.fixture
-    def model(self, checkpoints: Checkpoints, tmp_path: Path) -> Path:
-        return checkpoints.copy(FP8, tmp_path)
+    def model(self, models: Models, tmp_path: Path) -> Path:
+        return models.copy(FP8, tmp_path)
 
     @pytest.mark.parametrize("size", [128, [128], [128, 0], [128.0, 128], [True, 128]])
     def test_block_size(self, size: object, model: Path, output: Path) -> None:
@@ -689,8 +674,8 @@ class TestTokenizer:
         edit_json(broken / "tokenizer.json", lambda t: t.update(pre_tokenizer=None))
         refuse(broken, output, "pre_tokenizer", "no regular expression", "--tokenizer-pre NAME")
 
-    def test_ids_beyond_the_vocabulary(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(replace(TINY, name="short", vocab_size=900))
+    def test_ids_beyond_the_vocabulary(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(replace(TINY, name="short", vocab_size=900))
         refuse(model, output, "tokenizer.json", "below vocab_size (900)", "found 921")
 
     @pytest.mark.parametrize("text", ["{", "[]", "3", "\xff"])
@@ -715,35 +700,35 @@ class TestTokenizer:
 
 
 class TestImatrix:
-    def test_of_another_model(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
+    def test_of_another_model(self, models: Models, tmp_path: Path, output: Path) -> None:
         imatrix = write_imatrix(tmp_path / "imatrix.gguf", replace(SMALL, hidden=512))
-        model = checkpoints.get(SMALL)
+        model = models.checkpoint(SMALL)
         words = "--imatrix", "[256, 1]", "[512, 1]", "made for another model?"
         refused([model, "-o", output / "x.gguf", "--imatrix", imatrix], *words, output=output)
 
-    def test_that_is_a_model(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
-        model = checkpoints.get(TINY)
+    def test_that_is_a_model(self, models: Models, tmp_path: Path, output: Path) -> None:
+        model = models.checkpoint(TINY)
         converted(model, tmp_path / "model.gguf", "--quant", "F16")
         options = ("--imatrix", tmp_path / "model.gguf")
         refuse(model, output, "model.gguf", "expected 'imatrix'", "'model'", options=options)
 
-    def test_that_is_no_gguf(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
+    def test_that_is_no_gguf(self, models: Models, tmp_path: Path, output: Path) -> None:
         path = tmp_path / "imatrix.dat"
         for data, words in ((bytes(100), "found no entries"), (b"ZIPs" * 9, "GGUF or an older")):
             path.write_bytes(data)
-            refuse(checkpoints.get(TINY), output, str(path), words, options=("--imatrix", path))
+            refuse(models.checkpoint(TINY), output, str(path), words, options=("--imatrix", path))
 
-    def test_missing(self, checkpoints: Checkpoints, tmp_path: Path, output: Path) -> None:
+    def test_missing(self, models: Models, tmp_path: Path, output: Path) -> None:
         options = ("--imatrix", tmp_path / "none.gguf")
-        refuse(checkpoints.get(TINY), output, "none.gguf", "cannot be opened", options=options)
+        refuse(models.checkpoint(TINY), output, "none.gguf", "cannot be opened", options=options)
 
     @pytest.mark.parametrize("quant", ["IQ2_XXS", "IQ2_XS", "IQ1_S"])
-    def test_needed_but_absent(self, quant: str, checkpoints: Checkpoints, output: Path) -> None:
-        arguments = [checkpoints.get(SMALL), "-o", output / "x.gguf", "--quant", quant]
+    def test_needed_but_absent(self, quant: str, models: Models, output: Path) -> None:
+        arguments = [models.checkpoint(SMALL), "-o", output / "x.gguf", "--quant", quant]
         refused(arguments, f"--quant {quant}", "an imatrix", "--imatrix", output=output)
 
-    def test_needed_by_one_tensor_type(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(SMALL)
+    def test_needed_by_one_tensor_type(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(SMALL)
         for quant in ("F16", "Q4_K_M"):
             arguments = [model, "-o", output / "x.gguf", "--quant", quant]
             override = ["--tensor-type", "ffn_down=IQ2_XXS"]
@@ -752,17 +737,17 @@ class TestImatrix:
 
 
 class TestOutput:
-    def test_exists(self, checkpoints: Checkpoints, output: Path) -> None:
-        model = checkpoints.get(TINY)
+    def test_exists(self, models: Models, output: Path) -> None:
+        model = models.checkpoint(TINY)
         (output / "out.gguf").write_text("precious")
         refuse(model, output, "out.gguf", "exists", "--overwrite", "another name")
         converted(model, output / "out.gguf", "--quant", "F16", "--overwrite")
         assert len(held(output)) == 2
 
-    def test_one_of_its_shards_exists(self, checkpoints: Checkpoints, output: Path) -> None:
+    def test_one_of_its_shards_exists(self, models: Models, output: Path) -> None:
         (output / "out-00002-of-00002.gguf").write_text("precious")
         options = ("--split-max-size", "300K")
-        model = checkpoints.get(TINY)
+        model = models.checkpoint(TINY)
         refuse(model, output, "out-00002-of-00002.gguf", "--overwrite", options=options)
 
     @pytest.mark.parametrize(
@@ -789,65 +774,66 @@ class TestOutput:
             ("--fastmtp-corpus", "corpus.txt"),
         ],
     )
-    def test_is_another_input(
-        self, option: str, name: str, checkpoints: Checkpoints, output: Path
-    ) -> None:
+    def test_is_another_input(self, option: str, name: str, models: Models, output: Path) -> None:
         if option == "--imatrix":
             write_imatrix(output / name, TINY)
         else:
             (output / name).write_text("1 2 3")
-        arguments = [checkpoints.get(TINY), "-o", output / name, "--quant", "F16", "--overwrite"]
+        arguments = [models.checkpoint(TINY), "-o", output / name, "--quant", "F16", "--overwrite"]
         refused([*arguments, option, output / name], name, "is the input", output=output)
 
-    def test_is_a_file_of_the_donor(
-        self, checkpoints: Checkpoints, broken: Path, output: Path
-    ) -> None:
+    def test_is_a_file_of_the_donor(self, models: Models, broken: Path, output: Path) -> None:
         before = held(broken)
         target = broken / "model.safetensors"
-        arguments = [checkpoints.get(TINY), "--from", broken, "-o", target, "--overwrite"]
+        arguments = [models.checkpoint(TINY), "--from", broken, "-o", target, "--overwrite"]
         refused([*arguments, "--quant", "F16"], "is the input", output=output)
         assert held(broken) == before
 
-    def test_folder_is_missing(self, checkpoints: Checkpoints, output: Path) -> None:
-        refuse(checkpoints.get(TINY), output / "no", "expected its folder to exist", "no")
+    def test_folder_is_missing(self, models: Models, output: Path) -> None:
+        refuse(models.checkpoint(TINY), output / "no", "expected its folder to exist", "no")
 
-    def test_folder_is_a_file(self, checkpoints: Checkpoints, output: Path) -> None:
-        arguments = [checkpoints.get(TINY), "-o", output / "other.txt" / "out.gguf"]
+    def test_folder_is_a_file(self, models: Models, output: Path) -> None:
+        arguments = [models.checkpoint(TINY), "-o", output / "other.txt" / "out.gguf"]
         refused([*arguments, "--quant", "F16"], "other.txt", "folder", output=output)
 
-    def test_name_too_long(self, checkpoints: Checkpoints, output: Path) -> None:
-        arguments = [checkpoints.get(TINY), "-o", output / ("x" * 300), "--quant", "F16"]
+    def test_name_too_long(self, models: Models, output: Path) -> None:
+        arguments = [models.checkpoint(TINY), "-o", output / ("x" * 300), "--quant", "F16"]
         refused(arguments, "too long", output=output)
 
-    def test_shard_name_is_a_folder(self, checkpoints: Checkpoints, output: Path) -> None:
+    def test_shard_name_is_a_folder(self, models: Models, output: Path) -> None:
         (output / "out-00002-of-00002.gguf").mkdir()
         options = ("--split-max-size", "300K", "--overwrite")
-        refuse(checkpoints.get(TINY), output, "found a folder", options=options)
+        refuse(models.checkpoint(TINY), output, "found a folder", options=options)
 
-    def test_folder_is_read_only(self, checkpoints: Checkpoints, output: Path) -> None:
+    def test_folder_is_read_only(self, models: Models, output: Path) -> None:
         if os.geteuid() == 0:
             pytest.skip("root may write everywhere")
         output.chmod(0o500)
-        refuse(checkpoints.get(TINY), output, "cannot be written", "Permission denied")
+        refuse(models.checkpoint(TINY), output, "cannot be written", "Permission denied")
 
-    def test_disk_is_full(self, checkpoints: Checkpoints, output: Path) -> None:
+    def test_disk_is_full(self, models: Models, output: Path) -> None:
         """A limit on the size of files is what a test can set; it fails as a full disk does."""
         limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))"
-        arguments = ["convert", checkpoints.get(TINY), "-o", output / "out.gguf", "--quant", "F16"]
+        arguments = [
+            "convert",
+            models.checkpoint(TINY),
+            "-o",
+            output / "out.gguf",
+            "--quant",
+            "F16",
+        ]
         before = held(output)
         with spawn(*arguments, prelude=limit) as process:
             _, stderr = process.communicate(timeout=60)
         check_refusal(process.returncode, stderr, "out.gguf", "no space")
         assert held(output) == before
 
-    def test_temporary_files_do_not_fit(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
+    def test_temporary_files_do_not_fit(self, models: Models, output: Path, tmp_path: Path) -> None:
         """The miniature for llama.cpp's quantizer is written to TMPDIR."""
         limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
         temporary = tmp_path / "temporary"
         temporary.mkdir()
-        arguments = ["convert", checkpoints.get(SMALL), "-o", output / "out.gguf"]
+        arguments = ["convert", models.checkpoint(SMALL), "-o", output / "out.gguf"]
         before = held(output)
         with spawn(
             *arguments, prelude=limit, env={**os.environ, "TMPDIR": str(temporary)}
@@ -858,12 +844,12 @@ class TestOutput:
         assert not held(temporary)
 
     def test_disk_fills_up_meanwhile(
-        self, checkpoints: Checkpoints, output: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, output: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fails(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        model = checkpoints.get(TINY)
+        model = models.checkpoint(TINY)
         monkeypatch.setattr(os, "pwrite", fails)
         refuse(model, output, "out.gguf", "no space", "No space left on device")
 
@@ -913,10 +899,10 @@ class TestInterrupt:
 
     @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7])
     def test_at_any_time(
-        self, seconds: float, checkpoints: Checkpoints, tmp_path: Path, output: Path
+        self, seconds: float, models: Models, tmp_path: Path, output: Path
     ) -> None:
         """At any moment, there is a complete file or none."""
-        model = checkpoints.get(SMALL)
+        model = models.checkpoint(SMALL)
         whole = converted(model, tmp_path / "whole.gguf")
         with spawn("convert", model, "-o", output / "out.gguf") as process:
             time.sleep(seconds)

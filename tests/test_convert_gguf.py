@@ -13,23 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    converted,
-    differing,
-    held,
-    invoke,
-    refused,
-    tensors_of,
-    value_of,
-)
-from upstream.convert_upstream import convert as convert_upstream
-from upstream.convert_upstream import quantize
-from upstream.describe import describe
-from upstream.imatrix import write_imatrix
+
+from support.checkpoints import SMALL, SPECS, TINY, Spec
+from support.commands import held, invoke
+from support.conversions import converted, refused
+from support.gguf_files import differing, tensors_of, value_of
+from support.models import Models
+from support.upstream.convert_upstream import convert as convert_upstream
+from support.upstream.convert_upstream import quantize
+from support.upstream.describe import describe
+from support.upstream.imatrix import write_imatrix
 
 BARE = replace(SMALL, name="bare", mtp=False)
 HEAD = SMALL.layers  # the MTP block
@@ -39,24 +32,17 @@ TIED, MIXTURE = SPECS["dense-tied"], SPECS["moe-fused"]
 class Files:
     """GGUF files in 16 or 32 bits by spec and options, made when they are first asked for."""
 
-    def __init__(self, root: Path) -> None:
-        self.checkpoints = Checkpoints(root)
-        self._root = root
+    def __init__(self, models: Models) -> None:
+        self.models = models
 
     def get(self, spec: Spec, quant: str = "BF16", *options: str) -> Path:
         options = options or ("--mtp-type", quant)
-        name = "".join(c for c in f"{spec.name}-{quant}-{options}" if c.isalnum() or c == "-")
-        path = self._root / f"{name}.gguf"
-        if not path.exists():
-            arguments = [self.checkpoints.get(spec), "-o", path, "--quant", quant]
-            result = invoke("convert", *arguments, *(options if spec.mtp else ()))
-            assert result.exit_code == 0, result.output
-        return path
+        return self.models.convert(spec, "--quant", quant, *(options if spec.mtp else ()))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("files"))
+def files(models: Models) -> Files:
+    return Files(models)
 
 
 @pytest.fixture
@@ -173,7 +159,7 @@ class TestSameBytes:
     def test_shards_as_source_and_as_output(self, files: Files, output: Path) -> None:
         whole = files.get(SMALL)
         split = invoke(
-            *("convert", files.checkpoints.get(SMALL), "--quant", "BF16", "--mtp-type", "BF16"),
+            *("convert", files.models.checkpoint(SMALL), "--quant", "BF16", "--mtp-type", "BF16"),
             *("-o", output / "s.gguf", "--split-max-size", "1M"),
         )
         assert split.exit_code == 0, split.output
@@ -193,7 +179,7 @@ class TestSameBytes:
     def test_any_shard_names_the_model(self, files: Files, output: Path) -> None:
         options = "--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"
         options = (*options, "--split-max-size", "1M")
-        assert invoke("convert", files.checkpoints.get(SMALL), *options).exit_code == 0
+        assert invoke("convert", files.models.checkpoint(SMALL), *options).exit_code == 0
         first, *_, last = sorted(output.glob("s-*.gguf"))
         assert ours(last, output) == ours(first, output, "--overwrite")
 
@@ -220,7 +206,7 @@ class TestHead:
     def test_borrowed(self, lender: str, files: Files, output: Path) -> None:
         """As llama-quantize after graft; and all of it as converting with the head."""
         base, whole = files.get(BARE), files.get(SMALL)
-        donor = {"gguf": whole, "checkpoint": files.checkpoints.get(SMALL)}.get(lender)
+        donor = {"gguf": whole, "checkpoint": files.models.checkpoint(SMALL)}.get(lender)
         if donor is None:
             donor = output / "mtp-head.gguf"
             assert invoke("extract", whole, "-o", donor).exit_code == 0
@@ -231,7 +217,7 @@ class TestHead:
         made = ours(base, output, "--mtp-from", donor, "--mtp-type", "Q6_K")
         assert made == theirs.read_bytes()
         direct = converted(
-            files.checkpoints.get(SMALL), output / "direct.gguf", "--mtp-type", "Q6_K"
+            files.models.checkpoint(SMALL), output / "direct.gguf", "--mtp-type", "Q6_K"
         )
         assert not differing(tensors_of(output / "ours.gguf"), direct)
 
@@ -239,7 +225,7 @@ class TestHead:
         """An FP8 checkpoint can be a donor like one in BF16; its weights are dequantized."""
         eight = replace(SPECS["dense-fp8"], name="fp8")
         bare = files.get(replace(eight, name="bare-fp8", mtp=False), "F32")
-        donor = files.checkpoints.get(eight)
+        donor = files.models.checkpoint(eight)
         made = ours(bare, output, "--mtp-from", donor, "--mtp-f16")
         direct = converted(donor, output / "direct.gguf", "--mtp-f16")
         assert made
@@ -251,7 +237,7 @@ class TestHead:
         options = "--mtp-f16", "--fastmtp", "100", "--fastmtp-layout", layout
         ours(files.get(SMALL), output, *options)
         direct = output / "direct.gguf"
-        converted(files.checkpoints.get(SMALL), direct, *options)
+        converted(files.models.checkpoint(SMALL), direct, *options)
         assert describe(output / "ours.gguf") == describe(direct)
 
     def test_draft_vocabulary_with_a_borrowed_head(self, files: Files, output: Path) -> None:
@@ -332,7 +318,7 @@ class TestRefused:
 
     def test_head_of_another_model(self, files: Files, output: Path) -> None:
         wide = replace(SMALL, name="wide", hidden=512)
-        for donor in (files.get(wide), files.checkpoints.get(wide)):
+        for donor in (files.get(wide), files.models.checkpoint(wide)):
             arguments = [files.get(BARE), "--mtp-from", donor, "-o", output / "x.gguf"]
             refused(arguments, "embedding_length", "512", "256", output=output)
 
@@ -346,7 +332,7 @@ class TestRefused:
         refused(arguments, f"mtp-gguf convert {donor} --head-only", output=output)
 
     def test_gguf_as_donor_of_a_checkpoint(self, files: Files, output: Path) -> None:
-        model, donor = files.checkpoints.get(BARE), files.get(SMALL)
+        model, donor = files.models.checkpoint(BARE), files.get(SMALL)
         arguments = [model, "--mtp-from", donor, "-o", output / "x.gguf"]
         refused(
             arguments,
@@ -412,7 +398,7 @@ class TestRefused:
 def test_a_publishers_file(name: str, outtype: str, files: Files, output: Path) -> None:
     """One that upstream's converter made: its order of tensors, its trailing dimensions of 1."""
     spec = SPECS[name]
-    source = convert_upstream(files.checkpoints.get(spec), output / "theirs-16.gguf", outtype)
+    source = convert_upstream(files.models.checkpoint(spec), output / "theirs-16.gguf", outtype)
     for quant in ("Q4_K_M", "Q8_0"):
         theirs = quantize(source, output / "theirs.gguf", quant, head_types(spec, "F16"))
         options = "--quant", quant, "--mtp-f16", "--overwrite"
@@ -425,7 +411,7 @@ def test_a_publishers_file(name: str, outtype: str, files: Files, output: Path) 
 def test_a_vocabulary_alone(files: Files, output: Path) -> None:
     """What upstream's converter writes with --vocab-only has no tensors."""
     source = output / "vocab.gguf"
-    convert_upstream(files.checkpoints.get(TINY), source, "f16", ["--vocab-only"])
+    convert_upstream(files.models.checkpoint(TINY), source, "f16", ["--vocab-only"])
     words = ("vocab.gguf: expected tensors", "found a vocabulary alone")
     for options in ((), ("--dry-run",)):
         refused([source, "-o", output / "x.gguf", *options], *words, output=output)

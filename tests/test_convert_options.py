@@ -12,21 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    converted,
-    differing,
-    held,
-    invoke,
-    loads,
-    tensors_of,
-    value_of,
-)
 
 from mtp_gguf.gguf_tools.system import usable_cores
+from support.checkpoints import SMALL, SPECS, TINY, Spec
+from support.commands import held, invoke
+from support.conversions import converted
+from support.gguf_files import differing, loads, tensors_of, value_of
+from support.models import Models
 
 BARE = replace(SMALL, name="bare", mtp=False)
 MIXTURE = replace(TINY, name="mixture", experts=4)
@@ -35,15 +27,10 @@ HEAD = "blk.2."
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module")
-def plain(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def plain(models: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The tensors of the small model at Q4_K_M with a head of F16."""
     output = tmp_path_factory.mktemp("plain") / "plain.gguf"
-    return converted(checkpoints.get(SMALL), output, "--mtp-f16")
+    return converted(models.checkpoint(SMALL), output, "--mtp-f16")
 
 
 def types(model: Path, output: Path, *options: object) -> dict[str, str]:
@@ -52,17 +39,17 @@ def types(model: Path, output: Path, *options: object) -> dict[str, str]:
     return {name: t.tensor_type.name for name, t in tensors.items()}
 
 
-def named(checkpoints: Checkpoints, spec: Spec, parent: Path, name: str = "model") -> Path:
+def named(models: Models, spec: Spec, parent: Path, name: str = "model") -> Path:
     """A copy of a checkpoint in a folder of the given name, from which the model has its own."""
     parent.mkdir(exist_ok=True)
-    return checkpoints.copy(spec, parent).rename(parent / name)
+    return models.copy(spec, parent).rename(parent / name)
 
 
 class TestTensorType:
     @pytest.mark.parametrize("quant", ["Q4_K_M", "F16", "BF16", "F32"])
-    def test_first_match_wins(self, quant: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_first_match_wins(self, quant: str, models: Models, tmp_path: Path) -> None:
         """Over later ones, over the mix, and over the type of the head."""
-        model, output = checkpoints.get(SMALL), tmp_path / "x.gguf"
+        model, output = models.checkpoint(SMALL), tmp_path / "x.gguf"
         base = types(model, output, "--quant", quant, "--mtp-f16")
         wide, narrow = ["--tensor-type", "ffn_=Q8_0"], ["--tensor-type", "ffn_down=q5_k"]
         for order, down in (([*wide, *narrow], "Q8_0"), ([*narrow, *wide], "Q5_K")):
@@ -73,17 +60,17 @@ class TestTensorType:
             assert all("ffn_" in name and "norm" not in name for name in changed)
             assert {k for n, k in changed.items() if "ffn_down" not in n} == {"Q8_0"}
 
-    def test_the_head_alone(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_the_head_alone(self, models: Models, tmp_path: Path) -> None:
         options = "--mtp-type", "Q8_0", "--tensor-type", r"blk\.2\.nextn\.eh_proj=BF16"
-        found = types(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+        found = types(models.checkpoint(SMALL), tmp_path / "x.gguf", *options)
         matrices = {n: k for n, k in found.items() if n.startswith(HEAD) and "norm" not in n}
         assert matrices.pop(f"{HEAD}nextn.eh_proj.weight") == "BF16"
         assert {*matrices.values()} == {"Q8_0"}
 
-    def test_leaves_norms_in_f32(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_leaves_norms_in_f32(self, models: Models, tmp_path: Path) -> None:
         for quant in ("F16", "Q4_K_M"):
             options = "--quant", quant, "--tensor-type", ".*=Q8_0"
-            found = types(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+            found = types(models.checkpoint(SMALL), tmp_path / "x.gguf", *options)
             kept = {n for n, k in found.items() if k == "F32"}
             assert all("norm" in n or "ssm_" in n for n in kept)
             assert {*found.values()} == {"F32", "Q8_0"}
@@ -100,42 +87,38 @@ class TestTensorType:
         ],
     )
     def test_pattern_is_pythons(
-        self, pattern: str, kind: str | None, checkpoints: Checkpoints, tmp_path: Path
+        self, pattern: str, kind: str | None, models: Models, tmp_path: Path
     ) -> None:
         options = "--tensor-type", f"{pattern}=Q6_K"
-        found = types(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+        found = types(models.checkpoint(SMALL), tmp_path / "x.gguf", *options)
         assert found["blk.1.ffn_up.weight"] == (kind or "Q4_K")
         changed = [name for name, k in found.items() if "ffn_up" not in name and k == "Q6_K"]
-        plain = types(checkpoints.get(SMALL), tmp_path / "x.gguf")
+        plain = types(models.checkpoint(SMALL), tmp_path / "x.gguf")
         assert changed == [n for n, k in plain.items() if "ffn_up" not in n and k == "Q6_K"]
 
-    def test_for_every_tensor_of_a_deep_model(
-        self, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_for_every_tensor_of_a_deep_model(self, models: Models, tmp_path: Path) -> None:
         """llama.cpp is given a name for each; more of them than its log has lines."""
-        model = checkpoints.get(SPECS["moe-unfused"])
+        model = models.checkpoint(SPECS["moe-unfused"])
         found = types(model, tmp_path / "x.gguf", "--tensor-type", "weight=Q8_0")
         assert {*found.values()} == {"F32", "Q8_0"}
 
-    def test_that_matches_nothing_is_noted(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_that_matches_nothing_is_noted(self, models: Models, tmp_path: Path) -> None:
         options = "--tensor-type", "ffn_dwon=Q8_0", "--tensor-type", "ffn_up=Q8_0"
-        result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", *options)
+        result = invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", *options)
         assert "note: --tensor-type ffn_dwon=Q8_0: matches no tensor\n" in result.stdout
         assert result.stdout.count("matches no tensor") == 1
 
 
 class TestHead:
-    def test_default_type(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        found = types(checkpoints.get(SMALL), tmp_path / "x.gguf")
+    def test_default_type(self, models: Models, tmp_path: Path) -> None:
+        found = types(models.checkpoint(SMALL), tmp_path / "x.gguf")
         assert {k for n, k in found.items() if n.startswith(HEAD)} == {"Q8_0", "F32"}
 
     @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "q6_k", "Q4_K", "IQ4_NL"])
     @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
-    def test_type(
-        self, quant: str, kind: str, checkpoints: Checkpoints, tmp_path: Path, plain: Any
-    ) -> None:
+    def test_type(self, quant: str, kind: str, models: Models, tmp_path: Path, plain: Any) -> None:
         options = "--quant", quant, "--mtp-type", kind
-        found = types(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+        found = types(models.checkpoint(SMALL), tmp_path / "x.gguf", *options)
         head = {n: k for n, k in found.items() if n.startswith(HEAD)}
         assert {k for n, k in head.items() if "norm" in n} == {"F32"}
         assert {k for n, k in head.items() if "norm" not in n} == {kind.upper()}
@@ -143,26 +126,24 @@ class TestHead:
             rest = {n: t.tensor_type.name for n, t in plain.items() if not n.startswith(HEAD)}
             assert {n: k for n, k in found.items() if not n.startswith(HEAD)} == rest
 
-    def test_no_mtp(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_no_mtp(self, models: Models, tmp_path: Path) -> None:
         """The same as converting a model that never had a head."""
         output = tmp_path / "x.gguf"
-        without = converted(checkpoints.get(SMALL), output, "--no-mtp")
-        never = converted(checkpoints.get(BARE), tmp_path / "bare.gguf")
+        without = converted(models.checkpoint(SMALL), output, "--no-mtp")
+        never = converted(models.checkpoint(BARE), tmp_path / "bare.gguf")
         assert not differing(without, never)
         assert value_of(output, "qwen35.block_count") == 2
         assert value_of(output, "qwen35.nextn_predict_layers") is None
         assert loads(output)
 
-    def test_no_mtp_says_so(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp")
+    def test_no_mtp_says_so(self, models: Models, tmp_path: Path) -> None:
+        result = invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp")
         assert "15 source tensors skipped: MTP head (--no-mtp)" in result.stdout
         assert "cannot draft: the file has no MTP head" in result.stdout
 
-    def test_head_only(
-        self, checkpoints: Checkpoints, tmp_path: Path, plain: dict[str, Any]
-    ) -> None:
+    def test_head_only(self, models: Models, tmp_path: Path, plain: dict[str, Any]) -> None:
         output = tmp_path / "x.gguf"
-        head = converted(checkpoints.get(SMALL), output, "--head-only", "--mtp-f16")
+        head = converted(models.checkpoint(SMALL), output, "--head-only", "--mtp-f16")
         shared = {"token_embd.weight", "output_norm.weight", "output.weight"}
         assert {*head} == {n for n in plain if n.startswith(HEAD)} | shared
         own = {n: t for n, t in plain.items() if n.startswith(HEAD)}
@@ -174,19 +155,19 @@ class TestHead:
 class TestMtpFrom:
     @pytest.mark.parametrize("donor", [SMALL, NESTED], ids=lambda spec: spec.name)
     def test_equals_converting_with_the_head(
-        self, donor: Spec, checkpoints: Checkpoints, tmp_path: Path
+        self, donor: Spec, models: Models, tmp_path: Path
     ) -> None:
         """Byte by byte, metadata included."""
         options = "--mtp-f16", "--fastmtp", 100
-        whole = named(checkpoints, SMALL, tmp_path / "a")
+        whole = named(models, SMALL, tmp_path / "a")
         converted(whole, tmp_path / "whole.gguf", *options)
-        bare = named(checkpoints, BARE, tmp_path / "b")
-        lender = checkpoints.get(donor)
+        bare = named(models, BARE, tmp_path / "b")
+        lender = models.checkpoint(donor)
         converted(bare, tmp_path / "lent.gguf", *options, "--mtp-from", lender)
         assert (tmp_path / "lent.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
-    def test_goes_before_the_own_head(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        model, other = checkpoints.get(SMALL), checkpoints.get(replace(SMALL, name="o", seed=5))
+    def test_goes_before_the_own_head(self, models: Models, tmp_path: Path) -> None:
+        model, other = models.checkpoint(SMALL), models.checkpoint(replace(SMALL, name="o", seed=5))
         own = converted(model, tmp_path / "own.gguf")
         lent = converted(model, tmp_path / "lent.gguf", "--mtp-from", other)
         theirs = converted(other, tmp_path / "theirs.gguf")
@@ -195,32 +176,35 @@ class TestMtpFrom:
         assert all(name.startswith(HEAD) for name in changed)
         assert not [name for name in differing(lent, theirs) if name.startswith(HEAD)]
 
-    def test_head_only(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        donor = checkpoints.get(SMALL)
+    def test_head_only(self, models: Models, tmp_path: Path) -> None:
+        donor = models.checkpoint(SMALL)
         options = "--head-only", "--mtp-f16"
         expected = converted(donor, tmp_path / "a.gguf", *options)
-        lent = converted(checkpoints.get(BARE), tmp_path / "b.gguf", *options, "--mtp-from", donor)
+        lent = converted(
+            models.checkpoint(BARE), tmp_path / "b.gguf", *options, "--mtp-from", donor
+        )
         assert not differing(lent, expected)
 
     @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing counts open files")
-    def test_closes_all_files(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        donor = checkpoints.get(replace(SMALL, name="pieces", shards=6))  # not all have the head
-        arguments = [checkpoints.get(BARE), "--mtp-from", donor, "--dry-run"]
+    def test_closes_all_files(self, models: Models, tmp_path: Path) -> None:
+        # not all shards have the head
+        donor = models.checkpoint(replace(SMALL, name="pieces", shards=6))
+        arguments = [models.checkpoint(BARE), "--mtp-from", donor, "--dry-run"]
         invoke("convert", *arguments)
         before = len(os.listdir("/proc/self/fd"))
         assert invoke("convert", *arguments).exit_code == 0
-        broken = checkpoints.copy(replace(SMALL, name="wide", hidden=512), tmp_path)
-        assert invoke("convert", checkpoints.get(BARE), "--mtp-from", broken).exit_code == 1
+        broken = models.copy(replace(SMALL, name="wide", hidden=512), tmp_path)
+        assert invoke("convert", models.checkpoint(BARE), "--mtp-from", broken).exit_code == 1
         (broken / "model-2.safetensors").write_bytes(b"x")
-        assert invoke("convert", checkpoints.get(BARE), "--mtp-from", broken).exit_code == 1
+        assert invoke("convert", models.checkpoint(BARE), "--mtp-from", broken).exit_code == 1
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 class TestSplit:
     @pytest.fixture
-    def shards(self, checkpoints: Checkpoints, tmp_path: Path) -> Iterator[list[Path]]:
+    def shards(self, models: Models, tmp_path: Path) -> Iterator[list[Path]]:
         options = "--mtp-f16", "--split-max-size", "500K"
-        result = invoke("convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", *options)
+        result = invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", *options)
         assert result.exit_code == 0, result.output
         return sorted(tmp_path.glob("*"))
 
@@ -252,16 +236,16 @@ class TestSplit:
         assert not loads(shards[0])
 
     def test_of_a_model_that_fits_is_one_file(
-        self, checkpoints: Checkpoints, tmp_path: Path, plain: dict[str, Any]
+        self, models: Models, tmp_path: Path, plain: dict[str, Any]
     ) -> None:
         options = "--mtp-f16", "--split-max-size", "1G"
-        whole = converted(checkpoints.get(SMALL), tmp_path / "x.gguf", *options)
+        whole = converted(models.checkpoint(SMALL), tmp_path / "x.gguf", *options)
         assert not differing(whole, plain)
         assert value_of(tmp_path / "x.gguf", "split.count") is None
 
-    def test_summary_names_all(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_summary_names_all(self, models: Models, tmp_path: Path) -> None:
         options = "--split-max-size", "1M", "-o", tmp_path / "x.gguf"
-        result = invoke("convert", checkpoints.get(SMALL), *options)
+        result = invoke("convert", models.checkpoint(SMALL), *options)
         paths = sorted(tmp_path.glob("*"))
         assert all(f"{path}: " in result.stdout for path in paths)
         assert f"next: mtp-gguf list-tensors {paths[0]} --mtp" in result.stdout
@@ -278,9 +262,9 @@ class TestDryRun:
     @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
     @pytest.mark.parametrize("spec", [SMALL, MIXTURE, NESTED], ids=lambda spec: spec.name)
     def test_is_what_gets_written(
-        self, spec: Spec, options: tuple[str, ...], checkpoints: Checkpoints, tmp_path: Path
+        self, spec: Spec, options: tuple[str, ...], models: Models, tmp_path: Path
     ) -> None:
-        arguments = ["convert", checkpoints.get(spec), "-o", tmp_path / "x.gguf", *options]
+        arguments = ["convert", models.checkpoint(spec), "-o", tmp_path / "x.gguf", *options]
         plan = invoke(*arguments, "--dry-run", "--json")
         assert plan.exit_code == 0, plan.output
         assert not held(tmp_path)
@@ -306,10 +290,10 @@ class TestDryRun:
         weights = sum(elements(t["shape"]) for t in planned["tensors"] if t["name"] != "d2t")
         assert planned["bits_per_weight"] == pytest.approx(bits / weights)
 
-    def test_text(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_text(self, models: Models, tmp_path: Path) -> None:
         options = "--mtp-f16", "--fastmtp", "--dry-run", "-o", tmp_path / "x.gguf"
-        text = invoke("convert", checkpoints.get(NESTED), *options).stdout
-        plan = json.loads(invoke("convert", checkpoints.get(NESTED), *options, "--json").stdout)
+        text = invoke("convert", models.checkpoint(NESTED), *options).stdout
+        plan = json.loads(invoke("convert", models.checkpoint(NESTED), *options, "--json").stdout)
         lines = text.splitlines()
         for line, tensor in zip(lines, plan["tensors"], strict=False):
             source = tensor["sources"][0]
@@ -320,12 +304,10 @@ class TestDryRun:
         assert f"{tmp_path / 'x.gguf'}: " in text
         assert not held(tmp_path)
 
-    def test_does_not_mind_an_existing_output(
-        self, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_does_not_mind_an_existing_output(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "x.gguf").write_text("precious")
         options = "-o", tmp_path / "x.gguf", "--dry-run"
-        assert invoke("convert", checkpoints.get(SMALL), *options).exit_code == 0
+        assert invoke("convert", models.checkpoint(SMALL), *options).exit_code == 0
         assert (tmp_path / "x.gguf").read_text() == "precious"
 
 
@@ -338,32 +320,30 @@ def elements(shape: list[int]) -> int:
 
 class TestSameBytes:
     @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
-    def test_with_any_number_of_threads(
-        self, quant: str, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_with_any_number_of_threads(self, quant: str, models: Models, tmp_path: Path) -> None:
         files = []
         for threads in (1, 2, 16, 512):
             output = tmp_path / f"{threads}.gguf"
-            converted(checkpoints.get(SMALL), output, "--quant", quant, "--threads", threads)
+            converted(models.checkpoint(SMALL), output, "--quant", quant, "--threads", threads)
             files.append(output.read_bytes())
         assert files.count(files[0]) == len(files)
 
     @pytest.mark.parametrize("shards", [2, 7])
     def test_from_one_file_and_from_shards(
-        self, shards: int, checkpoints: Checkpoints, tmp_path: Path
+        self, shards: int, models: Models, tmp_path: Path
     ) -> None:
-        whole = named(checkpoints, SMALL, tmp_path / "a")
+        whole = named(models, SMALL, tmp_path / "a")
         converted(whole, tmp_path / "whole.gguf")
         sharded = replace(SMALL, name=f"sharded-{shards}", shards=shards)
-        pieces = named(checkpoints, sharded, tmp_path / "b")
+        pieces = named(models, sharded, tmp_path / "b")
         converted(pieces, tmp_path / "pieces.gguf")
         assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
-    def test_again(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_again(self, models: Models, tmp_path: Path) -> None:
         output = tmp_path / "x.gguf"
-        converted(checkpoints.get(MIXTURE), output)
+        converted(models.checkpoint(MIXTURE), output)
         first = output.read_bytes()
-        converted(checkpoints.get(MIXTURE), output, "--overwrite")
+        converted(models.checkpoint(MIXTURE), output, "--overwrite")
         assert output.read_bytes() == first
 
 
@@ -375,9 +355,9 @@ class TestName:
         return sorted(held(folder))
 
     def test_by_convention_here(
-        self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = named(checkpoints, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")
+        model = named(models, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")
         here = tmp_path / "here"
         here.mkdir()
         names = self.written(here, monkeypatch, model)
@@ -386,9 +366,9 @@ class TestName:
         assert names[1] == "mtp-Tiny-3.5-2M-Instruct-Q8_0.gguf"
 
     def test_by_convention_in_a_folder(
-        self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = named(checkpoints, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")
+        model = named(models, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")
         there = tmp_path / "there"
         there.mkdir()
         monkeypatch.chdir(tmp_path)
@@ -396,9 +376,9 @@ class TestName:
         assert [*held(there)] == ["Tiny-3.5-2M-Instruct-Q4_K_M.gguf"]
 
     def test_in_the_folder_of_the_checkpoint(
-        self, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = named(checkpoints, TINY, tmp_path / "a")
+        model = named(models, TINY, tmp_path / "a")
         before = held(model)
         names = self.written(model, monkeypatch, ".")
         assert len(names) == len(before) + 1
@@ -412,11 +392,11 @@ class TestName:
         self,
         key: str,
         name: str,
-        checkpoints: Checkpoints,
+        models: Models,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        model = named(checkpoints, TINY, tmp_path / "a")
+        model = named(models, TINY, tmp_path / "a")
         (model / "README.md").write_text(f'---\n{key}: "{name}"\n---\n', encoding="utf-8")
         here = tmp_path / "deep" / "er" / "here"
         here.mkdir(parents=True)
@@ -431,10 +411,10 @@ class TestName:
 
 
 class TestReport:
-    def test_summary(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_summary(self, models: Models, tmp_path: Path) -> None:
         output = tmp_path / "it's here.gguf"
         options = "--mtp-f16", "--fastmtp", "100", "--fastmtp-layout", "table", "-o", output
-        text = invoke("convert", checkpoints.get(SMALL), *options).stdout
+        text = invoke("convert", models.checkpoint(SMALL), *options).stdout
         listed = tensors_of(output)
         size = output.stat().st_size
         head = sum(
@@ -460,9 +440,9 @@ class TestReport:
         assert text.endswith(f"next: mtp-gguf list-tensors '{quoted}' --mtp\n")
 
     def test_vision_tower_is_skipped_with_the_way_to_an_mmproj(
-        self, checkpoints: Checkpoints, tmp_path: Path
+        self, models: Models, tmp_path: Path
     ) -> None:
-        arguments = ["convert", checkpoints.get(NESTED), "-o", tmp_path / "x.gguf"]
+        arguments = ["convert", models.checkpoint(NESTED), "-o", tmp_path / "x.gguf"]
         result = invoke(*arguments)
         assert "note: 8 source tensors skipped: vision tower" in result.stdout
         assert "convert_hf_to_gguf.py --mmproj" in result.stdout
@@ -483,10 +463,10 @@ class TestReport:
         ids=str,
     )
     def test_fallback_of_rows_that_no_block_divides(
-        self, options: list[str], note: str, checkpoints: Checkpoints, tmp_path: Path
+        self, options: list[str], note: str, models: Models, tmp_path: Path
     ) -> None:
         """dense-ragged has rows of 416 and 192, which 32 divides, and of 144, which it does not."""
-        model = checkpoints.get(SPECS["dense-ragged"])
+        model = models.checkpoint(SPECS["dense-ragged"])
         text = invoke("convert", model, "-o", tmp_path / "x.gguf", *options).stdout
         assert note in text
         if not note:
@@ -506,18 +486,16 @@ class TestReport:
         assert first.tensor_type.name in match[2].split(", ")
 
     def test_no_fallback_is_claimed_where_all_rows_fit(
-        self, checkpoints: Checkpoints, tmp_path: Path
+        self, models: Models, tmp_path: Path
     ) -> None:
-        arguments = ["convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf"]
+        arguments = ["convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf"]
         assert "fall back" not in invoke(*arguments).stdout
 
-    def test_imatrix_without_some_tensors_is_noted(
-        self, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
-        from upstream.imatrix import write_imatrix  # noqa: PLC0415
+    def test_imatrix_without_some_tensors_is_noted(self, models: Models, tmp_path: Path) -> None:
+        from support.upstream.imatrix import write_imatrix  # noqa: PLC0415
 
         imatrix = write_imatrix(tmp_path / "imatrix.gguf", SMALL)
         options = "--imatrix", imatrix, "-o", tmp_path / "x.gguf"
-        text = invoke("convert", checkpoints.get(SMALL), *options).stdout
+        text = invoke("convert", models.checkpoint(SMALL), *options).stdout
         assert re.search(r"note: the imatrix has nothing for \d+ quantized tensors", text)
         assert value_of(tmp_path / "x.gguf", "quantize.imatrix.file") == "imatrix.gguf"

@@ -8,17 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
-from conversions import SMALL, Checkpoints, invoke, spawn
-from quantize.cases import has_kernel
-from upstream.imatrix import write_imatrix
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import quantizer
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+from support.checkpoints import SMALL
+from support.commands import invoke, spawn
+from support.models import Models
+from support.quantize.cases import has_kernel
+from support.upstream.imatrix import write_imatrix
 
 
 def expected(name: str, weighted: bool = False) -> str:
@@ -26,11 +23,11 @@ def expected(name: str, weighted: bool = False) -> str:
     return quantizer.targets()[0] if has_kernel(kind, weighted) else "ggml"
 
 
-def test_names_the_kernel_of_each_type(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_names_the_kernel_of_each_type(models: Models, tmp_path: Path) -> None:
     """Those with importance weights apart; nothing for F32, which is not quantized."""
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", SMALL)
     options = "--imatrix", imatrix, "--mtp-type", "Q5_1", "--also", "Q4_0,BF16"
-    arguments = [checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", *options, "--verbose"]
+    arguments = [models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", *options, "--verbose"]
     found = json.loads(invoke("convert", *arguments, "--dry-run", "--json").stdout)["kernels"]
     labels = {
         (label.removesuffix(" with importance"), label.endswith("importance")) for label in found
@@ -48,16 +45,16 @@ def test_names_the_kernel_of_each_type(checkpoints: Checkpoints, tmp_path: Path)
     assert ", ".join(quantizer.targets()) in result.stderr
 
 
-def test_is_silent_without(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    arguments = [checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", "--dry-run"]
+def test_is_silent_without(models: Models, tmp_path: Path) -> None:
+    arguments = [models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--dry-run"]
     result = invoke("convert", *arguments)
     assert "quantizer" not in result.stdout + result.stderr
     assert "kernels" not in json.loads(invoke("convert", *arguments, "--json").stdout)
 
 
 @pytest.mark.parametrize("target", quantizer.targets()[1:])
-def test_of_a_forced_instruction_set(target: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    arguments = ["convert", checkpoints.get(SMALL), "-o", tmp_path / "x.gguf", "--verbose"]
+def test_of_a_forced_instruction_set(target: str, models: Models, tmp_path: Path) -> None:
+    arguments = ["convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--verbose"]
     with spawn(*arguments, env=os.environ | {"MTP_QUANTIZE_TARGET": target}) as process:
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import ReferenceModel
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
-from upstream.llama_mtp import LlamaMtp
 
 from mtp_gguf.cli import app
 from mtp_gguf.native.runtime import llama_cpp
+from support.reference_model import ReferenceModel
+from support.upstream.llama_mtp import LlamaMtp
 
 DEMO = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
 PROMPTS = (

@@ -13,38 +13,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import ADDED_TOKENS, TRAINING_TEXT, token_id
-from conversions import (
-    SMALL,
-    TINY,
-    Checkpoints,
-    converted,
-    differing,
-    edit_json,
-    invoke,
-    loads,
-    read_tensors,
-    refused,
-    value_of,
-    write_repeating,
-)
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from tokenizers import Tokenizer
 
 from mtp_gguf.convert import draft_vocabulary
 from mtp_gguf.native.runtime import llama_cpp
+from support.checkpoint_edits import edit_json, read_tensors, write_repeating
+from support.checkpoints import ADDED_TOKENS, SMALL, TINY, TRAINING_TEXT, token_id
+from support.commands import invoke
+from support.conversions import converted, refused
+from support.gguf_files import differing, loads, value_of
+from support.models import Models
 
 IDS_KEY = "mtp_gguf.fastmtp.token_ids"
 SHORT_HEAD = "blk.2.nextn.shared_head_head.weight"
 TIED = replace(SMALL, name="small-tied", tied=True)
 # The added tokens are the last of the vocabulary; they come first in every list.
 REQUIRED = [token_id(text) for text, _ in ADDED_TOKENS]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 def planned(model: Path, *options: object) -> dict[str, Any]:
@@ -63,9 +49,9 @@ def ids_of(model: Path, output: Path, *options: object) -> list[int]:
 
 
 class TestLayouts:
-    def test_ids(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_ids(self, models: Models, tmp_path: Path) -> None:
         """The list is one array of metadata, and no tensor knows of it."""
-        model = checkpoints.get(SMALL)
+        model = models.checkpoint(SMALL)
         plain = converted(model, tmp_path / "plain.gguf")
         listed = converted(model, tmp_path / "listed.gguf", "--fastmtp", 100)
         assert not differing(plain, listed)
@@ -76,9 +62,9 @@ class TestLayouts:
 
     @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "Q4_K"])
     @pytest.mark.parametrize("spec", [SMALL, TIED], ids=lambda spec: spec.name)
-    def test_table(self, spec: Any, kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_table(self, spec: Any, kind: str, models: Models, tmp_path: Path) -> None:
         """Row r of the short head is row d2t[r] of the output, in the type of the head."""
-        model = checkpoints.get(spec)
+        model = models.checkpoint(spec)
         options = "--quant", "Q6_K", "--mtp-type", kind
         plain = converted(model, tmp_path / "plain.gguf", *options)
         table = converted(
@@ -98,9 +84,9 @@ class TestLayouts:
         assert [*short.shape] == [256, 64]
         assert short.data.tobytes() == np.ascontiguousarray(whole.data[ids]).tobytes()
 
-    def test_table_against_the_source(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_table_against_the_source(self, models: Models, tmp_path: Path) -> None:
         """The same by other code: rows of the checkpoint, quantized by the gguf package."""
-        model = checkpoints.get(SMALL)
+        model = models.checkpoint(SMALL)
         options = "--mtp-type", "Q8_0", "--fastmtp", 64, "--fastmtp-layout", "table"
         table = converted(model, tmp_path / "table.gguf", *options)
         rows = read_tensors(model / "model.safetensors")["lm_head.weight"]
@@ -110,9 +96,9 @@ class TestLayouts:
         assert table[SHORT_HEAD].data.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("spec", [SMALL, TIED], ids=lambda spec: spec.name)
-    def test_sidecar(self, spec: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_sidecar(self, spec: Any, models: Models, tmp_path: Path) -> None:
         """A head alone whose output has the rows of d2t and no others."""
-        model = checkpoints.get(spec)
+        model = models.checkpoint(spec)
         options = "--quant", "F16"
         alone = converted(model, tmp_path / "alone.gguf", *options, "--head-only")
         sidecar = converted(
@@ -129,17 +115,17 @@ class TestLayouts:
 
     @pytest.mark.parametrize("layout", ["table", "sidecar"])
     def test_says_what_stock_llama_cpp_cannot_load(
-        self, layout: str, checkpoints: Checkpoints, tmp_path: Path
+        self, layout: str, models: Models, tmp_path: Path
     ) -> None:
-        model = checkpoints.get(TINY)
+        model = models.checkpoint(TINY)
         options = "--quant", "F16", "--fastmtp", "--fastmtp-layout", layout
         result = invoke("convert", model, "-o", tmp_path / "x.gguf", *options)
         assert f"FastMTP 256 tokens, layout {layout}" in result.stdout
         assert "stock llama.cpp cannot load this layout" in result.stdout
         assert not loads(tmp_path / "x.gguf")
 
-    def test_is_listed_as_a_part(self, checkpoints: Checkpoints) -> None:
-        plan = planned(checkpoints.get(TINY), "--fastmtp", "--fastmtp-layout", "table")
+    def test_is_listed_as_a_part(self, models: Models) -> None:
+        plan = planned(models.checkpoint(TINY), "--fastmtp", "--fastmtp-layout", "table")
         parts = {t["name"]: t["part"] for t in plan["tensors"]}
         own = [name for name, part in parts.items() if part == "draft vocabulary"]
         assert sorted(own) == [SHORT_HEAD, "d2t"]
@@ -147,10 +133,10 @@ class TestLayouts:
 
 @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
 def test_stock_llama_cpp_generates_from_the_ids_layout(
-    quant: str, checkpoints: Checkpoints, tmp_path: Path
+    quant: str, models: Models, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.gguf"
-    converted(checkpoints.get(SMALL), output, "--quant", quant, "--mtp-f16", "--fastmtp")
+    converted(models.checkpoint(SMALL), output, "--quant", quant, "--mtp-f16", "--fastmtp")
     llama = llama_cpp.Llama(str(output), n_ctx=64, n_threads=2, verbose=False)
     try:
         texts = [llama("The draft head", max_tokens=8, temperature=0) for _ in range(2)]
@@ -162,9 +148,9 @@ def test_stock_llama_cpp_generates_from_the_ids_layout(
 
 
 class TestSize:
-    def test_default_of_a_small_vocabulary(self, checkpoints: Checkpoints) -> None:
+    def test_default_of_a_small_vocabulary(self, models: Models) -> None:
         """A quarter of 1024."""
-        assert planned(checkpoints.get(TINY), "--fastmtp")["draft_vocabulary"]["size"] == 256
+        assert planned(models.checkpoint(TINY), "--fastmtp")["draft_vocabulary"]["size"] == 256
 
     def test_default_of_a_large_vocabulary(self, tmp_path: Path) -> None:
         model = write_repeating(tmp_path / "wide", replace(TINY, vocab_size=140_000))
@@ -182,17 +168,24 @@ class TestSize:
         assert draft_vocabulary.default_size(131_071, 33) == 32767
 
     @pytest.mark.parametrize("size", [26, 27, 1000, 1023])
-    def test_given(self, size: int, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp", size)
+    def test_given(self, size: int, models: Models, tmp_path: Path) -> None:
+        ids = ids_of(models.checkpoint(TINY), tmp_path / "x.gguf", "--fastmtp", size)
         assert len(ids) == size
         assert len({*ids}) == size
         assert 0 <= min(ids) <= max(ids) < 1024
 
     @pytest.mark.parametrize("size", [1, 25, 1024, 10**12])
-    def test_out_of_range(self, size: int, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_out_of_range(self, size: int, models: Models, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("text")
         for more in ([], ["--fastmtp-corpus", tmp_path / "text"]):
-            arguments = [checkpoints.get(TINY), "-o", tmp_path / "x.gguf", "--fastmtp", size, *more]
+            arguments = [
+                models.checkpoint(TINY),
+                "-o",
+                tmp_path / "x.gguf",
+                "--fastmtp",
+                size,
+                *more,
+            ]
             words = "--fastmtp", "from 26 (the special tokens) to 1023", f"found {size}"
             refused(arguments, *words, output=tmp_path)
 
@@ -230,9 +223,11 @@ class TestArguments:
         ],
     )
     def test_order(
-        self, text: str, size: int, files: int, checkpoints: Checkpoints, corpora: list[Path]
+        self, text: str, size: int, files: int, models: Models, corpora: list[Path]
     ) -> None:
-        words = self.arguments(text.replace("=a", f"={corpora[0]}"), checkpoints.get(TINY), corpora)
+        words = self.arguments(
+            text.replace("=a", f"={corpora[0]}"), models.checkpoint(TINY), corpora
+        )
         result = invoke("convert", *words, "--quant", "F16", "--dry-run", "--json")
         assert result.exit_code == 0, result.output
         draft = json.loads(result.stdout)["draft_vocabulary"]
@@ -240,15 +235,15 @@ class TestArguments:
         assert (f"of {files} files" in draft["source"]) == bool(files)
 
     def test_a_file_that_is_no_corpus_is_no_model_either(
-        self, checkpoints: Checkpoints, corpora: list[Path], tmp_path: Path
+        self, models: Models, corpora: list[Path], tmp_path: Path
     ) -> None:
-        words = ["--fastmtp-corpus", corpora[0], tmp_path / "missing.txt", checkpoints.get(TINY)]
+        words = ["--fastmtp-corpus", corpora[0], tmp_path / "missing.txt", models.checkpoint(TINY)]
         refused(words, "unexpected extra argument", output=tmp_path, code=2)
 
 
 class TestRanking:
-    def test_by_id(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        model = checkpoints.get(TINY)
+    def test_by_id(self, models: Models, tmp_path: Path) -> None:
+        model = models.checkpoint(TINY)
         ids = ids_of(model, tmp_path / "x.gguf", "--fastmtp", 200)
         assert ids == [*REQUIRED, *range(200 - len(REQUIRED))]
         assert value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.source") == "by id (merge rank)"
@@ -273,8 +268,8 @@ class TestRanking:
             counts.update(tokenizer.encode(text, add_special_tokens=False).ids)
         return counts
 
-    def test_by_corpus(self, checkpoints: Checkpoints, corpus: list[Path], tmp_path: Path) -> None:
-        model = checkpoints.get(TINY)
+    def test_by_corpus(self, models: Models, corpus: list[Path], tmp_path: Path) -> None:
+        model = models.checkpoint(TINY)
         options = "--fastmtp", 300, "--fastmtp-corpus", *corpus
         ids = ids_of(model, tmp_path / "x.gguf", *options)
         counts = self.counted(model, corpus)
@@ -288,10 +283,10 @@ class TestRanking:
         assert source == f"counted on {counts.total()} tokens of 2 files"
 
     def test_coverage_by_size(
-        self, checkpoints: Checkpoints, corpus: list[Path], monkeypatch: pytest.MonkeyPatch
+        self, models: Models, corpus: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(draft_vocabulary, "COVERAGE_SIZES", (32, 64, 128, 512, 2048))
-        model = checkpoints.get(TINY)
+        model = models.checkpoint(TINY)
         options = "--fastmtp", 300, "--fastmtp-corpus", *corpus
         coverage = planned(model, *options)["draft_vocabulary"]["coverage"]
         counts = self.counted(model, corpus)
@@ -309,14 +304,14 @@ class TestRanking:
 
     def test_a_corpus_longer_than_what_is_tokenized_at_once(
         self,
-        checkpoints: Checkpoints,
+        models: Models,
         corpus: list[Path],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Pieces end with lines, so that counts stay the same where no blank line is cut."""
         (tmp_path / "flat.txt").write_text(TRAINING_TEXT.replace("\n\n", "\n"), encoding="utf-8")
-        model = checkpoints.get(TINY)
+        model = models.checkpoint(TINY)
         options = "--fastmtp", 300, "--fastmtp-corpus", tmp_path / "flat.txt"
         whole = ids_of(model, tmp_path / "x.gguf", *options)
         monkeypatch.setattr(draft_vocabulary, "_CORPUS_CHUNK", 100)
@@ -324,9 +319,9 @@ class TestRanking:
 
     @pytest.mark.parametrize("by", ["id", "corpus", "list"])
     def test_every_prefix_has_the_special_tokens(
-        self, by: str, checkpoints: Checkpoints, corpus: list[Path], tmp_path: Path
+        self, by: str, models: Models, corpus: list[Path], tmp_path: Path
     ) -> None:
-        model = checkpoints.copy(TINY, tmp_path)
+        model = models.copy(TINY, tmp_path)
         end = 7  # an end of turn that is no added token
         edit_json(model / "generation_config.json", lambda c: c.update(eos_token_id=[end, 995]))
         (tmp_path / "ids.txt").write_text("500 501 502 996 503")
@@ -341,8 +336,8 @@ class TestRanking:
         for text in ("<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"):
             assert token_id(text) in ids[: len(needed)]
 
-    def test_end_of_turn_of_a_nested_config(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        model = checkpoints.copy(replace(TINY, name="nested", nested=True), tmp_path)
+    def test_end_of_turn_of_a_nested_config(self, models: Models, tmp_path: Path) -> None:
+        model = models.copy(replace(TINY, name="nested", nested=True), tmp_path)
         edit_json(model / "config.json", lambda c: c["text_config"].update(eos_token_id=7))
         ids = ids_of(model, tmp_path / "x.gguf", "--fastmtp", 100)
         assert ids[0] == 7
@@ -361,38 +356,34 @@ class TestIdsFile:
         return path
 
     @pytest.mark.parametrize("name", ["ids.json", "ids.npy", "ids.txt", "ids"])
-    def test_is_taken_as_it_stands(
-        self, name: str, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_is_taken_as_it_stands(self, name: str, models: Models, tmp_path: Path) -> None:
         path = self.write(tmp_path / name, self.GIVEN)
-        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
+        ids = ids_of(models.checkpoint(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
         assert ids == [*REQUIRED, *(i for i in self.GIVEN if i not in REQUIRED)]
         assert value_of(tmp_path / "x.gguf", "mtp_gguf.fastmtp.source") == f"from {name}"
 
     @pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.uint64, ">i8"])
-    def test_npy_of_any_whole_type(
-        self, dtype: Any, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_npy_of_any_whole_type(self, dtype: Any, models: Models, tmp_path: Path) -> None:
         path = self.write(tmp_path / "ids.npy", np.array(self.GIVEN, dtype))
-        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
+        ids = ids_of(models.checkpoint(TINY), tmp_path / "x.gguf", "--fastmtp-ids", path)
         assert ids[len(REQUIRED) :] == [i for i in self.GIVEN if i not in REQUIRED]
 
-    def test_cut_to_the_size_asked_for(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_cut_to_the_size_asked_for(self, models: Models, tmp_path: Path) -> None:
         path = self.write(tmp_path / "ids.txt", [*range(100, 200)])
         options = "--fastmtp-ids", path, "--fastmtp", 60
-        ids = ids_of(checkpoints.get(TINY), tmp_path / "x.gguf", *options)
+        ids = ids_of(models.checkpoint(TINY), tmp_path / "x.gguf", *options)
         assert ids == [*REQUIRED, *range(100, 100 + 60 - len(REQUIRED))]
 
-    def refuse(self, path: Path, checkpoints: Checkpoints, *words: str, size: int = 0) -> None:
+    def refuse(self, path: Path, models: Models, *words: str, size: int = 0) -> None:
         folder = path.parent / "output"
         folder.mkdir()
         options = ["--fastmtp", size] if size else []
-        arguments = [checkpoints.get(TINY), "-o", folder / "x.gguf", "--fastmtp-ids", path]
+        arguments = [models.checkpoint(TINY), "-o", folder / "x.gguf", "--fastmtp-ids", path]
         refused([*arguments, *options], "--fastmtp-ids", path.name, *words, output=folder)
 
-    def test_shorter_than_asked(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_shorter_than_asked(self, models: Models, tmp_path: Path) -> None:
         path = self.write(tmp_path / "ids.txt", [1, 2, 3])
-        self.refuse(path, checkpoints, "expected 60 ids", "found 29", size=60)
+        self.refuse(path, models, "expected 60 ids", "found 29", size=60)
 
     @pytest.mark.parametrize(
         ("ids", "words"),
@@ -407,9 +398,9 @@ class TestIdsFile:
     )
     @pytest.mark.parametrize("name", ["ids.json", "ids.txt"])
     def test_ids_that_cannot_be(
-        self, name: str, ids: Any, words: list[str], checkpoints: Checkpoints, tmp_path: Path
+        self, name: str, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
-        self.refuse(self.write(tmp_path / name, ids), checkpoints, *words)
+        self.refuse(self.write(tmp_path / name, ids), models, *words)
 
     @pytest.mark.parametrize(
         ("ids", "words"),
@@ -429,9 +420,9 @@ class TestIdsFile:
         ids=str,
     )
     def test_npy_that_cannot_be(
-        self, ids: Any, words: list[str], checkpoints: Checkpoints, tmp_path: Path
+        self, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
-        self.refuse(self.write(tmp_path / "ids.npy", ids), checkpoints, *words)
+        self.refuse(self.write(tmp_path / "ids.npy", ids), models, *words)
 
     @pytest.mark.parametrize(
         "data",
@@ -447,41 +438,41 @@ class TestIdsFile:
             + b"}" * 10,
         ],
     )
-    def test_damaged_npy(self, data: bytes, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_damaged_npy(self, data: bytes, models: Models, tmp_path: Path) -> None:
         (tmp_path / "ids.npy").write_bytes(data)
-        self.refuse(tmp_path / "ids.npy", checkpoints, "whole numbers")
+        self.refuse(tmp_path / "ids.npy", models, "whole numbers")
 
     @pytest.mark.parametrize(
         "text",
         ["1 2 x", "1.5", "[1, 2.0]", '["a"]', "[true]", "[null]", "[1,", "{}", "\xff", "[" * 10**5],
         ids=lambda text: text[:5],
     )
-    def test_not_numbers(self, text: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_not_numbers(self, text: str, models: Models, tmp_path: Path) -> None:
         (tmp_path / "ids.txt").write_text(text, encoding="latin-1")
-        self.refuse(tmp_path / "ids.txt", checkpoints, "expected whole numbers")
+        self.refuse(tmp_path / "ids.txt", models, "expected whole numbers")
 
-    def test_missing(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "none.txt", checkpoints, "cannot be read", "No such file")
+    def test_missing(self, models: Models, tmp_path: Path) -> None:
+        self.refuse(tmp_path / "none.txt", models, "cannot be read", "No such file")
 
-    def test_folder(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_folder(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "ids.d").mkdir()
-        self.refuse(tmp_path / "ids.d", checkpoints, "cannot be read", "directory")
+        self.refuse(tmp_path / "ids.d", models, "cannot be read", "directory")
 
 
 class TestCorpusFile:
-    def refuse(self, path: Path, checkpoints: Checkpoints, *words: str) -> None:
+    def refuse(self, path: Path, models: Models, *words: str) -> None:
         folder = path.parent / "output"
         folder.mkdir()
-        arguments = [checkpoints.get(TINY), "-o", folder / "x.gguf", "--fastmtp-corpus", path]
+        arguments = [models.checkpoint(TINY), "-o", folder / "x.gguf", "--fastmtp-corpus", path]
         refused(arguments, "--fastmtp-corpus", path.name, *words, output=folder)
 
-    def test_missing(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "none.txt", checkpoints, "cannot be read", "No such file")
+    def test_missing(self, models: Models, tmp_path: Path) -> None:
+        self.refuse(tmp_path / "none.txt", models, "cannot be read", "No such file")
 
-    def test_folder(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_folder(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "texts").mkdir()
-        self.refuse(tmp_path / "texts", checkpoints, "cannot be read", "directory")
+        self.refuse(tmp_path / "texts", models, "cannot be read", "directory")
 
-    def test_empty(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_empty(self, models: Models, tmp_path: Path) -> None:
         (tmp_path / "empty.txt").touch()
-        self.refuse(tmp_path / "empty.txt", checkpoints, "no text in")
+        self.refuse(tmp_path / "empty.txt", models, "no text in")

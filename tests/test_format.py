@@ -12,9 +12,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from byte_source import ByteSource
-from ggml_reader import Answer, describe
-from golden_gguf import CASES, FIELDS, SOUND, Case, assembled, mutant, start_of, u32, u64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +29,9 @@ from mtp_gguf.gguf_tools.format import (
     padded,
 )
 from mtp_gguf.gguf_tools.tensor_types import BY_ID, F32, Q8_0
+from support.byte_source import ByteSource
+from support.ggml_reader import Answer, describe
+from support.golden_gguf import CASES, FIELDS, SOUND, Case, assembled, mutant, start_of, u32, u64
 
 GOLDEN = assembled({})
 GOLDEN_METADATA = {

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECS, Spec, write_checkpoint
 from typer.testing import CliRunner
-from upstream.compare import metadata_differences, tensor_differences
-from upstream.describe import Tensor, describe
-from upstream.imatrix import write_imatrix
-from upstream.make_goldens import GOLDENS, checkpoint_digest, expected, read_golden
-from upstream.variants import Variant, all_cases, variants
 
 from mtp_gguf.cli import app
+from support.checkpoints import SPECS, Spec
+from support.models import Models
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.describe import Tensor, describe
+from support.upstream.imatrix import write_imatrix
+from support.upstream.make_goldens import GOLDENS, checkpoint_digest, expected, read_golden
+from support.upstream.variants import Variant, all_cases, variants
 
 CASES = [
     pytest.param(
@@ -59,18 +59,6 @@ def allowed_keys(spec: Spec) -> dict[str, list[Any]]:
     return {INTERVAL.format(arch=arch): ["UINT32", spec.interval]}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Spec], Path]:
-    """Give the folder of a checkpoint, written when it is first asked for."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    def get(spec: Spec) -> Path:
-        folder = root / spec.name
-        return folder if folder.is_dir() else write_checkpoint(folder, spec)
-
-    return get
-
-
 def convert(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["convert", *arguments])
     if result.exit_code:
@@ -81,7 +69,7 @@ def convert(arguments: list[str]) -> None:
 def test_tensors_and_metadata_equal_upstreams(
     spec: Spec,
     variant: Variant,
-    checkpoint: Callable[[Spec], Path],
+    models: Models,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,7 +78,7 @@ def test_tensors_and_metadata_equal_upstreams(
     if variant.imatrix:
         write_imatrix(imatrix, spec)
     out = tmp_path / "out.gguf"
-    convert([str(checkpoint(spec)), "-o", str(out), *variant.our_arguments(imatrix)])
+    convert([str(models.checkpoint(spec)), "-o", str(out), *variant.our_arguments(imatrix)])
     want, have = expected(spec, variant), describe(out)
     found = [
         *tensor_differences(want.tensors, have.tensors),
@@ -107,11 +95,9 @@ def test_every_golden_belongs_to_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_the_checkpoint_is_the_one_upstream_saw(
-    spec: Spec, checkpoint: Callable[[Spec], Path]
-) -> None:
+def test_the_checkpoint_is_the_one_upstream_saw(spec: Spec, models: Models) -> None:
     """If this fails, the generator drew other weights here, and no golden below can hold."""
-    assert checkpoint_digest(checkpoint(spec)) == read_golden(spec)["checkpoint"]
+    assert checkpoint_digest(models.checkpoint(spec)) == read_golden(spec)["checkpoint"]
 
 
 class TestTheComparisonItself:

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from upstream import handcrafted
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.format import open_gguf
+from support.upstream import handcrafted
 
 pytestmark = pytest.mark.upstream
 

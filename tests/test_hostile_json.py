@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import Spec, write_checkpoint
-from conversions import TINY, converted, edit_json, held, invoke
-from json_mutations import Mutation, mutations
-from upstream.compare import metadata_differences, tensor_differences
-from upstream.convert_upstream import UpstreamError
-from upstream.converter_pool import ConverterPool
-from upstream.describe import Description, describe
+
+from support.checkpoint_edits import edit_json
+from support.checkpoints import TINY, Spec, write_checkpoint
+from support.commands import held, invoke
+from support.conversions import converted
+from support.json_mutations import Mutation, mutations
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import UpstreamError
+from support.upstream.converter_pool import ConverterPool
+from support.upstream.describe import Description, describe
 
 SECONDS = 30
 MEMORY = 600 << 20  # what a process may grow by during a sweep

@@ -13,18 +13,14 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from conversions import (
-    TINY,
-    Checkpoints,
-    converted,
-    differing,
-    edit_json,
-    edit_tensors,
-    held,
-    spawn,
-    tensors_of,
-)
-from hub_server import Hub
+
+from support.checkpoint_edits import edit_json, edit_tensors
+from support.checkpoints import TINY
+from support.commands import held, spawn
+from support.conversions import converted
+from support.gguf_files import differing, tensors_of
+from support.hub_server import Hub
+from support.models import Models
 
 MODEL = "somebody/Tiny-3.5"
 SHARDED = replace(TINY, name="sharded", layers=4, shards=12)
@@ -37,14 +33,9 @@ IMPATIENT = "import time; time.sleep = lambda seconds: None"
 SMALL_PIECES = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 500"
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
 @pytest.fixture
-def hub(checkpoints: Checkpoints) -> Iterator[Hub]:
-    with Hub(MODEL, {"main": checkpoints.get(SHARDED), "v2": checkpoints.get(OTHER)}) as hub:
+def hub(models: Models) -> Iterator[Hub]:
+    with Hub(MODEL, {"main": models.checkpoint(SHARDED), "v2": models.checkpoint(OTHER)}) as hub:
         yield hub
 
 
@@ -94,9 +85,9 @@ def index_of(folder: Path) -> dict[str, str]:
 
 class TestFetches:
     def test_the_same_bytes_as_a_local_folder(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
-        folder = checkpoints.copy(SHARDED, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        folder = models.copy(SHARDED, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
         converted(folder, tmp_path / "local.gguf", "--quant", "F16", "--fastmtp")
         ours = succeeds(hub, output, "--fastmtp")
         assert ours == (tmp_path / "local.gguf").read_bytes()
@@ -112,9 +103,9 @@ class TestFetches:
         assert not hub.requests
 
     def test_a_revision_of_one_file(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
-        folder = checkpoints.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        folder = models.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
         converted(folder, tmp_path / "local.gguf", "--quant", "F16")
         expected = (tmp_path / "local.gguf").read_bytes()
         assert succeeds(hub, output, "--revision", "v2") == expected
@@ -125,28 +116,28 @@ class TestFetches:
         assert succeeds(hub, output, "--revision", commit) == expected
 
     def test_nothing_but_the_head_for_head_only(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
         succeeds(hub, output, "--head-only")
-        index = index_of(checkpoints.get(SHARDED))
+        index = index_of(models.checkpoint(SHARDED))
         needed = {f for name, f in index.items() if not name.startswith("model.layers.")}
         assert needed < {*index.values()}
         assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
 
-    def test_no_head_for_no_mtp(self, hub: Hub, checkpoints: Checkpoints, output: Path) -> None:
+    def test_no_head_for_no_mtp(self, hub: Hub, models: Models, output: Path) -> None:
         succeeds(hub, output, "--no-mtp")
-        index = index_of(checkpoints.get(SHARDED))
+        index = index_of(models.checkpoint(SHARDED))
         needed = {f for name, f in index.items() if not name.startswith("mtp.")}
         assert needed < {*index.values()}
         assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
 
     @pytest.mark.parametrize("base", ["checkpoint", "gguf"])
     def test_nothing_but_the_head_of_a_donor(
-        self, base: str, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, base: str, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
         """Of its weights the MTP block alone, by ranges: not even the rest of a shard."""
-        bare = checkpoints.get(replace(SHARDED, name="bare", mtp=False))
-        donor = checkpoints.get(SHARDED)
+        bare = models.checkpoint(replace(SHARDED, name="bare", mtp=False))
+        donor = models.checkpoint(SHARDED)
         if base == "gguf":
             converted(bare, tmp_path / "bare.gguf", "--quant", "BF16")
             bare = tmp_path / "bare.gguf"
@@ -166,20 +157,16 @@ class TestFetches:
             assert asked == with_head
         assert with_head <= asked
 
-    def test_nothing_of_a_donor_for_a_plan(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path
-    ) -> None:
-        bare = checkpoints.get(replace(SHARDED, name="bare", mtp=False))
+    def test_nothing_of_a_donor_for_a_plan(self, hub: Hub, models: Models, output: Path) -> None:
+        bare = models.checkpoint(replace(SHARDED, name="bare", mtp=False))
         with start(hub, output, "--mtp-from", MODEL, "--dry-run", model=str(bare)) as process:
             stdout, stderr = process.communicate(timeout=120)
         assert process.returncode == 0, stderr
         assert "mtp.fc.weight" in stdout
         assert not held(output)
 
-    def test_no_file_that_nobody_reads(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
-        folder = checkpoints.copy(TINY, tmp_path)
+    def test_no_file_that_nobody_reads(self, models: Models, output: Path, tmp_path: Path) -> None:
+        folder = models.copy(TINY, tmp_path)
         unread = "pytorch_model.bin", "training.pt", "consolidated.safetensors", "out.gguf"
         for name in unread:
             (folder / name).write_bytes(b"x")
@@ -249,21 +236,17 @@ class TestFails:
         (output / "out.gguf").unlink()
         fails(hub, output, "incomplete in the local cache", HF_HUB_OFFLINE="1")
 
-    def test_not_a_model_of_the_family(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
+    def test_not_a_model_of_the_family(self, models: Models, output: Path, tmp_path: Path) -> None:
         """Detected from the config, before any weights are fetched."""
-        folder = checkpoints.copy(TINY, tmp_path)
+        folder = models.copy(TINY, tmp_path)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
             _, stderr = process.communicate(timeout=120)
         assert "LlamaForCausalLM" in stderr
         assert hub.fetched() == ["config.json"]
 
-    def test_index_that_points_outside(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
-        folder = checkpoints.copy(SHARDED, tmp_path)
+    def test_index_that_points_outside(self, models: Models, output: Path, tmp_path: Path) -> None:
+        folder = models.copy(SHARDED, tmp_path)
         (folder / INDEX).write_text('{"weight_map": {"mtp.fc.weight": "../../config.json"}}')
         with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
             _, stderr = process.communicate(timeout=120)
@@ -288,9 +271,9 @@ class TestNames:
 
     @pytest.mark.parametrize("name", [MODEL, f"hf://{MODEL}@main"])
     def test_of_one_model(
-        self, name: str, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, name: str, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
-        converted(checkpoints.get(SHARDED), tmp_path / "own.gguf", "--quant", "F16")
+        converted(models.checkpoint(SHARDED), tmp_path / "own.gguf", "--quant", "F16")
         options = ("--quant", "F16", "-o", "out.gguf")
         assert run(hub, output, "convert", name, *options)[0] == 0
         made = tensors_of(output / "out.gguf")
@@ -308,9 +291,9 @@ class TestNames:
         assert run(hub, output, "graft", *arguments)[0] == 0
 
     def test_a_revision_in_the_name(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
-        folder = checkpoints.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
+        folder = models.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
         converted(folder, tmp_path / "local.gguf", "--quant", "F16")
         with start(hub, output, model=f"{MODEL}@v2") as process:
             _, stderr = process.communicate(timeout=120)
@@ -332,11 +315,9 @@ class TestNames:
         assert run(hub, output, "list-tensors", "Qwen/x.safetensors")[0] == 1
         assert not hub.requests
 
-    def test_a_revision_needs_the_hub(
-        self, hub: Hub, checkpoints: Checkpoints, output: Path
-    ) -> None:
+    def test_a_revision_needs_the_hub(self, hub: Hub, models: Models, output: Path) -> None:
         for arguments in (
-            ("convert", checkpoints.get(TINY), "--revision", "v2"),
+            ("convert", models.checkpoint(TINY), "--revision", "v2"),
             ("convert", f"{MODEL}@main", "--revision", "v2"),
         ):
             code, _, stderr = run(hub, output, *arguments)
@@ -389,13 +370,11 @@ class TestOtherRepositories:
 class TestDoctor:
     """The commands that the doctor prints for models on the hub run as they are."""
 
-    def test_a_head_that_was_lost(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
+    def test_a_head_that_was_lost(self, models: Models, output: Path, tmp_path: Path) -> None:
         """The fix names the base model of the model card."""
-        bare = checkpoints.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
+        bare = models.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
         (bare / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
-        versions = {"v1": bare, "main": checkpoints.get(SHARDED)}
+        versions = {"v1": bare, "main": models.checkpoint(SHARDED)}
         with Hub(MODEL, versions) as hub:
             # One model is on this hub: its first version stands for the fine-tune.
             code, stdout, _ = run(hub, output, "doctor", f"hf://{MODEL}@v1", "--json")
@@ -406,7 +385,7 @@ class TestDoctor:
             words = shlex.split(command.replace("ORIGINAL", MODEL))
             assert run(hub, output, *words[1:], "-o", "out.gguf")[0] == 0
             assert run(hub, output, "doctor", "out.gguf")[0] == 0
-        fine_tune = checkpoints.copy(replace(SHARDED, name="local", mtp=False), tmp_path)
+        fine_tune = models.copy(replace(SHARDED, name="local", mtp=False), tmp_path)
         (fine_tune / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
         with Hub(MODEL, versions) as hub:
             code, stdout, _ = run(hub, output, "doctor", fine_tune, "--json")
@@ -418,9 +397,9 @@ class TestDoctor:
             assert run(hub, output, "doctor", "local.gguf")[0] == 0
 
     def test_what_is_broken_there_is_not_blamed_on_the_cache(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
+        self, models: Models, output: Path, tmp_path: Path
     ) -> None:
-        broken = checkpoints.copy(TINY, tmp_path)
+        broken = models.copy(TINY, tmp_path)
         edit_tensors(broken, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"].T.copy()}))
         with Hub(MODEL, {"main": broken}) as hub:
             code, stdout, _ = run(hub, output, "doctor", MODEL, "--json")
@@ -429,13 +408,11 @@ class TestDoctor:
         assert "home" not in json.dumps(finding)
         assert not finding["fix"]
 
-    def test_a_damaged_download(
-        self, checkpoints: Checkpoints, output: Path, tmp_path: Path
-    ) -> None:
-        folder = checkpoints.copy(SHARDED, tmp_path)
+    def test_a_damaged_download(self, models: Models, output: Path, tmp_path: Path) -> None:
+        folder = models.copy(SHARDED, tmp_path)
         edit_json(folder / "config.json", lambda c: c.update(_name_or_path=MODEL))
         (folder / index_of(folder)["mtp.fc.weight"]).unlink()
-        with Hub(MODEL, {"main": checkpoints.get(SHARDED)}) as hub:
+        with Hub(MODEL, {"main": models.checkpoint(SHARDED)}) as hub:
             [finding] = json.loads(run(hub, output, "doctor", folder, "--json")[1])["findings"]
             command = shlex.split(finding["fix"])
             assert command[:3] == ["hf", "download", MODEL]

@@ -2,7 +2,7 @@
 
 A round of each every day; the sweep:
 
-    MTP_KILLING_ROUNDS=100 pytest -m slow tests/test_killing.py
+    MTP_KILLING_ROUNDS=100 pytest -m slow tests/test_killed_commands.py
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import write_checkpoint
-from conversions import SMALL, invoke
 
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import open_checkpoint
@@ -31,16 +29,19 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.rewrite import write
 from mtp_gguf.gguf_tools.tensor_types import F16
 from mtp_gguf.gguf_tools.transplant import strip
+from support.checkpoints import SMALL, write_checkpoint
+from support.commands import invoke
 
 ROUNDS = int(os.environ.get("MTP_KILLING_ROUNDS", "20"))
 HARMS = {"kill", "stop", "starve", "shorten", "rewrite"}
 
 
 def harmed(folder: Path, rounds: int, seed: int) -> dict[str, int]:
-    """The counts of killing.py, which forks: in a process of its own."""
-    script = Path(__file__).with_name("killing.py")
-    words = [sys.executable, str(script), str(folder), str(rounds), str(seed)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    """The counts of killed_commands.py, which forks: in a process of its own."""
+    words = [sys.executable, "-m", "support.killed_commands", str(folder), str(rounds), str(seed)]
+    done = subprocess.run(
+        words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts

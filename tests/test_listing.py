@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECS
 from click.testing import Result
-from conversions import SMALL, Checkpoints, check_refusal, invoke
 from gguf import GGUFReader
-from golden_gguf import CASES, assembled, u64
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.format import (
@@ -28,6 +25,10 @@ from mtp_gguf.gguf_tools.format import (
 from mtp_gguf.gguf_tools.model import ListedTensor, list_tensors, shard_path, shard_paths
 from mtp_gguf.gguf_tools.safetensors import open_safetensors
 from mtp_gguf.gguf_tools.tensor_types import F32
+from support.checkpoints import SMALL, SPECS
+from support.commands import check_refusal, invoke
+from support.golden_gguf import CASES, assembled, u64
+from support.models import Models
 
 DRAFT = 64
 
@@ -38,31 +39,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(folder: Path) -> Checkpoints:
-    return Checkpoints(folder)
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path, checkpoints: Checkpoints) -> Path:
+def model(folder: Path, models: Models) -> Path:
     """A conversion with an F16 head and a draft vocabulary by ids."""
-    return convert(checkpoints, folder / "ids.gguf", "--mtp-f16", "--fastmtp", DRAFT)
+    return convert(models, folder / "ids.gguf", "--mtp-f16", "--fastmtp", DRAFT)
 
 
 @pytest.fixture(scope="module")
-def shards(folder: Path, checkpoints: Checkpoints) -> list[Path]:
+def shards(folder: Path, models: Models) -> list[Path]:
     """The same in shards."""
     (folder / "split").mkdir()
     path = folder / "split" / "model.gguf"
-    convert(
-        checkpoints, path, "--mtp-f16", "--fastmtp", DRAFT, "--split-max-size", "300K", split=True
-    )
+    convert(models, path, "--mtp-f16", "--fastmtp", DRAFT, "--split-max-size", "300K", split=True)
     found = sorted(path.parent.iterdir())
     assert len(found) > 2
     return found
 
 
-def convert(checkpoints: Checkpoints, output: Path, *options: object, split: bool = False) -> Path:
-    result = invoke("convert", checkpoints.get(SMALL), "-o", output, *options)
+def convert(models: Models, output: Path, *options: object, split: bool = False) -> Path:
+    result = invoke("convert", models.checkpoint(SMALL), "-o", output, *options)
     assert result.exit_code == 0, result.output
     assert output.exists() != split
     return output
@@ -204,8 +198,8 @@ def test_json_of_a_gguf(model: Path) -> None:
     assert (draft["layout"], draft["size"]) == ("ids", DRAFT)
 
 
-def test_json_without_a_head(folder: Path, checkpoints: Checkpoints) -> None:
-    model = convert(checkpoints, folder / "bare.gguf", "--no-mtp")
+def test_json_without_a_head(folder: Path, models: Models) -> None:
+    model = convert(models, folder / "bare.gguf", "--no-mtp")
     assert as_json(model)["head"] == {
         "ready": False,
         "reason": "the file has no MTP head; mtp-gguf graft adds one",
@@ -257,31 +251,28 @@ def summary_line(*arguments: object) -> str:
     ids=["head", "ids", "table", "sidecar", "head only", "no head"],
 )
 def test_verdict_on_real_conversions(
-    tmp_path: Path, checkpoints: Checkpoints, options: list[object], start: str, end: str
+    tmp_path: Path, models: Models, options: list[object], start: str, end: str
 ) -> None:
-    said = summary_line(convert(checkpoints, tmp_path / "out.gguf", *options))
+    said = summary_line(convert(models, tmp_path / "out.gguf", *options))
     assert said.startswith(start)
     assert said.endswith(end)
 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_the_draft_vocabulary_is_a_part_of_its_own(
-    tmp_path: Path, checkpoints: Checkpoints, layout: str
+    tmp_path: Path, models: Models, layout: str
 ) -> None:
     options = ["--fastmtp", DRAFT, "--fastmtp-layout", layout]
-    model = convert(checkpoints, tmp_path / "out.gguf", *options)
+    model = convert(models, tmp_path / "out.gguf", *options)
     parts = {t["name"]: t["part"] for t in as_json(model)["tensors"]}
     rows = {"table": "blk.2.nextn.shared_head_head.weight", "sidecar": "output.weight"}[layout]
     assert {n for n, part in parts.items() if part == "draft vocabulary"} == {"d2t", rows}
     assert {"d2t", rows} <= set(shown_names(model, "--mtp"))
 
 
-def test_the_moe_head_is_known(tmp_path: Path) -> None:
-    result = invoke(
-        "convert", Checkpoints(tmp_path).get(SPECS["moe-fused"]), "-o", tmp_path / "moe.gguf"
-    )
-    assert result.exit_code == 0, result.output
-    assert summary_line(tmp_path / "moe.gguf").startswith("can draft: MTP head in block ")
+def test_the_moe_head_is_known(models: Models) -> None:
+    path = models.convert("moe-fused")
+    assert summary_line(path).startswith("can draft: MTP head in block ")
 
 
 # -------------------------------------------------------------------------------- shards
@@ -366,13 +357,13 @@ def test_other_names_are_no_shards(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def sharded_checkpoint(folder: Path) -> Path:
+def sharded_checkpoint(models: Models) -> Path:
     spec = next(s for s in SPECS.values() if s.shards > 1 and s.mtp)
-    return Checkpoints(folder).get(spec)
+    return models.checkpoint(spec)
 
 
-def test_lists_a_safetensors_file(checkpoints: Checkpoints) -> None:
-    path = checkpoints.get(SMALL) / "model.safetensors"
+def test_lists_a_safetensors_file(models: Models) -> None:
+    path = models.checkpoint(SMALL) / "model.safetensors"
     file = open_safetensors(path)
     file.source.close()
     assert list_tensors(path).tensors == tuple(
@@ -402,9 +393,9 @@ def test_lists_a_checkpoint_folder(sharded_checkpoint: Path) -> None:
     assert {t.file for t in expected} == {p.name for p in files}
 
 
-def test_says_that_a_checkpoint_has_no_head(tmp_path: Path) -> None:
+def test_says_that_a_checkpoint_has_no_head(models: Models) -> None:
     spec = next(s for s in SPECS.values() if not s.mtp)
-    assert summary_line(Checkpoints(tmp_path).get(spec)) == "cannot draft: no mtp.* tensors found"
+    assert summary_line(models.checkpoint(spec)) == "cannot draft: no mtp.* tensors found"
 
 
 @pytest.mark.parametrize(
@@ -457,13 +448,11 @@ def test_files_beside_the_index_are_not_listed(sharded_checkpoint: Path, tmp_pat
     ],
     ids=["outside the folder", "number", "list", "no map", "deep", "no JSON"],
 )
-def test_an_index_that_lies(
-    checkpoints: Checkpoints, tmp_path: Path, index: str, says: str
-) -> None:
+def test_an_index_that_lies(models: Models, tmp_path: Path, index: str, says: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     for place in (tmp_path, folder):
-        os.link(checkpoints.get(SMALL) / "model.safetensors", place / "model.safetensors")
+        os.link(models.checkpoint(SMALL) / "model.safetensors", place / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(index, encoding="latin-1")
     assert says in refused(folder)
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoints import Spec
-from conversions import spawn, write_repeating
+
+from support.checkpoint_edits import write_repeating
+from support.checkpoints import Spec
+from support.commands import spawn
 
 # 140 MB and 400 MB of BF16 in tensors of the same sizes.
 SMALLER = Spec("smaller", hidden=1024, intermediate=3584)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SPECS, Spec, fp8_blocks, write_checkpoint
-from reference import ReferenceModel
 from typer.testing import CliRunner
-from upstream.convert_upstream import convert
-from upstream.llama_mtp import LlamaMtp
 
 from mtp_gguf.cli import app
+from support.checkpoints import SPECS, Spec, fp8_blocks, write_checkpoint
+from support.reference_model import ReferenceModel
+from support.upstream.convert_upstream import convert
+from support.upstream.llama_mtp import LlamaMtp
 
 # Logits have a standard deviation of 1.1. F32 implementations differ by up to 2e-4 in them after
 # eight layers (sums in another order); a wrong norm, head or position shows as 0.05 to 5.

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conversions import SMALL, Checkpoints, invoke
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
+from support.checkpoints import SMALL, write_checkpoint
+from support.commands import invoke
 
 SECONDS = 20  # a process that takes longer is blocked on a pipe
 
@@ -37,7 +38,7 @@ def not_waiting() -> Iterator[None]:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint `hf` and `model.gguf` made of it."""
     folder = tmp_path_factory.mktemp("sound")
-    Checkpoints(folder).get(SMALL).rename(folder / "hf")
+    write_checkpoint(folder / "hf", SMALL)
     result = invoke("convert", folder / "hf", "-o", folder / "model.gguf", "--quant", "Q8_0")
     assert result.exit_code == 0, result.stderr
     return folder

@@ -12,25 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Array, Spec, write_safetensors
-from conversions import (
-    Checkpoints,
-    check_refusal,
-    converted,
-    differing,
-    edit_json,
-    edit_tensors,
-    invoke,
-    loads,
-    read_tensors,
-    refused,
-    tensors_of,
-    value_of,
-)
-from quantized_layouts import LAYOUTS
 
 from mtp_gguf.convert.quantized import SCHEMES
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
+from support.checkpoints import Array, Spec, write_safetensors
+from support.commands import check_refusal, invoke
+from support.conversions import converted, refused
+from support.gguf_files import differing, loads, tensors_of, value_of
+from support.models import Models
+from support.quantized_layouts import LAYOUTS
 
 # All rows are multiples of every group.
 BASE = Spec("base", layers=2, interval=2, kv_heads=1, v_heads=6, linear_dim=32)
@@ -41,11 +32,6 @@ UNIFORM = ("--quant", "Q8_0")
 
 def quantized(layout: str, **changes: Any) -> Spec:
     return replace(BASE, name=layout, layout=layout, **changes)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture
@@ -73,10 +59,10 @@ REFUSED = [scheme for scheme in SCHEMES if scheme.reader is None and not scheme.
 
 @pytest.mark.parametrize("scheme", REFUSED, ids=lambda scheme: scheme.method)
 def test_other_schemes_are_refused_by_name(
-    scheme: Any, checkpoints: Checkpoints, tmp_path: Path, output: Path
+    scheme: Any, models: Models, tmp_path: Path, output: Path
 ) -> None:
     """Before shapes are looked at, and with the checkpoint that its card says it was made of."""
-    model = as_other_scheme(checkpoints.copy(quantized("gptq-4"), tmp_path), scheme.method)
+    model = as_other_scheme(models.copy(quantized("gptq-4"), tmp_path), scheme.method)
     card = "---\nbase_model: example/Tiny\n---\n"
     (model / "README.md").write_text(card)
     edit_json(model / "config.json", lambda c: c.update(hidden_size=64))
@@ -118,11 +104,11 @@ def test_variants_that_are_not_converted(
     layout: str,
     change: dict[str, Any],
     words: tuple[str, ...],
-    checkpoints: Checkpoints,
+    models: Models,
     tmp_path: Path,
     output: Path,
 ) -> None:
-    model = checkpoints.copy(quantized(layout), tmp_path)
+    model = models.copy(quantized(layout), tmp_path)
     edit_json(model / "config.json", lambda c: c["quantization_config"].update(change))
     refuse(model, output, *words)
 
@@ -148,14 +134,14 @@ def test_groups_that_are_not_converted(
     layout: str,
     change: dict[str, Any],
     words: tuple[str, ...],
-    checkpoints: Checkpoints,
+    models: Models,
     tmp_path: Path,
     output: Path,
 ) -> None:
     def edit(config: dict[str, Any]) -> None:
         config["quantization_config"]["config_groups"]["group_0"]["weights"].update(change)
 
-    model = checkpoints.copy(quantized(layout), tmp_path)
+    model = models.copy(quantized(layout), tmp_path)
     edit_json(model / "config.json", edit)
     refuse(model, output, *words)
 
@@ -202,12 +188,12 @@ def test_missing_and_misshapen_parts(
     layout: str,
     suffix: str,
     damage: Callable[[Array], Array] | None,
-    checkpoints: Checkpoints,
+    models: Models,
     tmp_path: Path,
     output: Path,
 ) -> None:
     name = f"{WEIGHT}.{suffix}"
-    model = checkpoints.copy(quantized(layout), tmp_path)
+    model = models.copy(quantized(layout), tmp_path)
     edit_tensors(model, changed(name, damage))
     refuse(model, output, WEIGHT)
 
@@ -234,21 +220,21 @@ def test_values_that_cannot_be(
     suffix: str,
     value: Callable[[Array], Array],
     words: tuple[str, ...],
-    checkpoints: Checkpoints,
+    models: Models,
     tmp_path: Path,
     output: Path,
 ) -> None:
-    model = checkpoints.copy(quantized(layout), tmp_path)
+    model = models.copy(quantized(layout), tmp_path)
     edit_tensors(model, changed(f"{WEIGHT}.{suffix}", value))
     refuse(model, output, WEIGHT, *words)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_do_not_show(
-    layout: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows read in slices that no group and no word divides are the rows read at once."""
-    model = checkpoints.get(quantized(layout))
+    model = models.checkpoint(quantized(layout))
     whole = converted(model, tmp_path / "whole.gguf", "--quant", "F32")
     monkeypatch.setattr("mtp_gguf.convert.pipeline._SLICE_VALUES", 256 * 37)
     assert not differing(whole, converted(model, tmp_path / "sliced.gguf", "--quant", "F32"))
@@ -267,11 +253,11 @@ def test_slices_do_not_show(
     ],
 )
 def test_heads_from_checkpoints_of_any_kind(
-    base_layout: str, layout: str, checkpoints: Checkpoints, tmp_path: Path
+    base_layout: str, layout: str, models: Models, tmp_path: Path
 ) -> None:
     """`--mtp-from` and `graft` take the same head, whatever either side is quantized by."""
-    base = checkpoints.get(replace(BASE, name=base_layout or "plain", layout=base_layout))
-    donor = checkpoints.get(replace(BASE, name=f"donor-{layout}", layout=layout, seed=2))
+    base = models.checkpoint(replace(BASE, name=base_layout or "plain", layout=base_layout))
+    donor = models.checkpoint(replace(BASE, name=f"donor-{layout}", layout=layout, seed=2))
     joined = converted(base, tmp_path / "joined.gguf", *UNIFORM, "--mtp-f16", "--mtp-from", donor)
     converted(base, tmp_path / "trunk.gguf", *UNIFORM, "--no-mtp")
     out = tmp_path / "grafted.gguf"
@@ -287,12 +273,10 @@ def test_heads_from_checkpoints_of_any_kind(
 
 
 @pytest.mark.parametrize("kind", ["awq", "no embeddings", "resized", "no tokenizer"])
-def test_donors_of_which_only_the_head_is_sound(
-    kind: str, checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_donors_of_which_only_the_head_is_sound(kind: str, models: Models, tmp_path: Path) -> None:
     vocab = 1088 if kind == "resized" else 1024
     spec = replace(BASE, name=f"lender-{vocab}", layout="gptq-4", seed=2, vocab_size=vocab)
-    donor = checkpoints.copy(spec, tmp_path)
+    donor = models.copy(spec, tmp_path)
     if kind == "awq":
         as_other_scheme(donor, "awq")
     if kind in ("no embeddings", "no tokenizer"):
@@ -300,7 +284,7 @@ def test_donors_of_which_only_the_head_is_sound(
         edit_tensors(donor, lambda t: [t.pop(name) for name in list(t) if name.startswith(shared)])
     if kind == "no tokenizer":
         (donor / "tokenizer.json").unlink()
-    base = checkpoints.get(BASE)
+    base = models.checkpoint(BASE)
     converted(base, tmp_path / "joined.gguf", *UNIFORM, "--mtp-from", donor)
     converted(base, tmp_path / "trunk.gguf", *UNIFORM, "--no-mtp")
     out = tmp_path / "out.gguf"
@@ -314,23 +298,21 @@ def test_donors_of_which_only_the_head_is_sound(
 
 
 def test_a_quantized_head_of_another_scheme_lends_nothing(
-    checkpoints: Checkpoints, tmp_path: Path, output: Path
+    models: Models, tmp_path: Path, output: Path
 ) -> None:
-    donor = checkpoints.copy(quantized("gptq-8-v2"), tmp_path)
+    donor = models.copy(quantized("gptq-8-v2"), tmp_path)
     as_other_scheme(donor, "awq")
-    refuse(checkpoints.get(BASE), output, "found AWQ;", options=("--mtp-from", donor))
+    refuse(models.checkpoint(BASE), output, "found AWQ;", options=("--mtp-from", donor))
     trunk = tmp_path / "trunk.gguf"
-    converted(checkpoints.get(BASE), trunk, "--no-mtp")
+    converted(models.checkpoint(BASE), trunk, "--no-mtp")
     result = invoke("graft", trunk, "--from", donor, "-o", output / "x.gguf")
     check_refusal(result.exit_code, result.stderr, "found AWQ;")
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_a_head_in_a_file_of_its_own(
-    indexed: bool, checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_head_in_a_file_of_its_own(indexed: bool, models: Models, tmp_path: Path) -> None:
     """`mtp.safetensors` beside `model.safetensors` counts, unless an index leaves it out."""
-    model = checkpoints.copy(BASE, tmp_path)
+    model = models.copy(BASE, tmp_path)
     tensors = read_tensors(model / "model.safetensors")
     head = {name: tensors.pop(name) for name in list(tensors) if name.startswith("mtp.")}
     write_safetensors(model / "model.safetensors", tensors)
@@ -349,7 +331,7 @@ def test_a_head_in_a_file_of_its_own(
         return
     assert "can draft once converted: 15 mtp.* tensors" in listed
     assert told.exit_code == converts.exit_code == 0, converts.output
-    whole = converted(checkpoints.get(BASE), tmp_path / "whole.gguf", "--quant", "F16")
+    whole = converted(models.checkpoint(BASE), tmp_path / "whole.gguf", "--quant", "F16")
     assert not differing(whole, converted(model, tmp_path / "again.gguf", "--quant", "F16"))
 
 
@@ -361,10 +343,10 @@ MIXTURE = replace(BASE, name="mixture", v_heads=4, linear_dim=64, experts=4, fus
 @pytest.mark.parametrize("layout", ["modelopt-nvfp4", "compressed-nvfp4"])
 @pytest.mark.parametrize("spec", [BASE, MIXTURE], ids=["dense", "moe"])
 def test_nvfp4_stays_and_is_compared_with_its_scales(
-    layout: str, spec: Spec, checkpoints: Checkpoints, tmp_path: Path
+    layout: str, spec: Spec, models: Models, tmp_path: Path
 ) -> None:
     """In every mix; llama.cpp loads the file, and its numbers are those of the checkpoint."""
-    model = checkpoints.get(replace(spec, name=f"{spec.name}-{layout}", layout=layout))
+    model = models.checkpoint(replace(spec, name=f"{spec.name}-{layout}", layout=layout))
     out = tmp_path / "out.gguf"
     tensors = converted(model, out, "--quant", "Q4_K_M", "--mtp-f16")
     kept = {name for name, t in tensors.items() if t.tensor_type == BY_NAME["NVFP4"].id}
@@ -386,20 +368,20 @@ def test_nvfp4_stays_and_is_compared_with_its_scales(
         assert sorted(kept)[0] in result.output.splitlines()[0]
 
 
-def test_nvfp4_compares_with_another_type(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_nvfp4_compares_with_another_type(models: Models, tmp_path: Path) -> None:
     """The tensors of scales are no tensors that the other file lacks."""
     for layout, file in (("compressed-nvfp4", "a.gguf"), ("", "b.gguf")):
-        model = checkpoints.get(replace(BASE, name=f"as-{layout}", layout=layout))
+        model = models.checkpoint(replace(BASE, name=f"as-{layout}", layout=layout))
         converted(model, tmp_path / file, "--quant", "Q8_0")
     result = invoke("compare", tmp_path / "a.gguf", tmp_path / "b.gguf")
     assert result.exit_code == 0, result.output
     assert "only in" not in result.output
 
 
-def test_nvfp4_of_other_sizes_is_dequantized(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_nvfp4_of_other_sizes_is_dequantized(models: Models, tmp_path: Path) -> None:
     """Rows that blocks of 64 do not divide take the mix; upstream's converter fails on them."""
     spec = replace(quantized("compressed-nvfp4", intermediate=288), name="narrow")
-    tensors = converted(checkpoints.get(spec), tmp_path / "out.gguf", "--quant", "F16")
+    tensors = converted(models.checkpoint(spec), tmp_path / "out.gguf", "--quant", "F16")
     down, up = (tensors[f"blk.0.ffn_{part}.weight"] for part in ("down", "up"))
     assert down.tensor_type.name == "F16"
     assert up.tensor_type.name == "NVFP4"

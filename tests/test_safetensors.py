@@ -11,19 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
-from byte_source import ByteSource
-from golden_safetensors import (
-    CASES,
-    GOLDEN,
-    GOLDEN_DATA,
-    GOLDEN_HEADER,
-    OVER,
-    SOUND,
-    Case,
-    entry,
-    with_entries,
-    with_header,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -37,6 +24,19 @@ from mtp_gguf.gguf_tools.safetensors import (
     StoredTensor,
     open_safetensors,
     read_safetensors,
+)
+from support.byte_source import ByteSource
+from support.golden_safetensors import (
+    CASES,
+    GOLDEN,
+    GOLDEN_DATA,
+    GOLDEN_HEADER,
+    OVER,
+    SOUND,
+    Case,
+    entry,
+    with_entries,
+    with_header,
 )
 
 

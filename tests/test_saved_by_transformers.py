@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import Spec, write_checkpoint
-from conversions import TINY, converted, invoke
-from upstream.compare import metadata_differences, tensor_differences
-from upstream.converter_pool import ConverterPool
-from upstream.describe import describe
+
+from support.checkpoints import TINY, Spec, write_checkpoint
+from support.commands import invoke
+from support.conversions import converted
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.converter_pool import ConverterPool
+from support.upstream.describe import describe
 
 pytestmark = [
     pytest.mark.upstream,

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from ggml_reader import ggml_base
 
 from mtp_gguf.gguf_tools.tensor_types import BY_ID, BY_NAME, TensorType
+from support.ggml_reader import ggml_base
 
 
 def type_count() -> int:

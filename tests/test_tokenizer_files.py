@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import (
-    TINY,
-    Checkpoints,
-    converted,
-    edit_json,
-    loads,
-    refused,
-    value_of,
-)
 from tokenizers import Tokenizer
+
+from support.checkpoint_edits import edit_json
+from support.checkpoints import TINY
+from support.conversions import converted, refused
+from support.gguf_files import loads, value_of
+from support.models import Models
 
 TOKENS = "tokenizer.ggml.tokens"
 END, START = "<|endoftext|>", "<|im_start|>"
@@ -28,14 +25,9 @@ BYTE_LEVEL = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
 @pytest.fixture
-def broken(checkpoints: Checkpoints, tmp_path: Path) -> Path:
-    return checkpoints.copy(TINY, tmp_path)
+def broken(models: Models, tmp_path: Path) -> Path:
+    return models.copy(TINY, tmp_path)
 
 
 @pytest.fixture
@@ -72,8 +64,8 @@ class TestWhatTrainingLeft:
     """tokenizer.json keeps the settings of the last call; they are none of the vocabulary's."""
 
     @pytest.mark.parametrize("setting", ["padding", "truncation", "both", "dropout"])
-    def test_is_off(self, setting: str, checkpoints: Checkpoints, broken: Path) -> None:
-        plain = checkpoints.get(TINY)
+    def test_is_off(self, setting: str, models: Models, broken: Path) -> None:
+        plain = models.checkpoint(TINY)
         path = str(broken / "tokenizer.json")
         tokenizer = Tokenizer.from_file(path)
         if setting in ("padding", "both"):
@@ -229,10 +221,8 @@ class TestVocabularyAndMerges:
         (broken / "tokenizer.json").unlink()
         return broken
 
-    def test_are_the_same_tokenizer(
-        self, checkpoints: Checkpoints, older: Path, output: Path
-    ) -> None:
-        converted(checkpoints.get(TINY), output / "whole.gguf", "--quant", "F16")
+    def test_are_the_same_tokenizer(self, models: Models, older: Path, output: Path) -> None:
+        converted(models.checkpoint(TINY), output / "whole.gguf", "--quant", "F16")
         converted(older, output / "parts.gguf", "--quant", "F16")
         whole, parts = section(output / "whole.gguf"), section(output / "parts.gguf")
         # What a post-processor says is in tokenizer.json alone, roles are in config.json as well.
@@ -242,9 +232,7 @@ class TestVocabularyAndMerges:
         assert whole == parts
         assert loads(output / "parts.gguf")
 
-    def test_added_tokens_of_older_files(
-        self, checkpoints: Checkpoints, older: Path, output: Path
-    ) -> None:
+    def test_added_tokens_of_older_files(self, models: Models, older: Path, output: Path) -> None:
         def move(settings: dict[str, Any]) -> None:
             added = settings.pop("added_tokens_decoder")
             texts = {token["content"]: int(number) for number, token in added.items()}
@@ -253,7 +241,7 @@ class TestVocabularyAndMerges:
         edit_json(older / "tokenizer_config.json", move)
         roles = {"eos_token": "<|im_end|>", "additional_special_tokens": ["<tool_call>"]}
         (older / "special_tokens_map.json").write_text(json.dumps(roles), encoding="utf-8")
-        converted(checkpoints.get(TINY), output / "whole.gguf", "--quant", "F16")
+        converted(models.checkpoint(TINY), output / "whole.gguf", "--quant", "F16")
         converted(older, output / "parts.gguf", "--quant", "F16")
         whole, parts = output / "whole.gguf", output / "parts.gguf"
         assert value_of(parts, TOKENS) == value_of(whole, TOKENS)

@@ -16,29 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import (
-    TINY,
-    Checkpoints,
-    check_refusal,
-    converted,
-    differing,
-    invoke,
-    read_tensors,
-    refused,
-)
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.torch_file import open_torch_file
+from support.checkpoint_edits import read_tensors
+from support.checkpoints import TINY
+from support.commands import check_refusal, invoke
+from support.conversions import converted, refused
+from support.gguf_files import differing
+from support.models import Models
 
 needs_torch = [
     pytest.mark.upstream,
     pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 # ------------------------------------------------------------------------ torch's own files
@@ -60,13 +51,11 @@ class TestTorch:
     pytestmark = needs_torch
 
     @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-    def test_a_checkpoint_in_one_file(
-        self, protocol: int, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_a_checkpoint_in_one_file(self, protocol: int, models: Models, tmp_path: Path) -> None:
         """With the attributes and parameters that a module's own state dict has."""
         import torch  # noqa: PLC0415
 
-        model = checkpoints.copy(TINY, tmp_path)
+        model = models.copy(TINY, tmp_path)
         whole = converted(model, tmp_path / "a.gguf", "--quant", "F16")
         tensors = OrderedDict(state_dict(model))
         tensors["model.norm.weight"] = torch.nn.Parameter(tensors["model.norm.weight"])
@@ -77,10 +66,10 @@ class TestTorch:
         listed = invoke("list-tensors", model)
         assert "can draft once converted: 15 mtp.* tensors" in listed.output
 
-    def test_shards_with_an_index(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def test_shards_with_an_index(self, models: Models, tmp_path: Path) -> None:
         import torch  # noqa: PLC0415
 
-        model = checkpoints.copy(TINY, tmp_path)
+        model = models.copy(TINY, tmp_path)
         whole = converted(model, tmp_path / "a.gguf", "--quant", "F16")
         tensors = state_dict(model)
         (model / "model.safetensors").unlink()
@@ -133,9 +122,7 @@ class TestTorch:
         file.source.close()
 
     @pytest.mark.parametrize("kind", ["legacy", "transposed", "nested", "number", "complex"])
-    def test_what_only_torch_reads(
-        self, kind: str, checkpoints: Checkpoints, tmp_path: Path
-    ) -> None:
+    def test_what_only_torch_reads(self, kind: str, models: Models, tmp_path: Path) -> None:
         """It is refused with a command, and the command makes a checkpoint of it."""
         import torch  # noqa: PLC0415
 
@@ -319,8 +306,8 @@ def test_other_archives(tmp_path: Path) -> None:
     open_torch_file(path).source.close()
 
 
-def test_an_adapter_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    model = checkpoints.copy(replace(TINY, name="adapter"), tmp_path)
+def test_an_adapter_is_named(models: Models, tmp_path: Path) -> None:
+    model = models.copy(replace(TINY, name="adapter"), tmp_path)
     (model / "model.safetensors").rename(model / "adapter_model.safetensors")
     (tmp_path / "out").mkdir()
     words = ("a LoRA adapter", "merge_and_unload")

@@ -1,7 +1,7 @@
 """The goldens are what upstream makes, and our tokenizer section is upstream's.
 
 These tests run upstream's converter (torch, transformers, the pinned sdist through pip); the
-others compare with what it once made. `python -m upstream.make_goldens --check` does all of them.
+others compare with what it once made. `support/upstream/make_goldens.py --check` does all of them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from checkpoints import SPECS, Spec, tokenizer_json, write_checkpoint, write_tokenizer
 from gguf import GGUFReader
 from typer.testing import CliRunner
-from upstream.compare import metadata_differences, tensor_differences
-from upstream.convert_upstream import convert
-from upstream.describe import describe
-from upstream.make_goldens import expected, run_upstream
-from upstream.sdist import llama_cpp_source
-from upstream.variants import Variant
 
 from mtp_gguf.cli import app
+from support.checkpoints import SPECS, Spec, tokenizer_json, write_checkpoint, write_tokenizer
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import convert
+from support.upstream.describe import describe
+from support.upstream.make_goldens import expected, run_upstream
+from support.upstream.sdist import llama_cpp_source
+from support.upstream.variants import Variant
 
 pytestmark = [
     pytest.mark.upstream,

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_trunk import Trunk
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
+from support.native_trunk import Trunk
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 

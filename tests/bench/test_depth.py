@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
 
-from bench.depth_simulator import (
+from mtp_gguf.native.depth import DepthChooser, Outcome
+from mtp_gguf.native.errors import NativeError
+from support.depth_scenarios import CURVES, SHARING, best_together, together
+from support.depth_simulator import (
     MAX_DEPTH,
     Curve,
     Noise,
-    expected_tokens,
     line,
     play,
     quiet,
     rate,
     rough,
 )
-from mtp_gguf.native.depth import DepthChooser, Outcome
-from mtp_gguf.native.errors import NativeError
 
 SEEDS = range(10)
 TOKENS = 512
@@ -31,19 +30,6 @@ OF_THE_BEST = 0.97
 OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
 SHARED = 0.9  # of the best that several sequences can do together, each choosing for itself
-
-
-CURVES = {
-    # benchmarks/README.md, 2026-11-21: measured up to 5 tokens and 4 drafts, the rest by the line.
-    "0.8B, stock": Curve((20.7, 36.1, 44.5, *line(54.2, 9.8, 5)), line(2.1, 2.0, 8)),
-    "0.8B, patched": Curve((19.2, 23.2, 25.2, 29.0, *line(33.5, 4.5, 4)), line(2.2, 2.0, 8)),
-    # The shapes that others have: verification nearly free, free drafts on a steep curve, a draft
-    # over the whole vocabulary.
-    "flat": Curve(line(10, 0.4, 8), line(1, 0.5, 8)),
-    "steep": Curve((20, 36, 50, 62, 72, 80, 88, 95), line(2, 2, 8)),
-    "slow head": Curve(line(20, 3, 8), line(8, 8, 8)),
-    "small steps": Curve((15, 17, 19.5, 22, 25, 28, 31, 34), line(2.1, 2, 8)),
-}
 
 
 @pytest.mark.parametrize(
@@ -231,59 +217,6 @@ def test_what_cannot_be_is_refused(call: Callable[[DepthChooser], object], messa
 
 
 # ------------------------------------------------------------ several sequences in one batch
-
-
-def batch_ms(curve: Curve, n_tokens: int) -> float:
-    """Of a batch of any size: the curve, and on by its last step."""
-    known = len(curve.verify)
-    step = curve.verify[-1] - curve.verify[-2]
-    return curve.verify[min(n_tokens, known) - 1] + step * max(0, n_tokens - known)
-
-
-def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, skip: int) -> float:
-    """Tokens per millisecond of sequences of these chances side by side, one batch a cycle.
-
-    The first `skip` cycles are not counted.
-    """
-    draw, machine = random.Random(seed), quiet()
-    first = DepthChooser(MAX_DEPTH)
-    choosers = [first, *(first.beside() for _ in chances[1:])]
-    tokens = ms = 0.0
-    for cycle in range(cycles):
-        plans = []
-        for chooser in choosers:
-            chooser.share(len(choosers))
-            drafted = chooser.plan(MAX_DEPTH)
-            plans.append((drafted, chooser.keep([0.99] * drafted) if drafted else 0))
-        rows = sum(verified + 1 for _, verified in plans)
-        drafting = [curve.draft[drafted - 1] if drafted else 0.0 for drafted, _ in plans]
-        if cycle >= skip:
-            ms += batch_ms(curve, rows) + sum(drafting)
-        first.report_batch(rows, batch_ms(curve, rows) * machine.factor(draw))
-        for chooser, chance, plan, draft_ms in zip(choosers, chances, plans, drafting, strict=True):
-            drafted, verified = plan
-            right = [draw.random() < chance for _ in range(MAX_DEPTH + 1)]
-            accepted = next((i for i in range(verified) if not right[i]), verified)
-            seen = float(right[verified]) if accepted == verified < drafted else None
-            chooser.report(Outcome([0.99] * drafted, verified, accepted, seen, draft_ms))
-            if cycle >= skip:
-                tokens += expected_tokens(verified, chance)
-    return tokens / ms
-
-
-SHARING = [(0.9,) * 4, (0.9, 0.0), (0.95, 0.0, 0.5, 0.8), (0.0,) * 3]
-
-
-def best_together(curve: Curve, chances: Sequence[float]) -> float:
-    """Tokens per millisecond of the best fixed depths of all combinations."""
-    return max(
-        sum(map(expected_tokens, chosen, chances))
-        / (
-            batch_ms(curve, sum(chosen) + len(chosen))
-            + sum(curve.draft[depth - 1] for depth in chosen if depth)
-        )
-        for chosen in product((0, 1, 2, 4, 6), repeat=len(chances))
-    )
 
 
 @pytest.mark.parametrize("chances", SHARING)

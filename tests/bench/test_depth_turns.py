@@ -5,13 +5,14 @@ The machines are other ones than those of test_depth.py, on which the policy was
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
 import pytest
 
-from bench.depth_simulator import Curve, Cycle, line, play, rate
+from support.depth_scenarios import OTHER_CURVES as CURVES
+from support.depth_scenarios import bursts, drift
+from support.depth_simulator import Curve, Cycle, play, rate
 
 MAX_DEPTH = 4  # as depth auto has it unless more is asked for
 SEEDS = range(100, 160)
@@ -23,13 +24,6 @@ SETTLED = 0.95  # of the best depth, to which its neighbour may come close
 AROUND_A_TURN = 0.96
 IN_A_LONG_STRETCH = 0.975
 IN_A_TEXT = 0.97
-
-CURVES = {
-    # docs/verification.md: 1, 1.08, 1.19, 1.27 for up to four tokens.
-    "0.8B, all patches": Curve((17.4, 18.8, 20.7, 22.1, 24.5), line(2.0, 1.9, 4)),
-    "4B": Curve((58, 66, 79, 84, 95), line(8, 7, 4)),
-    "GPU": Curve((14, 14.6, 15, 15.6, 16.5), line(1.2, 0.7, 4)),
-}
 
 
 def settled_after(curve: Curve, cycles: Sequence[Cycle]) -> int:
@@ -83,14 +77,6 @@ def test_smaller_turns(curve: Curve) -> None:
     parts = stretches(curve, chances, 400, SEEDS[:20])
     for chance, runs in zip(chances, parts, strict=True):
         assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_TURN
-
-
-def bursts(at: int) -> float:
-    return 0.95 if at % 120 < 60 else 0.2
-
-
-def drift(at: int) -> float:
-    return 0.5 + 0.4 * math.cos(math.tau * at / 800)
 
 
 @pytest.mark.parametrize("chance", [bursts, drift])

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 import pytest
-from conversions import invoke
+
+from support.commands import invoke
 
 _HANGS = 120.0
 

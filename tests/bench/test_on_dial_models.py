@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import invoke
 
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.report.page import render_report
@@ -20,6 +19,7 @@ from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
 from mtp_gguf.native.errors import ModelRefusedError
+from support.commands import invoke
 
 TOKENS = 40
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench import records
-from bench.browser import Browser
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import PlannedPart
+from support import bench_records as records
+from support.browser import Browser
 
 PAGE = render_report(records.result())
 _VOID = {"meta", "input", "br"}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import invoke
 
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.plan import Plan
@@ -23,6 +22,7 @@ from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.gguf_tools.profile import profile_path, read_profile
+from support.commands import invoke
 
 _HANGS = 120.0  # seconds after which a child is taken to hang
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import golden_gguf
-import golden_safetensors
+from support import golden_gguf, golden_safetensors
 
 MOST_BYTES = 4096
 

@@ -35,9 +35,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conversions import invoke
-from fuzz.draw_mutations import random_mutations
-from fuzz.gguf_mutations import (
+from fuzz.native_corpus import DENSE, MOE
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.format import ValueType
+from mtp_gguf.native._bindings import library
+from support.commands import invoke
+from support.draw_mutations import random_mutations
+from support.gguf_mutations import (
     AddTensor,
     Content,
     Fill,
@@ -47,11 +52,7 @@ from fuzz.gguf_mutations import (
     mutated,
     read_content,
 )
-from fuzz.native_corpus import DENSE, MOE, convert
-
-from mtp_gguf.gguf_tools.errors import MtpGgufError
-from mtp_gguf.gguf_tools.format import ValueType
-from mtp_gguf.native._bindings import library
+from support.models import Models
 
 PROMPT = "def f(x):\n    return <|im_end|>1 é"
 SECONDS = 20  # a file that takes longer hangs
@@ -64,8 +65,8 @@ _GENERATE = ("-p", PROMPT, "-n", "5", "-t", "1", "-c", "64", "--json", "--no-pro
 
 def base_contents(folder: Path) -> dict[str, Content]:
     """Sound models to begin with: dense and mixed, quantized, with each stored draft vocabulary."""
-    dense = read_content(convert(DENSE, folder, "F32"))
-    moe = read_content(convert(MOE, folder, "F32"))
+    models = Models(folder)
+    dense, moe = (read_content(models.gguf(spec)) for spec in (DENSE, MOE))
     ids = dense.copy()
     SetArray("mtp_gguf.fastmtp.token_ids", ValueType.U32, tuple(range(800, 1024))).apply(ids)
     table = moe.copy()

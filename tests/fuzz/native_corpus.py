@@ -7,27 +7,22 @@ writes FOLDER/model.gguf, for MTP_FUZZ_MODEL, and FOLDER/corpus/.
 
 from __future__ import annotations
 
+import shutil
 import struct
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from checkpoints import Spec, write_checkpoint
-from native_trunk import opened_session
-
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import Request
-from mtp_gguf.convert.plan_checkpoint import make_plans
-from mtp_gguf.convert.precision import parse_tensor_type
-from mtp_gguf.convert.source_rows import SourceRows
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
+from support.checkpoints import Spec
+from support.models import Models
+from support.native_trunk import opened_session
 
 DENSE = Spec(
     "fuzz",
@@ -47,21 +42,6 @@ MOE = replace(DENSE, name="fuzz-moe", experts=4, fused_mtp_experts=True)
 ROWS = 16  # of the embedding in a head file
 
 Content = dict[str, tuple[tuple[int, ...], TensorType, bytes]]
-
-
-def convert(spec: Spec, folder: Path, head: str) -> Path:
-    """The model of a spec, converted."""
-    path = folder / f"{spec.name}-{head}.gguf"
-    source = folder / spec.name
-    checkpoint = open_checkpoint(source if source.is_dir() else write_checkpoint(source, spec))
-    request = Request(
-        quant="F32",
-        head=HeadChoice.WITH_TRUNK,
-        head_type=parse_tensor_type(head, "head"),
-        output=path,
-    )
-    run(make_plans(checkpoint, request), SourceRows(checkpoint), lambda _: None)
-    return path
 
 
 def head_file(path: Path, keys: dict[str, Value], extra: Content) -> bytes:
@@ -86,9 +66,9 @@ def head_file(path: Path, keys: dict[str, Value], extra: Content) -> bytes:
     return bytes(data)
 
 
-def heads(folder: Path) -> list[bytes]:
+def heads(models: Models) -> list[bytes]:
     """Dense and mixed, F32 and quantized, with each layout of a draft vocabulary."""
-    dense = convert(DENSE, folder, "F32")
+    dense = models.gguf(DENSE)
     few = [5, 3, 11]
     with open_gguf(dense) as file:
         table = file.by_name["token_embd.weight"]
@@ -99,8 +79,8 @@ def heads(folder: Path) -> list[bytes]:
     ids = {"mtp_gguf.fastmtp.token_ids": Value(ValueType.U32, few)}
     return [
         head_file(dense, {}, {}),
-        head_file(convert(DENSE, folder, "Q8_0"), {}, {}),
-        head_file(convert(MOE, folder, "F16"), {}, {}),
+        head_file(models.gguf(DENSE, head="Q8_0"), {}, {}),
+        head_file(models.gguf(MOE, head="F16"), {}, {}),
         head_file(dense, ids, {}),
         head_file(dense, {}, {"d2t": d2t, "blk.2.nextn.shared_head_head.weight": rows}),
         head_file(dense, {}, {"d2t": d2t, "output.weight": rows}),
@@ -125,9 +105,11 @@ def checkpoints(path: Path) -> list[bytes]:
 def main() -> None:
     folder = Path(sys.argv[1])
     (folder / "corpus").mkdir(parents=True)
-    model = convert(DENSE, folder, "F32").rename(folder / "model.gguf")
-    for index, data in enumerate([*heads(folder), *checkpoints(model)]):
-        (folder / "corpus" / f"{index:02}").write_bytes(data)
+    with tempfile.TemporaryDirectory() as scratch:
+        models = Models(Path(scratch))
+        model = shutil.copy(models.gguf(DENSE), folder / "model.gguf")
+        for index, data in enumerate([*heads(models), *checkpoints(model)]):
+            (folder / "corpus" / f"{index:02}").write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ is a file that is taken although its promises are broken.
 
 from __future__ import annotations
 
-from byte_source import ByteSource
-
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, lay_out
 from mtp_gguf.gguf_tools.head import MtpHead, part_of
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
+from support.byte_source import ByteSource
 
 # A reader may slide its window, which is larger than what is fuzzed here, once for each field that
 # crosses its edge; it never reads more than it is given.

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from fuzz.corpus import starts
 from fuzz.targets import TARGETS
-from golden_gguf import mutant
+
+from support.golden_gguf import mutant
 
 SECONDS = int(os.environ.get("MTP_FUZZ_SECONDS", "30"))
 MUTANTS = 20  # of each file of the corpus

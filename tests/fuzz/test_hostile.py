@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import invoke
-from fuzz.gguf_mutations import (
+from fuzz.native_corpus import DENSE, MOE
+
+from mtp_gguf.gguf_tools.format import ValueType
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.errors import ModelRefusedError
+from mtp_gguf.native.trial import try_model
+from support.commands import invoke
+from support.gguf_mutations import (
     AddTensor,
     Content,
     CutArray,
@@ -33,12 +39,7 @@ from fuzz.gguf_mutations import (
     mutated,
     read_content,
 )
-from fuzz.native_corpus import DENSE, MOE, convert
-
-from mtp_gguf.gguf_tools.format import ValueType
-from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.trial import try_model
+from support.models import Models
 
 U32, F32, STRING = ValueType.U32, ValueType.F32, ValueType.STRING
 TOKENS = "tokenizer.ggml.tokens"
@@ -169,10 +170,9 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Content]:
-    folder = tmp_path_factory.mktemp("contents")
+def contents(models: Models) -> dict[str, Content]:
     specs = {"dense": DENSE, "moe": MOE}
-    return {name: read_content(convert(spec, folder, "F32")) for name, spec in specs.items()}
+    return {name: read_content(models.gguf(spec)) for name, spec in specs.items()}
 
 
 def write(folder: Path, fault: Fault, contents: dict[str, Content]) -> Path:

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
-import patched_build
 import pytest
 
-Arrays = dict[str, Any]
-
-
-class Sweep(Protocol):
-    """Runs the sweep with a value of GGML_CPU_LANES, each once."""
-
-    def __call__(self, lanes: str) -> Arrays:
-        """What it computed, by name; empty leaves the variable unset, "0" is for none."""
+from support import llama_libraries
+from support.kernels.results import Arrays, Sweep
 
 
 @pytest.fixture(scope="session")
 def libraries() -> Path:
     """The folder of ggml's libraries with our patches."""
-    return patched_build.patched_libraries()
+    return llama_libraries.patched_libraries()
 
 
 @pytest.fixture(scope="session")
 def has_kernels() -> bool:
     """Whether our kernels can run here."""
-    return patched_build.has_kernels()
+    return llama_libraries.has_kernels()
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +33,7 @@ def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     def run(lanes: str) -> Arrays:
         environment = {"GGML_CPU_LANES": lanes} if lanes else {}
         file = out / f"{lanes or 'best'}.npz"
-        patched_build.run_on(
+        llama_libraries.run_on(
             libraries, "kernels.sweep", libraries, file, timeout=300, **environment
         )
         with np.load(file) as arrays:

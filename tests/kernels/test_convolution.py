@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .conftest import Sweep
+    from support.kernels.results import Sweep
 
 ERROR = 4 * 2.0**-23  # of a sum of four products, relative to their size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,9 +12,26 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from kernels.conftest import Arrays, Sweep
-from kernels.ggml_calls import Floats
-from kernels.sweep import CACHES, LENGTHS, QUERIES, SUPER_BLOCKS, columns, delta_rows, queries
+from support.kernels.ggml_calls import Floats
+from support.kernels.results import (
+    GOLDEN,
+    MAX_NMSE,
+    SMALL,
+    Arrays,
+    Sweep,
+    cases,
+    check_strided_rows,
+    differing,
+)
+from support.kernels.sweep import (
+    CACHES,
+    LENGTHS,
+    QUERIES,
+    SUPER_BLOCKS,
+    columns,
+    delta_rows,
+    queries,
+)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -26,46 +42,6 @@ pytestmark = [
 X86 = platform.machine() == "x86_64"
 LOWER = "avx2" if X86 else "dotprod"  # the lesser of the two instruction sets
 ALL = "" if X86 else "all"  # with NEON, Q8_0 and F16 have kernels where they are asked for
-# SHA-256 of sweep.golden's products
-GOLDEN = {
-    "Q4_K": "33d9d47543a27869553c5d1e8a7fb904dc5c0613e6bcefebbb38b5ee14d2555c",
-    "Q5_K": "fb84856fd3f02f10755e4c14c941f4a3090be12b59632df1c0d59df6f24beda2",
-    "Q6_K": "06709346750b3290473246f93926a05ed8e06707bc2b6ca73c8f114ed2e45340",
-    "IQ4_XS": "6fd6d32c6ca35ee20508da305e8bd40651e2cd0add337223bbaf34a3e7e9d943",
-}
-MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
-SMALL = 15  # columns up to which all types keep their bits
-ANY = ("attention", "recurrence")  # which keep them in any batch
-
-
-def cases(found: Arrays, kind: str) -> Iterator[tuple[str, int, str]]:
-    """Name, number of columns and key of every result of a kind."""
-    for key in found:
-        first, *rest = key.split("/")
-        if first == kind and kind != "weights":
-            name, _, batch = rest
-            yield name, int(batch), key
-
-
-def differing(found: Arrays, kind: str) -> list[str]:
-    """Return the results with columns that differ from those computed alone."""
-    wrong = []
-    for name, batch, key in cases(found, kind):
-        alone = found[f"{kind}/{name}/1/1"][: len(found[key])]
-        exact = batch <= SMALL or kind in ANY or name.split()[0] in SUPER_BLOCKS
-        if exact and found[key].tobytes() != alone.tobytes():
-            wrong.append(key)
-    return wrong
-
-
-def check_strided_rows(found: Arrays) -> None:
-    """Products with every other row of a matrix are those of the whole one."""
-    keys = [key for _, _, key in cases(found, "apart")]
-    assert len(keys) > 40
-    for key in keys:
-        whole = found[key.replace("apart/", "product/").rsplit("/", 2)[0] + "/1/1"]
-        n, half = found[key].shape
-        assert found[key].tobytes() == whole[:n, : 2 * half : 2].tobytes(), key
 
 
 @pytest.fixture(params=[ALL, f"{ALL},{LOWER}".strip(",")], ids=["best", LOWER])

@@ -12,12 +12,11 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from kernels.conftest import Arrays
-from kernels.emulated_build import build_driver, missing_tools
-from kernels.emulated_ggml import EmulatedGgml
-from kernels.ggml_calls import TYPES
-from kernels.sweep import SUPER_BLOCKS, expert_products, golden, products
-from kernels.test_lanes import GOLDEN, MAX_NMSE, cases, check_strided_rows, differing
+from support.kernels.emulated_build import build_driver, missing_tools
+from support.kernels.emulated_ggml import EmulatedGgml
+from support.kernels.ggml_calls import TYPES
+from support.kernels.results import GOLDEN, MAX_NMSE, Arrays, cases, check_strided_rows, differing
+from support.kernels.sweep import SUPER_BLOCKS, expert_products, golden, products
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(libraries: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "kernels.rollback", str(libraries)],
+        [sys.executable, "-m", "support.kernels.rollback", str(libraries)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

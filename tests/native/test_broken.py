@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from native_build import ROOT, Build, configure, run_tests
-from patched_build import STOCK
 
 from mtp_gguf.native.runtime import VARIABLE
+from support.llama_libraries import STOCK
+from support.native_build import ROOT, Build, configure, run_tests
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from broken_logits import CHAINS, PROMPT, TOKENS
-from patched_build import FAST, STOCK, run_on
 
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F32
+from support.broken_logits import CHAINS, PROMPT, TOKENS
+from support.llama_libraries import FAST, STOCK, run_on
 
 if TYPE_CHECKING:
     from pathlib import Path

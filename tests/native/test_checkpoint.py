@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native import Checkpoint, CheckpointKind, Session
 from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
+from support.native_trunk import Trunk, opened_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

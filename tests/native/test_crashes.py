@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzz.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
-from fuzz.native_corpus import DENSE, convert
+from fuzz.native_corpus import DENSE
 
 from mtp_gguf.gguf_tools.format import ValueType
+from support.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
+from support.models import Models
 
 MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
 # Goes on after the end of the text, so that the file is still in use when it is cut off.
@@ -28,8 +29,8 @@ UNCHECKED = "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faul
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(DENSE, tmp_path_factory.mktemp("sound"), "F32")
+def sound(models: Models) -> Path:
+    return models.gguf(DENSE)
 
 
 @pytest.mark.parametrize(

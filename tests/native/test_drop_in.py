@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from patched_build import STOCK, python_on
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import llama_cpp
+from support.llama_libraries import STOCK, python_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_unfinished_streams_end_quietly(models) -> None:
     """Each way of leaving a stream, in a subprocess whose freed memory is overwritten."""
     path = models.gguf("demo", "Q4_K_M", "F16")
     said = python_on(
-        STOCK, "-m", "unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
+        STOCK, "-m", "support.unfinished_streams", path, *WAYS, timeout=120, MALLOC_PERTURB_="165"
     )
     assert json.loads(said) == {}
 

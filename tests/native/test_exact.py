@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_trunk import Trunk
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.exact import Batches, exact_batches, has_lanes, sgemm_tensors
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.native_trunk import Trunk
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
 # tests pass that.

@@ -7,7 +7,8 @@ import platform
 from typing import Any
 
 import pytest
-from patched_build import FAST, STOCK, run_on
+
+from support.llama_libraries import FAST, STOCK, run_on
 
 Q8_0 = 8  # ggml's number
 

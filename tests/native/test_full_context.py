@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support.native_trunk import Trunk, opened_session
 
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 KINDS = [False, True]

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_pairs import all_pairs
-from greedy_texts import Work, Written
-from patched_build import FAST, has_kernels, run_on
+
+from support.all_pairs import all_pairs
+from support.greedy_texts import Work, Written
+from support.llama_libraries import FAST, has_kernels, run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import ReferenceModel
-from upstream.llama_mtp import LlamaMtp
 
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
@@ -17,6 +15,8 @@ from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft
 from mtp_gguf.native.head import Head as AnyHead
+from support.reference_model import ReferenceModel
+from support.upstream.llama_mtp import LlamaMtp
 
 # Logits have a standard deviation of 1.1; a wrong norm, position or hidden state shows as 0.05 to
 # 5. Measured: 0.002 with F32 weights, all of it from keys and values kept in F16.

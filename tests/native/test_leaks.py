@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from native_trunk import Trunk
 
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.native_trunk import Trunk
 
 STATUS = Path("/proc/self/statm")
 SLACK = 3 << 20  # the allocator's; a session and head of the tiny model hold 1 MiB each

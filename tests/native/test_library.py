@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_build import configure
-from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.native import _bindings
 from mtp_gguf.native.errors import LibraryMismatchError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp, runtime
+from support.native_build import configure
+from support.upstream.sdist import llama_cpp_source
 
 HEADER = Path(__file__).parents[2] / "native" / "include" / "mtp.h"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECS
-from upstream.random_models import vocabulary, write_random_model
-from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.server.upstream_source import base, fetch_archive
+from support.checkpoints import SPECS
+from support.upstream.random_models import vocabulary, write_random_model
+from support.upstream.sdist import llama_cpp_source
 
 pytestmark = pytest.mark.upstream
 
@@ -40,7 +40,7 @@ def adapted(source: str) -> str:
         source, n = re.subn(pattern, replacement, source)
         total += n
     assert total == STATEMENTS, total
-    return "from upstream.llama_cpp_suite import stated\n" + source
+    return "from support.upstream.llama_cpp_suite import stated\n" + source
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def local_models(dial, rewrite, tmp_path) -> dict[str, str]:
 def run_suite(suite: Path, settings: dict[str, Any]) -> str:
     """The end of what pytest says of the suite, in a process of its own, beside llama.cpp."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "upstream.llama_cpp_suite", "-c", os.devnull, "--rootdir", str(suite.parent)]
+    command += ["-p", "support.upstream.llama_cpp_suite", "-c", os.devnull]
+    command += ["--rootdir", str(suite.parent)]
     done = subprocess.run(
         [*command, str(suite)],
         cwd=suite.parent,

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chi_square import far_off, two_samples
-from conversions import invoke
-from native_trunk import Trunk
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import CheckpointKind
@@ -20,6 +17,9 @@ from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
+from support.chi_square import far_off, two_samples
+from support.commands import invoke
+from support.native_trunk import Trunk
 
 LOOKUP = 12
 

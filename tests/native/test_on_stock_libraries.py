@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from patched_build import STOCK
 
 from mtp_gguf.native.runtime import VARIABLE, runtime
+from support.llama_libraries import STOCK
 
 
 @pytest.mark.skipif(runtime.kind == STOCK, reason="this very run is on stock libraries")

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from held_out_loss import Floats
-from patched_build import FAST, STOCK, run_on
+
+from support.held_out_loss import Floats
+from support.llama_libraries import FAST, STOCK, run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),

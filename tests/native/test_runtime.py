@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conversions import check_refusal, invoke
-from patched_build import FAST, LIBRARIES, STOCK, has_kernels, patched_libraries
 
 from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.native import runtime as module
 from mtp_gguf.native._bindings import library
 from mtp_gguf.native.runtime import VARIABLE
+from support.commands import check_refusal, invoke
+from support.llama_libraries import FAST, LIBRARIES, STOCK, has_kernels, patched_libraries
 
 STOCK_FOLDER = Path(str(find_spec("llama_cpp").origin)).parent / "lib"
 SAY = """

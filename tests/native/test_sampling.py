@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import typer
-from checkpoints import SPECS
-from chi_square import far_off, one_sample, two_samples
-from llama_samplers import Chain
-from native_trunk import Trunk
 from typer.testing import CliRunner
 
 from mtp_gguf.cli.generate import generate as generate_command
@@ -22,6 +18,10 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.checkpoints import SPECS
+from support.chi_square import far_off, one_sample, two_samples
+from support.llama_samplers import Chain
+from support.native_trunk import Trunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

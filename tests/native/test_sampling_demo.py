@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from chi_square import LEAST_EXPECTED, far_off, one_sample
-from llama_samplers import Chain
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
+from support.chi_square import LEAST_EXPECTED, far_off, one_sample
+from support.llama_samplers import Chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from checkpoints import SPECS
-from chi_square import far_off, one_sample
-from native_trunk import opened_session
+
+from support.checkpoints import SPECS
+from support.chi_square import far_off, one_sample
+from support.native_trunk import opened_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from native_build import ROOT, configure, run_tests
-from sanitizers import needs_sanitizers, sanitizer_environment
+
+from support.native_build import ROOT, configure, run_tests
+from support.sanitizers import needs_sanitizers, sanitizer_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support.native_trunk import Trunk, opened_session
 
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]

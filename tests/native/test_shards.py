@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.convert.checkpoint import open_checkpoint
-from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import DraftRequest, Request
-from mtp_gguf.convert.plan_checkpoint import make_plans
-from mtp_gguf.convert.precision import parse_tensor_type
-from mtp_gguf.convert.source_rows import SourceRows
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
@@ -34,20 +26,11 @@ TOKENS = [5, 9, 400, 2, 77]
 @pytest.fixture(scope="module")
 def shards(models) -> list[Path]:
     """The model of models.gguf(layout="ids"), in shards that part the head's tensors."""
-    ids = models.root / "shard-ids.txt"
-    ids.write_text("\n".join(map(str, models.ranked_ids())), encoding="utf-8")
-    checkpoint = open_checkpoint(models.checkpoint("dense-tied"))
-    request = Request(
-        quant="F32",
-        head=HeadChoice.WITH_TRUNK,
-        head_type=parse_tensor_type("F32", "head"),
-        draft=DraftRequest(DraftLayout.IDS, ids_file=ids),
-        output=models.root / "split" / "model.gguf",
-        split_max_size=2_500_000,
+    first = models.convert(
+        *("dense-tied", "--quant", "F32", "--mtp-type", "F32", "--split-max-size", "2500K"),
+        *("--fastmtp-layout", "ids", "--fastmtp-ids", models.ids_file()),
     )
-    request.output.parent.mkdir()
-    run(make_plans(checkpoint, request), SourceRows(checkpoint), lambda _: None)
-    return sorted(request.output.parent.glob("model-*.gguf"))
+    return sorted(first.parent.iterdir())
 
 
 def test_drafts_are_those_of_one_file(models, shards: list[Path]) -> None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from all_pairs import all_pairs
-from checkpoints import SPECS, Spec
 
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.native import MTPLlama
+from support.all_pairs import all_pairs
+from support.checkpoints import SPECS, Spec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

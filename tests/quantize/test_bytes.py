@@ -10,7 +10,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
 from mtp_gguf.native import quantizer
-from quantize.cases import (
+from support.quantize.cases import (
     CASES,
     KINDS,
     SOURCES,
@@ -20,7 +20,7 @@ from quantize.cases import (
     rows_of,
     weights_of,
 )
-from quantize.compare import difference
+from support.quantize.compare import difference
 
 VALUES = 1_000_000
 SLOW_VALUES = 100_000_000

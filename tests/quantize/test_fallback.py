@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from upstream.sdist import llama_cpp_source
 
 from mtp_gguf.native import quantizer
 from mtp_gguf.native.runtime import loaded_library
-from quantize.cases import KINDS, X86_64
+from support.quantize.cases import KINDS, X86_64
+from support.upstream.sdist import llama_cpp_source
 
 pytestmark = [
     pytest.mark.upstream,
@@ -63,6 +63,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
@@ -82,5 +83,5 @@ def test_the_self_test_finds_it_out(fused: Path) -> None:
 
 
 def test_the_bytes_are_its_own(fused: Path) -> None:
-    result = run(fused, str(Path(__file__).parent / "compare.py"), "--values", "30000")
+    result = run(fused, "-m", "support.quantize.compare", "--values", "30000")
     assert result.returncode == 0, result.stdout + result.stderr

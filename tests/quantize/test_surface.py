@@ -7,7 +7,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.native import ggml, quantizer
-from quantize.cases import KINDS, SOURCES, rows_of, weights_of
+from support.quantize.cases import KINDS, SOURCES, rows_of, weights_of
 
 Q4_K = BY_NAME["Q4_K"]
 

@@ -11,12 +11,13 @@ import pytest
 
 from mtp_gguf.native import quantizer
 
-COMPARE = str(Path(__file__).parent / "compare.py")
+COMPARE = ("-m", "support.quantize.compare")
 
 
 def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"MTP_QUANTIZE_TARGET": target},
         capture_output=True,
         text=True,
@@ -26,7 +27,7 @@ def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("target", quantizer.targets())
 def test_bytes(target: str) -> None:
-    result = run(target, COMPARE, "--kernel", target)
+    result = run(target, *COMPARE, "--kernel", target)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -34,7 +35,7 @@ def test_bytes(target: str) -> None:
 @pytest.mark.parametrize("values", ["30000", pytest.param("10000000", marks=pytest.mark.slow)])
 def test_not_finite(values: str, target: str) -> None:
     """NaN and infinity are treated as ggml treats them, unless it was built to abort on them."""
-    result = run(target, COMPARE, "--values", values, "--not-finite")
+    result = run(target, *COMPARE, "--values", values, "--not-finite")
     if result.returncode < 0:
         pytest.skip("this build of ggml asserts that values are finite")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from checkpoints import Spec, write_checkpoint
-from conversions import check_refusal, invoke
-from upstream.compare import metadata_differences, tensor_differences
-from upstream.convert_upstream import convert, quantize
-from upstream.describe import Description, describe
-from upstream.make_goldens import as_quantized
 
-from .make import MAKERS, MISSING
-from .rows import ROWS, SAME, Row
+from support.checkpoints import Spec, write_checkpoint
+from support.commands import check_refusal, invoke
+from support.real_tools.make import MAKERS, MISSING
+from support.real_tools.rows import ROWS, SAME, Row
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import convert, quantize
+from support.upstream.describe import Description, describe
+from support.upstream.make_goldens import as_quantized
 
 pytestmark = [
     pytest.mark.upstream,
@@ -49,7 +49,7 @@ def made(row: Row, source: Path, folder: Path) -> Path:
     target = folder / "model"
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "real_tools.make", row.made, str(source), str(target)],
+        [sys.executable, "-m", "support.real_tools.make", row.made, str(source), str(target)],
         cwd=folder,
         env={**os.environ, **quiet, "PYTHONPATH": str(TESTS)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Model files in all layouts, made once from a tiny checkpoint."""
+"""Model files in all layouts, free ports, and the patched server if there is one."""
 
 from __future__ import annotations
 
@@ -6,26 +6,13 @@ import os
 import shutil
 import socket
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import pytest
-from checkpoints import SPECS, write_checkpoint
-from conversions import invoke
 
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE
-
-
-class Files(Protocol):
-    """Makes GGUF files, each once: never write to one."""
-
-    def __call__(self, layout: str, spec: str = "dense-3v") -> Path:
-        """The file of a layout in the table below, from `checkpoints.SPECS` or the `demo`."""
-
-
-DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
+from support.models import Files, Models
 
 _SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -40,31 +27,16 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(models: Models) -> Files:
     """Model files by layout and checkpoint."""
-    root = tmp_path_factory.mktemp("served")
 
-    @cache
-    def checkpoint(spec: str) -> Path:
-        if spec == "demo":
-            return DEMO
-        return write_checkpoint(root / spec, SPECS[spec])
-
-    @cache
-    def make(layout: str, spec: str) -> Path:
+    def file(layout: str, spec: str = "dense-3v") -> Path:
         options = [*_OPTIONS[layout]]
         if layout != "base":
             options.append("--mtp-f16")
         if "--fastmtp-layout" in options:
             options += ["--fastmtp", _SIZE.get(spec, "256")]
-        out = root / f"{spec}-{layout}" / "model.gguf"
-        out.parent.mkdir()
-        result = invoke("convert", checkpoint(spec), "-o", out, *options)
-        assert result.exit_code == 0, result.output
-        return min(out.parent.iterdir())
-
-    def file(layout: str, spec: str = "dense-3v") -> Path:
-        return make(layout, spec)
+        return models.convert(spec, *options)
 
     return file
 

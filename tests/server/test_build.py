@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from conversions import check_refusal, invoke, spawn
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import shared_library
@@ -30,6 +29,7 @@ from mtp_gguf.server import upstream_source
 from mtp_gguf.server.build import cmake_options
 from mtp_gguf.server.patches import Addition, apply
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
+from support.commands import check_refusal, invoke, spawn
 
 ROOT = Path(__file__).parents[2]
 PATCH = Addition(

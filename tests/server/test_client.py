@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from server.conftest import Files
-from server.test_real_server import DEPTH, running
+from support.models import Files
+from support.real_server import DEPTH, running
 
 openai = pytest.importorskip("openai")
 

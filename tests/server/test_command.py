@@ -10,7 +10,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from conversions import check_refusal, invoke
 
 from mtp_gguf.cli.serve import _without_key
 from mtp_gguf.gguf_tools.head import HeadReport
@@ -25,8 +24,9 @@ from mtp_gguf.gguf_tools.profile import (
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
-from server.conftest import Files
-from server.stand_in import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
+from support.commands import check_refusal, invoke
+from support.models import Files
+from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import bench.conftest
 import pytest
 
-from server.conftest import Files
-from server.test_fused_draft import STEPS, counts
-from server.test_real_server import PROMPTS, TEXTS, certain, refusal, running
+from support.models import Files
+from support.real_server import PROMPTS, STEPS, TEXTS, certain, counts, refusal, running
 
 pytestmark = pytest.mark.server
 
@@ -21,9 +19,6 @@ AUTO = ("--spec-draft-n-max", "auto")
 MOST = 4  # that auto drafts
 LONG = 400  # tokens, enough to find out
 WARM = 100  # of its cycles, in which it finds out
-
-
-dial = bench.conftest.dial
 
 
 def chosen(log: Path) -> dict[int, list[int]]:

@@ -9,7 +9,7 @@ import pytest
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.build import Build
 from mtp_gguf.server.find import VARIABLE, ask, find_server
-from server.stand_in import PATCHED_HELP, STOCK_HELP, write_stand_in
+from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
 def test_option_then_environment_then_our_build_then_path(

@@ -12,20 +12,21 @@ from typing import Any
 
 import pytest
 
-from server.conftest import Files
-from server.test_real_server import (
+from support.models import Files
+from support.real_server import (
     DEPTH,
+    STEPS,
     TEXTS,
     TOKENS,
     Client,
     beside,
+    counts,
     drafted,
     running,
 )
 
 pytestmark = pytest.mark.server
 
-STEPS = "--no-spec-draft-fused"
 IN_ONE_GRAPH = "in one graph on CPU"
 # Of two drivers' drafts: one leaves out those at the end of a text that the other makes and throws
 # away (seen: 0.94), and rounding may turn one at a near tie.
@@ -47,11 +48,6 @@ def post(client: Client, path: str, body: dict[str, Any]) -> Any:
         urllib.request.Request(url, json.dumps(body).encode()), timeout=120
     ) as answer:
         return json.load(answer)
-
-
-def counts(result: dict[str, Any]) -> tuple[int, int]:
-    """Drafts offered and accepted."""
-    return result["timings"]["draft_n"], result["timings"]["draft_n_accepted"]
 
 
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])

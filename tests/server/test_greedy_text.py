@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.test_fused_draft import counts
-from server.test_real_server import TEXTS, running
+from support.models import Files
+from support.real_server import TEXTS, counts, running
 
 pytestmark = pytest.mark.server
 

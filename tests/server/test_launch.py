@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mtp_gguf.server.launch import RunningServer
-from server.conftest import Files
-from server.serving import PATIENCE, serving
-from server.stand_in import write_stand_in
+from support.models import Files
+from support.serving import PATIENCE, serving
+from support.stand_in_server import write_stand_in
 
 
 @pytest.fixture

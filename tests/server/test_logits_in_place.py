@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.on_libraries import answer
-from server.tiny_llama import write_tiny_llama
+from support.llama_libraries import answer
+from support.models import Files
+from support.tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.server
 
@@ -118,7 +118,7 @@ AFTERWARDS = """
 import json, sys
 import llama_cpp as llama
 import numpy as np
-from server.rollback_walk import WHOLE, Context
+from support.rollback_walk import WHOLE, Context
 
 params = llama.llama_model_default_params()
 params.use_extra_bufts = False

@@ -15,16 +15,8 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.server.model import open_model
-from server.conftest import Files
-from server.test_real_server import (
-    DEPTH,
-    LEAST_ACCEPTED,
-    TEXTS,
-    TOKENS,
-    drafted,
-    listed_ids,
-    running,
-)
+from support.models import Files
+from support.real_server import DEPTH, LEAST_ACCEPTED, TEXTS, TOKENS, drafted, listed_ids, running
 
 pytestmark = pytest.mark.server
 

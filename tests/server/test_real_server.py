@@ -6,105 +6,40 @@ The models are tiny and random, so few drafts are right; what is compared does n
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGUFReader
 
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
-from server.conftest import Files
-from server.serving import PATIENCE, Serving, serving
+from support.models import Files
+from support.real_server import (
+    DEPTH,
+    LEAST_ACCEPTED,
+    LISTED,
+    PROMPTS,
+    TEXTS,
+    TOKENS,
+    VOCABULARY,
+    beside,
+    certain,
+    drafted,
+    listed_ids,
+    refusal,
+    running,
+)
+from support.serving import PATIENCE
 
 pytestmark = pytest.mark.server
-
-PROMPTS = [[5, 6, 7, 8], [9] * 17, list(range(40, 140)), [700, 3, 700, 3, 700]]
-TEXTS = [
-    "def is_prime(n):\n",
-    "import os\n\nclass Path:\n",
-    "    if name is None:\n",
-    "class Path:\n    def ",
-    "for name in names:\n",
-    "Return the ",
-    "import sys\n\ndef main():\n    ",
-    "try:\n    import json\n",
-]
-NEAR_TIE = 0.1  # of two logarithms of probabilities; rounding was seen to turn 0.026
-LEAST_ACCEPTED = 0.2  # of what the demo model's head offers; far below what it reaches
-TOKENS = 24
-DEPTH = 3
-SETTINGS = ("--no-repack", "--ctx-size", 2048, "--no-warmup", "--threads", 1)
-VOCABULARY, LISTED = 1024, 256
-
-
-class Client:
-    """Asks a running server at `port`."""
-
-    def __init__(self, run: Serving, port: int) -> None:
-        self.run = run
-        self.url = f"http://127.0.0.1:{port}/completion"
-
-    def complete(self, prompt: str | Sequence[int], **options: Any) -> dict[str, Any]:
-        """Continue `prompt` (text or token ids) greedily, deaf to the end of text."""
-        body = {
-            "prompt": prompt,
-            "n_predict": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_tokens": True,
-            **options,
-        }
-        request = urllib.request.Request(self.url, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            result: dict[str, Any] = json.load(answer)
-        assert len(result["tokens"]) == body["n_predict"]
-        return result
-
-
-@contextmanager
-def running(
-    server: Path, model: Path, port: int, *passed: object, options: Sequence[object] = ()
-) -> Iterator[Client]:
-    """A server that is ready, stopped as a user would stop it."""
-    with serving(server, model, port, *SETTINGS, *passed, options=options) as run:
-        run.until("ready")
-        yield Client(run, port)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 0
-
-
-def beside(model: Path, head: Path, folder: Path) -> Path:
-    """A model with its head in another file, as publishers ship them."""
-    shutil.copy(head, folder / "mtp-model.gguf")
-    return Path(shutil.copy(model, folder / "model.gguf"))
-
-
-def listed_ids(path: Path) -> set[int]:
-    """The draft vocabulary of a file."""
-    reader = GGUFReader(path)
-    field = reader.get_field(IDS_KEY)
-    if field is not None:
-        return set(field.contents())
-    return {int(i) for t in reader.tensors if t.name == ID_MAP_TENSOR for i in t.data}
-
-
-def drafted(log: Path) -> list[int]:
-    """The token that each step of drafting chose, from a log at the highest verbosity."""
-    found = re.findall(r"draft candidate +0, pos +\d+: +(\d+)", log.read_text(errors="replace"))
-    return [int(token) for token in found]
 
 
 # ------------------------------------------------------------ text
@@ -187,19 +122,6 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
         answers.append([result["completion_probabilities"] for result in results])
         assert len(drafted(log)) > len(PROMPTS) * TOKENS / 2
     assert answers[0] == answers[1] == answers[2]
-
-
-def certain(result: dict[str, Any]) -> list[int]:
-    """The tokens up to the first that was almost another one; asks for `n_probs=2`.
-
-    Several slots share a batch, and a stock server without drafting, too, rounds differently in
-    it: enough to turn such a token, and with it all that follows.
-    """
-    for place, token in enumerate(result["completion_probabilities"]):
-        first, second = (top["logprob"] for top in token["top_logprobs"])
-        if first - second < NEAR_TIE:
-            return list(result["tokens"][:place])
-    return list(result["tokens"])
 
 
 @pytest.mark.parametrize("layout", ["ids", "table"])
@@ -290,16 +212,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
 }
 CASES = [(layout, fault) for layout in ("ids", "table", "sidecar") for fault in BROKEN]
 CASES.remove(("ids", "negative"))  # the list has no sign
-
-
-def refusal(server: Path, *arguments: object) -> str:
-    """What a server says that must end while it loads."""
-    command = [server, *arguments, "--port", 1, *SETTINGS]
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT), done.stderr[-2000:]
-    return done.stdout + done.stderr
 
 
 def rewrite_ids(source: Path, target: Path, edit: Break) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.on_libraries import answer
+from support.llama_libraries import answer
+from support.models import Files
 
 pytestmark = pytest.mark.server
 

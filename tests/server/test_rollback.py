@@ -8,9 +8,9 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from server.conftest import Files
-from server.on_libraries import answer, walk
-from server.rollback_walk import SEQUENCES
+from support.llama_libraries import answer, walk
+from support.models import Files
+from support.rollback_walk import SEQUENCES
 
 pytestmark = pytest.mark.server
 
@@ -35,7 +35,7 @@ def test_ten_thousand_steps(patched_server: Path, files: Files, seed: int) -> No
 BOTH = """
 import json, os, sys
 import llama_cpp as llama
-from server.rollback_walk import Context
+from support.rollback_walk import Context
 import numpy as np
 
 model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
@@ -73,7 +73,7 @@ def test_logits_and_saved_states_are_those_of_snapshots(patched_server: Path, fi
 SIZES = """
 import json, os, re, sys
 import llama_cpp as llama
-from server.rollback_walk import Context
+from support.rollback_walk import Context
 
 printed = []
 collect = llama.llama_log_callback(lambda level, text, data: printed.append(text.decode()))
@@ -106,7 +106,7 @@ def test_undoing_eight_tokens_takes_no_eight_states(patched_server: Path, files:
 TIMES = """
 import json, sys, time
 import llama_cpp as llama
-from server.rollback_walk import WHOLE, Context
+from support.rollback_walk import WHOLE, Context
 
 model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
 context = Context(model, 4)

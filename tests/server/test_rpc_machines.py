@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.serving import PATIENCE
-from server.test_real_server import DEPTH, PROMPTS, running
+from support.models import Files
+from support.real_server import DEPTH, PROMPTS, running
+from support.serving import PATIENCE
 
 pytestmark = [
     pytest.mark.server,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.test_real_server import TEXTS, running
+from support.models import Files
+from support.real_server import TEXTS, running
 
 pytestmark = pytest.mark.server
 

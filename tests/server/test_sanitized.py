@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sanitizers import needs_sanitizers, sanitizer_environment
 
 from mtp_gguf.native.runtime import VARIABLE
 from mtp_gguf.server.build import cmake_options
 from mtp_gguf.server.patches import apply, read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
-from server.conftest import Files
-from server.on_libraries import walk
+from support.llama_libraries import walk
+from support.models import Files
+from support.sanitizers import needs_sanitizers, sanitizer_environment
 
 pytestmark = [pytest.mark.slow, needs_sanitizers]
 

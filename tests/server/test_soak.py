@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.test_real_server import DEPTH, TEXTS, TOKENS, Client, certain, running
+from support.models import Files
+from support.real_server import DEPTH, TEXTS, TOKENS, Client, certain, running
 
 pytestmark = [
     pytest.mark.server,

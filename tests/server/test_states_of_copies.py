@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.conftest import Files
-from server.on_libraries import answer
+from support.llama_libraries import answer
+from support.models import Files
 
 pytestmark = pytest.mark.server
 
@@ -16,7 +16,7 @@ CODE = """
 import json, sys
 import llama_cpp as llama
 import numpy as np
-from server.rollback_walk import WHOLE, Context
+from support.rollback_walk import WHOLE, Context
 
 TOKENS, OTHERS, NEXT = [5, 6, 7, 8, 9, 10, 11], [300, 301, 302, 303], 20
 params = llama.llama_model_default_params()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import invoke
 
 from mtp_gguf.cli import acceptance as graft_end
 from mtp_gguf.cli.progress import human_bytes
@@ -21,7 +20,8 @@ from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import VARIABLE
-from surgery.models import edited, succeed
+from support.commands import invoke, succeed
+from support.gguf_files import edited
 
 # The demo's head was trained on such text: 58 of 96 when this was written, a little more or less on
 # machines whose kernels round differently.

@@ -7,11 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conversions import check_refusal, spawn, value_of
 
 from mtp_gguf.native.generate import Generation, generate
 from mtp_gguf.native.runtime import VARIABLE
-from surgery.models import DENSE, Models, refused, succeed
+from support.checkpoints import DENSE
+from support.commands import check_refusal, refused, spawn, succeed
+from support.gguf_files import value_of
+from support.models import Models
 
 IDS = "mtp_gguf.fastmtp.token_ids"
 
@@ -26,10 +28,10 @@ def prompts(tmp_path: Path) -> Path:
 def test_the_models_own_tokens_come_first(models: Models, prompts: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     options = ("--prompts", prompts, "--tokens", 40, "--temperature", 0, "--context", 256)
-    output = succeed("fastmtp", "calibrate", models.gguf(DENSE), *options, "--raw", "-o", made)
+    output = succeed("fastmtp", "calibrate", models.convert(DENSE), *options, "--raw", "-o", made)
     settings = Generation(40, 0.0, 1, 256, chat=False)
     texts = ["def main():", "class Point:\n    x = 1"]
-    answers = [a for _, a in generate(models.gguf(DENSE), texts, settings)]
+    answers = [a for _, a in generate(models.convert(DENSE), texts, settings)]
     written = {int(t) for answer in answers for t in answer}
     listed = list(value_of(made, IDS))
     special = 26
@@ -40,7 +42,9 @@ def test_the_models_own_tokens_come_first(models: Models, prompts: Path, tmp_pat
     # Then what was asked.
     from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
-    with closing(llama_cpp.Llama(str(models.gguf(DENSE)), vocab_only=True, verbose=False)) as llm:
+    with closing(
+        llama_cpp.Llama(str(models.convert(DENSE)), vocab_only=True, verbose=False)
+    ) as llm:
         asked = {t for text in texts for t in llm.tokenize(text.encode(), False, True)}
     assert asked - written <= set(listed[: special + len(written | asked)])
 
@@ -55,7 +59,7 @@ def test_chat_template_and_seed(models: Models, prompts: Path, tmp_path: Path) -
     ):
         made = tmp_path / f"{name}.gguf"
         arguments = ("--prompts", prompts, "--tokens", 30, "--context", 256, *options)
-        succeed("fastmtp", "calibrate", models.gguf(DENSE), *arguments, "-o", made)
+        succeed("fastmtp", "calibrate", models.convert(DENSE), *arguments, "-o", made)
         outputs.append(list(value_of(made, IDS)))
     assert outputs[0] == outputs[1]
     assert outputs[0] != outputs[2]
@@ -64,7 +68,7 @@ def test_chat_template_and_seed(models: Models, prompts: Path, tmp_path: Path) -
 
 def test_in_place_and_refusals(models: Models, prompts: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
-    made.write_bytes(models.gguf(DENSE).read_bytes())
+    made.write_bytes(models.convert(DENSE).read_bytes())
     common = ("--tokens", 5, "--context", 64)
     first = succeed("fastmtp", "calibrate", made, "--prompts", prompts, *common, "--in-place")
     assert "written anew" in first
@@ -80,10 +84,10 @@ def test_in_place_and_refusals(models: Models, prompts: Path, tmp_path: Path) ->
     ):
         arguments = (made, "--prompts", tmp_path / file, *common, "-o", target)
         refused(tmp_path, "fastmtp", "calibrate", *arguments, words=(words,))
-    trunk = models.gguf(DENSE, "--no-mtp")
+    trunk = models.convert(DENSE, "--no-mtp")
     arguments = (trunk, "--prompts", prompts, *common, "-o", target)
     refused(tmp_path, "fastmtp", "calibrate", *arguments, words=("belongs to an MTP head",))
-    table = models.gguf(DENSE, "--fastmtp", "100", "--fastmtp-layout", "table")
+    table = models.convert(DENSE, "--fastmtp", "100", "--fastmtp-layout", "table")
     arguments = (table, "--prompts", prompts, *common, "-o", target)
     on_stock = os.environ | {VARIABLE: "stock"}  # the fast libraries load this layout
     with spawn("fastmtp", "calibrate", *arguments, env=on_stock) as process:

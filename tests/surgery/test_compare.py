@@ -12,8 +12,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import check_refusal, edit_tensors, invoke
 
 from mtp_gguf.gguf_tools.compare import explained_difference, explained_error
 from mtp_gguf.gguf_tools.format import Value, ValueType
@@ -21,7 +19,11 @@ from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32
 from mtp_gguf.native import ggml
-from surgery.models import COVERED, DENSE, MOE, Models, edited, refused
+from support.checkpoint_edits import edit_tensors
+from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
+from support.commands import check_refusal, invoke, refused
+from support.gguf_files import edited
+from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 F32_FILE = ("--quant", "F32", "--mtp-type", "F32")
@@ -151,7 +153,7 @@ def test_floats_decode_exactly() -> None:
 
 
 def test_errors_are_those_of_numpy(models: Models) -> None:
-    a, b = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, "--quant", "Q6_K")
+    a, b = models.convert(DENSE, *UNIFORM), models.convert(DENSE, "--quant", "Q6_K")
     found = compare(a, b, code=0)["tensors"]
     name = "blk.0.ffn_gate.weight"
     tensors = [{t.name: t for t in gguf.GGUFReader(p).tensors}[name] for p in (a, b)]
@@ -163,7 +165,7 @@ def test_errors_are_those_of_numpy(models: Models) -> None:
 
 
 def test_slices_add_up(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = models.gguf(MOE, *UNIFORM), models.gguf(MOE, "--quant", "Q6_K")
+    a, b = models.convert(MOE, *UNIFORM), models.convert(MOE, "--quant", "Q6_K")
     whole = compare(a, b, code=0)["tensors"]
     monkeypatch.setattr("mtp_gguf.gguf_tools.compare._SLICE_VALUES", 1000)
     for name, found in compare(a, b, code=0)["tensors"].items():
@@ -183,7 +185,7 @@ def test_equal_slices_count_too(
         w[7] *= 1.1
         return w
 
-    whole = models.gguf(DENSE, *F32_FILE)
+    whole = models.convert(DENSE, *F32_FILE)
     found = compare(changed(whole, tmp_path / "b.gguf", name, change), whole, code=1)["tensors"]
     assert found[name]["error"] == pytest.approx(0.1 / 16, rel=0.5)
 
@@ -195,10 +197,10 @@ def test_equal_slices_count_too(
 def test_a_sound_conversion(spec: Spec, models: Models) -> None:
     """At F32 no value differs; at mixed precision the differences are explained by rounding."""
     folder = models.checkpoint(spec)
-    exact = compare(models.gguf(spec, *F32_FILE), folder, code=0)
+    exact = compare(models.convert(spec, *F32_FILE), folder, code=0)
     assert {d["outcome"] for d in exact["tensors"].values()} == {"same"}
     assert exact["metadata"] == {}
-    mixed = compare(models.gguf(spec), folder, code=0)
+    mixed = compare(models.convert(spec), folder, code=0)
     outcomes = {d["outcome"] for d in mixed["tensors"].values()}
     assert outcomes == {"same", "rounded"}
     assert mixed["metadata"] == {}
@@ -209,7 +211,7 @@ def test_parts_of_a_model(part: str, models: Models) -> None:
     options: tuple[str, ...] = (part,)
     if not part.startswith("-"):
         options = ("--fastmtp", "100", "--fastmtp-layout", part)
-    compare(models.gguf(DENSE, *UNIFORM, *options), models.checkpoint(DENSE), code=0)
+    compare(models.convert(DENSE, *UNIFORM, *options), models.checkpoint(DENSE), code=0)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_parts_of_a_model(part: str, models: Models) -> None:
 def test_a_wrong_transform_is_found(
     name: str, change: Callable[[Any], Any], models: Models, tmp_path: Path
 ) -> None:
-    broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, change)
+    broken = changed(models.convert(DENSE, *F32_FILE), tmp_path / "b.gguf", name, change)
     found = compare(broken, models.checkpoint(DENSE), code=1)["tensors"]
     assert {n for n, d in found.items() if d["outcome"] != "same"} == {name}
     assert found[name]["outcome"] == "damaged"
@@ -240,8 +242,8 @@ def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
         w[0], w[1] = np.nan, np.inf
         return w
 
-    broken = changed(models.gguf(DENSE, *F32_FILE), tmp_path / "b.gguf", name, spoil)
-    for other in (models.checkpoint(DENSE), models.gguf(DENSE, *F32_FILE)):
+    broken = changed(models.convert(DENSE, *F32_FILE), tmp_path / "b.gguf", name, spoil)
+    for other in (models.checkpoint(DENSE), models.convert(DENSE, *F32_FILE)):
         found = compare(broken, other, code=1)["tensors"][name]
         assert found["outcome"] == "damaged"
         assert found["note"] == "2 values are not finite"
@@ -249,7 +251,7 @@ def test_values_that_are_not_numbers(models: Models, tmp_path: Path) -> None:
 
 def test_values_too_large_for_their_squares(models: Models, tmp_path: Path) -> None:
     name = "blk.4.nextn.enorm.weight"
-    whole = models.gguf(DENSE, *F32_FILE)
+    whole = models.convert(DENSE, *F32_FILE)
     large = changed(whole, tmp_path / "a.gguf", name, lambda w: w * np.float32(1e30))
     other = changed(whole, tmp_path / "b.gguf", name, lambda w: w * np.float32(1.1e30))
     assert compare(other, large, code=1)["tensors"][name]["error"] == pytest.approx(0.1, rel=1e-4)
@@ -276,7 +278,7 @@ def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None
         tokens = [f"t{i}" for i in range(1024)]
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
 
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     broken = edited(whole, tmp_path / "b.gguf", metadata=rename, tensors=rearrange)
     found = compare(broken, whole, code=1)
     outcomes = {n: d["outcome"] for n, d in found["tensors"].items() if d["outcome"] != "same"}
@@ -300,22 +302,25 @@ def test_missing_tensors_shapes_and_keys(models: Models, tmp_path: Path) -> None
 
 
 def test_the_same_file(models: Models) -> None:
-    found = compare(models.gguf(DENSE), models.gguf(DENSE), code=0)
+    found = compare(models.convert(DENSE), models.convert(DENSE), code=0)
     assert {d["outcome"] for d in found["tensors"].values()} == {"same"}
     assert found["metadata"] == {}
-    assert "70 tensors: 70 same" in invoke("compare", models.gguf(DENSE), models.gguf(DENSE)).output
+    assert (
+        "70 tensors: 70 same"
+        in invoke("compare", models.convert(DENSE), models.convert(DENSE)).output
+    )
 
 
 def test_split_files(models: Models) -> None:
-    split = models.gguf(DENSE, *UNIFORM, "--split-max-size", "1M")
-    found = compare(split, models.gguf(DENSE, *UNIFORM), code=0)
+    split = models.convert(DENSE, *UNIFORM, "--split-max-size", "1M")
+    found = compare(split, models.convert(DENSE, *UNIFORM), code=0)
     assert {d["outcome"] for d in found["tensors"].values()} == {"same"}
     assert found["metadata"] == {}
 
 
 def test_integers_are_compared(models: Models, tmp_path: Path) -> None:
     options = (*UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
-    table = models.gguf(DENSE, *options)
+    table = models.convert(DENSE, *options)
 
     def other(tensors: dict[str, TensorCopy]) -> None:
         data = np.arange(100, dtype="<i8").tobytes()
@@ -330,7 +335,7 @@ def test_integers_are_compared(models: Models, tmp_path: Path) -> None:
 
 
 def test_options(models: Models, tmp_path: Path) -> None:
-    mixed, folder = models.gguf(DENSE), models.checkpoint(DENSE)
+    mixed, folder = models.convert(DENSE), models.checkpoint(DENSE)
     found = compare(mixed, folder, "--filter", "nextn", code=0)["tensors"]
     assert found.keys() == {
         f"blk.4.nextn.{n}.weight" for n in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
@@ -344,7 +349,7 @@ def test_options(models: Models, tmp_path: Path) -> None:
 
 
 def test_refusals(models: Models, tmp_path: Path) -> None:
-    mixed = models.gguf(DENSE)
+    mixed = models.convert(DENSE)
     for arguments, words in (
         ((tmp_path / "absent.gguf", mixed), ("absent.gguf", "cannot be opened")),
         ((mixed, tmp_path / "absent"), ("absent",)),
@@ -359,5 +364,5 @@ def test_refusals(models: Models, tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_broken(models: Models, tmp_path: Path) -> None:
     folder = models.copy(DENSE, tmp_path)
     edit_tensors(folder, lambda t: t.pop("model.norm.weight"))
-    result = invoke("compare", models.gguf(DENSE), folder)
+    result = invoke("compare", models.convert(DENSE), folder)
     check_refusal(result.exit_code, result.stderr, "model.norm.weight")

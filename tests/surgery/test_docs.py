@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from conversions import invoke  # noqa: E402
+from support.commands import invoke  # noqa: E402
 
 PAGE = ROOT / "docs" / "surgery.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)

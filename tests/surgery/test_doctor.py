@@ -13,8 +13,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import edit_json, edit_tensors, invoke
 
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
@@ -22,7 +20,11 @@ from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.replay import replays
-from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
+from support.checkpoint_edits import edit_json, edit_tensors
+from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
+from support.commands import invoke, refused, succeed
+from support.gguf_files import edited
+from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 IDS = "mtp_gguf.fastmtp.token_ids"
@@ -103,7 +105,7 @@ def recurrent(keys: Metadata) -> None:
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=ids)
 @pytest.mark.parametrize("options", [(), ("--mtp-f16", "--fastmtp"), ("--mtp-type", "IQ4_XS")])
 def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
-    fields = doctor(models.gguf(spec, *options), "--source", models.checkpoint(spec), code=0)
+    fields = doctor(models.convert(spec, *options), "--source", models.checkpoint(spec), code=0)
     assert [f for f in fields["findings"] if f["severity"] != "note"] == []
     program = [command.split()[0] for command in fields["runs_with"]]
     assert program == ["llama-server", "mtp-gguf", "mtp-gguf"]
@@ -118,10 +120,10 @@ def test_sound_checkpoints(spec: Spec, models: Models) -> None:
 
 
 def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
-    fields = doctor(models.gguf(DENSE, "--split-max-size", "1M"), code=0)
+    fields = doctor(models.convert(DENSE, "--split-max-size", "1M"), code=0)
     assert any("generate" in command for command in fields["runs_with"])
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    head = models.gguf(DENSE, *UNIFORM, "--head-only")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    head = models.convert(DENSE, *UNIFORM, "--head-only")
     odd = tmp_path / 'it\'s $(odd) "1".gguf'
     odd.symlink_to(trunk)
     fields = doctor(odd, "--head", head, code=0)
@@ -133,7 +135,7 @@ def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
     with eval(code, {"MTPLlama": MTPLlama}) as llm:
         assert llm.head is not None
     wide = dataclasses.replace(DENSE, name="wide", hidden=320)
-    fields = doctor(trunk, "--head", models.gguf(wide, *UNIFORM, "--head-only"), code=1)
+    fields = doctor(trunk, "--head", models.convert(wide, *UNIFORM, "--head-only"), code=1)
     assert [f["code"] for f in fields["findings"]] == ["does-not-fit"]
     assert doctor(trunk, "--head", trunk, code=1)["findings"][0]["code"] == "no-head"
 
@@ -141,12 +143,12 @@ def test_split_files_and_separate_heads(models: Models, tmp_path: Path) -> None:
 def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     """The vocabularies have the same size and differ only in their tokens."""
     monkeypatch.chdir(tmp_path)
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
 
     def rename(keys: Metadata) -> None:
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, [f"t{i}" for i in range(1024)])
 
-    head = models.gguf(DENSE, *UNIFORM, "--head-only")
+    head = models.convert(DENSE, *UNIFORM, "--head-only")
     foreign = edited(head, tmp_path / "foreign.gguf", metadata=rename)
     [finding] = doctor(trunk, "--head", foreign, code=1)["findings"]
     assert finding["code"] == "does-not-fit"
@@ -158,7 +160,7 @@ def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_layouts_that_stock_cannot_load(layout: str, models: Models) -> None:
     options = (*UNIFORM, "--fastmtp", "100", "--fastmtp-layout", layout)
-    fields = doctor(models.gguf(DENSE, *options), code=0)
+    fields = doctor(models.convert(DENSE, *options), code=0)
     assert [f["code"] for f in fields["findings"]] == ["layout"]
     assert not any(command.startswith("llama-server") for command in fields["runs_with"])
     assert "patched server" in fields["runs_with"][0]
@@ -168,7 +170,12 @@ def test_layouts_that_stock_cannot_load(layout: str, models: Models) -> None:
 
 def test_memory_by_hand(models: Models) -> None:
     fields = doctor(
-        models.gguf(DENSE, "--mtp-f16", "--fastmtp", "128"), "--context", 1000, "--depth", 2, code=0
+        models.convert(DENSE, "--mtp-f16", "--fastmtp", "128"),
+        "--context",
+        1000,
+        "--depth",
+        2,
+        code=0,
     )
     memory = fields["memory"]
     # Head of 256 x (512 + 128 + 128 + 256) + 512 x 256 + 3 x 256 x 256 halves, seven norms.
@@ -193,7 +200,7 @@ def test_memory_by_hand(models: Models) -> None:
 def test_memory_is_what_a_session_takes(
     spec: Spec, options: tuple[str, ...], models: Models, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = models.gguf(spec, "--mtp-f16", *options)
+    path = models.convert(spec, "--mtp-f16", *options)
     memory = doctor(path, "--context", 700, "--depth", 2, code=0)["memory"]
     states = []
     for depth in (0, 2):
@@ -213,7 +220,7 @@ def test_memory_is_what_a_session_takes(
 
 
 def test_the_report_reads_well(models: Models) -> None:
-    output = succeed("doctor", models.gguf(DENSE, "--mtp-f16", "--fastmtp"))
+    output = succeed("doctor", models.convert(DENSE, "--mtp-f16", "--fastmtp"))
     assert "can draft\n" in output
     assert "head: block 4 (8 F16)" in output
     assert "extra memory at 8192 positions, depth 3: " in output
@@ -242,7 +249,7 @@ def test_faults_and_their_cure(
     code: str, metadata: Any, tensors: Any, models: Models, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     nothing = lambda _: None  # noqa: E731
     broken = edited(
         whole, tmp_path / "b.gguf", metadata=metadata or nothing, tensors=tensors or nothing
@@ -257,7 +264,7 @@ def test_faults_and_their_cure(
 def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     spec = SPECS["dense-tied"]  # whose model card names what it was tuned from
-    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
+    trunk = models.convert(spec, *UNIFORM, "--no-mtp")
     [finding] = doctor(trunk, code=1)["findings"]
     assert finding["code"] == "no-head"
     assert finding["fix"].endswith("--from ORIGINAL")
@@ -273,7 +280,7 @@ def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any)
 def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     """One of the three tensors missing, or each with half of its experts."""
     monkeypatch.chdir(tmp_path)
-    whole = models.gguf(MOE, *UNIFORM)
+    whole = models.convert(MOE, *UNIFORM)
 
     def halve(tensors: dict[str, TensorCopy]) -> None:
         for name in [n for n in tensors if n.startswith("blk.3.ffn_") and "_exps." in n]:
@@ -305,7 +312,7 @@ def test_norms_are_suspected_and_measured(
     change: Any, code: str, models: Models, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     broken = edited(whole, tmp_path / "b.gguf", tensors=f32("norm.weight", change))
     [finding] = doctor(broken, code=0)["findings"]
     assert (finding["code"], finding["severity"]) == (code, "warning")
@@ -331,7 +338,7 @@ def test_the_projection_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plain = edited(
-        models.gguf(DENSE, "--quant", "F32", "--mtp-type", "F32"),
+        models.convert(DENSE, "--quant", "F32", "--mtp-type", "F32"),
         tmp_path / "plain.gguf",
         tensors=f32("eh_proj", change),
     )
@@ -363,14 +370,14 @@ def requantized(source: Path, target: Path) -> Path:
 
 def test_the_head_of_another_fine_tune(models: Models) -> None:
     other = dataclasses.replace(DENSE, name="other", seed=2)
-    fields = doctor(models.gguf(other, *UNIFORM), "--source", models.checkpoint(DENSE), code=1)
+    fields = doctor(models.convert(other, *UNIFORM), "--source", models.checkpoint(DENSE), code=1)
     assert {f["code"] for f in fields["findings"]} == {"head-values"}
     assert len(fields["findings"]) == 15
 
 
 def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    low = models.gguf(DENSE, "--mtp-type", "Q3_K")
+    low = models.convert(DENSE, "--mtp-type", "Q3_K")
     [finding] = doctor(low, code=0)["findings"]
     assert finding["code"] == "head-precision"
     assert "8 matrices of the head are Q3_K" in finding["text"]
@@ -395,7 +402,7 @@ def test_unsound_lists(
     def put(keys: Metadata) -> None:
         keys[IDS] = Value(ValueType.U32, listed)
 
-    broken = edited(models.gguf(DENSE), tmp_path / "b.gguf", metadata=put)
+    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=put)
     fields = doctor(broken, code=1)
     faults = [f for f in fields["findings"] if f["severity"] == "fault"]
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
@@ -409,10 +416,10 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
     def put(keys: Metadata) -> None:
         keys[IDS] = Value(ValueType.I32, [1, 2, 3])
 
-    broken = edited(models.gguf(DENSE), tmp_path / "b.gguf", metadata=put)
+    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=put)
     [finding] = doctor(broken, code=1)["findings"]
     assert finding["code"] == "draft-vocabulary"
-    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
+    table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
 
     def narrow(tensors: dict[str, TensorCopy]) -> None:
         spec = TensorSpec("d2t", (50,), BY_NAME["I64"])
@@ -445,7 +452,7 @@ def test_unsound_maps(
         ids = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.int64)
         tensors["d2t"] = TensorCopy(tensor.spec, data=change(ids).astype(np.int64).tobytes())
 
-    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
+    table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
     broken = edited(table, tmp_path / "b.gguf", tensors=alter)
     faults = [f for f in doctor(broken, code=1)["findings"] if f["severity"] == "fault"]
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
@@ -457,7 +464,7 @@ def test_unsound_maps(
 
 def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
-    made.write_bytes(models.gguf(DENSE, "--fastmtp", "128").read_bytes())
+    made.write_bytes(models.convert(DENSE, "--fastmtp", "128").read_bytes())
     succeed("fastmtp", "remove", made, "--in-place")
     [finding] = doctor(made, code=0)["findings"]
     assert (finding["code"], finding["severity"]) == ("hidden-list", "note")
@@ -471,9 +478,9 @@ def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> N
         keys["general.architecture"] = Value(ValueType.STRING, "llama")
 
     for edit, code in ((fewer, "tokenizer"), (llama, "architecture")):
-        broken = edited(models.gguf(DENSE), tmp_path / f"{code}.gguf", metadata=edit)
+        broken = edited(models.convert(DENSE), tmp_path / f"{code}.gguf", metadata=edit)
         assert [f["code"] for f in doctor(broken, code=1)["findings"]] == [code]
-    holed = edited(models.gguf(DENSE), tmp_path / "holed.gguf", tensors=drop("blk.1."))
+    holed = edited(models.convert(DENSE), tmp_path / "holed.gguf", tensors=drop("blk.1."))
     assert [f["code"] for f in doctor(holed, code=1)["findings"]] == ["blocks"]
 
 
@@ -494,7 +501,7 @@ def test_tokenizers_that_llama_cpp_refuses(
     def put(keys: Metadata) -> None:
         keys[f"tokenizer.ggml.{key}"] = value
 
-    broken = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "b.gguf", metadata=put)
+    broken = edited(models.convert(DENSE, *UNIFORM), tmp_path / "b.gguf", metadata=put)
     [finding] = doctor(broken, code=1)["findings"]
     assert finding["code"] == "tokenizer"
     assert finding["text"].startswith(f"tokenizer.ggml.{key}: {words}")
@@ -560,4 +567,4 @@ def test_what_is_no_model(models: Models, tmp_path: Path) -> None:
     refused(tmp_path, "doctor", tmp_path / "absent.gguf", words=("cannot be opened",))
     folder = models.checkpoint(DENSE)
     refused(tmp_path, "doctor", folder, "--source", folder, words=("--from",), code=2)
-    refused(tmp_path, "doctor", models.gguf(DENSE), "--depth", 99, words=("16",), code=2)
+    refused(tmp_path, "doctor", models.convert(DENSE), "--depth", 99, words=("16",), code=2)

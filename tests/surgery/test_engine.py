@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import held
 
 from mtp_gguf.gguf_tools import output as output_module
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
@@ -20,7 +19,10 @@ from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
 from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import F32
 from mtp_gguf.gguf_tools.transplant import graft
-from surgery.models import DENSE, Models, edited, refused, succeed
+from support.checkpoints import DENSE
+from support.commands import held, refused, succeed
+from support.gguf_files import edited
+from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 
@@ -36,8 +38,8 @@ def test_the_base_moves_in_one_copy(
         copy(self, *arguments)
 
     monkeypatch.setattr(OutputFile, "copy", counted)
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    with open_model(trunk) as base, open_model(models.gguf(DENSE, *UNIFORM)) as donor:
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    with open_model(trunk) as base, open_model(models.convert(DENSE, *UNIFORM)) as donor:
         write(tmp_path / "x.gguf", graft(base, donor))
         assert len(copies) == 2
         last = base.first.tensors[-1]
@@ -57,8 +59,8 @@ def test_every_way_of_copying(
 ) -> None:
     for name in broken:
         monkeypatch.setattr(os, name, failing(errno.EXDEV))
-    whole = models.gguf(DENSE, *UNIFORM)
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    whole = models.convert(DENSE, *UNIFORM)
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     succeed("graft", "--no-check", trunk, "--from", whole, "-o", tmp_path / "x.gguf")
     assert (tmp_path / "x.gguf").read_bytes() == whole.read_bytes()
 
@@ -73,7 +75,7 @@ def test_copies_in_parts(models: Models, tmp_path: Path, monkeypatch: pytest.Mon
         return real(source, target, max(count // 2, 1), *offsets)
 
     monkeypatch.setattr(os, "copy_file_range", less)
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     done: list[int] = []
     with open_model(whole) as model:
         tensors = copies(model)
@@ -85,7 +87,7 @@ def test_copies_in_parts(models: Models, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_source_that_shrinks_while_it_is_copied(models: Models, tmp_path: Path) -> None:
     source = tmp_path / "source.gguf"
-    source.write_bytes(models.gguf(DENSE, *UNIFORM).read_bytes())
+    source.write_bytes(models.convert(DENSE, *UNIFORM).read_bytes())
     with open_model(source) as model:
         spec = OutputSpec(model.metadata(), copies(model))
         os.truncate(source, 500_000)
@@ -101,7 +103,7 @@ def test_a_disk_that_fills_up(
 ) -> None:
     monkeypatch.setattr(os, "copy_file_range", failing(code))
     words = ("no space",) if code == errno.ENOSPC else ("cannot be written",)
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     refused(tmp_path, "strip", whole, "-o", tmp_path / "x.gguf", words=words)
 
 
@@ -112,7 +114,7 @@ def test_an_interrupt_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "copy_file_range", interrupt)
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     refused(tmp_path, "strip", whole, "-o", tmp_path / "x.gguf", words=("interrupted",), code=130)
 
 
@@ -125,7 +127,7 @@ def test_tensors_given_as_bytes_and_another_alignment(models: Models, tmp_path: 
     def add(tensors: dict[str, TensorCopy]) -> None:
         tensors["extra"] = TensorCopy(TensorSpec("extra", (16,), F32), data=data)
 
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     made = edited(whole, tmp_path / "x.gguf", metadata=align, tensors=add)
     with open_gguf(made) as file, open_gguf(whole) as original:
         assert file.alignment == 256
@@ -187,7 +189,7 @@ def test_a_copy_into_a_full_file_system_is_no_format_fault(
 
 
 def test_shards_that_do_not_belong_together(models: Models, tmp_path: Path) -> None:
-    first = models.gguf(DENSE, *UNIFORM, "--split-max-size", "1M")
+    first = models.convert(DENSE, *UNIFORM, "--split-max-size", "1M")
     shards = sorted(first.parent.iterdir())
     assert len(shards) > 2
 

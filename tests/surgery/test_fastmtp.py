@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import held, tensors_of, value_of
 
 from mtp_gguf.gguf_tools.draft_list import list_faults
 from mtp_gguf.gguf_tools.format import ArrayRef, Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata
-from surgery.models import DENSE, MOE, Models, edited, greedy_text, refused, succeed
+from support.checkpoints import DENSE, MOE, SPECS, Spec
+from support.commands import held, refused, succeed
+from support.gguf_files import edited, greedy_text, tensors_of, value_of
+from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 IDS = "mtp_gguf.fastmtp.token_ids"
@@ -53,10 +54,10 @@ def test_add_equals_converting(
     }[ranking]
     whole, made = tmp_path / "whole.gguf", tmp_path / "made.gguf"
     succeed("convert", models.checkpoint(spec), "-o", whole, *theirs)
-    succeed("fastmtp", "add", models.gguf(spec), *ours, "-o", made)
+    succeed("fastmtp", "add", models.convert(spec), *ours, "-o", made)
     assert made.read_bytes() == whole.read_bytes()
     succeed("fastmtp", "remove", made, "-o", tmp_path / "plain.gguf")
-    assert (tmp_path / "plain.gguf").read_bytes() == models.gguf(spec).read_bytes()
+    assert (tmp_path / "plain.gguf").read_bytes() == models.convert(spec).read_bytes()
 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
@@ -66,14 +67,14 @@ def test_layouts_with_rows_equal_converting(
 ) -> None:
     """If head and output have one type, copied rows equal rows quantized from the source."""
     options = ("--fastmtp", "200", "--fastmtp-layout", layout)
-    whole = models.gguf(spec, *UNIFORM, *options)
+    whole = models.convert(spec, *UNIFORM, *options)
     made = tmp_path / "made.gguf"
     succeed(
-        "fastmtp", "add", models.gguf(spec, *UNIFORM), "-n", 200, "--layout", layout, "-o", made
+        "fastmtp", "add", models.convert(spec, *UNIFORM), "-n", 200, "--layout", layout, "-o", made
     )
     assert made.read_bytes() == whole.read_bytes()
     # From a head alone, too, and in place of another list.
-    head = models.gguf(spec, *UNIFORM, "--head-only", "--fastmtp", "100")
+    head = models.convert(spec, *UNIFORM, "--head-only", "--fastmtp", "100")
     if layout == "sidecar":
         arguments = (head, "-n", 200, "--layout", layout, "-o", made, "--overwrite")
         succeed("fastmtp", "add", *arguments)
@@ -82,16 +83,16 @@ def test_layouts_with_rows_equal_converting(
         refused(tmp_path, "fastmtp", "remove", whole, words=("200 rows of its draft vocabulary",))
     else:
         succeed("fastmtp", "remove", whole, "-o", made, "--overwrite")
-        assert made.read_bytes() == models.gguf(spec, *UNIFORM).read_bytes()
+        assert made.read_bytes() == models.convert(spec, *UNIFORM).read_bytes()
         succeed("fastmtp", "add", whole, "-n", 100, "-o", made, "--overwrite")
-        other = models.gguf(spec, *UNIFORM, "--fastmtp", "100")
+        other = models.convert(spec, *UNIFORM, "--fastmtp", "100")
         assert made.read_bytes() == other.read_bytes()
 
 
 def test_the_trunk_writes_the_same_text(models: Models, corpus: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
-    succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", corpus, "-o", made)
-    assert greedy_text(made) == greedy_text(models.gguf(DENSE))
+    succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", made)
+    assert greedy_text(made) == greedy_text(models.convert(DENSE))
 
 
 # ------------------------------------------------------------------------------- show
@@ -99,7 +100,7 @@ def test_the_trunk_writes_the_same_text(models: Models, corpus: Path, tmp_path: 
 
 def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
-    added = succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", corpus, "-o", made)
+    added = succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", made)
     assert "coverage of the corpus by size: 256: " in added
     shown = succeed("fastmtp", "show", made)
     assert "256 tokens, layout ids, counted on" in shown
@@ -110,11 +111,11 @@ def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
     assert fields["faults"] == []
     listed = [int(line) for line in succeed("fastmtp", "show", made, "--ids").split()]
     assert listed == fields["ids"]
-    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "200", "--fastmtp-layout", "table")
+    table = models.convert(DENSE, *UNIFORM, "--fastmtp", "200", "--fastmtp-layout", "table")
     stored = json.loads(succeed("fastmtp", "show", table, "--json"))
     assert stored["layout"] == "table"
     assert stored["ids"] == tensors_of(table)["d2t"].data.tolist()
-    refused(tmp_path, "fastmtp", "show", models.gguf(DENSE), words=("has no draft vocabulary",))
+    refused(tmp_path, "fastmtp", "show", models.convert(DENSE), words=("has no draft vocabulary",))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_faults_are_named(listed: list[int], words: str, models: Models, tmp_pat
     def put(keys: Metadata) -> None:
         keys[IDS] = Value(ValueType.U32, listed)
 
-    broken = edited(models.gguf(DENSE), tmp_path / "broken.gguf", metadata=put)
+    broken = edited(models.convert(DENSE), tmp_path / "broken.gguf", metadata=put)
     shown = succeed("fastmtp", "show", broken)
     assert words in shown
     assert "mtp-gguf fastmtp add" in shown
@@ -149,8 +150,8 @@ def test_list_faults_by_hand() -> None:
 
 
 def test_refusals(models: Models, corpus: Path, tmp_path: Path) -> None:
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    whole = models.gguf(DENSE, *UNIFORM)
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    whole = models.convert(DENSE, *UNIFORM)
     (tmp_path / "twice.json").write_text("[1, 2, 1]")
     (tmp_path / "empty.txt").write_text("")
     cases: list[tuple[tuple[object, ...], tuple[str, ...], int]] = [
@@ -185,8 +186,10 @@ def test_a_list_of_the_same_length_is_changed_in_place(
 ) -> None:
     (tmp_path / "other.txt").write_text("x = 1\n" * 100)
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
-    succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", corpus, "-o", first)
-    succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", tmp_path / "other.txt", "-o", second)
+    succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", first)
+    succeed(
+        "fastmtp", "add", models.convert(DENSE), "--corpus", tmp_path / "other.txt", "-o", second
+    )
     made = copied(first, tmp_path / "made.gguf")
     inode, size = made.stat().st_ino, made.stat().st_size
     output = succeed("fastmtp", "add", made, "--corpus", tmp_path / "other.txt", "--in-place")
@@ -217,31 +220,31 @@ def test_a_list_of_the_same_length_is_changed_in_place(
 def test_a_list_of_another_length_makes_a_new_file_in_its_place(
     size: int, models: Models, tmp_path: Path
 ) -> None:
-    made = copied(models.gguf(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
+    made = copied(models.convert(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
     made.chmod(0o640)
     inode = made.stat().st_ino
     output = succeed("fastmtp", "add", made, "-n", size, "--in-place")
     assert f"written anew: its list has 256 ids, the new one {size}" in output
-    assert made.read_bytes() == models.gguf(DENSE, "--fastmtp", str(size)).read_bytes()
+    assert made.read_bytes() == models.convert(DENSE, "--fastmtp", str(size)).read_bytes()
     assert made.stat().st_ino != inode
     assert made.stat().st_mode & 0o777 == 0o640
     assert [p.name for p in tmp_path.iterdir()] == ["made.gguf"]
 
 
 def test_only_the_first_shard_is_touched(models: Models, tmp_path: Path) -> None:
-    first = models.gguf(DENSE, "--split-max-size", "1M")
+    first = models.convert(DENSE, "--split-max-size", "1M")
     for shard in first.parent.iterdir():
         copied(shard, tmp_path / shard.name)
     before = held(tmp_path)
     succeed("fastmtp", "add", tmp_path / first.name, "-n", 100, "--in-place")
     after = held(tmp_path)
     assert [name for name in after if after[name] != before[name]] == [first.name]
-    shards = models.gguf(DENSE, "--split-max-size", "1M", "--fastmtp", "100")
+    shards = models.convert(DENSE, "--split-max-size", "1M", "--fastmtp", "100")
     assert after[first.name] == shards.read_bytes()
 
 
 def test_links_are_left_alone(models: Models, tmp_path: Path) -> None:
-    made = copied(models.gguf(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
+    made = copied(models.convert(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
     (tmp_path / "link.gguf").symlink_to(made)
     refused(
         tmp_path, "fastmtp", "add", tmp_path / "link.gguf", "--in-place", words=("found a link",)
@@ -255,7 +258,7 @@ def test_links_are_left_alone(models: Models, tmp_path: Path) -> None:
 
 
 def test_tables_are_not_changed_in_place(models: Models, tmp_path: Path) -> None:
-    table = models.gguf(DENSE, *UNIFORM, "--fastmtp", "200", "--fastmtp-layout", "table")
+    table = models.convert(DENSE, *UNIFORM, "--fastmtp", "200", "--fastmtp-layout", "table")
     made = copied(table, tmp_path / "made.gguf")
     for command in ("add", "remove"):
         refused(tmp_path, "fastmtp", command, made, "--in-place", words=("layout table",))
@@ -275,8 +278,8 @@ def test_a_power_cut_at_any_write_leaves_a_readable_file(
     """
     old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
     (tmp_path / "other.txt").write_text("x = 1\n" * 100)
-    succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", corpus, "-o", old)
-    succeed("fastmtp", "add", models.gguf(DENSE), "--corpus", tmp_path / "other.txt", "-o", new)
+    succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", old)
+    succeed("fastmtp", "add", models.convert(DENSE), "--corpus", tmp_path / "other.txt", "-o", new)
     lists = [list(value_of(path, IDS)) for path in (old, new)]
     with open_gguf(old) as file:
         ref = file.keys[IDS]
@@ -328,7 +331,7 @@ def cutting(write: Callable[..., int], stop: int, written: int) -> Callable[...,
 
 
 def test_llama_cpp_reads_a_file_whose_list_is_hidden(models: Models, tmp_path: Path) -> None:
-    made = copied(models.gguf(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
+    made = copied(models.convert(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
     text = greedy_text(made)
     succeed("fastmtp", "remove", made, "--in-place")
     assert greedy_text(made) == text
@@ -338,9 +341,9 @@ def test_a_tokenizer_of_another_size(models: Models, corpus: Path, tmp_path: Pat
     def shorten(keys: Metadata) -> None:
         for key, kind in (("tokens", ValueType.STRING), ("token_type", ValueType.I32)):
             name = f"tokenizer.ggml.{key}"
-            keys[name] = Value(kind, list(value_of(models.gguf(DENSE), name))[:1000])
+            keys[name] = Value(kind, list(value_of(models.convert(DENSE), name))[:1000])
 
-    broken = edited(models.gguf(DENSE), tmp_path / "b.gguf", metadata=shorten)
+    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=shorten)
     words = ("its tokenizer has 1000 tokens, its embedding 1024 rows",)
     target = tmp_path / "x.gguf"
     refused(tmp_path, "fastmtp", "add", broken, "--corpus", corpus, "-o", target, words=words)

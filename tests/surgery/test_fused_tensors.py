@@ -13,10 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import SPECS
-from conversions import invoke
-from upstream.convert_upstream import convert, quantize
-from upstream.llama_mtp import LlamaMtp
 
 from mtp_gguf import gguf_tools
 from mtp_gguf.gguf_tools.format import TensorSpec
@@ -26,7 +22,12 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft, Head
 from mtp_gguf.server.model import open_model as open_served_model
-from surgery.models import Models, edited, refused, succeed
+from support.checkpoints import SPECS
+from support.commands import invoke, refused, succeed
+from support.gguf_files import edited
+from support.models import Models
+from support.upstream.convert_upstream import convert, quantize
+from support.upstream.llama_mtp import LlamaMtp
 
 pytestmark = [
     pytest.mark.upstream,

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import edit_json, edit_tensors, held, value_of
 
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
-from surgery.models import COVERED, DENSE, MOE, Models, edited, refused, succeed
+from support.checkpoint_edits import edit_json, edit_tensors
+from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
+from support.commands import held, refused, succeed
+from support.gguf_files import edited, value_of
+from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 
@@ -25,8 +27,8 @@ def ids(spec: Spec) -> str:
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["moe-fp8"]], ids=ids)
 @pytest.mark.parametrize("head", ["F16", "Q6_K"])
 def test_equal_to_converting(spec: Spec, head: str, models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(spec, *UNIFORM, "--mtp-type", head)
-    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
+    whole = models.convert(spec, *UNIFORM, "--mtp-type", head)
+    trunk = models.convert(spec, *UNIFORM, "--no-mtp")
     folder = models.checkpoint(spec)
     made = tmp_path / "made.gguf"
     succeed("graft", "--no-check", trunk, "--from", folder, "--mtp-type", head, "-o", made)
@@ -37,8 +39,8 @@ def test_equal_to_converting(spec: Spec, head: str, models: Models, tmp_path: Pa
 @pytest.mark.parametrize("quant", ["F16", "BF16", "F32"])
 def test_equal_to_converting_unquantized(quant: str, models: Models, tmp_path: Path) -> None:
     spec = SPECS["dense-ragged"]  # where fallbacks differ from those of a quantized file
-    whole = models.gguf(spec, "--quant", quant, "--mtp-type", "Q6_K")
-    trunk = models.gguf(spec, "--quant", quant, "--no-mtp")
+    whole = models.convert(spec, "--quant", quant, "--mtp-type", "Q6_K")
+    trunk = models.convert(spec, "--quant", quant, "--no-mtp")
     made, folder = tmp_path / "made.gguf", models.checkpoint(spec)
     succeed("graft", "--no-check", trunk, "--from", folder, "--mtp-type", "Q6_K", "-o", made)
     assert made.read_bytes() == whole.read_bytes()
@@ -59,8 +61,8 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
     made = tmp_path / "made.gguf"
     whole = tmp_path / "whole.gguf"
     succeed("convert", models.checkpoint(spec), *UNIFORM, *options, "-o", whole)
-    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
-    for donor in (models.checkpoint(spec), models.gguf(spec, *UNIFORM, "--head-only")):
+    trunk = models.convert(spec, *UNIFORM, "--no-mtp")
+    for donor in (models.checkpoint(spec), models.convert(spec, *UNIFORM, "--head-only")):
         succeed("graft", "--no-check", trunk, "--from", donor, *options, "-o", made, "--overwrite")
         assert made.read_bytes() == whole.read_bytes()
     # Unless a list is requested, a graft takes over the donor's.
@@ -72,18 +74,18 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_stored_draft_rows_of_a_donor(layout: str, models: Models, tmp_path: Path) -> None:
-    donor = models.gguf(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", layout)
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    donor = models.convert(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", layout)
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     made = tmp_path / "made.gguf"
     succeed("graft", "--no-check", trunk, "--from", donor, "-o", made)
     kept = "table" if layout == "table" else "ids"
-    whole = models.gguf(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", kept)
+    whole = models.convert(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", kept)
     assert made.read_bytes() == whole.read_bytes()
     # A requested list replaces the donor's.
     succeed(
         "graft", "--no-check", trunk, "--from", donor, "--fastmtp", 64, "-o", made, "--overwrite"
     )
-    assert made.read_bytes() == models.gguf(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
+    assert made.read_bytes() == models.convert(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
     if layout == "table":
         succeed("strip", donor, "-o", made, "--overwrite")
         assert made.read_bytes() == trunk.read_bytes()
@@ -96,21 +98,21 @@ def test_a_donors_broken_list_is_not_taken_over(models: Models, tmp_path: Path) 
         keys["mtp_gguf.fastmtp.token_ids"] = Value(ValueType.U32, [5, 5, 7, 7, 7])
 
     donor = edited(
-        models.gguf(DENSE, *UNIFORM, "--fastmtp", "64"), tmp_path / "d.gguf", metadata=relative
+        models.convert(DENSE, *UNIFORM, "--fastmtp", "64"), tmp_path / "d.gguf", metadata=relative
     )
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     words = ("d.gguf", "relative to their index", "--fastmtp")
     refused(tmp_path, "graft", trunk, "--from", donor, "-o", target, words=words)
     succeed("graft", "--no-check", trunk, "--from", donor, "--fastmtp", 64, "-o", target)
-    assert target.read_bytes() == models.gguf(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
+    assert target.read_bytes() == models.convert(DENSE, *UNIFORM, "--fastmtp", "64").read_bytes()
 
 
 # ---------------------------------------------------------------------------- refusals
 
 
 def test_checkpoints_that_do_not_fit(models: Models, tmp_path: Path) -> None:
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     wide = dataclasses.replace(DENSE, name="wide", hidden=320)
     for spec, words in (
@@ -133,7 +135,7 @@ def test_a_head_that_does_not_fit_is_refused_before_it_is_read(
 
     monkeypatch.setattr("mtp_gguf.convert.source_rows.SourceRows.read", unexpected)
     folder = models.checkpoint(dataclasses.replace(DENSE, name="deep", layers=8))
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     words = ("8 trunk layers",)
     refused(tmp_path, "graft", trunk, "--from", folder, "-o", tmp_path / "x.gguf", words=words)
 
@@ -141,7 +143,7 @@ def test_a_head_that_does_not_fit_is_refused_before_it_is_read(
 def test_a_failure_while_converting_leaves_nothing(models: Models, tmp_path: Path) -> None:
     folder = models.copy(DENSE, tmp_path)
     edit_tensors(folder, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"] * np.nan}))
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     before = held(tmp_path)
     target = tmp_path / "x.gguf"
     words = ("mtp.fc.weight", "NaN or infinity")
@@ -150,7 +152,7 @@ def test_a_failure_while_converting_leaves_nothing(models: Models, tmp_path: Pat
 
 
 def test_options_that_do_not_go_together(models: Models, tmp_path: Path) -> None:
-    trunk, whole = models.gguf(DENSE, *UNIFORM, "--no-mtp"), models.gguf(DENSE, *UNIFORM)
+    trunk, whole = models.convert(DENSE, *UNIFORM, "--no-mtp"), models.convert(DENSE, *UNIFORM)
     folder, target = models.checkpoint(DENSE), tmp_path / "x.gguf"
     for arguments, words in (
         ((whole, "--mtp-f16"), ("a GGUF's head is copied as it is",)),
@@ -172,7 +174,7 @@ def test_an_unknown_pre_tokenizer_is_the_bases(models: Models, tmp_path: Path) -
         folder / "tokenizer.json",
         lambda t: t["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex="x+"),
     )
-    trunk, target = models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "x.gguf"
+    trunk, target = models.convert(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "x.gguf"
     succeed("graft", "--no-check", trunk, "--from", folder, "-o", target)
     assert value_of(target, "tokenizer.ggml.pre") == value_of(trunk, "tokenizer.ggml.pre")
     shutil.rmtree(folder)

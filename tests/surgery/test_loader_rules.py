@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import invoke
 
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from surgery.llama_loads import llama_loads
-from surgery.models import DENSE, MOE, Models, edited
+from support.checkpoints import DENSE, MOE
+from support.commands import invoke
+from support.gguf_files import edited
+from support.llama_loads import llama_loads
+from support.models import Models
 
 Tensors = dict[str, TensorCopy]
 UNIFORM = ("--quant", "Q8_0")
@@ -166,7 +168,7 @@ KNOWN: dict[str, tuple[Edit, str]] = {
 def test_files_that_llama_cpp_refuses(models: Models, tmp_path: Path) -> None:
     """llama.cpp rejects each of them, and the doctor names the reason."""
     edits = {name: edit for name, (edit, _) in KNOWN.items()}
-    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.convert(DENSE, *UNIFORM), edits, tmp_path)
     for name, (_, words) in KNOWN.items():
         loads, fault = found[name]
         assert not loads, name
@@ -187,13 +189,13 @@ def test_files_that_llama_cpp_takes(models: Models, tmp_path: Path) -> None:
         "interval not read": put("qwen35.full_attention_interval", Value(ValueType.I32, 4)),
         "no interval": put("qwen35.full_attention_interval", None),
     }
-    found = load_results(models.gguf(DENSE, *UNIFORM), edits, tmp_path)
+    found = load_results(models.convert(DENSE, *UNIFORM), edits, tmp_path)
     assert found == dict.fromkeys(edits, (True, ""))
 
 
 def test_listing_and_doctor_agree(models: Models, tmp_path: Path) -> None:
     edit, words = KNOWN["vision tower inside"]
-    path = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "v.gguf", tensors=edit.tensors)
+    path = edited(models.convert(DENSE, *UNIFORM), tmp_path / "v.gguf", tensors=edit.tensors)
     for command in (("list-tensors", path), ("doctor", path)):
         assert words in invoke(*command).stdout
     assert "cannot draft" in invoke("list-tensors", path).stdout
@@ -202,7 +204,7 @@ def test_listing_and_doctor_agree(models: Models, tmp_path: Path) -> None:
 def test_scales_of_a_head_are_refused(models: Models, tmp_path: Path) -> None:
     """NVFP4 heads have them, but the draft graph would ignore them."""
     edit = add("blk.4.attn_q.scale", shape=(1,))
-    path = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "s.gguf", tensors=edit.tensors)
+    path = edited(models.convert(DENSE, *UNIFORM), tmp_path / "s.gguf", tensors=edit.tensors)
     words = "blk.4.attn_q.scale: the draft graph does not apply the scales of an NVFP4 head"
     assert words in invoke("doctor", path).stdout
 
@@ -270,7 +272,7 @@ def _as_integers(tensors: Tensors, name: str) -> None:
 @pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
 def test_every_edit(spec: Any, models: Models, tmp_path: Path) -> None:
     """The doctor and llama.cpp agree about every file."""
-    source = models.gguf(spec, *UNIFORM)
+    source = models.convert(spec, *UNIFORM)
     found = load_results(source, dict(every_edit(source)), tmp_path)
     differing = {
         name: (loads, fault)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conversions import held, invoke
 
 from mtp_gguf.gguf_tools.format import open_gguf
-from surgery.models import DENSE, MOE, Models
+from support.checkpoints import DENSE, MOE
+from support.commands import held, invoke
+from support.models import Models
 
 ROUNDS = 8
 TELLING = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
@@ -39,8 +40,8 @@ def mutated(data: bytes, header: int, random: np.random.Generator) -> bytes:
 def test_mutations(seed: int, models: Models, tmp_path: Path) -> None:
     spec = (DENSE, MOE)[seed % 2]
     options = ("--fastmtp", "128", "--fastmtp-layout", ("ids", "table")[seed // 2])
-    whole = models.gguf(spec, "--quant", "Q8_0", *options)
-    trunk = models.gguf(spec, "--quant", "Q8_0", "--no-mtp")
+    whole = models.convert(spec, "--quant", "Q8_0", *options)
+    trunk = models.convert(spec, "--quant", "Q8_0", "--no-mtp")
     data = whole.read_bytes()
     with open_gguf(whole) as file:
         header = file.data_offset

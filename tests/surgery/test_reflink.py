@@ -25,7 +25,8 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.sources import FileSource
-from surgery.models import DENSE, Models
+from support.checkpoints import DENSE
+from support.models import Models
 
 BLOCK = 4096
 SIZE = 40 * BLOCK + 777
@@ -120,7 +121,7 @@ def test_a_change_of_one_file_leaves_the_other(source: Path) -> None:
 def test_a_model_shares_the_blocks_of_its_base(models: Models, tmp_path: Path) -> None:
     """A key of a block's length moves the tensors by whole blocks."""
     base = tmp_path / "base.gguf"
-    base.write_bytes(models.gguf(DENSE, "--quant", "Q8_0").read_bytes())
+    base.write_bytes(models.convert(DENSE, "--quant", "Q8_0").read_bytes())
     with open_model(base) as model:
         # Key: its length and text, type, the string's length.
         filler = Value(ValueType.STRING, "x" * (BLOCK - 8 - 6 - 4 - 8))

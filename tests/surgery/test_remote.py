@@ -13,9 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import SPECS
-from conversions import invoke
-from hub_server import Hub
 
 from mtp_gguf.gguf_tools import remote
 from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
@@ -24,8 +21,12 @@ from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.remote import RemoteSource, file_url, hub_model, is_remote
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import F32
-from surgery.models import DENSE, MOE, Models, edited, refused, succeed
-from surgery.web import Handler, Web
+from support.checkpoints import DENSE, MOE, SPECS
+from support.commands import invoke, refused, succeed
+from support.gguf_files import edited
+from support.hub_server import Hub
+from support.models import Models
+from support.range_server import Handler, Web
 
 UNIFORM = ("--quant", "Q8_0")
 
@@ -70,7 +71,7 @@ def big_header(models: Models, path: Path) -> Path:
         words = [f"token {i:>16}" for i in range(370_000)]
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, words)
 
-    return edited(models.gguf(DENSE), path, metadata=grow)
+    return edited(models.convert(DENSE), path, metadata=grow)
 
 
 # ------------------------------------------------------------------------------ reading
@@ -134,7 +135,7 @@ def test_a_listing_costs_its_header(models: Models, tmp_path: Path) -> None:
 
 
 def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
-    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    whole, trunk = models.convert(DENSE, *UNIFORM), models.convert(DENSE, *UNIFORM, "--no-mtp")
     with Web(whole.parent) as web:
         url = web.url("model.gguf")
         assert "can draft: MTP head in block 4" in succeed("list-tensors", url, "--mtp")
@@ -150,7 +151,7 @@ def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
 
 def test_a_base_elsewhere_is_downloaded_once(models: Models, tmp_path: Path) -> None:
     """The base is downloaded into the output: two requests for headers, one for tensors."""
-    whole, trunk = models.gguf(LARGE, *UNIFORM), models.gguf(LARGE, *UNIFORM, "--no-mtp")
+    whole, trunk = models.convert(LARGE, *UNIFORM), models.convert(LARGE, *UNIFORM, "--no-mtp")
     with Web(trunk.parent) as web, chdir(tmp_path):
         url = web.url("model.gguf") + "?signature=1"
         succeed("graft", "--no-check", url, "--from", whole)
@@ -168,11 +169,11 @@ def test_all_parts_elsewhere(
 ) -> None:
     """Base shards and donor on the hub: the token is sent to no other host."""
     folder = models.copy(DENSE, tmp_path)
-    for shard in models.gguf(
+    for shard in models.convert(
         DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M"
     ).parent.iterdir():
         shutil.copy(shard, folder)
-    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     with Hub("owner/model", {"main": folder}) as hub:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
@@ -190,7 +191,7 @@ def test_all_parts_elsewhere(
 
 
 def test_a_base_whose_connection_drops(models: Models, tmp_path: Path) -> None:
-    whole, trunk = models.gguf(LARGE, *UNIFORM), models.gguf(LARGE, *UNIFORM, "--no-mtp")
+    whole, trunk = models.convert(LARGE, *UNIFORM), models.convert(LARGE, *UNIFORM, "--no-mtp")
     cuts = [3 * remote._PIECE_BYTES + 7, 100, 2 * remote._PIECE_BYTES]
 
     def behave(handler: Handler) -> bool:
@@ -209,7 +210,7 @@ def test_a_base_whose_connection_drops(models: Models, tmp_path: Path) -> None:
 
 def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> None:
     """Each gives an error of one sentence and leaves no output."""
-    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    whole, trunk = models.convert(DENSE, *UNIFORM), models.convert(DENSE, *UNIFORM, "--no-mtp")
 
     def later(handler: Handler) -> bool:
         return handler.range is not None and handler.range[0] > 0
@@ -245,7 +246,7 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
 
 
 def test_a_corpus_is_counted_by_a_local_file(models: Models, tmp_path: Path) -> None:
-    whole, trunk = models.gguf(DENSE, *UNIFORM), models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    whole, trunk = models.convert(DENSE, *UNIFORM), models.convert(DENSE, *UNIFORM, "--no-mtp")
     (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
     options = ("--fastmtp", 64, "--fastmtp-corpus", tmp_path / "corpus.txt")
     local, made = tmp_path / "local.gguf", tmp_path / "made.gguf"
@@ -259,7 +260,7 @@ def test_a_corpus_is_counted_by_a_local_file(models: Models, tmp_path: Path) -> 
 
 
 def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
-    first = models.gguf(DENSE, "--split-max-size", "1M")
+    first = models.convert(DENSE, "--split-max-size", "1M")
     with Web(first.parent) as web:
         listed = succeed("list-tensors", web.url(first.name), "--json")
         assert json.loads(listed) == json.loads(succeed("list-tensors", first, "--json"))
@@ -533,8 +534,8 @@ def test_a_graft_fetches_the_head_and_no_more(
     spec: object, place: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = models.checkpoint(spec)  # type: ignore[arg-type]
-    whole = models.gguf(spec, *UNIFORM, "--mtp-f16")  # type: ignore[arg-type]
-    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")  # type: ignore[arg-type]
+    whole = models.convert(spec, *UNIFORM, "--mtp-f16")  # type: ignore[arg-type]
+    trunk = models.convert(spec, *UNIFORM, "--no-mtp")  # type: ignore[arg-type]
     head, headers = head_bytes(folder)
     with Hub(f"owner/{folder.name}", {"main": folder}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
@@ -580,7 +581,7 @@ def on_hub(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.mark.parametrize("place", ["owner/model", "hf://owner/model@main"])
 def test_a_source_on_the_hub(place: str, on_hub: Hub, models: Models) -> None:
     """The doctor fetches only the head, compare everything that it compares."""
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     assert "can draft" in succeed("doctor", whole, "--source", place)
     ranges = [a.range for a in on_hub.requests if a.path.startswith("/cdn/") and a.method == "GET"]
     assert all(ranges)
@@ -614,7 +615,7 @@ def test_the_fix_for_a_remote_file_downloads_it_first(
     """`strip` changes local files, so the printed command fetches the file before."""
     (tmp_path / "served").mkdir()
     hidden = edited(
-        models.gguf(DENSE, *UNIFORM),
+        models.convert(DENSE, *UNIFORM),
         tmp_path / "served" / "hidden.gguf",
         metadata=lambda keys: keys.pop("qwen35.nextn_predict_layers"),
     )
@@ -639,12 +640,12 @@ def test_offline_nothing_is_asked_for(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     refused(tmp_path, "list-tensors", "hf://a/b/c.gguf", words=("offline mode is set",))
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     refused(tmp_path, "graft", trunk, "--from", "a/b", "-o", tmp_path / "x", words=("a/b",))
 
 
 def test_a_piece_of_a_remote_model(models: Models) -> None:
-    web = Web(models.gguf(DENSE).parent)
+    web = Web(models.convert(DENSE).parent)
     with web, remote.open_remote_model(web.url("model.gguf")) as model:
         tensor = TensorCopy.of(model, "blk.4.nextn.enorm.weight")
         assert tensor.spec == TensorSpec(tensor.name, (256,), F32)

@@ -6,13 +6,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from checkpoints import SPECS, Spec
-from conversions import differing, tensors_of, value_of
 
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from surgery.models import COVERED, DENSE, MOE, Models, edited, greedy_text, refused, succeed
+from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
+from support.commands import refused, succeed
+from support.gguf_files import differing, edited, greedy_text, tensors_of, value_of
+from support.models import Models
 
 
 def ids(spec: Spec) -> str:
@@ -26,9 +27,9 @@ UNIFORM = ("--quant", "Q8_0")
 
 @pytest.mark.parametrize("spec", COVERED, ids=ids)
 def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(spec, *UNIFORM, "--mtp-f16")
-    trunk = models.gguf(spec, *UNIFORM, "--no-mtp")
-    head = models.gguf(spec, *UNIFORM, "--mtp-f16", "--head-only")
+    whole = models.convert(spec, *UNIFORM, "--mtp-f16")
+    trunk = models.convert(spec, *UNIFORM, "--no-mtp")
+    head = models.convert(spec, *UNIFORM, "--mtp-f16", "--head-only")
     made = tmp_path / "made.gguf"
 
     succeed("extract", whole, "-o", made)
@@ -42,7 +43,7 @@ def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
 def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(spec, "--mtp-f16")
+    whole = models.convert(spec, "--mtp-f16")
     trunk, head, again = (tmp_path / f"{n}.gguf" for n in ("trunk", "head", "again"))
     succeed("strip", whole, "-o", trunk)
     succeed("extract", whole, "-o", head)
@@ -54,7 +55,7 @@ def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path:
 
 @pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
 def test_the_trunk_writes_the_same_text(spec: Spec, models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(spec, "--mtp-f16")
+    whole = models.convert(spec, "--mtp-f16")
     trunk, again = tmp_path / "trunk.gguf", tmp_path / "again.gguf"
     succeed("strip", whole, "-o", trunk)
     succeed("graft", "--no-check", trunk, "--from", whole, "-o", again)
@@ -65,16 +66,16 @@ def test_the_trunk_writes_the_same_text(spec: Spec, models: Models, tmp_path: Pa
 
 
 def test_a_split_base_becomes_one_file(models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
-    shards = models.gguf(DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M")
+    whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
+    shards = models.convert(DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M")
     assert shards.name == "model-00001-of-00004.gguf"
     succeed("graft", "--no-check", shards, "--from", whole, "-o", tmp_path / "made.gguf")
     assert (tmp_path / "made.gguf").read_bytes() == whole.read_bytes()
-    second = models.gguf(DENSE, *UNIFORM, "--mtp-f16", "--split-max-size", "1M")
+    second = models.convert(DENSE, *UNIFORM, "--mtp-f16", "--split-max-size", "1M")
     last = sorted(second.parent.iterdir())[-1]
     succeed("strip", last, "-o", tmp_path)
     made = tmp_path / "model-no-mtp.gguf"
-    assert made.read_bytes() == models.gguf(DENSE, *UNIFORM, "--no-mtp").read_bytes()
+    assert made.read_bytes() == models.convert(DENSE, *UNIFORM, "--no-mtp").read_bytes()
 
 
 def test_per_layer_lists_grow_and_shrink(models: Models, tmp_path: Path) -> None:
@@ -82,14 +83,14 @@ def test_per_layer_lists_grow_and_shrink(models: Models, tmp_path: Path) -> None
         keys["qwen35.attention.head_count_kv"] = Value(ValueType.U32, [2, 2, 2, 2])
 
     trunk = edited(
-        models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=per_layer
+        models.convert(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=per_layer
     )
     succeed(
         "graft",
         "--no-check",
         trunk,
         "--from",
-        models.gguf(DENSE, *UNIFORM),
+        models.convert(DENSE, *UNIFORM),
         "-o",
         tmp_path / "made.gguf",
     )
@@ -107,14 +108,14 @@ def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> N
         keys["general.size_label"] = Value(ValueType.STRING, "3.5M")
 
     trunk = edited(
-        models.gguf(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=named
+        models.convert(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=named
     )
     succeed(
         "graft",
         "--no-check",
         trunk,
         "--from",
-        models.gguf(DENSE, *UNIFORM),
+        models.convert(DENSE, *UNIFORM),
         "-o",
         tmp_path / "made.gguf",
     )
@@ -130,7 +131,7 @@ def drop_head(tensors: dict[str, TensorCopy]) -> None:
 
 
 def test_a_head_that_is_claimed_and_missing_is_put_back(models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(DENSE, *UNIFORM, "--mtp-f16")
+    whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     claims = edited(whole, tmp_path / "claims.gguf", tensors=drop_head)
     succeed("graft", "--no-check", claims, "--from", whole, "-o", tmp_path / "made.gguf")
     assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(whole)) == []
@@ -152,9 +153,9 @@ def test_strip_believes_the_tensors(
         if value is not None:
             keys[key] = Value(ValueType.U32, value)
 
-    lying = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "lying.gguf", metadata=lie)
+    lying = edited(models.convert(DENSE, *UNIFORM), tmp_path / "lying.gguf", metadata=lie)
     succeed("strip", lying, "-o", tmp_path / "made.gguf")
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     assert differing(tensors_of(tmp_path / "made.gguf"), tensors_of(trunk)) == []
     assert value_of(tmp_path / "made.gguf", "qwen35.block_count") == 4
     assert len(value_of(tmp_path / "made.gguf", "qwen35.attention.recurrent_layers")) == 4
@@ -164,9 +165,9 @@ def test_half_a_head_is_stripped_and_not_extracted(models: Models, tmp_path: Pat
     def halve(tensors: dict[str, TensorCopy]) -> None:
         del tensors["blk.4.nextn.eh_proj.weight"], tensors["blk.4.ffn_up.weight"]
 
-    half = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "half.gguf", tensors=halve)
+    half = edited(models.convert(DENSE, *UNIFORM), tmp_path / "half.gguf", tensors=halve)
     refused(tmp_path, "extract", half, words=("half.gguf", "no complete MTP head", "eh_proj"))
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     made = tmp_path / "made.gguf"
     refused(
         tmp_path, "graft", trunk, "--from", half, "-o", made, words=("eh_proj.weight and 1 more",)
@@ -176,7 +177,7 @@ def test_half_a_head_is_stripped_and_not_extracted(models: Models, tmp_path: Pat
         "graft",
         half,
         "--from",
-        models.gguf(DENSE),
+        models.convert(DENSE),
         "-o",
         made,
         words=("in block 4 already", "mtp-gguf strip"),
@@ -207,8 +208,8 @@ def other(**changes: object) -> Spec:
 def test_a_head_of_another_model(
     spec: Spec, words: tuple[str, ...], models: Models, tmp_path: Path
 ) -> None:
-    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    donor = models.gguf(spec, *UNIFORM)
+    base = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    donor = models.convert(spec, *UNIFORM)
     message = refused(
         tmp_path, "graft", base, "--from", donor, "-o", tmp_path / "x.gguf", words=words
     )
@@ -217,8 +218,8 @@ def test_a_head_of_another_model(
 
 
 def test_another_number_of_experts(models: Models, tmp_path: Path) -> None:
-    donor = models.gguf(dataclasses.replace(MOE, name="other", experts=8), *UNIFORM)
-    base = models.gguf(MOE, *UNIFORM, "--no-mtp")
+    donor = models.convert(dataclasses.replace(MOE, name="other", experts=8), *UNIFORM)
+    base = models.convert(MOE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     words = ("expert_count 8", "has 16")
     refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
@@ -229,8 +230,8 @@ def test_another_tokenizer(models: Models, tmp_path: Path) -> None:
         tokens = [f"t{i}" for i in range(1024)]
         keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
 
-    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", metadata=rename)
-    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    donor = edited(models.convert(DENSE, *UNIFORM), tmp_path / "donor.gguf", metadata=rename)
+    base = models.convert(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     words = ("different tokenizers", "1024 tokens differ")
     refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
@@ -238,8 +239,8 @@ def test_another_tokenizer(models: Models, tmp_path: Path) -> None:
 
 def test_a_resized_vocabulary_of_the_same_tokens(models: Models, tmp_path: Path) -> None:
     """A head has no rows of the vocabulary; without tokens to compare only equal sizes will do."""
-    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    donor = models.gguf(other(vocab_size=1056), *UNIFORM)
+    base = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    donor = models.convert(other(vocab_size=1056), *UNIFORM)
     succeed("graft", "--no-check", base, "--from", donor, "-o", tmp_path / "whole.gguf")
     (tmp_path / "out").mkdir()
 
@@ -260,17 +261,17 @@ def test_a_transposed_projection(models: Models, tmp_path: Path) -> None:
         turned = TensorSpec(name, spec.shape[::-1], spec.type)
         tensors[name] = dataclasses.replace(tensors[name], spec=turned)
 
-    donor = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "donor.gguf", tensors=transpose)
-    base = models.gguf(DENSE, *UNIFORM, "--no-mtp")
+    donor = edited(models.convert(DENSE, *UNIFORM), tmp_path / "donor.gguf", tensors=transpose)
+    base = models.convert(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"
     words = (name, "expected shape [512, 256]", "found [256, 512] (transposed)")
     refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
 
 
 def test_what_has_nothing_to_cut(models: Models, tmp_path: Path) -> None:
-    trunk = models.gguf(DENSE, *UNIFORM, "--no-mtp")
-    head = models.gguf(DENSE, *UNIFORM, "--head-only")
-    whole = models.gguf(DENSE, *UNIFORM)
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    head = models.convert(DENSE, *UNIFORM, "--head-only")
+    whole = models.convert(DENSE, *UNIFORM)
     target = tmp_path / "x.gguf"
     for arguments, words in (
         (("strip", trunk), ("has no MTP head",)),
@@ -288,7 +289,7 @@ def test_another_architecture(models: Models, tmp_path: Path) -> None:
     def rename(keys: Metadata) -> None:
         keys["general.architecture"] = Value(ValueType.STRING, "llama")
 
-    llama = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "llama.gguf", metadata=rename)
+    llama = edited(models.convert(DENSE, *UNIFORM), tmp_path / "llama.gguf", metadata=rename)
     for command in ("strip", "extract"):
         words = ("architecture 'llama' is not one of qwen35, qwen35moe",)
         refused(tmp_path, command, llama, "-o", tmp_path / "x.gguf", words=words)
@@ -299,13 +300,13 @@ def test_blocks_that_no_model_has(models: Models, tmp_path: Path) -> None:
         for name in [name for name in tensors if name.startswith("blk.2.")]:
             del tensors[name]
 
-    holed = edited(models.gguf(DENSE, *UNIFORM), tmp_path / "holed.gguf", tensors=hole)
+    holed = edited(models.convert(DENSE, *UNIFORM), tmp_path / "holed.gguf", tensors=hole)
     words = ("expected blocks 0 to 3", "found 3 of them")
     refused(tmp_path, "strip", holed, "-o", tmp_path / "x.gguf", words=words)
 
 
 def test_outputs_are_not_overwritten_unasked(models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     taken = tmp_path / "taken.gguf"
     taken.write_bytes(b"mine")
     refused(tmp_path, "strip", whole, "-o", taken, words=("exists", "--overwrite"))
@@ -323,7 +324,7 @@ def test_default_names_are_made_of_the_inputs(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = models.gguf(DENSE, *UNIFORM)
+    whole = models.convert(DENSE, *UNIFORM)
     succeed("strip", whole)
     succeed("extract", whole)
     succeed("graft", "--no-check", "model-no-mtp.gguf", "--from", "mtp-model.gguf")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conversions import invoke
 
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata
-from surgery.models import DENSE, Models, edited, refused
+from support.checkpoints import DENSE
+from support.commands import invoke, refused
+from support.gguf_files import edited
+from support.models import Models
 
 VALUES = (
     Value(ValueType.STRING, "x"),
@@ -27,8 +29,8 @@ VALUES = (
 
 @pytest.mark.parametrize("number", range(len(VALUES)))
 def test_wrong_values(number: int, models: Models, tmp_path: Path) -> None:
-    whole = models.gguf(DENSE, "--quant", "Q8_0", "--fastmtp", "128")
-    trunk = models.gguf(DENSE, "--quant", "Q8_0", "--no-mtp")
+    whole = models.convert(DENSE, "--quant", "Q8_0", "--fastmtp", "128")
+    trunk = models.convert(DENSE, "--quant", "Q8_0", "--no-mtp")
     with open_gguf(whole) as file:
         # All values for the keys that count most, every third one for the others.
         read = [k for k in file.keys if not k.startswith("general.") or "arch" in k or "size" in k]

@@ -1,0 +1,63 @@
+"""Running `mtp-gguf`, in this process or as one of its own, and what a refusal looks like."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mtp_gguf.cli import app
+
+MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+
+
+def invoke(*arguments: object) -> Result:
+    """Run `mtp-gguf ARGUMENTS` in this process."""
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def succeed(*arguments: object) -> str:
+    """Run `mtp-gguf ARGUMENTS`, which must succeed, and return its output."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+def refused(folder: Path, *arguments: object, words: tuple[str, ...] = (), code: int = 1) -> str:
+    """Run what must fail with one sentence that has the words, and leave `folder` as it is."""
+    before = held(folder)
+    result = invoke(*arguments)
+    message = check_refusal(result.exit_code, result.stderr, *words, code=code)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert held(folder) == before
+    return message
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder, hidden files included."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
+
+
+def check_refusal(exit_code: int | None, stderr: str, *words: str, code: int = 1) -> str:
+    """Hold exit code and standard error to what was promised; the message in one line."""
+    assert exit_code == code, stderr
+    assert "Traceback" not in stderr
+    if code != 2:
+        assert stderr.startswith("mtp-gguf: "), stderr
+        assert stderr.count("\n") == 1, stderr
+    message = re.sub(r"[\s│]+", " ", stderr)  # usage errors come in a box, wrapped
+    for word in words:
+        assert word in message, f"{word!r} not in {message!r}"
+    return message
+
+
+def spawn(*arguments: object, prelude: str = "", **options: Any) -> subprocess.Popen[str]:
+    """Start `mtp-gguf ARGUMENTS` as a process of its own, after the Python code of `prelude`."""
+    command = [sys.executable, "-c", f"{prelude}\n{MAIN}", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **{**pipes, **options})

@@ -1,0 +1,35 @@
+"""`mtp-gguf convert`, done or refused.
+
+`refused` holds every failure to the same promise: its exit code, one sentence on standard error
+that has the given words, no traceback, and an output folder in which nothing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gguf import ReaderTensor
+
+from support.commands import check_refusal, held, invoke
+from support.gguf_files import tensors_of
+
+
+def converted(model: Path, output: Path, *options: object) -> dict[str, ReaderTensor]:
+    """Convert, which must succeed; the tensors of the one file written."""
+    result = invoke("convert", model, "-o", output, *options)
+    assert result.exit_code == 0, result.output
+    return tensors_of(output)
+
+
+def refused(arguments: Sequence[object], *words: str, output: Path, code: int = 1) -> str:
+    """Run a conversion that must fail, and give its message.
+
+    words: what the message must say. output: the folder that must stay as it is.
+    """
+    before = held(output)
+    result = invoke("convert", *arguments)
+    message = check_refusal(result.exit_code, result.stderr, *words, code=code)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert held(output) == before
+    return message

@@ -1,0 +1,186 @@
+"""Throughput of depth auto in all scenarios of the simulator, relative to the best fixed depth.
+
+    cd tests; python -m support.depth_scenarios
+
+Prints one line for each group of scenarios: the mean, the worst scenario, and their number. The
+best fixed depth knows the acceptance rate; where that changes, it is the best one of each stretch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from statistics import mean
+
+from mtp_gguf.native.depth import DepthChooser, Outcome
+from support.depth_simulator import (
+    MAX_DEPTH,
+    Curve,
+    Cycle,
+    Noise,
+    expected_tokens,
+    line,
+    play,
+    quiet,
+    rough,
+)
+
+CURVES = {
+    # benchmarks/README.md, 2026-11-21: measured up to 5 tokens and 4 drafts, the rest by the line.
+    "0.8B, stock": Curve((20.7, 36.1, 44.5, *line(54.2, 9.8, 5)), line(2.1, 2.0, 8)),
+    "0.8B, patched": Curve((19.2, 23.2, 25.2, 29.0, *line(33.5, 4.5, 4)), line(2.2, 2.0, 8)),
+    # The shapes that others have: verification nearly free, free drafts on a steep curve, a draft
+    # over the whole vocabulary.
+    "flat": Curve(line(10, 0.4, 8), line(1, 0.5, 8)),
+    "steep": Curve((20, 36, 50, 62, 72, 80, 88, 95), line(2, 2, 8)),
+    "slow head": Curve(line(20, 3, 8), line(8, 8, 8)),
+    "small steps": Curve((15, 17, 19.5, 22, 25, 28, 31, 34), line(2.1, 2, 8)),
+}
+OTHER_CURVES = {  # up to depth 4
+    # docs/verification.md: 1, 1.08, 1.19, 1.27 for up to four tokens.
+    "0.8B, all patches": Curve((17.4, 18.8, 20.7, 22.1, 24.5), line(2.0, 1.9, 4)),
+    "4B": Curve((58, 66, 79, 84, 95), line(8, 7, 4)),
+    "GPU": Curve((14, 14.6, 15, 15.6, 16.5), line(1.2, 0.7, 4)),
+}
+SHARING = [(0.9,) * 4, (0.9, 0.0), (0.95, 0.0, 0.5, 0.8), (0.0,) * 3]
+CHANCES = (0.0, 0.1, 0.3, 0.6, 0.8, 0.95)
+
+
+def bursts(at: int) -> float:
+    return 0.95 if at % 120 < 60 else 0.2
+
+
+def drift(at: int) -> float:
+    return 0.5 + 0.4 * math.cos(math.tau * at / 800)
+
+
+def batch_ms(curve: Curve, n_tokens: int) -> float:
+    """Of a batch of any size: the curve, and on by its last step."""
+    known = len(curve.verify)
+    step = curve.verify[-1] - curve.verify[-2]
+    return curve.verify[min(n_tokens, known) - 1] + step * max(0, n_tokens - known)
+
+
+def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, skip: int) -> float:
+    """Tokens per millisecond of sequences of these chances side by side, one batch a cycle.
+
+    The first `skip` cycles are not counted.
+    """
+    draw, machine = random.Random(seed), quiet()
+    first = DepthChooser(MAX_DEPTH)
+    choosers = [first, *(first.beside() for _ in chances[1:])]
+    tokens = ms = 0.0
+    for cycle in range(cycles):
+        plans = []
+        for chooser in choosers:
+            chooser.share(len(choosers))
+            drafted = chooser.plan(MAX_DEPTH)
+            plans.append((drafted, chooser.keep([0.99] * drafted) if drafted else 0))
+        rows = sum(verified + 1 for _, verified in plans)
+        drafting = [curve.draft[drafted - 1] if drafted else 0.0 for drafted, _ in plans]
+        if cycle >= skip:
+            ms += batch_ms(curve, rows) + sum(drafting)
+        first.report_batch(rows, batch_ms(curve, rows) * machine.factor(draw))
+        for chooser, chance, plan, draft_ms in zip(choosers, chances, plans, drafting, strict=True):
+            drafted, verified = plan
+            right = [draw.random() < chance for _ in range(MAX_DEPTH + 1)]
+            accepted = next((i for i in range(verified) if not right[i]), verified)
+            seen = float(right[verified]) if accepted == verified < drafted else None
+            chooser.report(Outcome([0.99] * drafted, verified, accepted, seen, draft_ms))
+            if cycle >= skip:
+                tokens += expected_tokens(verified, chance)
+    return tokens / ms
+
+
+def best_together(curve: Curve, chances: Sequence[float]) -> float:
+    """Tokens per millisecond of the best fixed depths of all combinations."""
+    return max(
+        sum(map(expected_tokens, chosen, chances))
+        / (
+            batch_ms(curve, sum(chosen) + len(chosen))
+            + sum(curve.draft[depth - 1] for depth in chosen if depth)
+        )
+        for chosen in product((0, 1, 2, 4, 6), repeat=len(chances))
+    )
+
+
+def relative(runs: Sequence[Sequence[Cycle]], best: Callable[[float], float]) -> float:
+    """Tokens per millisecond, in terms of what the best depth of each cycle would have given."""
+    wanted = sum(cycle.tokens / best(cycle.chance) for run in runs for cycle in run)
+    return wanted / sum(cycle.ms for run in runs for cycle in run)
+
+
+def constant(noise: Callable[[], Noise]) -> Iterator[float]:
+    for curve, chance in product(CURVES.values(), CHANCES):
+        runs = [
+            list(play(curve, lambda _, c=chance: c, seed, 512, noise=noise)) for seed in range(10)
+        ]
+        yield relative(runs, curve.best)
+
+
+def changing(chances: Sequence[float], n: int) -> Iterator[float]:
+    for noise, curve in product((quiet, rough), OTHER_CURVES.values()):
+        runs = [
+            list(
+                play(
+                    curve,
+                    lambda at: chances[min(at // n, len(chances) - 1)],
+                    seed,
+                    n * len(chances),
+                    noise=noise,
+                    max_depth=4,
+                )
+            )
+            for seed in range(20)
+        ]
+        yield relative(runs, curve.best)
+
+
+def restless(chance: Callable[[int], float]) -> Iterator[float]:
+    for noise, curve in product((quiet, rough), OTHER_CURVES.values()):
+        runs = [
+            list(play(curve, chance, seed, 960, noise=noise, max_depth=4)) for seed in range(20)
+        ]
+        yield relative(runs, curve.best)
+
+
+def doubtful(surest: float) -> Iterator[float]:
+    """The head's probabilities say how often drafts are right: half of them are sure."""
+    for curve in OTHER_CURVES.values():
+        runs = [
+            list(play(curve, lambda _: 0.6, seed, 512, max_depth=4, surest=surest))
+            for seed in range(20)
+        ]
+        tokens = sum(run[-1].at for run in runs)  # which drafts are verified is no accident
+        yield tokens / sum(cycle.ms for run in runs for cycle in run[:-1]) / curve.best(0.6)
+
+
+def sharing() -> Iterator[float]:
+    for curve, chances in product(CURVES.values(), SHARING):
+        runs = [together(curve, chances, 400, seed, 100) for seed in range(3)]
+        yield mean(runs) / best_together(curve, chances)
+
+
+GROUPS: dict[str, Callable[[], Iterator[float]]] = {
+    "constant, quiet": lambda: constant(quiet),
+    "constant, rough": lambda: constant(rough),
+    "90, 10, 90 %, 400 tokens each": lambda: changing((0.9, 0.1, 0.9), 400),
+    "90, 10, 90 %, 1000 tokens each": lambda: changing((0.9, 0.1, 0.9), 1000),
+    "60, 20, 60 %, 400 tokens each": lambda: changing((0.6, 0.2, 0.6), 400),
+    "95 or 20 %, 60 tokens each": lambda: restless(bursts),
+    "10 to 90 %, slowly": lambda: restless(drift),
+    "probabilities that tell": lambda: doubtful(0.95),
+    "several sequences": sharing,
+}
+
+
+def main() -> None:
+    for name, group in GROUPS.items():
+        found = list(group())
+        print(f"{name:32} {mean(found):.4f}  {min(found):.4f}  {len(found):3}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

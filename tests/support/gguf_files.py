@@ -1,0 +1,93 @@
+"""What is in a GGUF file, whether llama.cpp loads it and how it continues; and an edited copy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader, ReaderTensor
+
+from mtp_gguf.gguf_tools.model import Metadata, open_model
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
+from mtp_gguf.native.runtime import VARIABLE
+
+
+def tensors_of(path: Path) -> dict[str, ReaderTensor]:
+    """The tensors of a GGUF file, read with the gguf package."""
+    return {t.name: t for t in GGUFReader(path).tensors}
+
+
+def value_of(path: Path, key: str) -> Any:
+    """What stands under a key of a GGUF file; None when the key is absent."""
+    field = GGUFReader(path).get_field(key)
+    return None if field is None else field.contents()
+
+
+def differing(a: Mapping[str, ReaderTensor], b: Mapping[str, ReaderTensor]) -> list[str]:
+    """Names of tensors that are not in both, or not of the same type, shape and bytes."""
+    return sorted(
+        name
+        for name in a.keys() | b.keys()
+        if name not in a
+        or name not in b
+        or a[name].tensor_type != b[name].tensor_type
+        or [*a[name].shape] != [*b[name].shape]
+        or a[name].data.tobytes() != b[name].data.tobytes()
+    )
+
+
+_LOAD = """
+import sys
+from mtp_gguf.native.runtime import llama_cpp
+params = llama_cpp.llama_model_default_params()
+sys.exit(0 if llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params) else 3)
+"""
+
+
+def loads(path: Path) -> bool:
+    """Whether an unpatched llama.cpp loads a file, weights and all: in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, path],
+        env=os.environ | {VARIABLE: "stock"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 3), done.stderr
+    return done.returncode == 0
+
+
+def edited(
+    source: Path,
+    target: Path,
+    *,
+    metadata: Callable[[Metadata], object] = lambda _: None,
+    tensors: Callable[[dict[str, TensorCopy]], object] = lambda _: None,
+) -> Path:
+    """A copy of a GGUF with edited keys and tensors."""
+    with open_model(source) as model:
+        keys = model.metadata()
+        copies = {name: TensorCopy.of(model, name) for name in model.tensors}
+        metadata(keys)
+        tensors(copies)
+        write(target, OutputSpec(keys, tuple(copies.values())))
+    return target
+
+
+def greedy_text(path: Path, tokens: int = 24) -> list[int]:
+    """llama.cpp's continuation of a fixed prompt at temperature 0."""
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
+
+    prompt = [65, 66, 300, 301, 302, 67, 68]
+    with closing(llama_cpp.Llama(str(path), n_ctx=128, verbose=False)) as llm:
+        generated = []
+        for token in llm.generate(prompt, temp=0.0):
+            generated.append(int(token))
+            if len(generated) == tokens:
+                break
+    return generated

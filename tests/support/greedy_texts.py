@@ -1,0 +1,82 @@
+"""What a model writes at each depth, greedily, with the default settings of a session.
+
+    cd tests; python -m support.greedy_texts MODEL '{"depths": [0, 3], …}'
+
+The second word has the fields of `Work`. Prints JSON: of each depth the fields of `Written`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from mtp_gguf.native import MTPLlama
+
+Depth = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is written: after prompts of so many tokens so many more, at each of the depths.
+
+    logits: look at each row's logits, too, for which a session decodes as ever but samples in
+    Python. options: others of MTPLlama's.
+    """
+
+    depths: Sequence[Depth]
+    prompts: Sequence[int]
+    tokens: int
+    threads: int = 1
+    n_ctx: int = 4096
+    logits: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text after each prompt; a digest of each text's logits, if asked for; how it drafted."""
+
+    texts: list[list[int]]
+    logits: list[str]
+    tokens_per_cycle: float
+
+
+def prompt(length: int) -> list[int]:
+    """Tokens that all models of the tests know; the same for a length."""
+    words = np.random.PCG64([8, length]).random_raw(length)
+    return [int(t) for t in words % np.uint64(700)]
+
+
+def write(model: str, depth: Depth, work: Work) -> Written:
+    """All texts at one depth."""
+    texts, digests = [], []
+    given = {"n_ctx": work.n_ctx, "n_threads": work.threads, "n_threads_batch": work.threads}
+    with closing(
+        MTPLlama(model, depth=depth, logits_all=work.logits, **given, **work.options)
+    ) as llm:
+        for length in work.prompts:
+            llm.reset()
+            stream = llm.generate(prompt(length), temp=0.0)
+            texts.append(list(itertools.islice(stream, work.tokens)))
+            stream.close()
+            if work.logits:  # the last token's own row has chosen nothing yet
+                rows = llm.scores[length - 1 : length - 1 + work.tokens]
+                digests.append(hashlib.sha256(rows.tobytes()).hexdigest())
+        return Written(texts, digests, llm.mtp_stats.tokens_per_cycle)
+
+
+def main(model: str, work: Work) -> None:
+    """Print what is written at each depth."""
+    print(json.dumps([asdict(write(model, depth, work)) for depth in work.depths]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Work(**json.loads(sys.argv[2])))

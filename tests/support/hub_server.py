@@ -1,0 +1,199 @@
+"""A hub on loopback: as much of its API as huggingface_hub needs to download a model.
+
+Small files come at once, weights by a redirect to a path of their own, as from the hub's CDN, and
+in ranges. Everything that was asked for stands in `requests`. The standard library is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from support.loopback import Loopback
+
+COMMIT_LENGTH = 40
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: `path` without the query, `range` as the header has it, or empty."""
+
+    method: str
+    path: str
+    range: str
+    token: str
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request after the other on a connection."""
+
+    served: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet; `requests` has it all."""
+
+    def _answer(self) -> None:
+        hub = self.served
+        path = unquote(urlsplit(self.path).path)
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        hub.requests.append(Asked(self.command, path, self.headers.get("Range", ""), token))
+        if hub.fault:
+            self._refuse(hub.fault, "", "out of order")
+        elif match := re.fullmatch(r"/cdn/([^/]+)/(.+)", path):
+            self._content(hub.revisions[match[1]] / match[2], {})
+        elif hub.kind != "model" and path == f"/api/{hub.kind}s/{hub.model}":
+            self._json({"id": hub.model, "sha": hub.commit("main"), "siblings": [], "tags": []})
+        elif hub.kind != "model" or not path.removeprefix("/api/models").startswith(
+            f"/{hub.model}"
+        ):
+            self._refuse(401, "RepoNotFound", "Repository not found")
+        elif hub.token and token and token != hub.token:
+            self._refuse(401, "", "Invalid credentials in Authorization header")
+        elif hub.token and not token:
+            self._refuse(401, "RepoNotFound", "Repository not found")
+        elif hub.gated and path.startswith(f"/{hub.model}"):
+            self._refuse(403, "GatedRepo", "Access to this model is restricted")
+        else:
+            self._model(path.removeprefix("/api/models").removeprefix(f"/{hub.model}"))
+
+    def _model(self, rest: str) -> None:
+        """Answer what is asked of the model: its info, its tree, or a file of it."""
+        match = re.fullmatch(r"(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", rest)
+        verb, name, file = match.groups() if match else (None, None, None)
+        revision = self.served.revision(name or "main")
+        if revision is None:
+            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {name}")
+            return
+        folder = self.served.revisions[revision]
+        commit = self.served.commit(revision)
+        if verb in (None, "revision"):
+            siblings = [{"rfilename": path.name} for path in sorted(folder.iterdir())]
+            info = {"id": self.served.model, "sha": commit, "siblings": siblings}
+            self._json({**info, "private": False, "gated": False, "tags": []})
+        elif verb == "tree":
+            self._json([_tree_entry(path) for path in sorted(folder.iterdir())])
+        else:
+            self._file(folder / str(file), revision, commit)
+
+    def _file(self, path: Path, revision: str, commit: str) -> None:
+        headers = {"X-Repo-Commit": commit}
+        if not path.is_file():
+            self._refuse(404, "EntryNotFound", "Entry not found", headers)
+        elif path.suffix == ".safetensors":
+            headers |= {
+                "Location": f"{self.served.cdn}/{revision}/{path.name}",
+                "X-Linked-Size": str(path.stat().st_size),
+                "X-Linked-ETag": f'"{_digest(path)}"',
+            }
+            self._send(302, headers, b"")
+        else:
+            self._content(path, headers)
+
+    def _content(self, path: Path, headers: dict[str, str]) -> None:
+        data = path.read_bytes()
+        headers = {**headers, "ETag": f'"{_digest(path)}"', "Accept-Ranges": "bytes"}
+        status = 200
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, stop = int(match[1]), int(match[2] or len(data) - 1) + 1
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            data, status = data[start:stop], 206
+        self._send(status, headers, data)
+
+    def _json(self, value: object) -> None:
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+    def _refuse(
+        self, status: int, code: str, text: str, headers: dict[str, str] | None = None
+    ) -> None:
+        errors = {"X-Error-Code": code, "X-Error-Message": text} if code else {}
+        self._send(status, {**(headers or {}), **errors, "X-Error-Message": text}, b"")
+
+    def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        hub = self.served
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if hub.cuts and self.path.startswith("/cdn/"):
+            hub.cuts -= 1
+            data = data[: hub.cut_after]
+            self.close_connection = True
+        self.wfile.write(data)
+
+
+@dataclass
+class Hub(Loopback):
+    """A server for one model, whose folder each revision names. Use it in a `with`.
+
+    kind: "dataset" or "space" for what is not a model.
+    token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
+    fault: a status to answer everything with. cut_after: bytes of a weights file after which the
+    connection drops, `cuts` times.
+    """
+
+    handler = _Handler
+
+    model: str
+    revisions: dict[str, Path]
+    kind: str = "model"
+    token: str = ""
+    gated: bool = False
+    fault: int = 0
+    cut_after: int = 0
+    cuts: int = 0
+    requests: list[Asked] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        """What HF_ENDPOINT is set to."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def cdn(self) -> str:
+        """Where weights are; by another name of the host, so that the client sees another host."""
+        return f"http://localhost:{self.port}/cdn"
+
+    def commit(self, revision: str) -> str:
+        """The commit that a branch or tag stands for."""
+        return hashlib.sha1(revision.encode()).hexdigest()
+
+    def revision(self, name: str) -> str | None:
+        """The revision of this name or commit; None when there is none."""
+        return next((r for r in self.revisions if name in (r, self.commit(r))), None)
+
+    def fetched(self) -> list[str]:
+        """Files whose content was asked for, by name, in order."""
+        names = []
+        for asked in self.requests:
+            match = re.fullmatch(r".*/(?:resolve/[^/]+|cdn/[^/]+)/(.+)", asked.path)
+            if match and asked.method == "GET" and match[1] not in names:
+                names.append(match[1])
+        return sorted(names)
+
+
+def _tree_entry(path: Path) -> dict[str, object]:
+    size = path.stat().st_size
+    entry: dict[str, object] = {"type": "file", "path": path.name, "size": size}
+    entry["oid"] = _digest(path)[:COMMIT_LENGTH]
+    if path.suffix == ".safetensors":
+        entry["lfs"] = {"oid": _digest(path), "size": size, "pointerSize": 134}
+    return entry
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

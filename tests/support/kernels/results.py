@@ -1,0 +1,58 @@
+"""What the sweep of the kernels computed, by name, and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from support.kernels.sweep import SUPER_BLOCKS
+
+Arrays = dict[str, Any]
+
+# SHA-256 of sweep.golden's products
+GOLDEN = {
+    "Q4_K": "33d9d47543a27869553c5d1e8a7fb904dc5c0613e6bcefebbb38b5ee14d2555c",
+    "Q5_K": "fb84856fd3f02f10755e4c14c941f4a3090be12b59632df1c0d59df6f24beda2",
+    "Q6_K": "06709346750b3290473246f93926a05ed8e06707bc2b6ca73c8f114ed2e45340",
+    "IQ4_XS": "6fd6d32c6ca35ee20508da305e8bd40651e2cd0add337223bbaf34a3e7e9d943",
+}
+MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
+SMALL = 15  # columns up to which all types keep their bits
+ANY = ("attention", "recurrence")  # which keep them in any batch
+
+
+class Sweep(Protocol):
+    """Runs the sweep with a value of GGML_CPU_LANES, each once."""
+
+    def __call__(self, lanes: str) -> Arrays:
+        """What it computed, by name; empty leaves the variable unset, "0" is for none."""
+
+
+def cases(found: Arrays, kind: str) -> Iterator[tuple[str, int, str]]:
+    """Name, number of columns and key of every result of a kind."""
+    for key in found:
+        first, *rest = key.split("/")
+        if first == kind and kind != "weights":
+            name, _, batch = rest
+            yield name, int(batch), key
+
+
+def differing(found: Arrays, kind: str) -> list[str]:
+    """Return the results with columns that differ from those computed alone."""
+    wrong = []
+    for name, batch, key in cases(found, kind):
+        alone = found[f"{kind}/{name}/1/1"][: len(found[key])]
+        exact = batch <= SMALL or kind in ANY or name.split()[0] in SUPER_BLOCKS
+        if exact and found[key].tobytes() != alone.tobytes():
+            wrong.append(key)
+    return wrong
+
+
+def check_strided_rows(found: Arrays) -> None:
+    """Products with every other row of a matrix are those of the whole one."""
+    keys = [key for _, _, key in cases(found, "apart")]
+    assert len(keys) > 40
+    for key in keys:
+        whole = found[key.replace("apart/", "product/").rsplit("/", 2)[0] + "/1/1"]
+        n, half = found[key].shape
+        assert found[key].tobytes() == whole[:n, : 2 * half : 2].tobytes(), key

@@ -1,0 +1,292 @@
+"""Compute what tests/kernels compares, with the libraries in FOLDER.
+
+    cd tests; python -m support.kernels.sweep FOLDER OUT.npz
+
+Names in the file: kind / what / threads / number of columns. A column's inputs are the same in
+every batch that it is in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from hashlib import shake_256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from .ggml_calls import TYPES, Bytes, Floats, Ggml, Products
+
+SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
+LARGE = (16, 17, 33)  # more: quants of 256 alone keep their bits
+COLUMNS = max(LARGE)
+THREADS = (1, 3)
+LENGTHS = (64, 300, 512, 513, 1100)  # of a KV cache
+CACHES = ("F16", "F32", "Q8_0", "BF16")
+QUERIES = 70  # of attention: more than are computed at once
+
+
+def shapes(name: str) -> list[tuple[int, int]]:
+    """Row lengths and numbers of rows: whole groups of four rows or blocks, parts of one, one."""
+    if name in SUPER_BLOCKS:
+        return [(256, 1), (512, 16), (1024, 50), (2560, 21), (2816, 7)]
+    if name == "Q8_0":
+        return [(32, 1), (96, 16), (1024, 50), (2880, 7)]
+    return [(1, 1), (7, 3), (100, 16), (1024, 50)]
+
+
+def weights(name: str, n: int, rows: int) -> Floats:
+    """Create the inputs from the same seed wherever they are needed."""
+    return np.random.default_rng([TYPES[name], n, rows]).standard_normal((rows, n), np.float32)
+
+
+def columns(n: int) -> Floats:
+    """Inputs of all batches, of very different sizes; the last is zero."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((COLUMNS, n), np.float32)
+    x *= (10.0 ** rng.uniform(-3, 3, (COLUMNS, 1))).astype(np.float32)
+    x[-1] = 0
+    return x
+
+
+def products(ggml: Products) -> dict[str, Any]:
+    """Every type and shape in batches of every size."""
+    found = {}
+    for name, type_ in TYPES.items():
+        for n, rows in shapes(name):
+            encoded = ggml.encode(type_, weights(name, n, rows))
+            found[f"weights/{name} {n}x{rows}"] = encoded
+            x = columns(n)
+            each = [ggml.product(type_, encoded, rows, x[c : c + 1], 1) for c in range(COLUMNS)]
+            for batch in (*BATCHES, *LARGE):
+                for threads in THREADS:
+                    y = ggml.product(type_, encoded, rows, x[:batch], threads)
+                    found[f"product/{name} {n}x{rows}/{threads}/{batch}"] = y
+            found[f"product/{name} {n}x{rows}/1/1"] = np.concatenate(each)
+            half = rows // 2
+            if half:
+                for batch in (1, 4):
+                    y = ggml.strided_product(type_, encoded, half, x[:batch], 2)
+                    found[f"apart/{name} {n}x{rows}/2/{batch}"] = y
+    return found
+
+
+def expert_products(ggml: Products) -> dict[str, Floats]:
+    """Four experts, two per token: one is used by all tokens, another by none."""
+    found = {}
+    n, experts = 512, 4
+    ids = np.array([[1, 0], [1, 3], [1, 0]] * (COLUMNS // 3), np.int32)
+    for name, type_ in TYPES.items():
+        rows = 148 if name == "F32" else 20  # more pieces of 128 KB than threads
+        encoded = ggml.encode(type_, weights(name, n, rows * experts))
+        x = columns(n)
+        for batch in (1, 2, 3, 7, 8, 15):
+            for threads in THREADS:
+                y = ggml.expert_product(type_, encoded, rows, x[:batch], ids[:batch], threads)
+                found[f"experts/{name}/{threads}/{batch}"] = y
+        each = [
+            ggml.expert_product(type_, encoded, rows, x[c : c + 1], ids[c : c + 1], 1)
+            for c in range(15)
+        ]
+        found[f"experts/{name}/1/1"] = np.concatenate(each)
+    return found
+
+
+def golden_weights(name: str, blocks: int) -> Bytes:
+    """Reproducible blocks of random codes and scales, with d and dmin from 2^-7 to 2^-4."""
+    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    raw = np.frombuffer(shake_256(name.encode()).digest(blocks * size), np.uint8)
+    raw = raw.reshape(blocks, size).copy()
+    halves = raw.view(np.uint16)
+    for i in {"Q4_K": (0, 1), "Q5_K": (0, 1), "Q6_K": (-1,), "IQ4_XS": (0,)}[name]:
+        halves[:, i] = 0x2000 + halves[:, i] % 0x0C00
+    return raw.reshape(-1)
+
+
+def golden_columns(n: int) -> Floats:
+    """Multiples of a power of two that quantizing for a dot product leaves as they are."""
+    raw = shake_256(b"columns").digest(9 * n)
+    x = np.frombuffer(raw, np.int8).astype(np.float32).clip(-126, 126).reshape(9, n // 256, 256)
+    x[:, :, 100] = 127
+    return (x / 64).reshape(9, n)
+
+
+def golden(ggml: Products) -> dict[str, Floats]:
+    """Quants of 256, whose bits are the same on every CPU that has the kernels."""
+    n, rows = 768, 21
+    return {
+        f"golden/{name}": ggml.product(
+            TYPES[name], golden_weights(name, n // 256 * rows), rows, golden_columns(n), 1
+        )
+        for name in SUPER_BLOCKS
+    }
+
+
+def queries(length: int) -> tuple[Floats, Floats, Floats, dict[str, Floats]]:
+    """q, k, v and masks [query, position] over a cache of `length` positions.
+
+    "prompt": queries that see ever more of it, the first ones nothing of a short cache. "two":
+    those of two sequences in one cache, which see every other position.
+    """
+    rng = np.random.default_rng(5)
+    heads, kv_heads, d = 4, 2, 64
+    q = rng.standard_normal((heads, QUERIES, d), np.float32)
+    k, v = rng.standard_normal((2, kv_heads, length, d), np.float32)
+    query, position = np.arange(QUERIES)[:, None], np.arange(length)[None]
+    seen = position <= length - QUERIES - 5 + query
+    masks = {"prompt": seen, "two": seen & (position % 2 == query % 2)}
+    hide = np.float32(-np.inf)
+    return q, k, v, {name: np.where(mask, np.float32(0), hide) for name, mask in masks.items()}
+
+
+def attention(ggml: Ggml) -> dict[str, Floats]:
+    """Queries one by one and in a batch."""
+    found = {}
+    for cache, length in itertools.product(CACHES, LENGTHS):
+        q, k, v, masks = queries(length)
+        batches = (*range(1, 9), 15, 16, 33, QUERIES) if cache == "F16" else (5, 15, QUERIES)
+        for name, mask in masks.items():
+            what = f"attention/{cache} {name} {length}"
+            for batch in batches:
+                for threads in THREADS:
+                    y = ggml.attention(q[:, :batch], k, v, mask[:batch], threads, TYPES[cache])
+                    found[f"{what}/{threads}/{batch}"] = y
+            each = [
+                ggml.attention(q[:, c : c + 1], k, v, mask[c : c + 1], 1, TYPES[cache])
+                for c in range(QUERIES)
+            ]
+            found[f"{what}/1/1"] = np.concatenate(each)
+        # a cache that has room behind: the queries do not see it
+        room = [(0, 0), (0, 700), (0, 0)]
+        wide = np.pad(masks["prompt"], [(0, 0), (0, 700)], constant_values=-np.inf)
+        for batch in (15, QUERIES):
+            padded = q[:, :batch], np.pad(k, room), np.pad(v, room), wide[:batch]
+            y = ggml.attention(*padded, 2, TYPES[cache])
+            found[f"attention/{cache} prompt {length}/2/{batch}"] = y
+    return found
+
+
+def delta_rows(tokens: int, heads: int, d: int) -> tuple[dict[str, Floats], Floats]:
+    """Inputs of a recurrence, and its first state."""
+    rng = np.random.default_rng(d)
+    rows = {name: rng.standard_normal((tokens, heads, d), np.float32) for name in "qkv"}
+    rows["k"] /= np.linalg.norm(rows["k"], axis=-1, keepdims=True)
+    rows["g"] = -rng.random((tokens, heads), np.float32)
+    rows["beta"] = rng.random((tokens, heads), np.float32)
+    return rows, rng.standard_normal((heads, d, d), np.float32)
+
+
+def recurrence(ggml: Ggml) -> dict[str, Floats]:
+    """Tokens one by one, and in batches that end in a tile of tokens, at its end, and behind it."""
+    found = {}
+    tokens, heads, snapshots = 40, 3, 4
+    for d in (64, 128):
+        rows, first = delta_rows(tokens, heads, d)
+        state, outputs, states = first, [], []
+        for t in range(tokens):
+            token = {name: values[t : t + 1] for name, values in rows.items()}
+            output, after = ggml.recurrence(token, state, 1, 1)
+            state = after[0]
+            outputs.append(output)
+            states.append(state)
+        found[f"recurrence/{d}/1/1"] = np.concatenate(outputs)
+        for batch in (2, 3, 4, 5, 8, 15, 16, 17, 32, 40):
+            some = {name: values[:batch] for name, values in rows.items()}
+            for threads in THREADS:
+                output, after = ggml.recurrence(some, first, snapshots, threads)
+                found[f"recurrence/{d}/{threads}/{batch}"] = output
+                kept = min(batch, snapshots)
+                found[f"states/{d}/{threads}/{batch}"] = after[:kept]
+                found[f"states alone/{d}/{threads}/{batch}"] = np.stack(
+                    [states[batch - 1 - back] for back in range(kept)]
+                )
+    return found
+
+
+def joins(ggml: Ggml) -> dict[str, Floats]:
+    """Rows joined along each axis, as they lie and with the second array across; long and short."""
+    found = {}
+    rng = np.random.default_rng(6)
+    for axis in range(4):
+        for n in (3, 40, 150):
+            a = rng.standard_normal((2, 3, 5, n), np.float32)
+            shape = list(a.shape)
+            shape[axis] = 4
+            b = rng.standard_normal(tuple(shape), np.float32)
+            swapped = np.ascontiguousarray(b.swapaxes(2, 3))
+            expected = np.concatenate([a, b], axis)
+            for threads in (1, 2, 3, 7):
+                found[f"join/{axis} {n}/{threads}"] = np.stack(
+                    [
+                        ggml.joined(a, b, axis, threads, across=False),
+                        ggml.joined(a, swapped, axis, threads, across=True),
+                    ]
+                )
+                found[f"joined/{axis} {n}/{threads}"] = expected.reshape(-1)
+    return found
+
+
+def convolutions(ggml: Ggml) -> dict[str, Floats]:
+    """Windows of four taps, which have a loop of their own, and of three; each token alone, too."""
+    found = {}
+    rng = np.random.default_rng(7)
+    for taps in (3, 4):
+        for channels in (1, 50, 1003):
+            x = rng.standard_normal((2, channels, 40 + taps - 1), np.float32)
+            weights = rng.standard_normal((channels, taps), np.float32)
+            name = f"{taps} {channels}"
+            found[f"convolved/{name}"] = sum(
+                x[:, :, i : i + 40].astype(np.float64) * weights[:, i, None] for i in range(taps)
+            ).swapaxes(1, 2)
+            each = [ggml.convolution(x[:, :, t : t + taps], weights, 1) for t in range(40)]
+            found[f"convolution/{name}/1/1"] = np.concatenate(each, axis=1)
+            for batch in (2, 3, 4, 7, 8, 9, 16, 40):
+                for threads in THREADS:
+                    y = ggml.convolution(x[:, :, : batch + taps - 1], weights, threads)
+                    found[f"convolution/{name}/{threads}/{batch}"] = y
+    return found
+
+
+def copies(ggml: Ggml) -> dict[str, Floats]:
+    """Rows fewer and more than threads, of a size that no slice divides."""
+    found = {}
+    for n in (1, 2, 4):
+        rows = np.arange(n * 1001, dtype=np.float32).reshape(n, 1001)
+        for threads in (1, 2, 3, 5):
+            found[f"copy/{n}/{threads}"] = ggml.copy_strided(rows, threads)
+    return found
+
+
+def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
+    """Blocks that quantizing takes differently: ordinary, zero, tiny, huge, with two largest."""
+    blocks = np.random.default_rng(8).standard_normal((64, 256), np.float32)
+    blocks[0] = 0
+    blocks[1] *= 1e-30
+    blocks[2] *= 1e30
+    for i in range(3, 32):
+        blocks[i, [3 * i, 255 - 3 * i]] = (9, -9) if i % 2 else (-9, 9)
+    blocks[32, 255] = 50
+    blocks[33, 0] = -50
+    ours, reference = ggml.quantized(blocks.reshape(-1))
+    return {
+        "q8_K": np.frombuffer(ours, np.uint8).reshape(64, 292),
+        "q8_K reference": np.frombuffer(reference, np.uint8).reshape(64, 292),
+    }
+
+
+def main() -> None:
+    ggml = Ggml(Path(sys.argv[1]))
+    found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **golden(ggml)}
+    found |= attention(ggml)
+    found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
+    found |= {**joins(ggml), **convolutions(ggml)}
+    found["lanes"] = np.array(ggml.features().get("LANES", ""))
+    np.savez(sys.argv[2], **found)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

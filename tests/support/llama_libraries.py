@@ -1,0 +1,95 @@
+"""Programs of the tests that run on one set of llama.cpp's libraries.
+
+llama_cpp loads one set of libraries for a process, so each set has a process of its own. A set is
+FAST (those that the package ships), STOCK (those of llama-cpp-python) or a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.native.runtime import VARIABLE, native_library
+
+FAST, STOCK = "fast", "stock"
+LIBRARIES = "LLAMA_CPP_LIB_PATH"
+
+
+def patched_libraries() -> Path:
+    """The folder of the libraries with our patches, that of MTP_GGUF_LIBS if it names one.
+
+    Skips the test where there is none.
+    """
+    stated = os.environ.get(VARIABLE, "")
+    if stated not in ("", FAST, STOCK):
+        return Path(stated)
+    folder = native_library("mtp").parent / "fast"
+    if not folder.is_dir():
+        pytest.skip("mtp-gguf was installed without the patched libraries")
+    return folder
+
+
+def has_kernels() -> bool:
+    """Whether the patches' kernels can run on this CPU, asked of Linux and not of them; else they
+    should.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or not {"avx2", "asimddp"}.isdisjoint(cpuinfo.read_text().split())
+
+
+def run_on(
+    libraries: Path | str, module: str, *words: object, timeout: float, **environment: str
+) -> str:
+    """Run a module of this folder on `libraries`; what it prints."""
+    return python_on(libraries, "-m", f"support.{module}", *words, timeout=timeout, **environment)
+
+
+def python_on(libraries: Path | str, *words: object, timeout: float, **environment: str) -> str:
+    """Run Python on `libraries`, where it finds `support`; what it prints.
+
+    No setting of ggml's is handed on but those in `environment`.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+    if isinstance(libraries, Path):  # for programs that import llama_cpp themselves, too
+        kept |= {LIBRARIES: str(libraries), VARIABLE: ""}
+    else:
+        kept[VARIABLE] = libraries
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**kept, **environment},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def answer(libraries: Path, code: str, *words: object, **environment: str) -> Any:
+    """What the program `code` prints on its last line, as JSON."""
+    printed = python_on(libraries, "-c", code, *words, timeout=600, **environment)
+    return json.loads(printed.splitlines()[-1])
+
+
+def walk(
+    libraries: Path,
+    model: Path,
+    *,
+    seed: int,
+    steps: int,
+    tokens: int,
+    timeout: float = 3600,
+    **environment: str,
+) -> Any:
+    """What `rollback_walk` counted."""
+    words = (model, seed, steps, tokens)
+    printed = run_on(libraries, "rollback_walk", *words, timeout=timeout, **environment)
+    return json.loads(printed.splitlines()[-1])

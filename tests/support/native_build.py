@@ -1,0 +1,50 @@
+"""Builds of the native library beside the installed one, and tests that run over them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Build:
+    """Sources and a configured build folder."""
+
+    source: Path
+    folder: Path
+
+    def library(self) -> Path:
+        """Build what the sources now hold."""
+        command = ["cmake", "--build", self.folder, "--target", "mtp", "--parallel", "2"]
+        subprocess.run(command, check=True, capture_output=True)
+        return next(self.folder.glob("native/libmtp.*"))
+
+
+def configure(source: Path, folder: Path, *options: str) -> Build:
+    """A build against the llama.cpp of this environment."""
+    prefix = f"-DCMAKE_PREFIX_PATH={sysconfig.get_path('purelib')}"
+    release = "-DCMAKE_BUILD_TYPE=Release"
+    command = ["cmake", "-S", source, "-B", folder, release, prefix, *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return Build(source, folder)
+
+
+def run_tests(
+    library: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run tests of tests/native, with pytest's `arguments`, over a library."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command,
+        check=False,
+        cwd=ROOT / "tests" / "native",
+        env={**os.environ, "MTP_GGUF_NATIVE_LIB": str(library), **environment},
+        capture_output=True,
+        text=True,
+    )

@@ -1,0 +1,123 @@
+"""A real llama-server with a tiny model: what it is asked, and what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader
+
+from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
+from support.serving import Serving, serving
+
+PROMPTS = [[5, 6, 7, 8], [9] * 17, list(range(40, 140)), [700, 3, 700, 3, 700]]
+TEXTS = [
+    "def is_prime(n):\n",
+    "import os\n\nclass Path:\n",
+    "    if name is None:\n",
+    "class Path:\n    def ",
+    "for name in names:\n",
+    "Return the ",
+    "import sys\n\ndef main():\n    ",
+    "try:\n    import json\n",
+]
+NEAR_TIE = 0.1  # of two logarithms of probabilities; rounding was seen to turn 0.026
+LEAST_ACCEPTED = 0.2  # of what the demo model's head offers; far below what it reaches
+TOKENS = 24
+DEPTH = 3
+SETTINGS = ("--no-repack", "--ctx-size", 2048, "--no-warmup", "--threads", 1)
+VOCABULARY, LISTED = 1024, 256
+STEPS = "--no-spec-draft-fused"
+
+
+class Client:
+    """Asks a running server at `port`."""
+
+    def __init__(self, run: Serving, port: int) -> None:
+        self.run = run
+        self.url = f"http://127.0.0.1:{port}/completion"
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> dict[str, Any]:
+        """Continue `prompt` (text or token ids) greedily, deaf to the end of text."""
+        body = {
+            "prompt": prompt,
+            "n_predict": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_tokens": True,
+            **options,
+        }
+        request = urllib.request.Request(self.url, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            result: dict[str, Any] = json.load(answer)
+        assert len(result["tokens"]) == body["n_predict"]
+        return result
+
+
+@contextmanager
+def running(
+    server: Path, model: Path, port: int, *passed: object, options: Sequence[object] = ()
+) -> Iterator[Client]:
+    """A server that is ready, stopped as a user would stop it."""
+    with serving(server, model, port, *SETTINGS, *passed, options=options) as run:
+        run.until("ready")
+        yield Client(run, port)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 0
+
+
+def refusal(server: Path, *arguments: object) -> str:
+    """What a server says that must end while it loads."""
+    command = [server, *arguments, "--port", 1, *SETTINGS]
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT), done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def beside(model: Path, head: Path, folder: Path) -> Path:
+    """A model with its head in another file, as publishers ship them."""
+    shutil.copy(head, folder / "mtp-model.gguf")
+    return Path(shutil.copy(model, folder / "model.gguf"))
+
+
+def listed_ids(path: Path) -> set[int]:
+    """The draft vocabulary of a file."""
+    reader = GGUFReader(path)
+    field = reader.get_field(IDS_KEY)
+    if field is not None:
+        return set(field.contents())
+    return {int(i) for t in reader.tensors if t.name == ID_MAP_TENSOR for i in t.data}
+
+
+def drafted(log: Path) -> list[int]:
+    """The token that each step of drafting chose, from a log at the highest verbosity."""
+    found = re.findall(r"draft candidate +0, pos +\d+: +(\d+)", log.read_text(errors="replace"))
+    return [int(token) for token in found]
+
+
+def certain(result: dict[str, Any]) -> list[int]:
+    """The tokens up to the first that was almost another one; asks for `n_probs=2`.
+
+    Several slots share a batch, and a stock server without drafting, too, rounds differently in
+    it: enough to turn such a token, and with it all that follows.
+    """
+    for place, token in enumerate(result["completion_probabilities"]):
+        first, second = (top["logprob"] for top in token["top_logprobs"])
+        if first - second < NEAR_TIE:
+            return list(result["tokens"][:place])
+    return list(result["tokens"])
+
+
+def counts(result: dict[str, Any]) -> tuple[int, int]:
+    """Drafts offered and accepted."""
+    return result["timings"]["draft_n"], result["timings"]["draft_n_accepted"]

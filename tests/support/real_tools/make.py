@@ -1,0 +1,352 @@
+"""Write one checkpoint with a tool of the field.
+
+    cd tests; python -m support.real_tools.make ROW SOURCE TARGET
+
+SOURCE is a tiny checkpoint of `checkpoints.py` that has no head (transformers keeps none). Each row
+is a process of its own: the tools change one another's libraries while they are imported. The exit
+code is 77 where a package is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MISSING = 77
+SEED = 5
+
+Maker = Callable[[Path, Path], None]
+MAKERS: dict[str, Maker] = {}
+
+
+def row(name: str) -> Callable[[Maker], Maker]:
+    def register(make: Maker) -> Maker:
+        MAKERS[name] = make
+        return make
+
+    return register
+
+
+def load(source: Path, **options: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    return AutoModelForCausalLM.from_pretrained(
+        source, dtype=options.pop("dtype", torch.bfloat16), **options
+    )
+
+
+def save(model: Any, source: Path, target: Path, **options: Any) -> None:
+    """What a script does: the model, and the tokenizer beside it."""
+    model.save_pretrained(target, **options)
+    save_tokenizer(source, target)
+
+
+def save_tokenizer(source: Path, target: Path) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+
+
+def calibration(source: Path) -> list[dict[str, Any]]:
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    ids = [torch.randint(0, 900, (1, 64), generator=generator) for _ in range(8)]
+    return [{"input_ids": i, "attention_mask": torch.ones_like(i)} for i in ids]
+
+
+# ------------------------------------------------------------------------- transformers
+
+
+@row("save_pretrained")
+def _(source: Path, target: Path) -> None:
+    save(load(source), source, target)
+
+
+@row("save_pretrained, float32, sharded")
+def _(source: Path, target: Path) -> None:
+    import torch
+
+    save(load(source, dtype=torch.float32), source, target, max_shard_size="400KB")
+
+
+@row("save_pretrained, float16")
+def _(source: Path, target: Path) -> None:
+    import torch
+
+    save(load(source, dtype=torch.float16), source, target)
+
+
+@row("save_pretrained of a vision-language model")
+def _(source: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = AutoConfig.from_pretrained(source).get_text_config().to_dict()
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    vision |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16}
+    config = Qwen3_5Config(text_config=text, vision_config=vision)
+    torch.manual_seed(SEED)
+    save(Qwen3_5ForConditionalGeneration(config).to(torch.bfloat16), source, target)
+
+
+@row("save_pretrained, mixture of experts")
+def _(source: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoConfig, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+
+    held = AutoConfig.from_pretrained(source).get_text_config().to_dict()
+    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    kept += ("head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
+    kept += ("linear_value_head_dim", "layer_types", "vocab_size", "rope_parameters")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    experts |= {"shared_expert_intermediate_size": 64}
+    torch.manual_seed(SEED)
+    config = Qwen3_5MoeTextConfig(**{key: held[key] for key in kept}, **experts)
+    save(Qwen3_5MoeForCausalLM(config).to(torch.bfloat16), source, target)
+
+
+@row("save_pretrained, tied embeddings")
+def _(source: Path, target: Path) -> None:
+    model = load(source, tie_word_embeddings=True)
+    model.tie_weights()
+    save(model, source, target)
+
+
+@row("torch.save of a state dict")
+def _(source: Path, target: Path) -> None:
+    import torch
+
+    shutil.copytree(source, target)
+    (target / "model.safetensors").unlink()
+    torch.save(load(source).state_dict(), target / "pytorch_model.bin")
+
+
+@row("FineGrainedFP8Config")
+def _(source: Path, target: Path) -> None:
+    from transformers import FineGrainedFP8Config
+
+    save(load(source, quantization_config=FineGrainedFP8Config()), source, target)
+
+
+@row("TorchAoConfig, int8")
+def _(source: Path, target: Path) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    save(load(source, quantization_config=config), source, target)
+
+
+@row("bitsandbytes, 4 bits")
+def _(source: Path, target: Path) -> None:
+    import bitsandbytes  # noqa: F401
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(load_in_4bit=True)
+    save(load(source, quantization_config=config), source, target)
+
+
+@row("bitsandbytes, 8 bits")
+def _(source: Path, target: Path) -> None:
+    import bitsandbytes  # noqa: F401
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    save(load(source, quantization_config=config), source, target)
+
+
+@row("HQQ")
+def _(source: Path, target: Path) -> None:
+    import hqq  # noqa: F401
+    from transformers import HqqConfig
+
+    config = HqqConfig(nbits=4, group_size=64)
+    save(load(source, quantization_config=config, device_map="cpu"), source, target)
+
+
+@row("Quanto, int8")
+def _(source: Path, target: Path) -> None:
+    from optimum.quanto import QuantizedModelForCausalLM, qint8
+
+    model = QuantizedModelForCausalLM.quantize(load(source), weights=qint8, exclude="lm_head")
+    save(model, source, target)
+
+
+# -------------------------------------------------------------------------- gguf package
+
+
+@row("gguf-new-metadata")
+def _(source: Path, target: Path) -> None:
+    """The script of the gguf package that rewrites the keys of a finished file."""
+    from gguf.scripts import gguf_new_metadata
+
+    from support.upstream.convert_upstream import convert
+
+    target.mkdir()
+    made = convert(source, target / "made.gguf", "f32", ["--no-mtp"])
+    script = [sys.executable, gguf_new_metadata.__file__]
+    names = [str(made), str(target / "model.gguf")]
+    subprocess.run([*script, "--general-name", "Another", "--force", *names], check=True)
+
+
+# ----------------------------------------------------------------------- PEFT, mergekit
+
+
+def _adapted(source: Path) -> Any:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(load(source), LoraConfig(r=4, target_modules="all-linear"))
+    generator = torch.Generator().manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            noise = torch.randn(parameter.shape, generator=generator) * 0.02
+            parameter.data.copy_(noise)
+    return model
+
+
+@row("PEFT, merge_and_unload")
+def _(source: Path, target: Path) -> None:
+    save(_adapted(source).merge_and_unload(), source, target)
+
+
+@row("PEFT, the adapter alone")
+def _(source: Path, target: Path) -> None:
+    save(_adapted(source), source, target)
+    shutil.copy(source / "config.json", target)
+
+
+@row("mergekit, linear")
+def _(source: Path, target: Path) -> None:
+    import yaml
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import MergeOptions, run_merge
+
+    other = target.with_name("other")
+    save(_adapted(source).merge_and_unload(), source, other)
+    plain = target.with_name("plain")
+    save(load(source), source, plain)
+    text = {
+        "merge_method": "linear",
+        "dtype": "bfloat16",
+        "models": [
+            {"model": str(plain), "parameters": {"weight": 0.5}},
+            {"model": str(other), "parameters": {"weight": 0.5}},
+        ],
+    }
+    config = MergeConfiguration.model_validate(yaml.safe_load(json.dumps(text)))
+    run_merge(config, str(target), MergeOptions(copy_tokenizer=True, allow_crimes=True))
+    save_tokenizer(source, target)
+
+
+# --------------------------------------------------- llm-compressor, compressed-tensors
+
+
+def _compressed(source: Path, target: Path, scheme: str) -> None:
+    """llm-compressor's own steps, without its pipeline of datasets."""
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    model = load(source)
+    ignore = ["lm_head", "re:.*in_proj_[ab]$", "re:.*conv1d"]
+    recipe = QuantizationModifier(targets="Linear", scheme=scheme, ignore=ignore)
+    oneshot(model=model, recipe=recipe)
+    model.save_pretrained(target, save_compressed=True)
+    save_tokenizer(source, target)
+
+
+for _scheme in ("FP8_DYNAMIC", "FP8_BLOCK", "W8A16", "W4A16", "W4A16_ASYM", "NVFP4A16", "MXFP4A16"):
+    row(f"llm-compressor, {_scheme}")(
+        lambda source, target, scheme=_scheme: _compressed(source, target, scheme)
+    )
+
+
+# --------------------------------------------------------------- GPTQ, AWQ, AutoRound
+
+
+@row("GPTQModel, 4 bits")
+def _(source: Path, target: Path) -> None:
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    model = GPTQModel.load(str(source), QuantizeConfig(bits=4, group_size=64))
+    model.quantize(calibration(source), batch_size=1)
+    model.save(str(target))
+    save_tokenizer(source, target)
+
+
+@row("AutoAWQ, 4 bits")
+def _(source: Path, target: Path) -> None:
+    from awq import AutoAWQForCausalLM
+
+    model = AutoAWQForCausalLM.from_pretrained(str(source))
+    model.quantize(None, quant_config={"w_bit": 4, "q_group_size": 64, "version": "GEMM"})
+    model.save_quantized(str(target))
+    save_tokenizer(source, target)
+
+
+def _auto_round(source: Path, target: Path, form: str) -> None:
+    from auto_round import AutoRound
+    from transformers import AutoTokenizer
+
+    rounded = AutoRound(
+        load(source),
+        AutoTokenizer.from_pretrained(source),
+        bits=4,
+        group_size=64,
+        sym=True,
+        iters=0,
+        disable_opt_rtn=True,
+        device_map="cpu",
+    )
+    rounded.quantize_and_save(str(target), format=form)
+
+
+for _form in ("auto_round", "auto_gptq", "auto_awq"):
+    row(f"AutoRound, {_form}")(lambda source, target, form=_form: _auto_round(source, target, form))
+
+
+# ----------------------------------------------------------------------------- ModelOpt
+
+
+def _modelopt(source: Path, target: Path, preset: str) -> None:
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    model = load(source)
+
+    def calibrate(quantized: Any) -> None:
+        for batch in calibration(source):
+            quantized(**batch)
+
+    mtq.quantize(model, getattr(mtq, preset), calibrate)
+    export_hf_checkpoint(model, export_dir=str(target))
+    save_tokenizer(source, target)
+
+
+for _preset in ("FP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG", "INT4_AWQ_CFG"):
+    row(f"ModelOpt, {_preset}")(
+        lambda source, target, preset=_preset: _modelopt(source, target, preset)
+    )
+
+
+def main() -> int:
+    name, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    try:
+        MAKERS[name](source, target)
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return MISSING
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Surgery on GGUF files: graft, extract, strip, draft vocabularies, doctor, compare, remote."""
