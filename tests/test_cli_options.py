@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generated(model: Path, *options: object, **kwargs: Any) -> str:
     """What `generate` prints in a process of its own, on one thread."""
     command = [sys.executable, "-c", MAIN, "generate", model, "-t", "1", "-c", "256", *options]
-    done = subprocess.run(
+    done: subprocess.CompletedProcess[str] = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, check=False, timeout=120, **kwargs
     )
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """The code's own standards: formatting, lint, types, and what the README promises of CI."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,12 @@ PACKAGES = ("bench", "cli", "convert", "gguf_tools", "native", "server")
 PYTHON = (*PACKAGES, "patches", "tests", "benchmarks", "docs")
 
 
-def run(*command: str, **env_paths: Path) -> None:
+def run(*command: str, **environment: str) -> None:
     """Run a Python tool in the repository; fail with its report."""
-    import os  # noqa: PLC0415
-
-    env = os.environ | {name: str(path) for name, path in env_paths.items()}
     result = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        env=env,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -41,15 +39,10 @@ def test_types(tmp_path: Path) -> None:
     (tmp_path / "mtp_gguf").mkdir()
     for package in PACKAGES:
         (tmp_path / "mtp_gguf" / package).symlink_to(ROOT / package, target_is_directory=True)
-    names = [argument for package in PACKAGES for argument in ("-p", f"mtp_gguf.{package}")]
-    run(
-        "mypy",
-        "--explicit-package-bases",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        *names,
-        MYPYPATH=tmp_path,
-    )
+    packages = [str(tmp_path / "mtp_gguf" / package) for package in PACKAGES]
+    options = ("--explicit-package-bases", "--cache-dir", str(tmp_path / "cache"))
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
+    run("mypy", *options, *packages, str(ROOT / "tests"), MYPYPATH=path)
 
 
 # Which rooms each room may import; `cli` may import every one, and nobody imports `cli`.
@@ -116,7 +109,7 @@ def imports_at_run_time() -> dict[str, set[str]]:
         for path in (ROOT / room).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             files[name.removesuffix(".__init__")] = path
-    graph = {}
+    graph: dict[str, set[str]] = {}
     for name, path in files.items():
         package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
         tree = ast.parse(path.read_text(encoding="utf-8"))

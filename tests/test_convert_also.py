@@ -39,8 +39,8 @@ def test_each_is_the_file_of_a_run_of_its_own(
 ) -> None:
     model = models.checkpoint(spec)
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", spec)
-    options = "--mtp-type", "Q6_K", "--fastmtp", "100", "--imatrix", imatrix
-    options = (*options, "--fastmtp-layout", "table", "--tensor-type", "ffn_up=Q8_0")
+    options = ["--mtp-type", "Q6_K", "--fastmtp", "100", "--imatrix", imatrix]
+    options += ["--fastmtp-layout", "table", "--tensor-type", "ffn_up=Q8_0"]
     arguments = [model, "-o", output / "x.gguf", "--threads", threads, "--also", ",".join(ALSO)]
     result = invoke("convert", *arguments, *options)
     assert result.exit_code == 0, result.output

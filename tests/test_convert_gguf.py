@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import ReaderTensor
 
 from support.checkpoints import SMALL, SPECS, TINY, Spec
 from support.commands import held, invoke
@@ -171,14 +172,14 @@ class TestSameBytes:
         parts = output / "parts.gguf"
         options = "-o", parts, "--mtp-f16", "--split-max-size", "500K"
         assert invoke("convert", first, *options).exit_code == 0
-        tensors = {}
+        tensors: dict[str, ReaderTensor] = {}
         for path in sorted(output.glob("parts-*.gguf")):
             tensors |= tensors_of(path)
         assert not differing(tensors, tensors_of(theirs))
 
     def test_any_shard_names_the_model(self, files: Files, output: Path) -> None:
-        options = "--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"
-        options = (*options, "--split-max-size", "1M")
+        options = ["--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"]
+        options += ["--split-max-size", "1M"]
         assert invoke("convert", files.models.checkpoint(SMALL), *options).exit_code == 0
         first, *_, last = sorted(output.glob("s-*.gguf"))
         assert ours(last, output) == ours(first, output, "--overwrite")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -202,7 +201,7 @@ class TestMtpFrom:
 
 class TestSplit:
     @pytest.fixture
-    def shards(self, models: Models, tmp_path: Path) -> Iterator[list[Path]]:
+    def shards(self, models: Models, tmp_path: Path) -> list[Path]:
         options = "--mtp-f16", "--split-max-size", "500K"
         result = invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", *options)
         assert result.exit_code == 0, result.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def hf() -> Iterator[Any]:
+def hf() -> Any:
     transformers: Any = pytest.importorskip("transformers")
     torch: Any = pytest.importorskip("torch")
     model = transformers.Qwen3_5ForCausalLM.from_pretrained(DEMO, dtype=torch.float32)

@@ -139,7 +139,7 @@ def test_stock_llama_cpp_generates_from_the_ids_layout(
     converted(models.checkpoint(SMALL), output, "--quant", quant, "--mtp-f16", "--fastmtp")
     llama = llama_cpp.Llama(str(output), n_ctx=64, n_threads=2, verbose=False)
     try:
-        texts = [llama("The draft head", max_tokens=8, temperature=0) for _ in range(2)]
+        texts: list[Any] = [llama("The draft head", max_tokens=8, temperature=0) for _ in range(2)]
     finally:
         llama.close()
     first, again = (text["choices"][0]["text"] for text in texts)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from gguf import GGUFReader
+from typer.testing import Result
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.format import (

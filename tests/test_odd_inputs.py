@@ -121,7 +121,12 @@ def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) 
     """As a shell's <(command) gives it."""
     read, write = os.pipe()
     text = b"".join(b"%d\n" % i for i in range(1000))
-    writer = threading.Thread(target=lambda: (os.write(write, text), os.close(write)))
+
+    def fill() -> None:
+        os.write(write, text)
+        os.close(write)
+
+    writer = threading.Thread(target=fill)
     writer.start()
     with not_waiting():
         result = invoke(

@@ -73,7 +73,7 @@ class TestTorch:
         whole = converted(model, tmp_path / "a.gguf", "--quant", "F16")
         tensors = state_dict(model)
         (model / "model.safetensors").unlink()
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i in range(2):
             name = f"pytorch_model-{i + 1:05}-of-00002.bin"
             part = dict(list(tensors.items())[i::2])
@@ -168,7 +168,9 @@ FloatStorage.__module__ = "torch"
 def pickled(tensors: Any, protocol: int = 2) -> bytes:
     """What torch.save would write: tensors are ("t", start, shape, stride) here."""
 
-    class Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
+    pickler: Any = pickle._Pickler  # the one in Python, which can be extended
+
+    class Pickler(pickler):  # type: ignore[misc]
         def save(self, value: Any, save_persistent_id: bool = True) -> Any:
             if isinstance(value, tuple) and value[:1] == ("t",):
                 self.write(b"ctorch._utils\n_rebuild_tensor_v2\n(")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.bench import run as run_module
+from mtp_gguf.bench import server_comparison
 from mtp_gguf.bench.interleaved import InterleavedRuns
 from mtp_gguf.bench.model import BenchModel
 from mtp_gguf.bench.options import BenchOptions
@@ -136,7 +137,7 @@ def test_ctrl_c_while_a_server_is_up(
 ) -> None:
     """Interrupted while our session generates: results are kept and the server is stopped."""
     up: list[BenchServer] = []
-    real = run_module.interleave
+    real = server_comparison.interleave
 
     def interrupted(*args: Any, **named: Any) -> Any:
         up.append(args[2])

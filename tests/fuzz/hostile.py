@@ -143,7 +143,7 @@ def _head_of_another(path: Path, trunk: Path) -> str:
 
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
 
-    options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "profile": False}
+    options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "profile": False}
     with closing(MTPLlama(str(trunk), depth=2, mtp_head=str(path), **options)) as llm:
         for token, _ in zip(llm.generate([1, 2, 3]), range(4), strict=False):
             llm.detokenize([token])

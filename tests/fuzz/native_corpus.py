@@ -107,7 +107,7 @@ def main() -> None:
     (folder / "corpus").mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         models = Models(Path(scratch))
-        model = shutil.copy(models.gguf(DENSE), folder / "model.gguf")
+        model = Path(shutil.copy(models.gguf(DENSE), folder / "model.gguf"))
         for index, data in enumerate([*heads(models), *checkpoints(model)]):
             (folder / "corpus" / f"{index:02}").write_bytes(data)
 

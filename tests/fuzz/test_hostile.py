@@ -274,15 +274,18 @@ def test_load_is_for_local_files(contents: dict[str, Content], tmp_path: Path) -
 
 def test_damaged_head_file(contents: dict[str, Content], tmp_path: Path) -> None:
     """A token type for a token that is not there, and a d2t of another type: no traceback."""
-    mutations = [CutArray(TOKENS, 512), FIT]
-    path = write(tmp_path, Fault(mutations, ""), contents)
+    path = write(tmp_path, Fault([CutArray(TOKENS, 512), FIT], ""), contents)
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("a b c")
     words = ("fastmtp", "add", path, "--corpus", corpus, "-o", tmp_path / "out.gguf")
     assert invoke(*words).exit_code in (0, 1)
     assert not isinstance(invoke(*words).exception, IndexError)
     some = SetArray("mtp_gguf.fastmtp.token_ids", U32, (1, 2, 3))
-    for mutations in ([AddTensor("d2t", (1025,), "I32")], [AddTensor("d2t", (0,), "I64"), some]):
+    faults: list[list[Mutation]] = [
+        [AddTensor("d2t", (1025,), "I32")],
+        [AddTensor("d2t", (0,), "I64"), some],
+    ]
+    for mutations in faults:
         path = write(tmp_path, Fault(mutations, ""), contents)
         result = invoke("convert", path, "-o", tmp_path / "out.gguf", "--quant", "Q8_0")
         assert result.exit_code == 1

@@ -51,8 +51,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objects = tree.with_name("build")
     options = cmake_options(["-DLLAMA_BUILD_TESTS=ON"])
     for command in (
-        ["cmake", "-S", tree, "-B", objects, "-G", "Ninja", *options],
-        ["cmake", "--build", objects, "--target", PROGRAM],
+        ["cmake", "-S", str(tree), "-B", str(objects), "-G", "Ninja", *options],
+        ["cmake", "--build", str(objects), "--target", PROGRAM],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

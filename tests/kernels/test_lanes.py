@@ -82,13 +82,13 @@ def test_attention_of_few_queries_keeps_its_bits_without_the_kernels(sweep: Swee
 @pytest.mark.parametrize("length", LENGTHS)
 def test_attention_is_that_of_float64(sweep: Sweep, lanes: str, cache: str, length: int) -> None:
     q, k, v, masks = queries(length)
-    k, v = (np.repeat(as_kept(x, cache), 2, axis=0) for x in (k, v))
+    keys, values = (np.repeat(as_kept(x, cache), 2, axis=0) for x in (k, v))
     for name, mask in masks.items():
-        scores = np.einsum("hqd,hkd->hqk", q, k) / np.sqrt(q.shape[-1])
+        scores = np.einsum("hqd,hkd->hqk", q, keys) / np.sqrt(q.shape[-1])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.exp(mask)
         total = weights.sum(axis=-1, keepdims=True)
         weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-        exact = np.einsum("hqk,hkd->qhd", weights, v)
+        exact = np.einsum("hqk,hkd->qhd", weights, values)
         off = sweep(lanes)[f"attention/{cache} {name} {length}/3/{QUERIES}"] - exact
         assert np.square(off).sum() <= MAX_NMSE * np.square(exact).sum(), name
 

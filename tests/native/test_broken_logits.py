@@ -11,7 +11,9 @@ import pytest
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F32
 from support.broken_logits import CHAINS, PROMPT, TOKENS
+from support.gguf_files import Rewrite
 from support.llama_libraries import FAST, STOCK, run_on
+from support.models import Dial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +38,7 @@ def tensor(values: np.ndarray) -> tuple[tuple[int, ...], Any, bytes]:
 
 
 @pytest.fixture
-def models_by_fault(dial, rewrite) -> dict[str, str]:
+def models_by_fault(dial: Dial, rewrite: Rewrite) -> dict[str, str]:
     """Models whose text is a known cycle, and what is wrong with their logits.
 
     Embeddings have a large number in dimension 0, so that the hidden state has one there, too.
@@ -82,7 +84,9 @@ FOUND = {
 
 
 @pytest.mark.parametrize("libraries", [STOCK, FAST])
-def test_a_text_ends_with_an_error(libraries, models_by_fault, dial) -> None:
+def test_a_text_ends_with_an_error(
+    libraries: str, models_by_fault: dict[str, str], dial: Dial
+) -> None:
     said = run_on(libraries, "broken_logits", json.dumps(models_by_fault), *DEPTHS, timeout=120)
     ended = json.loads(said)
     assert ended.keys() == models_by_fault.keys()

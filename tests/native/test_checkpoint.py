@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mtp_gguf.native import Checkpoint, CheckpointKind, Session
 from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
+from support.models import Dial, Models
 from support.native_trunk import Trunk, opened_session
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_decoding_after_a_restore_repeats_the_original(
-    dial, mode: str, kind: CheckpointKind
+    dial: Dial, mode: str, kind: CheckpointKind
 ) -> None:
     """The tokens and the acceptance are the same from the first cycle on."""
     with opened_session(dial("tiny"), mode, DEPTH) as (session, trunk):
@@ -66,7 +68,7 @@ def test_decoding_after_a_restore_repeats_the_original(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_right_after_a_prompt_and_after_a_rejection(dial, kind: CheckpointKind) -> None:
+def test_right_after_a_prompt_and_after_a_rejection(dial: Dial, kind: CheckpointKind) -> None:
     for hit in (1.0, 0.0):
         with opened_session(dial("tiny", hit=hit), "snapshot", DEPTH) as (session, _):
             session.decode(PROMPT)
@@ -79,7 +81,7 @@ def test_right_after_a_prompt_and_after_a_rejection(dial, kind: CheckpointKind) 
                 assert go_on(session, token, 12) == want
 
 
-def test_bytes_outlive_the_session(dial) -> None:
+def test_bytes_outlive_the_session(dial: Dial) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
@@ -111,7 +113,7 @@ def test_bytes_outlive_the_session(dial) -> None:
         assert go_on(session, token, 19)[0] == want[0][1:20]
 
 
-def test_head_checkpoint(dial) -> None:
+def test_head_checkpoint(dial: Dial) -> None:
     """If the caller saves the trunk's state itself, acceptance continues as before."""
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, trunk):
         session.decode(PROMPT)
@@ -127,7 +129,7 @@ def test_head_checkpoint(dial) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
+def test_copies_of_sequences_are_independent(dial: Dial, mode: str) -> None:
     with opened_session(dial("tiny"), mode, DEPTH, n_seq_max=3) as (session, trunk):
         session.decode(PROMPT)
         start, _ = go_on(session, session.argmax(), 9)
@@ -153,7 +155,7 @@ def test_copies_of_sequences_are_independent(dial, mode: str) -> None:
     assert np.abs(got - trunk_logits(dial("tiny"), [*PROMPT, *start[:-1], *want[0]])).max() < 0.04
 
 
-def test_a_copy_is_complete_immediately(dial) -> None:
+def test_a_copy_is_complete_immediately(dial: Dial) -> None:
     """It can be saved, or restored into, before anything else is decoded."""
     with opened_session(dial("tiny"), "two-phase", DEPTH, n_seq_max=3) as (session, trunk):
         session.decode(PROMPT)
@@ -174,13 +176,13 @@ def test_a_copy_is_complete_immediately(dial) -> None:
         assert np.abs(got - trunk.logits()).max() < SAME_BATCHES
 
 
-def trunk_logits(path, tokens: list[int]) -> np.ndarray:
+def trunk_logits(path: Path, tokens: list[int]) -> np.ndarray:
     with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
         session.decode(tokens)
         return trunk.logits()
 
 
-def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial) -> None:
+def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial: Dial) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH, n_seq_max=2) as (session, _):
         session.decode(PROMPT)
         token = session.argmax()
@@ -195,7 +197,7 @@ def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_checkpoints_of_removed_tokens_are_rejected(dial, kind: CheckpointKind) -> None:
+def test_checkpoints_of_removed_tokens_are_rejected(dial: Dial, kind: CheckpointKind) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
         with session.save(kind) as saved:
@@ -209,7 +211,7 @@ def test_checkpoints_of_removed_tokens_are_rejected(dial, kind: CheckpointKind) 
                 session.decode(PROMPT)
 
 
-def test_checkpoints_of_other_models_and_sizes_are_rejected(dial, models) -> None:
+def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: Models) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
         with session.save() as saved:
@@ -251,7 +253,7 @@ LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, END = 24, 32, 40, 48, 56, 64, 72
 
 
 @pytest.fixture(scope="module")
-def whole(dial) -> bytes:
+def whole(dial: Dial) -> bytes:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT)
         with session.save() as saved:
@@ -308,7 +310,7 @@ def in_trunk(offset: int) -> int:
         (changed(in_trunk(16 + 20 * 24 + 12), 2**63, "<Q"), "keys: expected 9223372036854775808 x"),
     ],
 )
-def test_hostile_bytes(whole, change, text: str) -> None:
+def test_hostile_bytes(whole: bytes, change: Callable[[bytes], bytes], text: str) -> None:
     with pytest.raises(ModelRefusedError, match=f"checkpoint: .*{text}"):
         Checkpoint.from_bytes(change(whole))
 
@@ -320,7 +322,7 @@ def recurrent(data: bytes) -> int:
     return data.index(start, trunk_start(data)) - trunk_start(data)
 
 
-def test_hostile_bytes_of_the_recurrent_part(whole) -> None:
+def test_hostile_bytes_of_the_recurrent_part(whole: bytes) -> None:
     at = recurrent(whole)
     for offset, value, text in (
         (at, 2, "recurrent cells: expected 1, found 2"),
@@ -332,7 +334,7 @@ def test_hostile_bytes_of_the_recurrent_part(whole) -> None:
             Checkpoint.from_bytes(changed(in_trunk(offset), value, "<i")(whole))
 
 
-def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial, whole) -> None:
+def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial: Dial, whole: bytes) -> None:
     """llama.cpp compares the sizes and types of layers while it is already restoring."""
     at = recurrent(whole)
     for offset in (0, 16 + 20 * 24 + 8, at + 12, at + 16, at + 20):
@@ -349,7 +351,7 @@ def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial, whole) -> Non
             assert go_on(session, session.argmax(), 12) == want
 
 
-def test_random_damage_never_crashes(dial, whole) -> None:
+def test_random_damage_never_crashes(dial: Dial, whole: bytes) -> None:
     """A short version of the fuzz target: the session stays usable after any damage."""
     rng = np.random.default_rng(5)
     end = trunk_start(whole) + 600
@@ -375,7 +377,7 @@ def test_random_damage_never_crashes(dial, whole) -> None:
         assert go_on(session, want[0][0], 12) == want
 
 
-def test_a_head_of_another_size_in_the_bytes(dial, whole) -> None:
+def test_a_head_of_another_size_in_the_bytes(dial: Dial, whole: bytes) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT[:6])
         for change in (changed(FIRST, 3), changed(TOKEN, 1024)):
@@ -387,14 +389,14 @@ def test_a_head_of_another_size_in_the_bytes(dial, whole) -> None:
         assert session.length() == 6
 
 
-def test_arguments_are_checked(dial) -> None:
+def test_arguments_are_checked(dial: Dial) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         with pytest.raises(NativeError, match="sequence 0: expected tokens to save, found none"):
             session.save()
         session.decode(PROMPT)
         for call, text in (
             (lambda: session.save(seq=1), "seq: expected 0 to 0, found 1"),
-            (lambda: session.save(4), "kind: expected 0 to 3, found 4"),
+            (lambda: session.save(cast(CheckpointKind, 4)), "kind: expected 0 to 3, found 4"),
             (lambda: session.copy(0, 1), "seq: expected 0 to 0, found 1"),
             (lambda: session.copy(-1, 0), "seq: expected 0 to 0, found -1"),
         ):
@@ -407,12 +409,12 @@ def test_arguments_are_checked(dial) -> None:
                 call()
         session.end(0)
         saved.close()
-        for call in (lambda: session.restore(saved), saved.to_bytes):
+        for use in (lambda: session.restore(saved), saved.to_bytes):
             with pytest.raises(NativeError, match="the checkpoint is closed"):
-                call()
+                use()
 
 
-def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial) -> None:
+def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial: Dial) -> None:
     """Two contexts with two heads, interleaved; a head that is in use is rejected."""
     path = dial("tiny")
     cycle = dial.successors("tiny")
@@ -439,7 +441,7 @@ def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial) -> None:
             assert go_on(again, again.argmax(), 12)[0][:12] == texts[0][:12]
 
 
-def test_a_closed_head_is_named(dial) -> None:
+def test_a_closed_head_is_named(dial: Dial) -> None:
     with closing(Trunk(dial("tiny"), DEPTH)) as trunk:
         head = Head(dial("tiny"), n_ctx=llama_cpp.llama_n_ctx_seq(trunk.context), n_threads=1)
         with Session(trunk.context, head, max_depth=DEPTH) as session:

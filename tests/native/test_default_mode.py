@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mtp_gguf.native import MTPLlama
+from support.models import Models
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ def differences(path: Path, prompts: int, n: int, depth: int) -> list[float]:
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_the_text_is_the_plain_one(models, depth: int) -> None:
+def test_the_text_is_the_plain_one(models: Models, depth: int) -> None:
     """With the base and head of the file that `mtp-gguf demo` makes."""
     assert differences(models.gguf("demo", "Q4_K_M", "F16"), 5, 64, depth) == []
 
@@ -100,14 +101,14 @@ def test_the_text_is_the_plain_one(models, depth: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0"])
-def test_all_texts_are_the_plain_ones(models, quant: str, depth: int) -> None:
+def test_all_texts_are_the_plain_ones(models: Models, quant: str, depth: int) -> None:
     assert differences(models.gguf("demo", quant, "F16"), len(PROMPTS), 256, depth) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("quant", ["F16", "BF16"])
-def test_texts_part_at_near_ties_alone(models, quant: str, depth: int) -> None:
+def test_texts_part_at_near_ties_alone(models: Models, quant: str, depth: int) -> None:
     leads = differences(models.gguf("demo", quant, "F16"), len(PROMPTS), 256, depth)
     print(f"{quant}, depth {depth}: leads {leads}")
     assert all(0 <= lead < NEAR_TIE for lead in leads)

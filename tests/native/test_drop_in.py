@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from llama_cpp.llama_cache import LlamaRAMCache
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import llama_cpp
 from support.llama_libraries import STOCK, python_on
+from support.models import Dial, Models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +69,7 @@ WAYS = [
 ]
 
 
-def test_unfinished_streams_end_quietly(models) -> None:
+def test_unfinished_streams_end_quietly(models: Models) -> None:
     """Each way of leaving a stream, in a subprocess whose freed memory is overwritten."""
     path = models.gguf("demo", "Q4_K_M", "F16")
     said = python_on(
@@ -75,7 +78,7 @@ def test_unfinished_streams_end_quietly(models) -> None:
     assert json.loads(said) == {}
 
 
-def test_a_stream_left_early_leaves_the_model_usable(dial) -> None:
+def test_a_stream_left_early_leaves_the_model_usable(dial: Dial) -> None:
     with load(dial("tiny")) as llm:
         want = text(llm)
         for chain in ({}, {"repeat_penalty": 1.01}, {"logit_bias": {65: 0.0}}):
@@ -90,11 +93,11 @@ CHAINS = [{}, {"temperature": 0.8, "seed": 1}, {"logit_bias": {65: 0.0}}]
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=["greedy", "sampled", "processor"])
-def test_a_stream_ends_when_another_call_begins(dial, chain) -> None:
+def test_a_stream_ends_when_another_call_begins(dial: Dial, chain: dict[str, Any]) -> None:
     """The error names the cause instead of mixing the texts; the other text is unaffected."""
     with load(dial("tiny"), depth=3) as llm:
         want = text(llm, OTHER)
-        calls = (
+        calls: tuple[Callable[[], bool], ...] = (
             lambda: text(llm, OTHER) == want,
             lambda: read(llm.create_completion(OTHER, stream=True, **GREEDY)) == want,
             lambda: llm.reset() is None,
@@ -120,7 +123,7 @@ def test_a_stream_ends_when_another_call_begins(dial, chain) -> None:
         assert text(llm, OTHER) == want
 
 
-def test_a_finished_stream_does_not_affect_later_calls(dial) -> None:
+def test_a_finished_stream_does_not_affect_later_calls(dial: Dial) -> None:
     with load(dial("tiny")) as llm:
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
         next(stream)
@@ -130,7 +133,7 @@ def test_a_finished_stream_does_not_affect_later_calls(dial) -> None:
         assert begun + read(second) == text(llm, OTHER)
 
 
-def test_closed_means_closed(dial) -> None:
+def test_closed_means_closed(dial: Dial) -> None:
     path = dial("tiny")
     code = f"""
 import json
@@ -170,7 +173,7 @@ print(json.dumps(wrong))
 
 
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
-def test_stopping_criteria_see_the_text_after_its_end(dial, rollback) -> None:
+def test_stopping_criteria_see_the_text_after_its_end(dial: Dial, rollback: str) -> None:
     """This includes a stop between accepted drafts that cannot be rolled back."""
     path = dial("tiny", hit=1.0)
     seen: dict[str, list[list[int]]] = {}
@@ -195,7 +198,7 @@ def test_stopping_criteria_see_the_text_after_its_end(dial, rollback) -> None:
 
 
 @pytest.mark.parametrize("rollback", ["two-phase", "host"])
-def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial, rollback) -> None:
+def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial: Dial, rollback: str) -> None:
     """A stop between accepted drafts, followed by the same text, a state, or another text."""
     with load(dial("tiny", hit=1.0), depth=5, rollback=rollback) as llm:
         want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 12))
@@ -239,10 +242,10 @@ class PictureHandler:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_images_are_rejected_before_anything_is_evaluated(dial, depth) -> None:
+def test_images_are_rejected_before_anything_is_evaluated(dial: Dial, depth: int) -> None:
     from llama_cpp.llama_chat_format import Llava15ChatHandler, MTMDChatHandler  # noqa: PLC0415
 
-    parts = [
+    parts: Any = [
         {"type": "text", "text": "what is it?"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
     ]
@@ -320,7 +323,8 @@ def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
     out: dict[str, Any] = {}
     out["completion"] = [text(llm), text(llm), text(llm, [*PROMPT, *OTHER])]
     out["sampled"] = text(llm, "aha", temperature=0.8, seed=7)
-    out["streamed"] = read(llm.create_completion("aha", stream=True, **GREEDY))
+    stream: Any = llm.create_completion("aha", stream=True, **GREEDY)
+    out["streamed"] = read(stream)
     chat: Any = llm.create_chat_completion(MESSAGES, **GREEDY)
     out["chat"] = chat["choices"][0]["message"]
     state = llm.save_state()
@@ -329,14 +333,16 @@ def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
     llm.load_state(state)
     out["again"] = llm.n_tokens
     out["generated"] = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 8))
-    llm.set_cache(llama_cpp.LlamaRAMCache())
+    llm.set_cache(LlamaRAMCache())
     out["cached"] = [text(llm, "abc"), text(llm, "abc")]
     out["empty"] = text(llm, "") if llm._model.add_bos_token() else None
     return out
 
 
 @pytest.mark.parametrize("kind", ["no head", "architecture"])
-def test_models_that_cannot_draft_behave_like_llama_cpp(models, llama_model, kind) -> None:
+def test_models_that_cannot_draft_behave_like_llama_cpp(
+    models: Models, llama_model: Path, kind: str
+) -> None:
     path = llama_model if kind == "architecture" else models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     with plain(path) as theirs:
         want = same_calls(theirs)
@@ -358,14 +364,14 @@ def test_models_that_cannot_draft_behave_like_llama_cpp(models, llama_model, kin
         assert text(ours) == want["completion"][0]
 
 
-def test_a_missing_head_is_an_error_if_a_depth_is_given(models) -> None:
+def test_a_missing_head_is_an_error_if_a_depth_is_given(models: Models) -> None:
     path = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     for options in ({"depth": 1}, {"exact": True}):
         with pytest.raises(HeadMissingError, match="has no MTP head"):
             load(path, **options)
 
 
-def test_embeddings_and_vocabularies(dial) -> None:
+def test_embeddings_and_vocabularies(dial: Dial) -> None:
     path = dial("tiny")
     with plain(path, embedding=True, n_ctx=64) as theirs:
         want = theirs.embed(["aha", "na na"])
@@ -387,7 +393,7 @@ def test_embeddings_and_vocabularies(dial) -> None:
 
 @pytest.mark.parametrize("name", ["n_batch", "n_ubatch"])
 @pytest.mark.parametrize("rollback", ["snapshot", "host"])
-def test_small_batches_limit_the_depth(dial, name, rollback) -> None:
+def test_small_batches_limit_the_depth(dial: Dial, name: str, rollback: str) -> None:
     path = dial("tiny", hit=1.0)
     with plain(path) as theirs:
         want = text(theirs)
@@ -408,7 +414,7 @@ def test_small_batches_limit_the_depth(dial, name, rollback) -> None:
             assert text(ours) == want
 
 
-def test_an_empty_prompt_is_refused_and_never_continues_another(dial) -> None:
+def test_an_empty_prompt_is_refused_and_never_continues_another(dial: Dial) -> None:
     """llama_cpp.Llama fails an assertion there; a model with a BOS token has a prompt of one."""
     with load(dial("tiny")) as llm:
         for before in (lambda: None, lambda: text(llm)):
@@ -426,7 +432,7 @@ def test_an_empty_prompt_is_refused_and_never_continues_another(dial) -> None:
         assert text(llm) == text(llm)
 
 
-def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial) -> None:
+def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial: Dial) -> None:
     """Its logits are available, so nothing is evaluated again or dropped."""
     with load(dial("tiny"), depth=3) as llm:
         want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 9))
@@ -445,7 +451,7 @@ def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial) -> Non
 # ----------------------------------------------------------------------------- threads
 
 
-def test_other_threads_wait_for_the_model(dial) -> None:
+def test_other_threads_wait_for_the_model(dial: Dial) -> None:
     prompts = [[*PROMPT, i] for i in range(6)]
     with load(dial("tiny")) as llm:
 
@@ -465,7 +471,7 @@ def test_other_threads_wait_for_the_model(dial) -> None:
         assert streamed(prompts[0]) == want[0]
 
 
-def test_other_threads_can_be_refused(dial) -> None:
+def test_other_threads_can_be_refused(dial: Dial) -> None:
     with load(dial("tiny"), busy="raise") as llm:
         want = text(llm)
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
@@ -483,7 +489,7 @@ def test_other_threads_can_be_refused(dial) -> None:
             assert pool.submit(text, llm).result() == want
 
 
-def test_a_stream_may_be_read_by_several_threads(dial) -> None:
+def test_a_stream_may_be_read_by_several_threads(dial: Dial) -> None:
     """Event loops do this; a waiting call runs once the stream is read or closed."""
     with load(dial("tiny")) as llm:
         want = text(llm)
@@ -510,7 +516,7 @@ def test_a_stream_may_be_read_by_several_threads(dial) -> None:
                 assert pool.submit(text, llm, OTHER).result(30) == done[0]
 
 
-def test_closing_releases_waiting_threads(dial) -> None:
+def test_closing_releases_waiting_threads(dial: Dial) -> None:
     with load(dial("tiny")) as llm:
         stream = llm.create_completion(PROMPT, stream=True, **GREEDY)
         next(stream)

@@ -15,6 +15,7 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.exact import Batches, exact_batches, has_lanes, sgemm_tensors
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.models import Dial, Models
 from support.native_trunk import Trunk
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
@@ -47,19 +48,19 @@ def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> Non
 
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
-def test_logits_are_bit_identical_to_plain_decoding(dial, shape: str, rollback: str) -> None:
+def test_logits_are_bit_identical_to_plain_decoding(dial: Dial, shape: str, rollback: str) -> None:
     assert_every_bit(dial(shape), (1, 8), rollback=rollback)
 
 
 @pytest.mark.stock
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint"])
 @pytest.mark.parametrize("quant", ["Q8_0", "F16", "BF16", "F32", "IQ4_NL"])
-def test_bases_whose_products_change_at_two_rows(dial, quant: str, rollback: str) -> None:
+def test_bases_whose_products_change_at_two_rows(dial: Dial, quant: str, rollback: str) -> None:
     assert_every_bit(dial("tiny", quant=quant), (1, 3), rollback=rollback)
 
 
 @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
-def test_threads_that_share_a_cache(dial, quant: str) -> None:
+def test_threads_that_share_a_cache(dial: Dial, quant: str) -> None:
     """Only two threads and few tokens, because threads wait for each other on a busy machine."""
     cache = {"type_k": llama_cpp.GGML_TYPE_F16, "type_v": llama_cpp.GGML_TYPE_F16}
     threads = {"n_threads": 2, "n_threads_batch": 2}
@@ -67,7 +68,7 @@ def test_threads_that_share_a_cache(dial, quant: str) -> None:
 
 
 @pytest.mark.stock
-def test_random_weights_full_of_near_ties(models) -> None:
+def test_random_weights_full_of_near_ties(models: Models) -> None:
     path = models.gguf("dense-tied", "Q4_K_M", "F16")
     tokens, logits, _ = run(path, 0, exact=True)
     for depth in (2, 5):
@@ -77,7 +78,7 @@ def test_random_weights_full_of_near_ties(models) -> None:
 
 
 @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
-def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
+def test_the_context_can_be_filled_to_its_end(dial: Dial, quant: str) -> None:
     """Padding needs a position, but the last token is never decoded, so none is missing."""
     path, texts = dial("tiny", quant=quant), []
     for depth in (0, 1, 6):
@@ -87,7 +88,7 @@ def test_the_context_can_be_filled_to_its_end(dial, quant: str) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_these_tests_can_fail(dial) -> None:
+def test_these_tests_can_fail(dial: Dial) -> None:
     """Without exact, batches and single tokens differ in their last bits, except in our kernels."""
     logits = run(dial("tiny"), 0)[1]
     assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_lanes()
@@ -95,7 +96,7 @@ def test_these_tests_can_fail(dial) -> None:
 
 @pytest.mark.stock
 @pytest.mark.skipif(has_lanes(), reason="tests/kernels is for these libraries")
-def test_options_are_chosen_by_the_trunks_tensor_types(dial) -> None:
+def test_options_are_chosen_by_the_trunks_tensor_types(dial: Dial) -> None:
     for name, quant, batches, cache in (
         ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),
         ("tiny", "Q8_0", Batches(2, 7, repacked=False), "F16"),
@@ -121,12 +122,12 @@ def test_options_are_chosen_by_the_trunks_tensor_types(dial) -> None:
     assert options == {}
 
 
-def test_the_router_of_a_moe_is_an_f32_matrix(dial) -> None:
+def test_the_router_of_a_moe_is_an_f32_matrix(dial: Dial) -> None:
     assert sgemm_tensors(dial("tiny")) == []
     assert {f"blk.{n}.ffn_gate_inp.weight" for n in (0, 1)} <= set(sgemm_tensors(dial("tiny-moe")))
 
 
-def test_incompatible_options_are_named(dial) -> None:
+def test_incompatible_options_are_named(dial: Dial) -> None:
     for options, text in (
         ({"flash_attn": False}, "exact: expected flash_attn=True, found False"),
         ({"n_gpu_layers": 1}, "exact: expected n_gpu_layers=0"),
@@ -135,7 +136,7 @@ def test_incompatible_options_are_named(dial) -> None:
             run(dial("tiny"), 1, exact=True, **options)
 
 
-def test_padding_needs_a_snapshot(dial) -> None:
+def test_padding_needs_a_snapshot(dial: Dial) -> None:
     with closing(Trunk(dial("tiny"), 0)) as trunk:
         with pytest.raises(NativeError, match="min_rows: expected 0 to 2, found 3"):
             Session(trunk.context, None, max_depth=0, min_rows=3)

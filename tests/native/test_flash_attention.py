@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.llama_libraries import FAST, STOCK, run_on
+from support.models import Models
 
 Q8_0 = 8  # ggml's number
 
@@ -24,7 +25,9 @@ Q8_0 = 8  # ggml's number
         ("0", {"flash_attn": True}, True),
     ],
 )
-def test_on_the_patched_libraries(models, lanes: str, options: dict[str, Any], on: bool) -> None:
+def test_on_the_patched_libraries(
+    models: Models, lanes: str, options: dict[str, Any], on: bool
+) -> None:
     said = run_on(
         FAST,
         "flash_attention",
@@ -36,6 +39,6 @@ def test_on_the_patched_libraries(models, lanes: str, options: dict[str, Any], o
     assert json.loads(said) == on
 
 
-def test_on_the_stock_libraries(models) -> None:
+def test_on_the_stock_libraries(models: Models) -> None:
     said = run_on(STOCK, "flash_attention", models.gguf("dense-tied"), "{}", timeout=60)
     assert json.loads(said) is False

@@ -22,6 +22,7 @@ import pytest
 from support.all_pairs import all_pairs
 from support.greedy_texts import Work, Written
 from support.llama_libraries import FAST, has_kernels, run_on
+from support.models import Dial, Models
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
@@ -94,18 +95,18 @@ EVERYDAY = [
 
 
 @pytest.mark.parametrize("row", EVERYDAY, ids=name_of)
-def test_every_depth_writes_the_same(models, dial, row: dict[str, Any]) -> None:
+def test_every_depth_writes_the_same(models: Models, dial: Dial, row: dict[str, Any]) -> None:
     check(file_of(row, models, dial), row, SMALL, SMALL_LOGITS)
 
 
-def test_two_threads_write_the_same(models, dial) -> None:
+def test_two_threads_write_the_same(models: Models, dial: Dial) -> None:
     """Few tokens: threads wait for each other, long where other programs run."""
     row = EVERYDAY[0]
     work = replace(TWO_THREADS, depths=(0, 3), prompts=(40,), tokens=8)
     check(file_of(row, models, dial), row, work)
 
 
-def test_the_digests_see_rounding(models) -> None:
+def test_the_digests_see_rounding(models: Models) -> None:
     """Without the kernels rows of several tokens are rounded in another way than a row alone."""
     path = models.gguf("demo", "F16", "F16")
     plain, drafted, _ = write(path, SMALL_LOGITS, GGML_CPU_LANES="0")
@@ -114,12 +115,14 @@ def test_the_digests_see_rounding(models) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
-def test_every_depth_writes_the_same_to_4096(models, dial, row: dict[str, Any]) -> None:
+def test_every_depth_writes_the_same_to_4096(
+    models: Models, dial: Dial, row: dict[str, Any]
+) -> None:
     check(file_of(row, models, dial), row, FULL, FULL_LOGITS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", SETTINGS["quant"])
-def test_two_threads_write_the_same_to_4096(models, dial, quant: str) -> None:
+def test_two_threads_write_the_same_to_4096(models: Models, dial: Dial, quant: str) -> None:
     row = {"model": "demo", "quant": quant, "flash_attn": quant in ("Q4_K_M", "F16")}
     check(file_of(row, models, dial), row, TWO_THREADS)

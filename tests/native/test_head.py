@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft
 from mtp_gguf.native.head import Head as AnyHead
+from support.gguf_files import Rewrite
+from support.models import Models
 from support.reference_model import ReferenceModel
 from support.upstream.llama_mtp import LlamaMtp
 
@@ -56,7 +59,7 @@ def logits_of(draft: Draft) -> np.ndarray:
 @pytest.mark.parametrize(
     "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed"]
 )
-def test_drafts_equal_the_reference(models, spec: str) -> None:
+def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     reference: ReferenceModel = models.reference(spec)
     hidden = reference.trunk(TOKENS[:-1])[1]
     with Head(models.gguf(spec)) as head:
@@ -72,7 +75,7 @@ def test_drafts_equal_the_reference(models, spec: str) -> None:
 
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
-def test_drafts_equal_llama_cpp_at_every_type(models, spec: str, head_type: str) -> None:
+def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_type: str) -> None:
     path = models.gguf(spec, "Q4_K_M", head_type)
     with LlamaMtp(path) as upstream, Head(path) as head:
         hidden = upstream.trunk(TOKENS[:-1])[1]
@@ -81,7 +84,7 @@ def test_drafts_equal_llama_cpp_at_every_type(models, spec: str, head_type: str)
     assert np.sqrt(np.mean((logits_of(draft) - want) ** 2)) < QUANTIZED_RMS_TOLERANCE
 
 
-def test_rope_scaling_is_that_of_the_metadata(models) -> None:
+def test_rope_scaling_is_that_of_the_metadata(models: Models) -> None:
     path = models.gguf("Qwen3.5-1.5M-Chat-v1.1")  # YaRN
     with LlamaMtp(path) as upstream, Head(path) as head:
         hidden = upstream.trunk(TOKENS[:-1])[1]
@@ -94,11 +97,11 @@ def test_rope_scaling_is_that_of_the_metadata(models) -> None:
 
 
 @pytest.fixture
-def hidden(models) -> np.ndarray:
+def hidden(models: Models) -> np.ndarray:
     return models.reference("dense-tied").trunk(TOKENS)[1].astype(np.float32)
 
 
-def test_feeding_in_pieces_is_feeding_at_once(models, hidden) -> None:
+def test_feeding_in_pieces_is_feeding_at_once(models: Models, hidden: np.ndarray) -> None:
     path = models.gguf()
     rows = rows_for(hidden, len(TOKENS))
     with Head(path) as head:
@@ -114,7 +117,7 @@ def test_feeding_in_pieces_is_feeding_at_once(models, hidden) -> None:
     assert np.abs(logits_of(pieces) - logits_of(whole)).max() < CACHE_TOLERANCE
 
 
-def test_a_cycle_like_decoding_equals_feeding_all(models, hidden) -> None:
+def test_a_cycle_like_decoding_equals_feeding_all(models: Models, hidden: np.ndarray) -> None:
     """Drafts leave nothing behind: feeding on after a draft is as if it had not been."""
     rows = rows_for(hidden, len(TOKENS))
     with Head(models.gguf()) as head:
@@ -128,7 +131,7 @@ def test_a_cycle_like_decoding_equals_feeding_all(models, hidden) -> None:
     assert np.abs(logits_of(got) - logits_of(want)).max() < CACHE_TOLERANCE
 
 
-def test_rollback_and_refeed_give_the_same_bits(models, hidden) -> None:
+def test_rollback_and_refeed_give_the_same_bits(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     with Head(models.gguf()) as head:
         head.feed(TOKENS[:20], rows[:20], 0)
@@ -146,7 +149,7 @@ def test_rollback_and_refeed_give_the_same_bits(models, hidden) -> None:
         assert np.array_equal(logits_of(first), logits_of(third))
 
 
-def test_sequences_do_not_mix(models, hidden) -> None:
+def test_sequences_do_not_mix(models: Models, hidden: np.ndarray) -> None:
     other_tokens = TOKENS[::-1]
     with Head(models.gguf(), n_seq_max=3) as head:
         alone = [draft_all(head, hidden, TOKENS), draft_all(head, hidden, other_tokens, seq=2)]
@@ -167,7 +170,7 @@ def test_sequences_do_not_mix(models, hidden) -> None:
         assert np.abs(logits_of(a) - logits_of(b)).max() < CACHE_TOLERANCE
 
 
-def test_a_sequence_can_start_at_any_position(models, hidden) -> None:
+def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray) -> None:
     """Without the row of zeros at position 0, as transformers has it."""
     reference = models.reference("dense-tied")
     want = reference.draft(TOKENS, hidden, DEPTH, zero_row=False)
@@ -179,7 +182,7 @@ def test_a_sequence_can_start_at_any_position(models, hidden) -> None:
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
-def test_caches_of_more_than_one_bucket(models, length: int) -> None:
+def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
     reference = models.reference("dense-tied")
     tokens = [int(t) for t in np.random.PCG64(5).random_raw(length) % np.uint64(900)]
     hidden = reference.trunk(tokens[:-1])[1]
@@ -189,7 +192,7 @@ def test_caches_of_more_than_one_bucket(models, length: int) -> None:
     assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
 
 
-def test_sequences_that_grow_side_by_side(models) -> None:
+def test_sequences_that_grow_side_by_side(models: Models) -> None:
     """Each grows on its own, keeps its rows, and drafts bit for bit as it does alone."""
     length, piece = 1200, 40
     starts = {0: 0, 1: 300, 2: 7}  # of the sequences, which pass each power of two at another time
@@ -199,11 +202,11 @@ def test_sequences_that_grow_side_by_side(models) -> None:
     def grow(head: AnyHead, seq: int, at: int) -> np.ndarray:
         part = slice(at, at + piece)
         return logits_of(
-            head.draft(tokens[part], hidden[part], starts[seq] + at, 2, seq, logits=True)
+            head.draft(tokens[part], rows[part], starts[seq] + at, 2, seq, logits=True)
         )
 
     with Head(models.gguf(), n_ctx=length + 300, n_seq_max=3) as head:
-        hidden = states.standard_normal((length, head.n_embd)).astype(np.float32)
+        rows = states.standard_normal((length, head.n_embd)).astype(np.float32)
         together: dict[int, list[np.ndarray]] = {seq: [] for seq in starts}
         for at in range(0, length, piece):
             for seq in starts:
@@ -218,7 +221,7 @@ def test_sequences_that_grow_side_by_side(models) -> None:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc here")
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer keeps what is freed")
-def test_a_cache_takes_memory_as_it_fills(models, hidden) -> None:
+def test_a_cache_takes_memory_as_it_fills(models: Models, hidden: np.ndarray) -> None:
     """Of many long sequences, those take memory that have rows, and no more than twice as much."""
     before = resident()
     with Head(models.gguf(), n_ctx=1 << 17, n_seq_max=16) as head:
@@ -248,7 +251,7 @@ def stored_ids(path: Path) -> list[int]:
 @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
 @pytest.mark.parametrize("spec", ["dense-tied", "dense-untied", "moe-fused"])
 def test_draft_vocabularies_draft_what_the_reference_does_among_them(
-    models, spec: str, layout: str
+    models: Models, spec: str, layout: str
 ) -> None:
     reference = models.reference(spec)
     hidden = reference.trunk(TOKENS[:-1])[1]
@@ -265,7 +268,7 @@ def test_draft_vocabularies_draft_what_the_reference_does_among_them(
     assert draft.tokens == ids[want.argmax(1)].tolist()
 
 
-def test_a_prefix_of_a_ranked_list(models, hidden) -> None:
+def test_a_prefix_of_a_ranked_list(models: Models, hidden: np.ndarray) -> None:
     for layout in ("ids", "table"):
         path = models.gguf(layout=layout)
         with Head(path) as whole, Head(path, fastmtp_size=37) as part:
@@ -277,7 +280,7 @@ def test_a_prefix_of_a_ranked_list(models, hidden) -> None:
         assert head.draft_ids().tolist() == list(range(1024))
 
 
-def test_a_quantized_row_is_gathered_exactly(models, hidden) -> None:
+def test_a_quantized_row_is_gathered_exactly(models: Models, hidden: np.ndarray) -> None:
     path = models.gguf("dense-untied", "Q4_K_M", "F16", layout="ids")
     with Head(path) as short, Head(path, fastmtp_size=-1) as whole:
         ids = short.draft_ids()
@@ -285,14 +288,16 @@ def test_a_quantized_row_is_gathered_exactly(models, hidden) -> None:
     assert np.array_equal(logits_of(a)[0], logits_of(b)[0, ids])
 
 
-def test_nothing_of_the_file_is_copied_on_the_cpu_without_a_list(models) -> None:
+def test_nothing_of_the_file_is_copied_on_the_cpu_without_a_list(models: Models) -> None:
     with Head(models.gguf()) as head:
         assert head.weight_bytes == 0
         assert head.mapped_bytes > 1 << 20
         assert head.tied
 
 
-def test_own_embedding_and_head_of_the_block(models, rewrite, hidden) -> None:
+def test_own_embedding_and_head_of_the_block(
+    models: Models, rewrite: Rewrite, hidden: np.ndarray
+) -> None:
     """nextn.embed_tokens and nextn.shared_head_head shadow the model's."""
     path = models.gguf()
     with open_gguf(path) as file:
@@ -315,7 +320,7 @@ def test_own_embedding_and_head_of_the_block(models, rewrite, hidden) -> None:
     assert np.abs(logits_of(b) - want).max() < CACHE_TOLERANCE
 
 
-def test_numbers_that_are_none_leave_drafts_in_range(models, hidden) -> None:
+def test_numbers_that_are_none_leave_drafts_in_range(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     rows[-1] = np.nan
     with Head(models.gguf(layout="ids")) as head:
@@ -327,12 +332,12 @@ def test_numbers_that_are_none_leave_drafts_in_range(models, hidden) -> None:
 # ------------------------------------------------------------------------------- arguments
 
 
-def test_arguments_are_checked(models, hidden) -> None:
+def test_arguments_are_checked(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     with Head(models.gguf(), n_ctx=40, n_seq_max=2) as head:
         head.feed(TOKENS[:4], rows[:4], 0)
 
-        def refused(text: str, *args, **kwargs) -> None:
+        def refused(text: str, *args: Any, **kwargs: Any) -> None:
             with pytest.raises(NativeError, match=text):
                 head.draft(*args, **kwargs)
             assert head.next_position() == 4
@@ -377,12 +382,12 @@ def test_arguments_are_checked(models, hidden) -> None:
         ({"fastmtp_size": -2}, "fastmtp_size: expected -1 to"),
     ],
 )
-def test_options_are_checked(models, options, text: str) -> None:
+def test_options_are_checked(models: Models, options: dict[str, Any], text: str) -> None:
     with pytest.raises(NativeError, match=text):
         Head(models.gguf(), **options)
 
 
-def test_rows_go_to_another_head_and_sequence(models) -> None:
+def test_rows_go_to_another_head_and_sequence(models: Models) -> None:
     """What is drafted after them is drafted there, too; what cannot be rows is refused."""
     path = models.gguf("dense-tied")
     with Head(path) as one, Head(path, n_seq_max=2) as other:
@@ -398,7 +403,7 @@ def test_rows_go_to_another_head_and_sequence(models) -> None:
             head.draft(last, hidden[-1:], 5 + len(first), DEPTH, seq, logits=True)
             for head, seq in ((one, 0), (other, 1))
         ]
-        assert np.array_equal(*map(logits_of, drafts))
+        assert np.array_equal(logits_of(drafts[0]), logits_of(drafts[1]))
         with pytest.raises(NativeError, match="n: expected 6 rows or fewer"):
             other.set_rows(rows, 6, seq=1)
         assert other.next_position(1) == 0

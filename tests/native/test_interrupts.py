@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from support.models import Dial
+
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="no /proc here, which tells what is open"
 )
@@ -103,14 +105,16 @@ def interrupt(path: Path, kind: str, times: int) -> None:
         assert child.stdout
         assert child.stderr
 
+        stdin, stdout, stderr = child.stdin, child.stdout, child.stderr
+
         def tell() -> None:
-            child.stdin.write("\n")
-            child.stdin.flush()
+            stdin.write("\n")
+            stdin.flush()
 
         def expect(line: str) -> None:
-            if (found := child.stdout.readline().strip()) != line:
+            if (found := stdout.readline().strip()) != line:
                 child.kill()
-                pytest.fail(f"expected {line!r}, found {found!r}\n{child.stderr.read()}")
+                pytest.fail(f"expected {line!r}, found {found!r}\n{stderr.read()}")
 
         watchdog = threading.Timer(PATIENCE, child.kill)
         watchdog.start()
@@ -129,8 +133,8 @@ def interrupt(path: Path, kind: str, times: int) -> None:
             child.stdin.close()
             # Python prints the second of two interrupts if it arrives in the destructor of what the
             # first one left behind.
-            stderr = child.stderr.read()
-            assert not stderr or stderr.startswith("Exception ignored in"), stderr
+            said = stderr.read()
+            assert not said or said.startswith("Exception ignored in"), said
             assert child.wait() == 0
         finally:
             watchdog.cancel()
@@ -142,5 +146,5 @@ KINDS = ["greedy", "sampled", "stepwise", "text", "state", "load"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("times", [12, pytest.param(300, marks=pytest.mark.slow)])
-def test_the_model_survives(dial, kind: str, times: int) -> None:
+def test_the_model_survives(dial: Dial, kind: str, times: int) -> None:
     interrupt(dial("tiny"), kind, times)

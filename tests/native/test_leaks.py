@@ -12,6 +12,8 @@ from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.gguf_files import Rewrite
+from support.models import Dial
 from support.native_trunk import Trunk
 
 STATUS = Path("/proc/self/statm")
@@ -26,7 +28,7 @@ def resident() -> int:
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc here")
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer keeps what is freed")
 @pytest.mark.parametrize("times", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_sessions_leave_nothing_behind(dial, rewrite, times: int) -> None:
+def test_sessions_leave_nothing_behind(dial: Dial, rewrite: Rewrite, times: int) -> None:
     path = dial("tiny")
     broken = rewrite(path, tensors={"blk.4.attn_q.weight": None})
     trunk = Trunk(path, 3)

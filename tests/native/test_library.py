@@ -15,6 +15,7 @@ from mtp_gguf.native import _bindings
 from mtp_gguf.native.errors import LibraryMismatchError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp, runtime
+from support.models import Models
 from support.native_build import configure
 from support.upstream.sdist import llama_cpp_source
 
@@ -72,7 +73,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_function_of_the_header_is_declared() -> None:
     """The prototype comments in the bindings match the header, and each function has its types."""
 
-    def prototypes(text: str) -> set[str]:
+    def prototypes(text: list[str]) -> set[str]:
         return {re.sub(r"\s+", " ", p).replace("( ", "(") for p in text}
 
     code = re.sub(r"(?m)^#.*", "", HEADER.read_text())
@@ -157,7 +158,7 @@ BACKENDS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("spec", ["dense-tied", "moe-fused"])
 def test_every_op_of_the_graph_is_one_that_the_backend_knows(
-    models, spec: str, backend: str
+    models: Models, spec: str, backend: str
 ) -> None:
     file, function = BACKENDS[backend]
     text = (llama_cpp_source() / file).read_text()
@@ -170,7 +171,7 @@ def test_every_op_of_the_graph_is_one_that_the_backend_knows(
 
 
 @pytest.mark.upstream
-def test_the_cpu_computes_every_op_of_the_graph(models) -> None:
+def test_the_cpu_computes_every_op_of_the_graph(models: Models) -> None:
     """ggml-cpu's supports_op lists only exceptions; its dispatch lists the supported ops."""
     text = (llama_cpp_source() / "ggml/src/ggml-cpu/ggml-cpu.c").read_text()
     body = text[text.index("static void ggml_compute_forward(struct") :]

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from llama_cpp.llama_cache import LlamaRAMCache
+from llama_cpp.llama_grammar import LlamaGrammar
 from typer.testing import CliRunner
 
 from mtp_gguf.cli.generate import generate as generate_command
@@ -25,6 +27,8 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
 from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
+from support.gguf_files import Rewrite
+from support.models import Dial, Models
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 
@@ -58,16 +62,18 @@ SAMPLING = {
 @pytest.mark.stock
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
 @pytest.mark.parametrize("quiet", [True, False], ids=["", "logprobs"])
-def test_completions_are_those_of_llama_cpp(dial, options, quiet: bool) -> None:
+def test_completions_are_those_of_llama_cpp(
+    dial: Dial, options: dict[str, Any], quiet: bool
+) -> None:
     """The same text, finish reason and usage, whatever the sampler: drafts change nothing.
 
     The dial's text never hangs on a near tie, so that kernels that differ do not show.
     """
     options = {"max_tokens": 24, **options} | ({} if quiet else {"logprobs": 3})
     with plain(dial("tiny"), logits_all=not quiet) as llm:
-        want = llm.create_completion(PROMPT, **options)
+        want: Any = llm.create_completion(PROMPT, **options)
     with load(dial("tiny"), depth=3, logits_all=not quiet, rejection=False) as llm:
-        got = llm.create_completion(PROMPT, **options)
+        got: Any = llm.create_completion(PROMPT, **options)
         stats = llm.mtp_stats
     assert got["choices"][0]["text"] == want["choices"][0]["text"]
     assert got["choices"][0]["finish_reason"] == want["choices"][0]["finish_reason"]
@@ -81,19 +87,19 @@ def test_completions_are_those_of_llama_cpp(dial, options, quiet: bool) -> None:
         assert stats.tokens_per_cycle > 1.5
 
 
-def test_streaming_stop_strings_and_chat(dial) -> None:
+def test_streaming_stop_strings_and_chat(dial: Dial) -> None:
     path = dial("tiny")
-    messages = [{"role": "user", "content": "aha"}]
+    messages: Any = [{"role": "user", "content": "aha"}]
     with plain(path) as theirs, load(path) as ours:
         text = ours.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"]
         stop = next(c for c in text[8:] if c.isalnum() and c not in text[:8])
         results = []
         for llm in (theirs, ours):
-            chunks = llm.create_completion(
+            chunks: Any = llm.create_completion(
                 PROMPT, max_tokens=40, temperature=0, stop=[stop], stream=True
             )
             pieces = [c["choices"][0] for c in chunks]
-            chat = llm.create_chat_completion(messages, max_tokens=12, temperature=0)
+            chat: Any = llm.create_chat_completion(messages, max_tokens=12, temperature=0)
             results.append(
                 ("".join(p["text"] for p in pieces), pieces[-1]["finish_reason"], chat["choices"])
             )
@@ -102,9 +108,9 @@ def test_streaming_stop_strings_and_chat(dial) -> None:
         assert stop not in results[0][0]
 
 
-def test_grammar_and_logits_processor(dial) -> None:
+def test_grammar_and_logits_processor(dial: Dial) -> None:
     path = dial("tiny")
-    grammar = llama_cpp.LlamaGrammar.from_string('root ::= [a-c]+ "!"', verbose=False)
+    grammar = LlamaGrammar.from_string('root ::= [a-c]+ "!"', verbose=False)
     seen: list[int] = []
 
     def processor(ids: Any, logits: Any) -> Any:
@@ -112,12 +118,12 @@ def test_grammar_and_logits_processor(dial) -> None:
         return logits
 
     with plain(path) as theirs, load(path) as ours:
-        texts = [
-            llm.create_completion(PROMPT, max_tokens=8, temperature=0, grammar=grammar)["choices"]
+        texts: list[Any] = [
+            llm.create_completion(PROMPT, max_tokens=8, temperature=0, grammar=grammar)
             for llm in (theirs, ours)
         ]
-        assert texts[0] == texts[1]
-        assert set(texts[0][0]["text"]) <= set("abc!")
+        assert texts[0]["choices"] == texts[1]["choices"]
+        assert set(texts[0]["choices"][0]["text"]) <= set("abc!")
         want = take(ours, 20)
         ours.reset()
         got = take(ours, 20, logits_processor=llama_cpp.LogitsProcessorList([processor]))
@@ -135,7 +141,7 @@ def test_grammar_and_logits_processor(dial) -> None:
         assert calls == list(range(len(PROMPT), len(PROMPT) + 6))
 
 
-def test_prefixes_are_reused_without_stale_state(dial) -> None:
+def test_prefixes_are_reused_without_stale_state(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
         first = take(llm, 17)
@@ -153,7 +159,7 @@ def test_prefixes_are_reused_without_stale_state(dial) -> None:
         assert take(llm, 10, follow) == second
 
 
-def test_the_same_prompt_twice_and_reset_false(dial) -> None:
+def test_the_same_prompt_twice_and_reset_false(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
         want = take(llm, 12)
@@ -165,7 +171,7 @@ def test_the_same_prompt_twice_and_reset_false(dial) -> None:
         assert take(llm, 12, [], reset=False) == want
 
 
-def test_a_reader_can_force_tokens(dial) -> None:
+def test_a_reader_can_force_tokens(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
         stream = llm.generate(PROMPT, temp=0.0)
@@ -178,7 +184,7 @@ def test_a_reader_can_force_tokens(dial) -> None:
 
 
 @pytest.mark.stock
-def test_states_are_saved_and_loaded(dial) -> None:
+def test_states_are_saved_and_loaded(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
         stream = llm.generate(PROMPT, temp=0.0)
@@ -199,14 +205,14 @@ def test_states_are_saved_and_loaded(dial) -> None:
     with load(path) as other:
         other.load_state(state)
         assert take(other, 12, [*PROMPT, *text]) == after
-        cache = llama_cpp.LlamaRAMCache()
+        cache = LlamaRAMCache()
         other.set_cache(cache)
         a = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         b = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         assert a["choices"] == b["choices"]
 
 
-def test_drafts_after_a_loaded_state_are_the_same_as_before(models) -> None:
+def test_drafts_after_a_loaded_state_are_the_same_as_before(models: Models) -> None:
     """On random weights, where a draft depends on all that the head has seen."""
 
     def drafts(llm: MTPLlama) -> tuple[list[int], list[float]]:
@@ -234,7 +240,7 @@ def test_drafts_after_a_loaded_state_are_the_same_as_before(models) -> None:
         assert drafts(other)[1] != want[1]
 
 
-def test_states_of_other_models_and_of_llama_cpp(models, dial) -> None:
+def test_states_of_other_models_and_of_llama_cpp(models: Models, dial: Dial) -> None:
     path = dial("tiny")
     given = {"flash_attn": True}  # each keeps values in another order without
     with plain(path, **given) as theirs, load(path, **given) as ours:
@@ -261,7 +267,7 @@ def test_states_of_other_models_and_of_llama_cpp(models, dial) -> None:
         assert take(none, 8) == want
 
 
-def test_a_long_prompt_is_checkpointed(dial) -> None:
+def test_a_long_prompt_is_checkpointed(dial: Dial) -> None:
     """A chat whose template changes the end of the last turn is not evaluated from the start."""
     path = dial("tiny")
     long = (PROMPT * 15)[:290]
@@ -288,12 +294,13 @@ def test_a_long_prompt_is_checkpointed(dial) -> None:
             assert (llm._prompt is None) == ("keep_prompt" in options)
 
 
-def test_a_full_context_ends_as_llama_cpp_does(dial) -> None:
+def test_a_full_context_ends_as_llama_cpp_does(dial: Dial) -> None:
     path = dial("tiny")
     with plain(path) as theirs, load(path, n_ctx=200, depth=5) as ours:
-        want, got = (
+        answers: list[Any] = [
             llm.create_completion(PROMPT, max_tokens=None, temperature=0) for llm in (theirs, ours)
-        )
+        ]
+        want, got = answers
         assert got["choices"] == want["choices"]
         assert got["usage"] == want["usage"]
         assert got["choices"][0]["finish_reason"] == "length"
@@ -302,7 +309,9 @@ def test_a_full_context_ends_as_llama_cpp_does(dial) -> None:
         assert take(ours, 3) == take(ours, 3)
 
 
-def test_depth_zero_the_variable_and_models_without_a_head(models, dial, monkeypatch) -> None:
+def test_depth_zero_the_variable_and_models_without_a_head(
+    models: Models, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     with pytest.raises(HeadMissingError, match=r"has no MTP head .* graft"):
         load(without)
@@ -320,10 +329,13 @@ def test_depth_zero_the_variable_and_models_without_a_head(models, dial, monkeyp
         assert llm.depth == 0
 
 
-def test_the_trunk_is_loaded_without_its_mtp_layer(dial, capfd) -> None:
+def test_the_trunk_is_loaded_without_its_mtp_layer(
+    dial: Dial, capfd: pytest.CaptureFixture[str]
+) -> None:
     """llama.cpp skips the tensors of the MTP block and no others."""
     with open_gguf(dial("tiny")) as file:
         layers = file.integer("qwen35.block_count")
+        assert layers
         block = {t.name for t in file.tensors if t.name.startswith(f"blk.{layers - 1}.")}
     with load(dial("tiny"), verbose=True) as ours:
         assert ours.head is not None
@@ -331,7 +343,7 @@ def test_the_trunk_is_loaded_without_its_mtp_layer(dial, capfd) -> None:
     assert set(re.findall(r"model has unused tensor (\S+)", capfd.readouterr().err)) == block
 
 
-def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
+def test_errors_carry_llama_cpps_log(models: Models, rewrite: Rewrite, tmp_path: Path) -> None:
     broken = rewrite(models.gguf("dense-tied"), tensors={"blk.0.ffn_gate.weight": None})
     with pytest.raises(ModelRefusedError, match=r"(?s)Failed to load.*\n.*blk\.0\.ffn_gate"):
         load(broken)
@@ -341,7 +353,7 @@ def test_errors_carry_llama_cpps_log(models, rewrite, tmp_path) -> None:
 
 @pytest.mark.stock
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
-def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
+def test_layouts_that_stock_llama_cpp_cannot_load(models: Models, layout: str) -> None:
     """They work as heads of a trunk; loaded as a model, the error says what to do."""
     trunk = models.gguf("dense-tied", "Q4_K_M", "F16")
     choice = HeadChoice.ALONE if layout == "sidecar" else HeadChoice.WITH_TRUNK
@@ -360,7 +372,7 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models, layout: str) -> None:
         load(head)
 
 
-def test_a_head_without_a_trunk_is_rejected(models) -> None:
+def test_a_head_without_a_trunk_is_rejected(models: Models) -> None:
     """llama.cpp would load it and crash."""
     head = models.gguf("dense-tied", "Q4_K_M", "F16", choice=HeadChoice.ALONE)
     for depth in (0, 2):
@@ -368,7 +380,7 @@ def test_a_head_without_a_trunk_is_rejected(models) -> None:
             load(head, depth=depth)
 
 
-def test_a_failed_decode_carries_the_log_too(dial) -> None:
+def test_a_failed_decode_carries_the_log_too(dial: Dial) -> None:
     """The trunk's memory was changed without the session and without calling sync()."""
     with load(dial("tiny")) as llm:
         want = take(llm, 9)
@@ -380,7 +392,7 @@ def test_a_failed_decode_carries_the_log_too(dial) -> None:
         assert take(llm, 9) == want
 
 
-def test_wrong_options(dial) -> None:
+def test_wrong_options(dial: Dial) -> None:
     for options, text in (
         ({"depth": 17}, 'depth: expected 0 to 16 or "auto", found 17'),
         ({"depth": -1}, 'depth: expected 0 to 16 or "auto", found -1'),
@@ -395,13 +407,13 @@ def test_wrong_options(dial) -> None:
             load(dial("tiny"), **options)
 
 
-def test_layers_on_a_gpu_where_there_is_none(dial) -> None:
+def test_layers_on_a_gpu_where_there_is_none(dial: Dial) -> None:
     """They stay on the CPU, as in llama.cpp; with a GPU, head and trunk are put there."""
     with load(dial("tiny"), n_gpu_layers=99, main_gpu=0) as llm:
         assert len(take(llm, 5)) == 5
 
 
-def test_closing(dial) -> None:
+def test_closing(dial: Dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     stream = llm.generate(PROMPT, temp=0.0)
     next(stream)
@@ -414,14 +426,14 @@ def test_closing(dial) -> None:
     llm.close()
 
 
-def test_with_closes(dial) -> None:
+def test_with_closes(dial: Dial) -> None:
     with MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
         assert len(take(llm, 3)) == 3
     with pytest.raises(NativeError, match="closed"):
         take(llm, 1)
 
 
-def test_an_abandoned_model_is_freed(dial) -> None:
+def test_an_abandoned_model_is_freed(dial: Dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     take(llm, 3)
     freed = llm.session._free
@@ -430,7 +442,7 @@ def test_an_abandoned_model_is_freed(dial) -> None:
     assert not freed.alive
 
 
-def test_a_second_thread_is_refused(dial) -> None:
+def test_a_second_thread_is_refused(dial: Dial) -> None:
     """While one thread decodes, another can neither use the session nor close it."""
     with load(dial("tiny"), n_ctx=2048) as llm:
         want = take(llm, 3)
@@ -462,7 +474,7 @@ def test_a_second_thread_is_refused(dial) -> None:
         assert take(llm, 3) == want
 
 
-def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
+def test_an_interrupt_leaves_the_model_usable(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """KeyboardInterrupt right after a step, before Python has stored its tokens."""
     with load(dial("tiny")) as llm:
         want = take(llm, 20)
@@ -483,7 +495,7 @@ def test_an_interrupt_leaves_the_model_usable(dial, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_exceptions_of_logits_processors_propagate(dial, error: type[BaseException]) -> None:
+def test_exceptions_of_logits_processors_propagate(dial: Dial, error: type[BaseException]) -> None:
     """The processor is called from C; a signal during the call is a KeyboardInterrupt in it."""
     calls = itertools.count()
 
@@ -503,7 +515,7 @@ def test_exceptions_of_logits_processors_propagate(dial, error: type[BaseExcepti
         assert take(llm, 12) == want
 
 
-def test_ctrl_c_around_a_logits_processor_propagates(dial) -> None:
+def test_ctrl_c_around_a_logits_processor_propagates(dial: Dial) -> None:
     """The interrupt arrives in llama_cpp's own Python code, which is called from C too."""
     calls = itertools.count()
 
@@ -527,7 +539,7 @@ def test_ctrl_c_around_a_logits_processor_propagates(dial) -> None:
         assert take(llm, 12) == want
 
 
-def test_pickles_like_llama_cpp(dial) -> None:
+def test_pickles_like_llama_cpp(dial: Dial) -> None:
     with load(dial("tiny"), depth=2, rollback="host") as llm:
         want = take(llm, 5)
         state = pickle.dumps(llm.__getstate__())
@@ -545,7 +557,7 @@ def command() -> typer.Typer:
 
 
 @pytest.mark.stock
-def test_the_command(dial, command) -> None:
+def test_the_command(dial: Dial, command: typer.Typer) -> None:
     arguments = [str(dial("tiny")), "-p", "aha", "-n", "24", "--ctx", "128", "-t", "1"]
     runner = CliRunner()
     plain_run = runner.invoke(command, [*arguments, "--depth", "0"], catch_exceptions=False)

@@ -19,6 +19,7 @@ import pytest
 
 from support.held_out_loss import Floats
 from support.llama_libraries import FAST, STOCK, run_on
+from support.models import Models
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
@@ -67,7 +68,7 @@ def as_good(stock: Losses, other: Losses) -> bool:
     return True
 
 
-def check(models, folder: Path, quant: str, windows: int, length: int) -> None:
+def check(models: Models, folder: Path, quant: str, windows: int, length: int) -> None:
     path = models.gguf("demo", quant, "F16")
     stock = losses(STOCK, path, folder, windows, length)
     patched = losses(FAST, path, folder, windows, length)
@@ -76,15 +77,15 @@ def check(models, folder: Path, quant: str, windows: int, length: int) -> None:
     assert np.array_equal(patched[1], patched[4])
 
 
-def test_the_text_is_foretold_as_well(models, tmp_path: Path) -> None:
+def test_the_loss_is_that_of_the_stock_libraries(models: Models, tmp_path: Path) -> None:
     check(models, tmp_path, "Q4_K_M", 6, 256)
 
 
 @pytest.mark.slow
-def test_a_type_of_fewer_bits_is_told_from_rounding(models, tmp_path: Path) -> None:
+def test_a_type_of_fewer_bits_is_told_from_rounding(models: Models, tmp_path: Path) -> None:
     """On the same libraries: the bounds are near enough to see four bits in place of five."""
     five, four = (
-        losses(None, models.gguf("demo", quant, "F16"), tmp_path, 6, 256)
+        losses(FAST, models.gguf("demo", quant, "F16"), tmp_path, 6, 256)
         for quant in ("Q5_K_M", "Q4_K_M")
     )
     assert not as_good(five, four)
@@ -92,5 +93,5 @@ def test_a_type_of_fewer_bits_is_told_from_rounding(models, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "F16", "BF16"])
-def test_a_long_text_is_foretold_as_well(models, tmp_path: Path, quant: str) -> None:
+def test_a_long_text_is_foretold_as_well(models: Models, tmp_path: Path, quant: str) -> None:
     check(models, tmp_path, quant, 40, 512)

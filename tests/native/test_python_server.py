@@ -10,6 +10,7 @@ import pytest
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
+from support.models import Dial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,10 +79,10 @@ def answers(path: Path, llama: type) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of anyio's streams
-def test_clients_are_told_the_same(dial) -> None:
+def test_clients_are_told_the_same(dial: Dial) -> None:
     loaded: list[MTPLlama] = []
 
-    class Kept(MTPLlama):
+    class Kept(MTPLlama):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "depth": 3})
             loaded.append(self)

@@ -13,6 +13,8 @@ from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F16, F32, I64
 from mtp_gguf.native.errors import HeadMissingError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head as AnyHead
+from support.gguf_files import Rewrite, Tensor
+from support.models import Models
 
 Head = partial(AnyHead, n_threads=1)
 IDS = "mtp_gguf.fastmtp.token_ids"
@@ -99,7 +101,7 @@ def zeros(*shape: int) -> tuple[tuple[int, ...], object, bytes]:
         ({IDS: u32(7)}, "token_ids: expected an array, found u32"),
     ],
 )
-def test_metadata(models, rewrite, keys, text: str) -> None:
+def test_metadata(models: Models, rewrite: Rewrite, keys: dict[str, Value], text: str) -> None:
     with pytest.raises(ModelRefusedError, match=text):
         Head(rewrite(models.gguf(), keys=keys))
 
@@ -163,12 +165,14 @@ def test_metadata(models, rewrite, keys, text: str) -> None:
         ),
     ],
 )
-def test_tensors(models, rewrite, tensors, text: str) -> None:
+def test_tensors(
+    models: Models, rewrite: Rewrite, tensors: dict[str, Tensor | None], text: str
+) -> None:
     with pytest.raises(ModelRefusedError, match=f"(?i){text}"):
         Head(rewrite(models.gguf(), tensors=tensors))
 
 
-def test_a_dense_block_on_a_moe_base(models, rewrite) -> None:
+def test_a_dense_block_on_a_moe_base(models: Models, rewrite: Rewrite) -> None:
     with pytest.raises(
         ModelRefusedError, match=r"ffn_down_exps.weight: expected .*, found no such tensor"
     ):
@@ -177,7 +181,7 @@ def test_a_dense_block_on_a_moe_base(models, rewrite) -> None:
         Head(rewrite(models.gguf("moe-fused"), keys={"qwen35moe.expert_used_count": u32(9)}))
 
 
-def test_a_model_without_a_head_says_how_to_get_one(models, rewrite) -> None:
+def test_a_model_without_a_head_says_how_to_get_one(models: Models, rewrite: Rewrite) -> None:
     with pytest.raises(HeadMissingError, match=r"has no MTP head .* graft"):
         Head(models.gguf("dense-no-mtp"))
     with pytest.raises(
@@ -187,7 +191,7 @@ def test_a_model_without_a_head_says_how_to_get_one(models, rewrite) -> None:
         Head(rewrite(models.gguf(), tensors={"blk.4.nextn.eh_proj.weight": None}))
 
 
-def test_files_that_are_none(models, tmp_path: Path) -> None:
+def test_files_that_are_none(models: Models, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="cannot be opened: No such file"):
         Head(tmp_path / "absent.gguf")
     (tmp_path / "empty.gguf").touch()
@@ -200,7 +204,7 @@ def test_files_that_are_none(models, tmp_path: Path) -> None:
         Head(tmp_path / "text.gguf")
 
 
-def test_every_truncation_is_refused(models, tmp_path: Path) -> None:
+def test_every_truncation_is_refused(models: Models, tmp_path: Path) -> None:
     """Cut within the header, at its end, within each tensor of the block: never a crash."""
     path = models.gguf()
     data = path.read_bytes()
@@ -220,7 +224,7 @@ def test_every_truncation_is_refused(models, tmp_path: Path) -> None:
             Head(short)
 
 
-def test_random_damage_to_the_header_never_crashes(models, tmp_path: Path) -> None:
+def test_random_damage_to_the_header_never_crashes(models: Models, tmp_path: Path) -> None:
     """A short run of the fuzz target's idea: a byte changed anywhere in the header."""
     path = models.gguf(layout="table")
     data = bytearray(path.read_bytes())

@@ -20,8 +20,11 @@ from mtp_gguf.native._bindings import library
 from mtp_gguf.native.runtime import VARIABLE
 from support.commands import check_refusal, invoke
 from support.llama_libraries import FAST, LIBRARIES, STOCK, has_kernels, patched_libraries
+from support.models import Models
 
-STOCK_FOLDER = Path(str(find_spec("llama_cpp").origin)).parent / "lib"
+_LLAMA_CPP = find_spec("llama_cpp")
+assert _LLAMA_CPP
+STOCK_FOLDER = Path(str(_LLAMA_CPP.origin)).parent / "lib"
 SAY = """
 import json, os, subprocess, sys
 from mtp_gguf.native.runtime import llama_cpp, runtime
@@ -96,7 +99,7 @@ def test_an_earlier_import_is_kept_with_one_warning() -> None:
     assert json.loads(same.stdout)[0] == STOCK
 
 
-def test_a_model_loaded_on_stock_libraries_by_default_says_so(models) -> None:
+def test_a_model_loaded_on_stock_libraries_by_default_says_so(models: Models) -> None:
     """As in an installation that has no fast libraries."""
     source = Path(module.__file__).read_text().replace('.parent / "fast"', '.parent / "none"')
     assert '"none"' in source

@@ -21,6 +21,7 @@ from mtp_gguf.native.session import Session
 from support.checkpoints import SPECS
 from support.chi_square import far_off, one_sample, two_samples
 from support.llama_samplers import Chain
+from support.models import Dial, Models
 from support.native_trunk import Trunk
 
 if TYPE_CHECKING:
@@ -97,18 +98,18 @@ def compare(dial: Any, chain: Chain, draws: int) -> None:
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_the_distribution_is_that_of_llama_cpps_chain(dial, chain) -> None:
+def test_the_distribution_is_that_of_llama_cpps_chain(dial: Dial, chain: Chain) -> None:
     compare(dial, chain, 600)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_the_distribution_over_20000_draws(dial, chain) -> None:
+def test_the_distribution_over_20000_draws(dial: Dial, chain: Chain) -> None:
     compare(dial, chain, 20_000)
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_a_row_is_drawn_from_the_chain(dial, chain) -> None:
+def test_a_row_is_drawn_from_the_chain(dial: Dial, chain: Chain) -> None:
     """Without drafts: filters and temperature are those of llama.cpp, candidate by candidate."""
     with opened(dial("tiny", gain=GAIN)) as (session, trunk):
         session.decode(PROMPT)
@@ -119,7 +120,7 @@ def test_a_row_is_drawn_from_the_chain(dial, chain) -> None:
     assert not far_off(*one_sample(ours, want))
 
 
-def test_the_most_likely_token_of_a_vocabulary_of_any_size(models) -> None:
+def test_the_most_likely_token_of_a_vocabulary_of_any_size(models: Models) -> None:
     """991 is no multiple of what is compared at a time; the odd ones at the end count, too."""
     path = models.gguf(replace(SPECS["dense-tied"], name="odd", vocab_size=991))
     with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
@@ -131,7 +132,7 @@ def test_the_most_likely_token_of_a_vocabulary_of_any_size(models) -> None:
     assert max(found) >= 960
 
 
-def test_seeds_are_reproducible(dial) -> None:
+def test_seeds_are_reproducible(dial: Dial) -> None:
     with opened(dial("tiny")) as (session, _):
         texts = []
         for seed in (5, 5, 6):
@@ -145,7 +146,7 @@ def test_seeds_are_reproducible(dial) -> None:
         assert texts[0] == texts[1] != texts[2]
 
 
-def test_whole_vocabulary_and_short_draft_vocabularies(models) -> None:
+def test_whole_vocabulary_and_short_draft_vocabularies(models: Models) -> None:
     """Tokens that the head cannot draft come as often as the trunk says."""
     path = models.gguf("dense-tied", "Q4_K_M", "F16", layout="ids")
     with opened(path) as (session, _):
@@ -160,7 +161,7 @@ def test_whole_vocabulary_and_short_draft_vocabularies(models) -> None:
     assert abs(counts[0] - counts[1]) < 5 * (2 * counts[0]) ** 0.5
 
 
-def test_arguments_are_checked(dial) -> None:
+def test_arguments_are_checked(dial: Dial) -> None:
     with opened(dial("tiny")) as (session, _):
         session.decode(PROMPT)
         for call in (session.sample, lambda: session.step_sampled(1)):
@@ -173,11 +174,11 @@ def test_arguments_are_checked(dial) -> None:
             ({"temperature": 1.0, "min_p": -0.1}, "min_p: expected 0 to 1, found -0.1"),
         ):
             with pytest.raises(NativeError, match=text):
-                session.set_sampling(**chain)
+                session.set_sampling(**chain)  # type: ignore[arg-type]
         assert np.isfinite(session.length())
 
 
-def test_generate_chooses_rejection_where_the_distribution_is_known(dial) -> None:
+def test_generate_chooses_rejection_where_the_distribution_is_known(dial: Dial) -> None:
     """By equality a hot sampler seldom meets the likeliest token; by rejection drafts are drawn."""
     options = {"max_tokens": 60, "temperature": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0}
     path = str(dial("tiny", hit=1.0))
@@ -193,7 +194,7 @@ def test_generate_chooses_rejection_where_the_distribution_is_known(dial) -> Non
 
 
 @pytest.mark.parametrize("depth", [0, 3, "auto"])
-def test_seed_minus_one_is_random_as_in_llama_cpp(dial, depth) -> None:
+def test_seed_minus_one_is_random_as_in_llama_cpp(dial: Dial, depth: int | str) -> None:
     """By rejection, by equality, and where no seed was given; other seeds repeat their text."""
     hot = {"temperature": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "max_tokens": 30}
     options = {"depth": depth, "n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
@@ -216,7 +217,7 @@ def test_seed_minus_one_is_random_as_in_llama_cpp(dial, depth) -> None:
                 assert len({text(seed=5, **settings) for _ in range(2)}) == 1
 
 
-def test_the_command_takes_a_random_seed(dial) -> None:
+def test_the_command_takes_a_random_seed(dial: Dial) -> None:
     app = typer.Typer()
     app.command()(generate_command)
     words = [str(dial("tiny", gain=GAIN)), "-p", "aha", "-n", "30", "-c", "128", "-t", "1"]

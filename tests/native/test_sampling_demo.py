@@ -19,6 +19,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 from support.chi_square import LEAST_EXPECTED, far_off, one_sample
 from support.llama_samplers import Chain
+from support.models import Models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ EVERYDAY = ("0.7 min-p", "1.0 top-p")
 
 
 @pytest.fixture(scope="module")
-def llm(models) -> Iterator[MTPLlama]:
+def llm(models: Models) -> Iterator[MTPLlama]:
     path = models.gguf("demo", "Q4_K_M", "F16")
     options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
     with closing(MTPLlama(str(path), depth=NEXT, exact=True, **options)) as llm:
@@ -63,7 +64,8 @@ def continuations(
             logits = np.ctypeslib.as_array(pointer, (llm.n_vocab(),))
             for token, p in chain.distribution(logits).items():
                 if chance * p >= least:
-                    longer[(*tokens, token)] = chance * p
+                    text = (*tokens, token)
+                    longer[text] = chance * p
         found = longer
     return found
 

@@ -18,6 +18,7 @@ import pytest
 
 from support.checkpoints import SPECS
 from support.chi_square import far_off, one_sample
+from support.models import Dial
 from support.native_trunk import opened_session
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def check(counts: Counter[int], chances: np.ndarray, parts: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def late_seeds(dial) -> list[int]:
+def late_seeds(dial: Dial) -> list[int]:
     """Seeds whose second number lies in the last 256th of [0, 1).
 
     Found with a model whose tokens are all as likely as each other: what is drawn tells the number.
@@ -122,7 +123,9 @@ def late_seeds(dial) -> list[int]:
 
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-def test_late_numbers_draw_late_tokens(dial, late_seeds, rows, gain) -> None:
+def test_late_numbers_draw_late_tokens(
+    dial: Dial, late_seeds: range, rows: int, gain: float
+) -> None:
     """As late as their probabilities say, and not the last one alone."""
     with opened(dial, rows, gain) as drawn:
         tokens = []
@@ -140,7 +143,9 @@ def test_late_numbers_draw_late_tokens(dial, late_seeds, rows, gain) -> None:
 
 @pytest.mark.parametrize("missed", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("gain", [FLAT, 1.6], ids=GAINS)
-def test_drafts_and_their_replacements_come_as_the_trunk_says(dial, gain, missed) -> None:
+def test_drafts_and_their_replacements_come_as_the_trunk_says(
+    dial: Dial, gain: float, missed: bool
+) -> None:
     with opened(dial, SMALL, gain, missed=missed) as drawn:
         check(Counter(drawn.draw() for _ in range(300)), drawn.chances, 16)
         accepted = drawn.session.stats().acceptance[0]
@@ -148,7 +153,7 @@ def test_drafts_and_their_replacements_come_as_the_trunk_says(dial, gain, missed
 
 
 @pytest.mark.parametrize("gain", [FLAT, 1.6], ids=GAINS)
-def test_a_row_comes_as_its_logits_say(dial, gain) -> None:
+def test_a_row_comes_as_its_logits_say(dial: Dial, gain: float) -> None:
     with opened(dial, SMALL, gain) as drawn:
         check(Counter(drawn.session.sample() for _ in range(2000)), drawn.chances, 64)
 
@@ -157,7 +162,7 @@ def test_a_row_comes_as_its_logits_say(dial, gain) -> None:
 @pytest.mark.parametrize("missed", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-def test_10000_draws(dial, rows, gain, missed) -> None:
+def test_10000_draws(dial: Dial, rows: int, gain: float, missed: bool) -> None:
     """pytest -m slow tests/native/test_sampling_large.py"""
     with opened(dial, rows, gain, missed=missed) as drawn:
         counts = Counter(drawn.draw() for _ in range(10_000))

@@ -12,6 +12,7 @@ from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support.models import Dial, Models
 from support.native_trunk import Trunk, opened_session
 
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]
@@ -42,7 +43,7 @@ def generate(session: Session, depth: int, n: int, seq: int = 0) -> list[int]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 3, 8])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
-def test_text_and_state_equal_plain_decoding(dial, shape: str, depth: int, mode: str) -> None:
+def test_text_and_state_equal_plain_decoding(dial: Dial, shape: str, depth: int, mode: str) -> None:
     path = dial(shape)
     with opened_session(path, mode, depth) as (session, trunk):
         session.decode(PROMPT)
@@ -62,7 +63,7 @@ def test_text_and_state_equal_plain_decoding(dial, shape: str, depth: int, mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_acceptance_matches_the_synthetic_model(dial, mode: str) -> None:
+def test_acceptance_matches_the_synthetic_model(dial: Dial, mode: str) -> None:
     """Full, partial and no rejection in sequence, exactly at the flagged tokens."""
     missed, cycle = dial.missed("tiny"), dial.successors("tiny")
     with opened_session(dial("tiny"), mode, 4) as (session, _):
@@ -81,7 +82,7 @@ def test_acceptance_matches_the_synthetic_model(dial, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_drafts_come_from_the_right_tokens_and_hidden_states(models, mode: str) -> None:
+def test_drafts_come_from_the_right_tokens_and_hidden_states(models: Models, mode: str) -> None:
     """On random weights, against the reference on the whole text, however many are accepted.
 
     Drafts are accepted here because the test says so, which no sampler of these weights would.
@@ -106,7 +107,7 @@ def test_drafts_come_from_the_right_tokens_and_hidden_states(models, mode: str) 
         session.remove(len(text) - (1 if mode == "snapshot" else 0))
 
 
-def test_repeated_rejections(dial) -> None:
+def test_repeated_rejections(dial: Dial) -> None:
     """A head that is never right: each cycle rolls back all its drafts."""
     path = dial("tiny", hit=0.0)
     for mode in MODES:
@@ -121,7 +122,7 @@ def test_repeated_rejections(dial) -> None:
 
 @pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
-def test_sequences_do_not_mix(dial, mode: str, unified: bool) -> None:
+def test_sequences_do_not_mix(dial: Dial, mode: str, unified: bool) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
     prompts = [PROMPT, PROMPT[::-1][:7]]
     with opened_session(path, mode, 3, n_seq_max=2, unified=unified) as (session, trunk):
@@ -142,7 +143,7 @@ def test_sequences_do_not_mix(dial, mode: str, unified: bool) -> None:
 @pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
 def test_pending_rollback_survives_a_decode_of_another_sequence(
-    dial, mode: str, unified: bool
+    dial: Dial, mode: str, unified: bool
 ) -> None:
     """llama.cpp's rollback is pending until the next decode, which may be another sequence's."""
     path, cycle = dial("tiny", hit=0.3), dial.successors("tiny")
@@ -166,7 +167,7 @@ def test_pending_rollback_survives_a_decode_of_another_sequence(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_depth_can_change_from_cycle_to_cycle(dial, mode: str) -> None:
+def test_depth_can_change_from_cycle_to_cycle(dial: Dial, mode: str) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
     with opened_session(path, mode, 5) as (session, trunk):
         session.decode(PROMPT)
@@ -179,7 +180,7 @@ def test_depth_can_change_from_cycle_to_cycle(dial, mode: str) -> None:
     assert np.abs(got - plain_logits(path, PROMPT + tokens)).max() < STATE_TOLERANCE
 
 
-def test_the_context_can_be_filled_to_its_end(dial) -> None:
+def test_the_context_can_be_filled_to_its_end(dial: Dial) -> None:
     for mode in MODES:
         with opened_session(dial("tiny"), mode, 6) as (session, trunk):
             n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
@@ -198,7 +199,7 @@ def test_the_context_can_be_filled_to_its_end(dial) -> None:
 # --------------------------------------------------------------------- removing tokens
 
 
-def test_impossible_rollbacks_are_rejected_and_change_nothing(dial) -> None:
+def test_impossible_rollbacks_are_rejected_and_change_nothing(dial: Dial) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", 3) as (session, trunk):
         session.decode(PROMPT)
@@ -231,7 +232,7 @@ def test_impossible_rollbacks_are_rejected_and_change_nothing(dial) -> None:
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "checkpoint", "host"])
-def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial, mode: str) -> None:
+def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial: Dial, mode: str) -> None:
     """This happens when a reader stops in the middle of a cycle's tokens."""
     path = dial("tiny", hit=1.0)
     for kept in (1, 2, 4):
@@ -250,7 +251,7 @@ def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial, mode: s
         assert np.abs(got - want).max() < STATE_TOLERANCE
 
 
-def test_position_zero(dial) -> None:
+def test_position_zero(dial: Dial) -> None:
     """A prompt of one token, and a sequence that is emptied and used again."""
     path, cycle = dial("tiny"), dial.successors("tiny")
     for mode in MODES:
@@ -267,7 +268,7 @@ def test_position_zero(dial) -> None:
 # ---------------------------------------------------------------------------- arguments
 
 
-def test_cycle_calls_must_be_in_order(dial) -> None:
+def test_cycle_calls_must_be_in_order(dial: Dial) -> None:
     with opened_session(dial("tiny"), "two-phase", 3) as (session, _):
         session.decode(PROMPT)
         with pytest.raises(NativeError, match="no cycle is open"):
@@ -300,7 +301,7 @@ def test_cycle_calls_must_be_in_order(dial) -> None:
         assert session.begin(session.argmax()) == drafts
 
 
-def test_arguments_are_checked(dial, models) -> None:
+def test_arguments_are_checked(dial: Dial, models: Models) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", 3) as (session, trunk):
         for tokens in ([-1], [1024], [3, 5000]):

@@ -15,6 +15,8 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.exact import sgemm_tensors
 from mtp_gguf.native.head import Head as AnyHead
+from support.gguf_files import Rewrite
+from support.models import Models
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +26,7 @@ TOKENS = [5, 9, 400, 2, 77]
 
 
 @pytest.fixture(scope="module")
-def shards(models) -> list[Path]:
+def shards(models: Models) -> list[Path]:
     """The model of models.gguf(layout="ids"), in shards that part the head's tensors."""
     first = models.convert(
         *("dense-tied", "--quant", "F32", "--mtp-type", "F32", "--split-max-size", "2500K"),
@@ -33,7 +35,7 @@ def shards(models) -> list[Path]:
     return sorted(first.parent.iterdir())
 
 
-def test_drafts_are_those_of_one_file(models, shards: list[Path]) -> None:
+def test_drafts_are_those_of_one_file(models: Models, shards: list[Path]) -> None:
     holders = set()
     for path in shards:
         with open_gguf(path) as file:
@@ -46,17 +48,20 @@ def test_drafts_are_those_of_one_file(models, shards: list[Path]) -> None:
             assert head.layout == "ids"
             drafts.append(head.draft(TOKENS, rows, 0, 4, logits=True))
     assert drafts[0].tokens == drafts[1].tokens
-    assert np.array_equal(drafts[0].logits, drafts[1].logits)
+    first, second = (draft.logits for draft in drafts)
+    assert first is not None
+    assert second is not None
+    assert np.array_equal(first, second)
 
 
-def test_a_head_of_its_own_finds_its_trunk_in_shards(models, shards: list[Path]) -> None:
+def test_a_head_of_its_own_finds_its_trunk_in_shards(models: Models, shards: list[Path]) -> None:
     rows = np.random.default_rng(1).normal(size=(len(TOKENS), 256)).astype(np.float32)
     path = models.gguf(layout="ids")
     with Head(path) as whole, Head(path, trunk=shards[0]) as beside:
         assert whole.draft(TOKENS, rows, 0, 3).tokens == beside.draft(TOKENS, rows, 0, 3).tokens
 
 
-def test_the_model_is_run_from_its_first_shard(models, shards: list[Path]) -> None:
+def test_the_model_is_run_from_its_first_shard(models: Models, shards: list[Path]) -> None:
     options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "depth": 2}
     texts = []
     for path in (models.gguf(layout="ids"), shards[0]):
@@ -65,7 +70,7 @@ def test_the_model_is_run_from_its_first_shard(models, shards: list[Path]) -> No
     assert texts[0] == texts[1]
 
 
-def test_exact_looks_into_all_shards(models, shards: list[Path]) -> None:
+def test_exact_looks_into_all_shards(models: Models, shards: list[Path]) -> None:
     """The kernels to avoid depend on types that any shard may hold."""
     whole = models.gguf(layout="ids")
     assert sorted(sgemm_tensors(shards[0])) == sorted(sgemm_tensors(whole))
@@ -106,7 +111,9 @@ def test_shards_that_do_not_fit_are_named(shards: list[Path], tmp_path: Path) ->
         Head(first)
 
 
-def test_a_tensor_in_two_shards_is_refused(shards: list[Path], tmp_path: Path, rewrite) -> None:
+def test_a_tensor_in_two_shards_is_refused(
+    shards: list[Path], tmp_path: Path, rewrite: Rewrite
+) -> None:
     for path in shards:
         shutil.copy(path, tmp_path)
     with open_gguf(shards[0]) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import process_time
 
 import pytest
@@ -75,12 +76,13 @@ def test_a_repeated_token_is_continued_for_ever() -> None:
 @pytest.mark.parametrize("kind", ["one token", "two tokens", "period", "all different"])
 def test_time_and_memory_grow_linearly(kind: str) -> None:
     """Also for the worst inputs, and for truncations to the start in between."""
-    pattern = {
+    patterns: dict[str, Callable[[int], int]] = {
         "one token": lambda i: 5,
         "two tokens": lambda i: (i * 2654435761 >> 16) & 1,
         "period": lambda i: i % 1000,
         "all different": lambda i: i,
-    }[kind]
+    }
+    pattern = patterns[kind]
 
     def seconds(n: int) -> float:
         tokens = [pattern(i) for i in range(n)]

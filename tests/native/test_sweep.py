@@ -25,6 +25,7 @@ from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.native import MTPLlama
 from support.all_pairs import all_pairs
 from support.checkpoints import SPECS, Spec
+from support.models import Dial, Models
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -134,7 +135,7 @@ class Files:
 
 
 @pytest.fixture(scope="module")
-def files(models, dial) -> Files:
+def files(models: Models, dial: Dial) -> Files:
     return Files(models, dial)
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import shared_library
@@ -372,7 +372,7 @@ def test_what_stops_an_install_is_a_sentence_with_the_ways_around_it(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     for sdist, expected in (("", "pip could not fetch"), ("other.tar.gz", "other.tar.gz")):
-        command = [sys.executable, script, tmp_path / "made", *([sdist] if sdist else [])]
+        command = [sys.executable, str(script), str(tmp_path / "made"), *([sdist] if sdist else [])]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stderr
         last = done.stdout.splitlines()[-1]

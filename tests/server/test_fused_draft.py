@@ -57,7 +57,7 @@ def test_both_drivers_draft_alike(
     model = files("base" if layout == "sidecar" else layout, "demo")
     if layout == "sidecar":
         model = beside(model, files(layout, "demo"), tmp_path)
-    seen = []
+    seen: list[tuple[list[list[int]], int, list[int]]] = []
     for driver in ([], [STEPS]):
         log = tmp_path / f"log{len(seen)}"
         passed = (*driver, "--log-file", log, "--verbosity", 10)
@@ -82,7 +82,7 @@ def test_the_head_is_in_memory_once(
     A head that cannot be run by itself (of a cache in other types) leaves the model its layer.
     """
     other = ("--spec-draft-type-k", "q8_0")
-    sizes = []
+    sizes: list[float] = []
     for options, passed in (
         (["--no-draft"], ()),
         (OPTIONS, ()),

@@ -185,7 +185,7 @@ def test_spread_over_two_machines_the_text_is_the_same(
     program = patched_server.parent / "ggml-rpc-server"
     assert program.is_file()
     model = files(layout)
-    answers = []
+    answers: list[list[list[int]]] = []
     with helper(program, free_ports[0]) as one, helper(program, free_ports[1]) as two:
         for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
             log = tmp_path / f"log{len(answers)}"

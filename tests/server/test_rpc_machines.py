@@ -76,7 +76,7 @@ def test_two_machines_hold_the_model_and_the_text_is_the_same(
 ) -> None:
     """The head goes to the last device, where the model's last layer is."""
     model, program = files("ids", "demo"), patched_server.parent / "ggml-rpc-server"
-    answers = []
+    answers: list[list[list[int]]] = []
     with machine(0, program) as one, machine(1, program) as two:
         for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
             log = tmp_path / f"log{len(answers)}"

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         + ["-DCMAKE_C_COMPILER=gcc", "-DCMAKE_CXX_COMPILER=g++", "-DGGML_RPC=OFF"]
     )
     for command in (
-        ["cmake", "-S", source, "-B", objects, *options],
-        ["cmake", "--build", objects, "--target", "llama", "ggml", "--parallel", "2"],
+        ["cmake", "-S", str(source), "-B", str(objects), *options],
+        ["cmake", "--build", str(objects), "--target", "llama", "ggml", "--parallel", "2"],
     ):
         subprocess.run(command, check=True, capture_output=True)
     return objects / "bin"
@@ -76,4 +77,5 @@ def test_random_rollbacks(
     libraries: Path, files: Files, spec: str, steps: int, tokens: int
 ) -> None:
     model = files("plain", spec)
-    walk(libraries, model, seed=7, steps=steps, tokens=tokens, **sanitizer_environment())
+    environment: dict[str, Any] = {**sanitizer_environment()}
+    walk(libraries, model, seed=7, steps=steps, tokens=tokens, **environment)

@@ -80,7 +80,7 @@ class Caller:
 
     def call(self, tools: list[Any], choice: str, messages: list[Any]) -> tuple[str, str]:
         """Name and arguments of the one call that the model answers with, streamed or not."""
-        request = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
+        request: dict[str, Any] = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
         request["parallel_tool_calls"] = False  # the lifted token would begin another, and another
         answer = self.ask(messages, **request)
         self.drafted += answer.timings.get("draft_n", 0)
@@ -122,7 +122,8 @@ def conversation(caller: Caller) -> list[Any]:
     seen: list[Any] = []
     for tools, choice in (([OPEN_PATH], "required"), ([OPEN_PATH, SET_FLAGS], "auto")):
         seen.append(caller.call(tools, choice, question))
-        check_call(*seen[-1], tools)
+        name, arguments = seen[-1]
+        check_call(name, arguments, tools)
     name, arguments = seen[0]
     function = {"name": name, "arguments": arguments}
     answered = [

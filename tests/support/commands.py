@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mtp_gguf.cli import app
 

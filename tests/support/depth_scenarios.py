@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from statistics import mean
 
@@ -112,10 +113,15 @@ def relative(runs: Sequence[Sequence[Cycle]], best: Callable[[float], float]) ->
     return wanted / sum(cycle.ms for run in runs for cycle in run)
 
 
+def _always(chance: float, _: int) -> float:
+    return chance
+
+
 def constant(noise: Callable[[], Noise]) -> Iterator[float]:
     for curve, chance in product(CURVES.values(), CHANCES):
         runs = [
-            list(play(curve, lambda _, c=chance: c, seed, 512, noise=noise)) for seed in range(10)
+            list(play(curve, partial(_always, chance), seed, 512, noise=noise))
+            for seed in range(10)
         ]
         yield relative(runs, curve.best)
 

@@ -139,7 +139,7 @@ def _value(kind: ValueType, key: str, old: Any, source: random.Random) -> Any:
         return source.choice((*FLOATS, source.uniform(-2, 2)))
     if kind is ValueType.BOOL:
         return source.choice((0, 1, 1, 2, 255))
-    near = ()
+    near: tuple[int, ...] = ()
     if isinstance(old, int) and not isinstance(old, bool):
         near = (old + 1, old - 1, 2 * old, old // 2, 3 * old, -old)
     return source.choice((*COUNTS, *near, *near))
@@ -147,6 +147,7 @@ def _value(kind: ValueType, key: str, old: Any, source: random.Random) -> Any:
 
 def _set(key: str, entry: Entry | None, source: random.Random) -> Mutation:
     kinds = source.random()
+    kind: ValueType
     if entry is None or kinds < 0.15:
         kind = source.choice(SCALARS)
     elif entry.element is not None:
@@ -247,11 +248,11 @@ def _tensor(content: Content, source: random.Random) -> Mutation:
         *("blk.3.attn_norm.weight", "blk.0.attn_gate.scale", "blk.0.ffn_up.input_scale"),
         *("blk.0.exp_probs_b.bias", "v.patch_embd.weight"),
     )
-    shape = tuple(source.choice(SIZES[:-4]) for _ in range(source.choice((1, 2, 2, 3))))
+    new_shape = tuple(source.choice(SIZES[:-4]) for _ in range(source.choice((1, 2, 2, 3))))
     if source.random() < 0.5:
-        shape = tuple(other.shape)
+        new_shape = tuple(other.shape)
     return AddTensor(
-        source.choice(names), shape, source.choice(("F32", "F16", "I64", "Q8_0", "I32"))
+        source.choice(names), new_shape, source.choice(("F32", "F16", "I64", "Q8_0", "I32"))
     )
 
 

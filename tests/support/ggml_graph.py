@@ -44,7 +44,7 @@ def _function(library: str, name: str, result: Any, *arguments: Any) -> Callable
     lib = ctypes.CDLL(str(Path(folder) / f"lib{library}.{suffix}"))
     function: Any = getattr(lib, name)
     function.restype, function.argtypes = result, arguments
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _ggml(name: str, *arguments: Any) -> Any:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gguf import GGUFReader, ReaderTensor
 
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
+from mtp_gguf.gguf_tools.tensor_types import TensorType
 from mtp_gguf.native.runtime import VARIABLE
 
 
@@ -91,3 +93,46 @@ def greedy_text(path: Path, tokens: int = 24) -> list[int]:
             if len(generated) == tokens:
                 break
     return generated
+
+
+Tensor = tuple[tuple[int, ...], TensorType, bytes]
+
+
+def rewritten(
+    path: Path,
+    out: Path,
+    keys: Mapping[str, Value | None],
+    tensors: Mapping[str, Tensor | None],
+) -> Path:
+    """A copy of a GGUF with other keys and tensors; None drops one. Nothing of it is checked."""
+    with open_gguf(path) as file:
+        metadata: dict[str, Any] = {key: file.value(key) for key in file.keys}
+        metadata.update(keys)
+        metadata = {key: value for key, value in metadata.items() if value is not None}
+        content: dict[str, Tensor | None] = {
+            t.name: (t.shape, t.type, bytes(file.source.read(t.offset, t.nbytes)))
+            for t in file.tensors
+        }
+    content.update(tensors)
+    remaining = {name: tensor for name, tensor in content.items() if tensor is not None}
+    layout = lay_out(
+        metadata, [TensorSpec(n, shape, kind) for n, (shape, kind, _) in remaining.items()]
+    )
+    data = bytearray(layout.size)
+    data[: len(layout.header)] = layout.header
+    for offset, (_, _, raw) in zip(layout.offsets, remaining.values(), strict=True):
+        data[offset : offset + len(raw)] = raw
+    out.write_bytes(data)
+    return out
+
+
+class Rewrite(Protocol):
+    """Makes a copy with `rewritten`, in the test's own folder."""
+
+    def __call__(
+        self,
+        path: Path,
+        keys: Mapping[str, Value | None] | None = None,
+        tensors: Mapping[str, Tensor | None] | None = None,
+    ) -> Path:
+        """The copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,6 @@ class Chain:
         view = np.ctypeslib.as_array(data)
         view["id"], view["logit"], view["p"] = np.arange(len(logits)), logits, 0
         array = llama_cpp.llama_token_data_array(data, len(logits), -1, False)
-        llama_cpp.llama_sampler_apply(smpl, llama_cpp.byref(array))
+        llama_cpp.llama_sampler_apply(smpl, ctypes.byref(array))
         llama_cpp.llama_sampler_free(smpl)
-        return {array.data[i].id: array.data[i].p for i in range(array.size)}
+        return {int(array.data[i].id): array.data[i].p for i in range(array.size)}

@@ -73,7 +73,7 @@ class Models:
     def convert(self, model: str | Spec | Path, *options: object) -> Path:
         """The file that `convert MODEL OPTIONS` writes, the first of several."""
         folder = self.checkpoint(model)
-        key = (folder, *map(str, options))
+        key: tuple[Path | str, ...] = (folder, *map(str, options))
         if key not in self._files:
             out = self.root / "gguf" / str(len(self._files))
             out.mkdir(parents=True)

@@ -21,7 +21,7 @@ class Build:
 
     def library(self) -> Path:
         """Build what the sources now hold."""
-        command = ["cmake", "--build", self.folder, "--target", "mtp", "--parallel", "2"]
+        command = ["cmake", "--build", str(self.folder), "--target", "mtp", "--parallel", "2"]
         subprocess.run(command, check=True, capture_output=True)
         return next(self.folder.glob("native/libmtp.*"))
 
@@ -30,7 +30,7 @@ def configure(source: Path, folder: Path, *options: str) -> Build:
     """A build against the llama.cpp of this environment."""
     prefix = f"-DCMAKE_PREFIX_PATH={sysconfig.get_path('purelib')}"
     release = "-DCMAKE_BUILD_TYPE=Release"
-    command = ["cmake", "-S", source, "-B", folder, release, prefix, *options]
+    command = ["cmake", "-S", str(source), "-B", str(folder), release, prefix, *options]
     subprocess.run(command, check=True, capture_output=True)
     return Build(source, folder)
 

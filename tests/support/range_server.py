@@ -49,19 +49,17 @@ class Handler(BaseHTTPRequestHandler):
     def data(self) -> bytes:
         return (self.served.folder / self.name).read_bytes()
 
-    def give(self, *, etag: str = '"1"', cut: int | None = None) -> None:
+    def give(self, *, etag: str = '"1"', cut: int | None = None) -> bool:
         """The range asked for; cut: bytes after which the connection drops."""
         if not (self.served.folder / self.name).is_file():
-            self.answer(404)
-            return
+            return self.answer(404)
         data = self.data()
         first, last = self.range or (0, len(data) - 1)
         if first >= len(data):
-            self.answer(416)
-            return
+            return self.answer(416)
         part = data[first : last + 1]
         where = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
-        self.answer(206, {"Content-Range": where, "ETag": etag}, part, cut)
+        return self.answer(206, {"Content-Range": where, "ETag": etag}, part, cut)
 
     def answer(
         self,
@@ -69,7 +67,8 @@ class Handler(BaseHTTPRequestHandler):
         headers: dict[str, str] | None = None,
         body: bytes = b"",
         cut: int | None = None,
-    ) -> None:
+    ) -> bool:
+        """Answer as stated; True, as a behaviour says that it has answered."""
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -80,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         if cut is not None:
             self.close_connection = True
+        return True
 
 
 @dataclass

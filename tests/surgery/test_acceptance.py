@@ -58,7 +58,7 @@ def shuffle(tensors: dict[str, TensorCopy]) -> None:
     assert tensor.spec.type.name == "F16"
     values = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.float16)
     rows = values.reshape(tensor.spec.shape[::-1])
-    order = np.random.default_rng(3).permutation(rows.shape[1])
+    order = np.random.default_rng(3).permutation(tensor.spec.shape[0])
     tensors[name] = TensorCopy(tensor.spec, data=np.ascontiguousarray(rows[:, order]).tobytes())
 
 

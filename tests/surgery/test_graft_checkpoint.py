@@ -162,10 +162,10 @@ def test_options_that_do_not_go_together(models: Models, tmp_path: Path) -> None
         ((folder, "--fastmtp-corpus", trunk, "--fastmtp-ids", trunk), ("contradict",)),
     ):
         refused(tmp_path, "graft", trunk, "--from", *arguments, "-o", target, words=words, code=2)
-    words = ("below the vocabulary", "5000")
+    too_many = ("below the vocabulary", "5000")
     for donor in (folder, whole):
-        arguments = (trunk, "--from", donor, "--fastmtp", 5000, "-o", target)
-        refused(tmp_path, "graft", *arguments, words=words)
+        words_of_graft = ("graft", trunk, "--from", donor, "--fastmtp", 5000, "-o", target)
+        refused(tmp_path, *words_of_graft, words=too_many)
 
 
 def test_an_unknown_pre_tokenizer_is_the_bases(models: Models, tmp_path: Path) -> None:

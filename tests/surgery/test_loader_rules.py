@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ def every_edit(source: Path) -> Iterator[tuple[str, Edit]]:
                 if value.type is ValueType.U32:
                     number = int(value.data)
                     hybrid = [0 if i % 4 < 3 and i < blocks - 1 else number for i in range(blocks)]
-                    for name, changed in {
+                    changes: dict[str, int | list[int]] = {
                         "zero": 0,
                         "plus": number + 1,
                         "huge": 1 << 31,
@@ -252,13 +253,14 @@ def every_edit(source: Path) -> Iterator[tuple[str, Edit]]:
                         "short array": [number] * (blocks - 1),
                         "uneven": [number] * (blocks - 1) + [number + 1],
                         "hybrid": hybrid,
-                    }.items():
+                    }
+                    for name, changed in changes.items():
                         yield f"{name} {key}", put(key, Value(value.type, changed))
     for name in names:
         yield f"drop {name}", drop(name)
         yield f"rename {name}", rename(name, name + "x")
         yield f"cut {name}", cut(name)
-        yield f"ints {name}", Edit(tensors=lambda t, n=name: _as_integers(t, n))
+        yield f"ints {name}", Edit(tensors=partial(_as_integers, name=name))
     for name in ("blk.0.attn_q.weight", "blk.3.attn_q.bias", "blk.9.attn_norm.weight", "d2t"):
         yield f"add {name}", add(name)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools import copies, output
+from mtp_gguf.gguf_tools import copies, output, rewrite
 from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import OutputFile
@@ -126,7 +126,7 @@ def test_a_model_shares_the_blocks_of_its_base(models: Models, tmp_path: Path) -
         # Key: its length and text, type, the string's length.
         filler = Value(ValueType.STRING, "x" * (BLOCK - 8 - 6 - 4 - 8))
         metadata = {**model.metadata(), "filler": filler}
-        tensors = copies(model)
+        tensors = rewrite.copies(model)
         write(tmp_path / "made.gguf", OutputSpec(metadata, tensors))
         with open_gguf(tmp_path / "made.gguf") as made:
             assert made.data_offset == model.first.data_offset + BLOCK

@@ -216,17 +216,16 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
         return handler.range is not None and handler.range[0] > 0
 
     def no_ranges(handler: Handler) -> bool:
-        handler.answer(200, {}, handler.data(), cut=100)
-        return True
+        return handler.answer(200, {}, handler.data(), cut=100)
 
     def changes(handler: Handler) -> bool:
-        return later(handler) and handler.give(etag='"2"') is None
+        return later(handler) and handler.give(etag='"2"')
 
     def fails(handler: Handler) -> bool:
-        return later(handler) and handler.answer(503) is None
+        return later(handler) and handler.answer(503)
 
     def stops(handler: Handler) -> bool:
-        return later(handler) and handler.give(cut=50) is None
+        return later(handler) and handler.give(cut=50)
 
     for behave, words in (
         (no_ranges, "does not support range requests"),
@@ -239,8 +238,8 @@ def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> N
             arguments = ("graft", url, "--from", whole, "-o", tmp_path / "made.gguf")
             refused(tmp_path, *arguments, words=(url, words))
     with Web(whole.parent) as web:
-        words = ("has an MTP head in block 4 already",)
-        refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=words)
+        sentence = ("has an MTP head in block 4 already",)
+        refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=sentence)
         refused(tmp_path, "graft", web.url("none.gguf"), "--from", whole, words=("404",))
     refused(tmp_path, "graft", "hf://owner/name", "--from", whole, words=("hf://owner/name/FILE",))
 
@@ -321,8 +320,7 @@ def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
 
 def test_servers_without_ranges_are_refused(random_file: Path) -> None:
     def whole(handler: Handler) -> bool:
-        handler.answer(200, {}, handler.data(), cut=100)
-        return True
+        return handler.answer(200, {}, handler.data(), cut=100)
 
     with Web(random_file.parent, whole) as web:
         with pytest.raises(RemoteError, match="does not support range requests"):
@@ -342,7 +340,7 @@ def test_passing_faults_are_retried(status: int, random_file: Path) -> None:
 
 
 def test_lasting_faults_are_reported(random_file: Path) -> None:
-    with Web(random_file.parent, lambda h: h.answer(503) is None) as web:
+    with Web(random_file.parent, lambda h: h.answer(503)) as web:
         with pytest.raises(RemoteError, match="answered 503; gave up after 5 attempts"):
             RemoteSource(web.url("data"))
         assert len(web.asked) == 5
@@ -377,7 +375,7 @@ def test_connections_that_drop(random_file: Path) -> None:
 
 def test_a_file_that_changes(random_file: Path) -> None:
     tags = iter(['"1"', '"2"'])
-    with Web(random_file.parent, lambda h: h.give(etag=next(tags)) is None) as web:
+    with Web(random_file.parent, lambda h: h.give(etag=next(tags))) as web:
         source = RemoteSource(web.url("data"))
         with pytest.raises(RemoteError, match="changed while it was read"):
             source.read(5_000_000, 10)
@@ -396,7 +394,7 @@ def test_a_file_that_changes(random_file: Path) -> None:
 )
 def test_ranges_that_lie(given: str, random_file: Path) -> None:
     with (
-        Web(random_file.parent, lambda h: h.answer(206, {"Content-Range": given}) is None) as web,
+        Web(random_file.parent, lambda h: h.answer(206, {"Content-Range": given})) as web,
         pytest.raises(RemoteError, match="expected a range from byte 0"),
     ):
         RemoteSource(web.url("data"))
@@ -420,7 +418,7 @@ def test_empty_files_and_endless_redirects(tmp_path: Path) -> None:
     with Web(tmp_path) as web, pytest.raises(FormatError, match="is empty"):
         RemoteSource(web.url("data"))
     with (
-        Web(tmp_path, lambda h: h.answer(302, {"Location": h.path + "x"}) is None) as web,
+        Web(tmp_path, lambda h: h.answer(302, {"Location": h.path + "x"})) as web,
         pytest.raises(RemoteError, match="redirects"),
     ):
         RemoteSource(web.url("data"))
@@ -472,9 +470,8 @@ def test_links_that_expire_are_renewed(status: int, random_file: Path) -> None:
 
     def behave(handler: Handler) -> bool:
         if "sig=1" in handler.path and len(web.asked) > 3:
-            handler.answer(status)
-            return True
-        return renew(handler)  # type: ignore[operator, no-any-return]
+            return handler.answer(status)
+        return renew(handler)  # type: ignore[operator]
 
     with Web(random_file.parent, behave) as web:
         target.append(web.url("data?sig=1", "localhost"))

@@ -53,7 +53,7 @@ class EmulatedGgml:
     def _ask(self, size: int, numbers: tuple[int, ...], *inputs: npt.NDArray[Any]) -> bytes:
         assert self._process.stdin
         assert self._process.stdout
-        request = [struct.pack("<8i", *numbers), *(np.ascontiguousarray(x) for x in inputs)]
+        request = [struct.pack("<8i", *numbers), *(x.tobytes() for x in inputs)]
         self._process.stdin.write(b"".join(request))
         self._process.stdin.flush()
         answer = self._process.stdout.read(size)

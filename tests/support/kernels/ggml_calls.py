@@ -7,6 +7,7 @@ loaded twice, and ggml chooses its kernels once.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,7 +101,7 @@ class Ggml:
             ("ggml_backend_free", None, c_void_p),
             ("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p),
         ):
-            function = getattr(self.base, name)
+            function = getattr(self.base, str(name))
             function.restype, function.argtypes = result, arguments
         for name, result, *arguments in (
             ("ggml_backend_cpu_init", c_void_p),
@@ -142,7 +143,7 @@ class Ggml:
         return out
 
     def run(
-        self, threads: int, build: Any, inputs: list[Input], result_of: int | None = None
+        self, threads: int, build: Any, inputs: Sequence[Input], result_of: int | None = None
     ) -> Floats:
         """Compute `build(context, tensors)`; the result, or what input `result_of` is then."""
         size = self.base.ggml_tensor_overhead() * 32 + self.base.ggml_graph_overhead()

@@ -55,7 +55,7 @@ def columns(n: int) -> Floats:
 
 def products(ggml: Products) -> dict[str, Any]:
     """Every type and shape in batches of every size."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, type_ in TYPES.items():
         for n, rows in shapes(name):
             encoded = ggml.encode(type_, weights(name, n, rows))
@@ -112,7 +112,7 @@ def golden_columns(n: int) -> Floats:
     raw = shake_256(b"columns").digest(9 * n)
     x = np.frombuffer(raw, np.int8).astype(np.float32).clip(-126, 126).reshape(9, n // 256, 256)
     x[:, :, 100] = 127
-    return (x / 64).reshape(9, n)
+    return (x / np.float32(64)).reshape(9, n)
 
 
 def golden(ggml: Products) -> dict[str, Floats]:
@@ -239,9 +239,9 @@ def convolutions(ggml: Ggml) -> dict[str, Floats]:
             x = rng.standard_normal((2, channels, 40 + taps - 1), np.float32)
             weights = rng.standard_normal((channels, taps), np.float32)
             name = f"{taps} {channels}"
-            found[f"convolved/{name}"] = sum(
-                x[:, :, i : i + 40].astype(np.float64) * weights[:, i, None] for i in range(taps)
-            ).swapaxes(1, 2)
+            windows = [x[:, :, i : i + 40].astype(np.float64) for i in range(taps)]
+            products = [window * weights[:, i, None] for i, window in enumerate(windows)]
+            found[f"convolved/{name}"] = sum(products[1:], products[0]).swapaxes(1, 2)
             each = [ggml.convolution(x[:, :, t : t + taps], weights, 1) for t in range(40)]
             found[f"convolution/{name}/1/1"] = np.concatenate(each, axis=1)
             for batch in (2, 3, 4, 7, 8, 9, 16, 40):
@@ -285,7 +285,7 @@ def main() -> None:
     found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
     found |= {**joins(ggml), **convolutions(ggml)}
     found["lanes"] = np.array(ggml.features().get("LANES", ""))
-    np.savez(sys.argv[2], **found)  # type: ignore[arg-type]
+    np.savez(sys.argv[2], **found)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def rows_of(case: str, source: str, shape: tuple[int, int], seed: int = 0) -> Ro
     """The rows of a case in a source type; what overflows there is clipped to its largest value."""
     values = CASES[case](np.random.default_rng([seed, *case.encode()]), shape)
     dtype = SOURCES[source]
-    largest = float(ml_dtypes.finfo(dtype).max)
+    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return np.ascontiguousarray(np.clip(values, -largest, largest).astype(dtype))
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,9 @@ def _(source: Path, target: Path) -> None:
     from transformers import AutoConfig, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
     held = AutoConfig.from_pretrained(source).get_text_config().to_dict()
-    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    kept += ("head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
-    kept += ("linear_value_head_dim", "layer_types", "vocab_size", "rope_parameters")
+    kept = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    kept += ["head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"]
+    kept += ["linear_value_head_dim", "layer_types", "vocab_size", "rope_parameters"]
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     experts |= {"shared_expert_intermediate_size": 64}
     torch.manual_seed(SEED)
@@ -265,9 +266,7 @@ def _compressed(source: Path, target: Path, scheme: str) -> None:
 
 
 for _scheme in ("FP8_DYNAMIC", "FP8_BLOCK", "W8A16", "W4A16", "W4A16_ASYM", "NVFP4A16", "MXFP4A16"):
-    row(f"llm-compressor, {_scheme}")(
-        lambda source, target, scheme=_scheme: _compressed(source, target, scheme)
-    )
+    row(f"llm-compressor, {_scheme}")(partial(_compressed, scheme=_scheme))
 
 
 # --------------------------------------------------------------- GPTQ, AWQ, AutoRound
@@ -311,7 +310,7 @@ def _auto_round(source: Path, target: Path, form: str) -> None:
 
 
 for _form in ("auto_round", "auto_gptq", "auto_awq"):
-    row(f"AutoRound, {_form}")(lambda source, target, form=_form: _auto_round(source, target, form))
+    row(f"AutoRound, {_form}")(partial(_auto_round, form=_form))
 
 
 # ----------------------------------------------------------------------------- ModelOpt
@@ -333,9 +332,7 @@ def _modelopt(source: Path, target: Path, preset: str) -> None:
 
 
 for _preset in ("FP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG", "INT4_AWQ_CFG"):
-    row(f"ModelOpt, {_preset}")(
-        lambda source, target, preset=_preset: _modelopt(source, target, preset)
-    )
+    row(f"ModelOpt, {_preset}")(partial(_modelopt, preset=_preset))
 
 
 def main() -> int:

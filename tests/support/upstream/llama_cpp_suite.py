@@ -40,9 +40,14 @@ def stated(answer: Any) -> None:
     _position += 1
 
 
+def _local_file(_: str, filename: str) -> str:
+    path: str = SUITE["models"][Path(filename).name]
+    return path
+
+
 def pytest_configure() -> None:
-    huggingface_hub.hf_hub_download = lambda _, filename: SUITE["models"][Path(filename).name]
-    multiprocessing.cpu_count = lambda: 1  # type: ignore[assignment]
+    setattr(huggingface_hub, "hf_hub_download", _local_file)  # noqa: B010 - of another type
+    multiprocessing.cpu_count = lambda: 1
     if "scipy" not in sys.modules:  # imported by the suite, and not used
         special = ModuleType("scipy.special")
         special.log_softmax = None  # type: ignore[attr-defined]

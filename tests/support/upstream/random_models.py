@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ def write_random_model(path: Path, architecture: str) -> Path:
     """Write a model of an architecture named in `ARCHITECTURES`."""
     describe, name = ARCHITECTURES[architecture]
     words = vocabulary(name)
-    tokens = words["tokenizer.ggml.tokens"].data
+    tokens: Any = words["tokenizer.ggml.tokens"].data
     keys, shapes = describe(len(tokens))
     common = {
         "context_length": u32(CONTEXT),
