@@ -266,7 +266,9 @@ class TestOlderImatrix:
         return path
 
     @pytest.mark.parametrize("spec", [SMALL, SPECS["moe-fused"]], ids=lambda spec: spec.name)
-    def test_weighs_as_a_gguf_does(self, spec: Spec, models: Models, output: Path) -> None:
+    def test_imatrix_weights_equal_those_of_a_gguf(
+        self, spec: Spec, models: Models, output: Path
+    ) -> None:
         model = models.checkpoint(spec)
         for name, imatrix in (
             ("new", write_imatrix(output / "imatrix.gguf", spec)),

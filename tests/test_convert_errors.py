@@ -120,7 +120,7 @@ class TestHead:
         edit_tensors(broken, drop("mtp.layers.0.self_attn.q_norm"))
         refuse(broken, output, "mtp.layers.0.self_attn.q_norm.weight", "[32]", "no such tensor")
 
-    def test_two_layers_claimed_one_there(self, broken: Path, output: Path) -> None:
+    def test_config_claims_more_mtp_layers_than_there_are(self, broken: Path, output: Path) -> None:
         edit_json(broken / "config.json", lambda c: c.update(mtp_num_hidden_layers=2))
         refuse(broken, output, "mtp.layers.1.input_layernorm.weight", "no such tensor")
 
@@ -198,7 +198,7 @@ class TestFiles:
         refuse(broken, output, "config.json", "found none")
 
     @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", '{"a": NaN}', "[" * 100_000])
-    def test_config_that_is_none(self, text: str, broken: Path, output: Path) -> None:
+    def test_invalid_config(self, text: str, broken: Path, output: Path) -> None:
         (broken / "config.json").write_text(text, encoding="latin-1")
         refuse(broken, output, "config.json", "expected")
 
@@ -686,7 +686,7 @@ class TestTokenizer:
 
     @pytest.mark.parametrize("key", ["temperature", "top_k", "repetition_penalty"])
     @pytest.mark.parametrize("value", [1e400, "warm", 10**400, [], 1e39])
-    def test_sampling_defaults_that_are_none(
+    def test_invalid_sampling_defaults(
         self, key: str, value: object, broken: Path, output: Path
     ) -> None:
         edit_json(broken / "generation_config.json", lambda c: c.update({key: value}))

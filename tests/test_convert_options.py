@@ -338,7 +338,7 @@ class TestSameBytes:
         converted(pieces, tmp_path / "pieces.gguf")
         assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
-    def test_again(self, models: Models, tmp_path: Path) -> None:
+    def test_overwriting_gives_the_same_bytes(self, models: Models, tmp_path: Path) -> None:
         output = tmp_path / "x.gguf"
         converted(models.checkpoint(MIXTURE), output)
         first = output.read_bytes()
@@ -353,7 +353,7 @@ class TestName:
         assert result.exit_code == 0, result.output
         return sorted(held(folder))
 
-    def test_by_convention_here(
+    def test_a_bare_file_name_follows_the_naming_convention(
         self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = named(models, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")
@@ -364,7 +364,7 @@ class TestName:
         names = self.written(here, monkeypatch, model, "--head-only", "--quant", "Q8_0")
         assert names[1] == "mtp-Tiny-3.5-2M-Instruct-Q8_0.gguf"
 
-    def test_by_convention_in_a_folder(
+    def test_in_a_folder_the_name_follows_the_convention(
         self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = named(models, SMALL, tmp_path / "a", "Tiny-3.5-2M-Instruct")

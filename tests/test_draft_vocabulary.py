@@ -234,7 +234,7 @@ class TestArguments:
         assert draft["size"] == size
         assert (f"of {files} files" in draft["source"]) == bool(files)
 
-    def test_a_file_that_is_no_corpus_is_no_model_either(
+    def test_a_missing_corpus_file_is_not_taken_for_the_model(
         self, models: Models, corpora: list[Path], tmp_path: Path
     ) -> None:
         words = ["--fastmtp-corpus", corpora[0], tmp_path / "missing.txt", models.checkpoint(TINY)]
@@ -397,7 +397,7 @@ class TestIdsFile:
         ids=str,
     )
     @pytest.mark.parametrize("name", ["ids.json", "ids.txt"])
-    def test_ids_that_cannot_be(
+    def test_invalid_ids(
         self, name: str, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
         self.refuse(self.write(tmp_path / name, ids), models, *words)
@@ -419,7 +419,7 @@ class TestIdsFile:
         ],
         ids=str,
     )
-    def test_npy_that_cannot_be(
+    def test_invalid_npy_files(
         self, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
         self.refuse(self.write(tmp_path / "ids.npy", ids), models, *words)

@@ -207,7 +207,9 @@ def test_a_name_that_becomes_a_folder_leaves_nothing(target: Path) -> None:
     ],
     ids=["no folder", "folder is a file", "long name"],
 )
-def test_what_cannot_be_opened(tmp_path: Path, place: Callable[[Path], Path], reason: str) -> None:
+def test_output_that_cannot_be_opened(
+    tmp_path: Path, place: Callable[[Path], Path], reason: str
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     path = place(tmp_path)
     with pytest.raises(OutputError) as error, OutputFile(path, 1):
@@ -245,7 +247,7 @@ def test_all_appear_together(old: tuple[int, ...], targets: list[Path]) -> None:
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("old", [(), (0,), (0, 1, 2)])
 @pytest.mark.parametrize("links", [True, False])
-def test_one_that_cannot_be_renamed_takes_all_back(
+def test_a_failed_rename_rolls_all_files_back(
     old: tuple[int, ...],
     error: BaseException,
     failing: int,
@@ -280,7 +282,7 @@ def test_one_that_cannot_be_renamed_takes_all_back(
     assert {p.name: p.read_bytes() for p in targets[0].parent.iterdir()} == before
 
 
-def test_a_folder_in_the_way_takes_all_back(targets: list[Path]) -> None:
+def test_a_folder_in_the_way_rolls_all_files_back(targets: list[Path]) -> None:
     targets[0].write_bytes(b"old")
     with ExitStack() as stack:
         files = [stack.enter_context(OutputFile(t, 1)) for t in targets]

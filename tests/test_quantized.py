@@ -215,7 +215,7 @@ def test_missing_and_misshapen_parts(
         ),
     ],
 )
-def test_values_that_cannot_be(
+def test_invalid_values(
     layout: str,
     suffix: str,
     value: Callable[[Array], Array],

@@ -68,7 +68,7 @@ def test_page_cache_of_a_container_is_free(free: Measure) -> None:
     assert free({**files, **group(8 << 30, used, stat)}) == (8 << 30) - 300 * MIB
 
 
-def test_shared_memory_is_not_given_up(free: Measure) -> None:
+def test_shared_memory_does_not_count_as_free(free: Measure) -> None:
     """`file` counts it as page cache; a model in /dev/shm stays where it is."""
     files = {"meminfo": MACHINE, "own": "0::/\n"}
     stat = "file 900000\nshmem 900000\nactive_file 0\ninactive_file 0\n"

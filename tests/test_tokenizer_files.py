@@ -119,7 +119,9 @@ class TestKinds:
         "text",
         ["<pad>", "<mask>", "<2mass>", "[@BOS@]", "<unused7>", "<｜end｜>", "<|any|>"],
     )
-    def test_by_their_look(self, text: str, broken: Path, output: Path) -> None:
+    def test_added_tokens_that_look_special_are_control_tokens(
+        self, text: str, broken: Path, output: Path
+    ) -> None:
         add_tokens(broken, text, "<plain>")
         converted(broken, output / "x.gguf", "--quant", "F16")
         assert value_of(output / "x.gguf", "tokenizer.ggml.token_type")[922:924] == [3, 4]
@@ -198,14 +200,14 @@ class TestRoles:
             ({"chat_template": [{"name": "default"}]}, ("chat_template", "names and templates")),
         ],
     )
-    def test_settings_that_are_none(
+    def test_invalid_settings(
         self, settings: dict[str, Any], words: tuple[str, ...], broken: Path, output: Path
     ) -> None:
         edit_json(broken / "tokenizer_config.json", lambda c: c.update(settings))
         refuse(broken, output, "tokenizer_config.json", *words)
 
     @pytest.mark.parametrize("value", [-1, 1 << 40, True, "x", {}])
-    def test_ids_that_are_none(self, value: object, broken: Path, output: Path) -> None:
+    def test_invalid_token_ids(self, value: object, broken: Path, output: Path) -> None:
         edit_json(broken / "config.json", lambda c: c.update(bos_token_id=value))
         refuse(broken, output, "config.json", "bos_token_id", "expected an id")
 

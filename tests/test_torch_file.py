@@ -243,7 +243,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
         ({"a": {1, 2}}, "found __builtin__.set"),
     ],
 )
-def test_tensors_that_cannot_be(tensors: Any, words: str, tmp_path: Path) -> None:
+def test_invalid_tensors(tensors: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=words):
         open_torch_file(archive(tmp_path / "x.bin", pickled(tensors)))
 

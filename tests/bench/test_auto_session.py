@@ -112,7 +112,7 @@ def test_in_mtp_llama(dial: Any, options: dict[str, Any]) -> None:
         ({"depth": "much"}, "depth: expected 0 to 16"),
     ],
 )
-def test_what_cannot_be_is_refused(dial: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(dial: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(NativeError, match=message):
         MTPLlama(str(dial("tiny")), n_ctx=64, **options)
 

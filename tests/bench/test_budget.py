@@ -17,7 +17,7 @@ def test_times(text: str | None, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-1m", "1d", "m", "1e3", "169h", "٣m"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="expected a time such as"):
         parse_budget(text, full=False)
 

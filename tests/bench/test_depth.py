@@ -46,7 +46,7 @@ def test_as_good_as_the_best_fixed_depth(
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_no_slower_than_plain_decoding_at_no_acceptance(curve: Curve) -> None:
+def test_at_zero_acceptance_it_is_no_slower_than_plain_decoding(curve: Curve) -> None:
     plain = 1 / curve.verify[0]
     for seed in SEEDS:
         run = list(play(curve, lambda _: 0.0, seed, TOKENS))
@@ -65,7 +65,7 @@ def test_follows_a_switch_and_back(curve: Curve) -> None:
         assert mean(map(rate, counted)) / curve.best(now) > 0.95
 
 
-def test_known_costs_spare_the_search() -> None:
+def test_with_known_costs_nothing_is_probed() -> None:
     """On a curve that never pays, nothing is drafted but what watches."""
     curve = Curve(line(20, 20, 8), line(2, 2, 8))
     chooser = DepthChooser(MAX_DEPTH)
@@ -108,7 +108,7 @@ def test_one_slow_batch_is_no_reason_to_draft() -> None:
 def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth(name: str) -> None:
     """From the 100th cycle on everything takes half as long again, whatever the depth.
 
-    Depths that were not used since then look cheap, until the machine's pace is known: a few are
+    Depths not used since then look cheap until the speed of the machine is known: a few are
     tried.
     """
     curve = CURVES[name]
@@ -129,8 +129,8 @@ def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth(name: str) -
     assert sum(depth != usual for depth in verified[100:]) < 10
 
 
-def test_a_few_misses_in_a_row_are_no_turn() -> None:
-    """What is right four times in five may be wrong thrice in a row; nine times is a turn."""
+def test_a_few_misses_in_a_row_are_not_a_change_point() -> None:
+    """A head with 80 % acceptance may miss three times in a row; nine times is a change point."""
     curve = CURVES["small steps"]
     chooser = DepthChooser(3)
     chooser.set_costs(curve.verify, curve.draft)
@@ -184,7 +184,7 @@ def test_the_same_history_gives_the_same_choice() -> None:
     assert runs[0] == runs[1]
 
 
-def test_room_and_depth_zero() -> None:
+def test_the_depth_is_limited_by_the_room_left_and_can_be_zero() -> None:
     chooser = DepthChooser(MAX_DEPTH)
     assert chooser.plan(0) == 0
     assert chooser.plan(1) <= 1
@@ -211,7 +211,9 @@ def test_room_and_depth_zero() -> None:
         (lambda c: c.set_costs([], [1.0] * 17), "n_draft: expected 0 to 16, found 17"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Callable[[DepthChooser], object], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    call: Callable[[DepthChooser], object], message: str
+) -> None:
     with pytest.raises(NativeError, match=message):
         call(DepthChooser(MAX_DEPTH))
 

@@ -28,7 +28,7 @@ _HANGS = 120.0
         (["-p", "a", "--depth", "autos"], "expected 0 to 16 or auto, found 'autos'"),
     ],
 )
-def test_wrong_words(dial: Any, arguments: list[str], message: str) -> None:
+def test_invalid_arguments(dial: Any, arguments: list[str], message: str) -> None:
     done = invoke("generate", dial("tiny", hit=0.9), "-c", "256", "-t", "1", *arguments)
     assert done.exit_code in (1, 2)
     assert isinstance(done.exception, SystemExit)

@@ -46,7 +46,7 @@ def known_acceptance(dial: Any, tokens: list[int], hit: float, depth: int) -> tu
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.7, 1.0])
-def test_bench_finds_what_the_dial_says(dial: Any, hit: float) -> None:
+def test_bench_measures_the_acceptance_rate_of_the_synthetic_model(dial: Any, hit: float) -> None:
     path, seen = dial("tiny", hit=hit), []
     result = run_bench(path, options(), Watcher(lambda share, _: seen.append(share)))
     record = json.loads(json.dumps(result.to_json()))
@@ -209,7 +209,7 @@ def test_bad_arguments_of_bench(dial: Any, arguments: list[str], message: str) -
 
 
 @pytest.mark.parametrize("command", ["bench", "tune"])
-def test_files_that_are_none(command: str, tmp_path: Path) -> None:
+def test_files_that_are_no_gguf(command: str, tmp_path: Path) -> None:
     for content in (None, b"no GGUF", b"GGUF" + b"\xff" * 40):
         path = tmp_path / "m.gguf"
         if content is not None:

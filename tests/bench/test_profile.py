@@ -36,7 +36,7 @@ PROFILE = Profile(
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_profile_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "m.mtp.toml"
     for profile in (PROFILE, replace(PROFILE, settings=DraftSettings(), costs=Costs())):
         write_profile(path, profile)
@@ -90,7 +90,7 @@ def test_anything_else_is_refused(tmp_path: Path, old: str, new: str, message: s
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"a" * (1 << 19), b"[" * 100_000, b""])
-def test_what_is_no_profile_at_all(tmp_path: Path, raw: bytes) -> None:
+def test_files_that_are_no_profile(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "m.mtp.toml"
     path.write_bytes(raw)
     with pytest.raises(FormatError):

@@ -94,7 +94,7 @@ def test_what_has_one_choice_is_not_searched() -> None:
     assert measured == 1 + 2 + 1 + 2 + 1
 
 
-def test_a_machine_that_slows_down_changes_nothing() -> None:
+def test_a_machine_that_slows_down_does_not_change_the_choice() -> None:
     """Each speed counts beside no drafting in the same comparison, whatever the minute was like."""
     truth_of, factor = truth(DraftSettings(3, 8192), 70.0), 2.0
 
@@ -128,7 +128,7 @@ def test_a_setting_changes_for_one_percent(gain: float, changed: bool) -> None:
     assert {s.rollback for s in again if s != PLAIN} == {"host" if changed else "snapshot"}
 
 
-def test_what_there_is_no_time_for() -> None:
+def test_variants_without_time_are_skipped() -> None:
     asked: list[str] = []
 
     def has_time(name: str) -> bool:

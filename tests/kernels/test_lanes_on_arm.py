@@ -100,7 +100,7 @@ def test_products_are_those_of_ggml_but_for_rounding(emulated: Emulated, name: s
         assert error <= MAX_NMSE * np.square(off[key].astype(np.float64)).sum(), key
 
 
-def test_types_that_are_dearer_for_one_column_stay_with_ggml(emulated: Emulated) -> None:
+def test_types_slower_for_one_column_keep_the_kernels_of_ggml(emulated: Emulated) -> None:
     unasked, ours, off = (emulated("max", lanes) for lanes in ("", "all", "0"))
     for key in of_types(ours, DEARER):
         assert unasked[key].tobytes() == off[key].tobytes(), key

@@ -108,7 +108,7 @@ def test_all_texts_are_the_plain_ones(models: Models, quant: str, depth: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("quant", ["F16", "BF16"])
-def test_texts_part_at_near_ties_alone(models: Models, quant: str, depth: int) -> None:
+def test_texts_differ_only_after_near_ties(models: Models, quant: str, depth: int) -> None:
     leads = differences(models.gguf("demo", quant, "F16"), len(PROMPTS), 256, depth)
     print(f"{quant}, depth {depth}: leads {leads}")
     assert all(0 <= lead < NEAR_TIE for lead in leads)

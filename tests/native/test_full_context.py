@@ -137,7 +137,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(dial: Any, unified: bool
         assert (session.length(0), session.length(1)) == (120, 120)
 
 
-def test_positions_that_others_took_are_no_silent_loss(dial: Any) -> None:
+def test_cells_taken_by_another_sequence_are_reported(dial: Any) -> None:
     """Another sequence was filled without the session: it says so, and says what to do."""
     with opened_session(dial("tiny"), "snapshot", 3, N_CTX, 2, unified=True) as (session, trunk):
         session.decode(TEXT[:100], 0)

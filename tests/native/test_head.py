@@ -320,7 +320,7 @@ def test_own_embedding_and_head_of_the_block(
     assert np.abs(logits_of(b) - want).max() < CACHE_TOLERANCE
 
 
-def test_numbers_that_are_none_leave_drafts_in_range(models: Models, hidden: np.ndarray) -> None:
+def test_not_finite_hidden_states_leave_drafts_in_range(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     rows[-1] = np.nan
     with Head(models.gguf(layout="ids")) as head:

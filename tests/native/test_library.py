@@ -33,7 +33,7 @@ def test_it_resolves_to_the_llama_cpp_that_python_has_loaded() -> None:
     assert Path(loaded.pop()).parent == runtime.folder.resolve()
 
 
-def test_it_names_what_it_was_built_for() -> None:
+def test_the_library_names_the_versions_it_was_built_for() -> None:
     text = _bindings.library().mtp_built_for().decode()
     assert re.fullmatch(r"ggml \d+\.\d+\.\d+ \([0-9a-f]{7,}\), llama.cpp [\d.]+\S*", text)
     version = llama_cpp.llama_version()

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_stock_libraries(models: Models, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_type_of_fewer_bits_is_told_from_rounding(models: Models, tmp_path: Path) -> None:
+def test_the_bounds_tell_fewer_bits_from_rounding(models: Models, tmp_path: Path) -> None:
     """On the same libraries: the bounds are near enough to see four bits in place of five."""
     five, four = (
         losses(FAST, models.gguf("demo", quant, "F16"), tmp_path, 6, 256)
@@ -93,5 +93,7 @@ def test_a_type_of_fewer_bits_is_told_from_rounding(models: Models, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "F16", "BF16"])
-def test_a_long_text_is_foretold_as_well(models: Models, tmp_path: Path, quant: str) -> None:
+def test_the_loss_on_a_long_text_is_that_of_the_stock_libraries(
+    models: Models, tmp_path: Path, quant: str
+) -> None:
     check(models, tmp_path, quant, 40, 512)

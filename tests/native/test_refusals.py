@@ -191,7 +191,7 @@ def test_a_model_without_a_head_says_how_to_get_one(models: Models, rewrite: Rew
         Head(rewrite(models.gguf(), tensors={"blk.4.nextn.eh_proj.weight": None}))
 
 
-def test_files_that_are_none(models: Models, tmp_path: Path) -> None:
+def test_files_that_are_no_gguf(models: Models, tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="cannot be opened: No such file"):
         Head(tmp_path / "absent.gguf")
     (tmp_path / "empty.gguf").touch()

@@ -76,7 +76,9 @@ def refused(**environment: str) -> str:
         ({VARIABLE: STOCK, LIBRARIES: "/nowhere"}, STOCK, "/nowhere"),
     ],
 )
-def test_what_decides(environment: dict[str, str], kind: str, inherited: str) -> None:
+def test_the_environment_decides_which_libraries_are_loaded(
+    environment: dict[str, str], kind: str, inherited: str
+) -> None:
     """The package's own libraries unless asked otherwise; what a child inherits is as before."""
     fast = patched_libraries()
     done = python(SAY, **environment)
@@ -143,7 +145,7 @@ def test_an_unreadable_folder(copied: Path) -> None:
         copied.chmod(0o755)
 
 
-def test_half_a_library_does_not_take_the_process_with_it(copied: Path) -> None:
+def test_a_truncated_library_does_not_crash_the_process(copied: Path) -> None:
     """The loader maps what the headers promise, and dies where the file ends before."""
     library = copied / shared_library("llama")
     os.truncate(library, library.stat().st_size // 10)
@@ -204,7 +206,7 @@ MARKER = {
         (MARKER, "stock/ggml", "GGML_BACKEND_DL"),
     ],
 )
-def test_the_obstacle_is_said_with_the_next_step(
+def test_errors_name_the_next_step(
     tmp_path: Path, marker: object, removed: str, expected: str | None
 ) -> None:
     fast, stock = tmp_path / "fast", tmp_path / "stock"

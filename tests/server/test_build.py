@@ -214,7 +214,7 @@ build.read_patches = lambda: [Addition{patch}]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_build_is_no_build_and_is_gone_on_with(
+def test_an_interrupted_build_is_resumed_and_never_used(
     number: signal.Signals, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "compiling"

@@ -111,7 +111,7 @@ def test_a_head_that_is_always_right_drafts_deep(
     pytest.fail(f"mean depths {depths}, expected more than 2 in one of them")
 
 
-def test_the_most_can_be_said(
+def test_a_maximum_depth_can_be_given(
     patched_server: Path, dial: Any, tmp_path: Path, free_port: int
 ) -> None:
     log = tmp_path / "log"

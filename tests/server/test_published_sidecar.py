@@ -63,7 +63,7 @@ def test_alone_it_is_a_head_that_drafts(sidecar: Path) -> None:
     assert not report.stock
 
 
-def test_beside_a_base_it_drafts_from_its_list(
+def test_a_sidecar_next_to_a_base_drafts_from_its_vocabulary(
     sidecar: Path, patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     base = Path(shutil.copy(files("base", "demo"), tmp_path / "model.gguf"))

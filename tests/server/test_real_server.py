@@ -244,7 +244,7 @@ def test_every_id_is_checked(
     assert re.search(words, said), said[-3000:]
 
 
-def test_a_broken_list_is_no_matter_without_drafting(
+def test_a_broken_list_does_not_matter_without_drafting(
     patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     path = rewrite_ids(files("ids"), tmp_path / "broken.gguf", BROKEN["twice"][0])

@@ -62,7 +62,7 @@ print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
 
 
 @pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
-def test_drafts_are_undone_in_a_cell_that_moved(
+def test_drafts_are_rolled_back_in_a_cell_that_moved(
     patched_server: Path, files: Files, replay: str
 ) -> None:
     want, have = answer(patched_server.parent, CODE, files("plain"), LLAMA_RS_REPLAY=replay)

@@ -91,7 +91,9 @@ print(json.dumps([*sizes, mebibytes(8)]))
 """
 
 
-def test_undoing_eight_tokens_takes_no_eight_states(patched_server: Path, files: Files) -> None:
+def test_rolling_back_eight_tokens_needs_less_than_eight_states(
+    patched_server: Path, files: Files
+) -> None:
     none, replay, snapshots = answer(patched_server.parent, SIZES, files("plain"))
     assert snapshots == pytest.approx(9 * none, rel=0.02)
     with open_model(files("plain")) as model:

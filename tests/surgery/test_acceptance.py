@@ -159,7 +159,7 @@ def test_ctrl_c_skips_the_measurement(
     ],
     ids=["missing", "abort", "bug", "hangs"],
 )
-def test_what_happens_to_llama_cpp_does_not_happen_to_the_graft(
+def test_a_failing_llama_cpp_does_not_stop_the_graft(
     code: str, words: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A different llama_cpp is found before the installed one in the measuring process."""

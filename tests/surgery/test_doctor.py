@@ -561,7 +561,7 @@ def test_checkpoints_with_missing_parts(models: Models, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- refusals
 
 
-def test_what_is_no_model(models: Models, tmp_path: Path) -> None:
+def test_paths_that_are_no_model(models: Models, tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
     refused(tmp_path, "doctor", tmp_path / "no.gguf", words=("no.gguf", "version"))
     refused(tmp_path, "doctor", tmp_path / "absent.gguf", words=("cannot be opened",))

@@ -268,7 +268,7 @@ def test_a_transposed_projection(models: Models, tmp_path: Path) -> None:
     refused(tmp_path, "graft", base, "--from", donor, "-o", target, words=words)
 
 
-def test_what_has_nothing_to_cut(models: Models, tmp_path: Path) -> None:
+def test_strip_needs_a_head(models: Models, tmp_path: Path) -> None:
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     head = models.convert(DENSE, *UNIFORM, "--head-only")
     whole = models.convert(DENSE, *UNIFORM)

@@ -1,6 +1,6 @@
-"""Depth auto in texts that turn: how soon it follows, and what the turn costs.
+"""Depth auto where acceptance changes: how soon it adapts, and what the change costs.
 
-The machines are other ones than those of test_depth.py, on which the policy was made.
+The cost curves are not those of test_depth.py, which the policy was tuned on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ SEEDS = range(100, 160)
 SOON = 50  # tokens
 SETTLED_CYCLES = 10
 SETTLED = 0.95  # of the best depth, to which its neighbour may come close
-# Of the best fixed depth in each stretch, the turn included: of 400 tokens, and of 1000.
-AROUND_A_TURN = 0.96
+# Throughput relative to the best fixed depth of each stretch, the change point included: stretches
+# of 400 tokens, and of 1000.
+AROUND_A_CHANGE = 0.96
 IN_A_LONG_STRETCH = 0.975
 IN_A_TEXT = 0.97
 
 
 def settled_after(curve: Curve, cycles: Sequence[Cycle]) -> int:
-    """Tokens of a stretch until its depths, looks apart, are as good as the best for ten cycles."""
+    """Tokens of a stretch until ten cycles in a row, without probes, are as good as the best."""
     best = curve.best(cycles[0].chance)
     for i in range(len(cycles) - SETTLED_CYCLES + 1):
         following = cycles[i : i + SETTLED_CYCLES]
@@ -53,14 +54,14 @@ def stretches(
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_follows_within_fifty_tokens(curve: Curve) -> None:
-    """90 %, 10 %, 90 %: nine times in ten, and what the turn costs is little."""
+    """90 %, 10 %, 90 %: in nine of ten runs, and at little cost."""
     chances = (0.9, 0.1, 0.9)
     parts = stretches(curve, chances, 400, SEEDS)
     for chance, runs in zip(chances, parts, strict=True):
         after = sorted(settled_after(curve, run) for run in runs)
         assert median(after) <= SOON / 2
         assert after[len(after) * 9 // 10] <= SOON
-        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_TURN
+        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_CHANGE
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
@@ -72,17 +73,17 @@ def test_long_stretches(curve: Curve) -> None:
 
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_smaller_turns(curve: Curve) -> None:
+def test_smaller_changes_of_acceptance(curve: Curve) -> None:
     chances = (0.6, 0.2, 0.6)
     parts = stretches(curve, chances, 400, SEEDS[:20])
     for chance, runs in zip(chances, parts, strict=True):
-        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_TURN
+        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_CHANGE
 
 
 @pytest.mark.parametrize("chance", [bursts, drift])
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_a_restless_text(curve: Curve, chance: Callable[[int], float]) -> None:
-    """Turns each 60 tokens, and no turn but a steady change: no fixed depth is better."""
+def test_acceptance_that_keeps_changing(curve: Curve, chance: Callable[[int], float]) -> None:
+    """A change point every 60 tokens, and a steady drift: no fixed depth is better."""
     n = 960
     best = max(
         n / sum(1 / curve.rate(depth, chance(at)) for at in range(n))

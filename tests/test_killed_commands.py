@@ -47,13 +47,13 @@ def harmed(folder: Path, rounds: int, seed: int) -> dict[str, int]:
     return counts
 
 
-def test_a_round(tmp_path: Path) -> None:
+def test_each_kind_of_harm_once(tmp_path: Path) -> None:
     counts = harmed(tmp_path / "scene", 1, 0)
     assert {harm for harm, _, _ in (key.partition(":") for key in counts)} == HARMS
 
 
 @pytest.mark.slow
-def test_rounds(tmp_path: Path) -> None:
+def test_many_rounds(tmp_path: Path) -> None:
     counts = harmed(tmp_path / "scene", ROUNDS, 1)
     assert set(counts) == {f"{harm}: {what}" for harm in HARMS for what in ("done", "not done")}
 
