@@ -8,14 +8,14 @@ import typer
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.model import open_model
 
-from .options import AsJson, Overwrite
+from .options import AsJson, ModelFile, Overwrite
 from .progress import leaves_nothing, reports_errors
 from .written import output_path, report_file, write_file
 
 
 @reports_errors
 def extract(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with a head (any shard).")],
+    model: ModelFile,
     output: Annotated[
         Path | None,
         typer.Option(

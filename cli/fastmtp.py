@@ -29,6 +29,7 @@ from .options import (
     Context,
     DraftOptions,
     GpuLayers,
+    ModelFile,
     Overwrite,
     Temperature,
     note_missing_gpu,
@@ -44,7 +45,6 @@ _OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
 
 
-_Model = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")]
 _Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Write to this file or folder (default: MODEL-….gguf)."),
@@ -78,7 +78,7 @@ def _fastmtp() -> None:
 @app.command("add", cls=Command)
 @reports_errors
 def add(
-    model: _Model,
+    model: ModelFile,
     size: _Size = None,
     corpus: Annotated[
         list[Path] | None,
@@ -145,7 +145,7 @@ def add(
 @app.command("calibrate", cls=Command)
 @reports_errors
 def calibrate(
-    model: _Model,
+    model: ModelFile,
     prompts: Annotated[
         list[Path],
         typer.Option(
@@ -238,7 +238,7 @@ def _prompts(files: list[Path]) -> list[str]:
 @app.command("remove", cls=Command)
 @reports_errors
 def remove(
-    model: _Model,
+    model: ModelFile,
     output: _Output = None,
     in_place: _InPlace = False,
     overwrite: Overwrite = False,
@@ -272,7 +272,7 @@ def remove(
 @app.command("show", cls=Command)
 @reports_errors
 def show(
-    model: _Model,
+    model: ModelFile,
     ids: Annotated[
         bool, typer.Option("--ids", help="Print only the ids in rank order, one per line.")
     ] = False,

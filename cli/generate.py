@@ -26,6 +26,7 @@ from .options import (
     Context,
     GpuLayers,
     HeadFile,
+    ModelFile,
     Temperature,
     Threads,
     note_missing_gpu,
@@ -68,9 +69,7 @@ class RollbackMode(str, Enum):
 
 @reports_errors
 def generate(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="GGUF file with an MTP head (any shard).")
-    ],
+    model: ModelFile,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="Continue this text (default: standard input)."),

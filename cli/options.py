@@ -48,7 +48,7 @@ _EARLIER = {
 }
 
 ModelFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="GGUF file with an MTP head (any shard).")
+    Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")
 ]
 HeadFile: TypeAlias = Annotated[
     Path | None,

@@ -107,18 +107,11 @@ class PlainWeight:
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledWeight:
-    """8-bit values with a scale per tensor, per row or per block.
-
-    scale: None if it is missing. block: rows and columns of a block; None if the scale has the
-    shape of the weight without its last dimensions.
-    """
+class _QuantizedWeight:
+    """A weight that is dequantized to F32. values: the tensor with the quantized values."""
 
     name: str
     values: PlacedTensor
-    scale: PlacedTensor | None
-    scale_name: str
-    block: tuple[int, int] | None
 
     dtype = _F32
 
@@ -126,6 +119,19 @@ class ScaledWeight:
     def where(self) -> str:
         """The file of the values."""
         return self.values.source.name
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWeight(_QuantizedWeight):
+    """8-bit values with a scale per tensor, per row or per block.
+
+    scale: None if it is missing. block: rows and columns of a block; None if the scale has the
+    shape of the weight without its last dimensions.
+    """
+
+    scale: PlacedTensor | None
+    scale_name: str
+    block: tuple[int, int] | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,33 +196,24 @@ class ScaledWeight:
 
 
 @dataclass(frozen=True, eq=False)
-class GptqWeight:
+class GptqWeight(_QuantizedWeight):
     """GPTQ: values of `bits` bits, packed along the input and stored transposed.
 
-    qweight: I32 [inputs * bits / 32, outputs]. qzeros: I32 [groups, outputs * bits / 32].
+    values: I32 [inputs * bits / 32, outputs]. qzeros: I32 [groups, outputs * bits / 32].
     scales: [groups, outputs]. g_idx: I32 [inputs], the group of each input. offset: added to stored
     zero points (the first version of the format stores them minus one).
     """
 
-    name: str
-    qweight: PlacedTensor
     qzeros: PlacedTensor
     scales: PlacedTensor
     g_idx: PlacedTensor
     bits: int
     offset: int
 
-    dtype = _F32
-
-    @property
-    def where(self) -> str:
-        """The file of the values."""
-        return self.qweight.source.name
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Outputs and inputs."""
-        return (*self.qweight.stored.shape[1:], *self.g_idx.stored.shape)
+        return (*self.values.stored.shape[1:], *self.g_idx.stored.shape)
 
     def check(self) -> None:
         """Raise CheckpointError if the four tensors do not fit together."""
@@ -224,7 +221,7 @@ class GptqWeight:
         outputs, inputs = self.shape if len(self.shape) == 2 else (0, 0)
         groups = self.scales.stored.shape[0] if self.scales.stored.shape else 0
         for tensor, shape, dtypes in (
-            (self.qweight, (inputs // per_word, outputs), ("I32",)),
+            (self.values, (inputs // per_word, outputs), ("I32",)),
             (self.qzeros, (groups, outputs // per_word), ("I32",)),
             (self.scales, (groups, outputs), tuple(PLAIN_DTYPES)),
             (self.g_idx, (inputs,), ("I32",)),
@@ -243,40 +240,31 @@ class GptqWeight:
         words = _read_columns(self.qzeros, first, -(-stop // per_word))
         zeros = _unpacked(words, self.bits)[:, start - first * per_word :][:, : stop - start]
         scales = _as_f32(_read_columns(self.scales, start, stop))
-        values = _unpacked(_read_columns(self.qweight, start, stop).T, self.bits)
+        values = _unpacked(_read_columns(self.values, start, stop).T, self.bits)
         steps = values.astype(np.int32) - (zeros.astype(np.int32) + self.offset).T[:, groups]
         weight: NDArray[np.float32] = scales.T[:, groups] * steps.astype(np.float32)
         return weight
 
 
 @dataclass(frozen=True, eq=False)
-class PackedWeight:
+class PackedWeight(_QuantizedWeight):
     """Integers of `bits` bits, packed into I32 words along the row, with a scale per group.
 
-    compressed-tensors' pack-quantized. words: I32 [rows, ceil(columns / values in a word)].
+    compressed-tensors' pack-quantized. values: I32 [rows, ceil(columns / values in a word)].
     scale: [rows, groups]. zero_point: I32 [ceil(rows / values in a word), groups], packed along
     the rows; None means half of the range. shape_tensor: I64 [2], the weight's shape.
     """
 
-    name: str
-    words: PlacedTensor
     scale: PlacedTensor
     zero_point: PlacedTensor | None
     shape_tensor: PlacedTensor
     bits: int
     group_size: int | None
 
-    dtype = _F32
-
-    @property
-    def where(self) -> str:
-        """The file of the values."""
-        return self.words.source.name
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows and columns; columns from the groups, or from the words if a row is one group."""
-        words, scale = self.words.stored.shape, self.scale.stored.shape
+        words, scale = self.values.stored.shape, self.scale.stored.shape
         if len(words) != 2 or len(scale) != 2:
             return words
         columns = words[1] * (32 // self.bits)
@@ -288,7 +276,7 @@ class PackedWeight:
         rows, columns = self.shape if len(self.shape) == 2 else (0, 0)
         groups = 1 if self.group_size is None else columns // self.group_size
         how = f"for {self.bits} bits in groups of {self.group_size or columns}"
-        _check_part(self.words, (rows, -(-columns // per_word)), ("I32",), how)
+        _check_part(self.values, (rows, -(-columns // per_word)), ("I32",), how)
         _check_part(self.scale, (rows, groups), tuple(PLAIN_DTYPES), how)
         _check_part(self.shape_tensor, (2,), ("I64", "I32"), how)
         if self.zero_point is not None:
@@ -300,7 +288,7 @@ class PackedWeight:
         if said != list(self.shape):
             raise _fault(self, f"shape {list(self.shape)} by its parts", said)
         scale = _as_f32(_read_rows(self.scale, start, stop))
-        values = _unpacked(_read_rows(self.words, start, stop), self.bits)
+        values = _unpacked(_read_rows(self.values, start, stop), self.bits)
         grouped = values[:, : self.shape[1]].reshape(*scale.shape, -1).astype(np.int32)
         offset: NDArray[Any] | int = 1 << (self.bits - 1)
         if self.zero_point is not None:
@@ -314,7 +302,7 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, eq=False)
-class Nvfp4Weight:
+class Nvfp4Weight(_QuantizedWeight):
     """NVFP4: 4-bit floats with an 8-bit scale per 16 values, and another scale per tensor.
 
     values: U8 [rows, columns / 2]. scale: F8_E4M3 [rows, columns / 16]. second: the tensor's scale;
@@ -322,19 +310,10 @@ class Nvfp4Weight:
     second and inputs are stored as reciprocals.
     """
 
-    name: str
-    values: PlacedTensor
     scale: PlacedTensor
     second: PlacedTensor | None
     inputs: PlacedTensor | None
     inverted: bool
-
-    dtype = _F32
-
-    @property
-    def where(self) -> str:
-        """The file of the values."""
-        return self.values.source.name
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,8 +1,6 @@
 """llama.cpp's quantizer, with its log captured for the error message."""
 
 import ctypes
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.tensor_types import TensorType
+
+from ._subprocess import run_module
 
 
 class QuantizeError(Exception):
@@ -58,32 +58,13 @@ def quantize_file(
         )
 
 
-_SUBPROCESS = """
-import sys
-from pathlib import Path
-from mtp_gguf.native.quantize_upstream import QuantizeError, quantize_file
-try:
-    quantize_file(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
-except QuantizeError as error:
-    sys.exit(str(error))
-"""
-
-
 def quantize_file_in_subprocess(source: Path, target: Path, file_type: int) -> None:
     """Run `quantize_file` in a subprocess, for files with unchecked metadata.
 
     llama.cpp aborts the process on some invalid metadata; that too raises a QuantizeError here.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _SUBPROCESS, str(source), str(target), str(file_type)],
-        cwd=source.parent,  # Python looks for modules in the current folder first
-        env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    words = (str(source.absolute()), str(target.absolute()), str(file_type))
+    done = run_module("mtp_gguf.native.quantize_upstream", *words)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
         failed = next((line for line in lines if "GGML_ASSERT" in line), lines[-1])
@@ -106,3 +87,16 @@ def _captured_log() -> Iterator[list[str]]:
         yield log
     finally:
         llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))
+
+
+def main() -> None:
+    """Run `quantize_file` with the command line's words; exit with the reason if it fails."""
+    source, target, file_type = sys.argv[1:]
+    try:
+        quantize_file(Path(source), Path(target), int(file_type))
+    except QuantizeError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,8 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.models import Dial, Models
 
 
@@ -36,3 +38,19 @@ def dial(models: Models) -> Dial:
     from support.models import Dial  # noqa: PLC0415
 
     return Dial(models)
+
+
+@pytest.fixture
+def broken(models: Models, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to be broken."""
+    from support.checkpoints import TINY  # noqa: PLC0415
+
+    return models.copy(TINY, tmp_path)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """An empty folder to convert into."""
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder

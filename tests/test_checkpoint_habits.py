@@ -15,7 +15,7 @@ import pytest
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import SMALL, SPECS, TINY, Array, Spec
 from support.commands import invoke
-from support.conversions import converted, refused
+from support.conversions import converted, refuse
 from support.gguf_files import differing, tensors_of, value_of
 from support.models import Models
 from support.upstream.imatrix import CHUNKS, DATASET, imatrix_entries, write_imatrix
@@ -25,23 +25,6 @@ POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
     "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
 )
-
-
-@pytest.fixture
-def broken(models: Models, tmp_path: Path) -> Path:
-    return models.copy(TINY, tmp_path)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
-def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
-    arguments = [model, "-o", output / "x.gguf", "--quant", "F16", *options]
-    return refused(arguments, *words, output=output)
 
 
 def same_as(plain: Path, model: Path, output: Path, *options: object) -> None:

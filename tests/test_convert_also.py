@@ -19,13 +19,6 @@ ALSO = "Q5_K_M", "Q8_0", "F16"
 MIXTURE = SPECS["moe-mixed"]
 
 
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
 def alone(model: Path, path: Path, quant: str, *options: object) -> bytes:
     """The file of a run for one precision."""
     converted(model, path, "--quant", quant, "--overwrite", *options)

@@ -25,7 +25,7 @@ from support.checkpoint_edits import (
 )
 from support.checkpoints import SMALL, TINY, Array, Spec, write_safetensors
 from support.commands import check_refusal, held, spawn
-from support.conversions import converted, refused
+from support.conversions import converted, refuse, refused
 from support.gguf_files import differing, tensors_of, value_of
 from support.models import Models
 from support.upstream.imatrix import write_imatrix
@@ -51,18 +51,6 @@ def output(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "other.txt").write_text("mine")
     return folder
-
-
-@pytest.fixture
-def broken(models: Models, tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint, to be broken."""
-    return models.copy(TINY, tmp_path)
-
-
-def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
-    return refused(
-        [model, "-o", output / "out.gguf", "--quant", "F16", *options], *words, output=output
-    )
 
 
 def drop(*prefixes: str) -> Callable[[dict[str, Array]], None]:

@@ -46,13 +46,6 @@ def files(models: Models) -> Files:
     return Files(models)
 
 
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
 def ours(source: Path, output: Path, *options: object) -> bytes:
     """Convert a GGUF, which must succeed."""
     result = invoke("convert", source, "-o", output / "ours.gguf", *options)

@@ -39,13 +39,6 @@ def hub(models: Models) -> Iterator[Hub]:
         yield hub
 
 
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
 def start(hub: Hub, output: Path, *options: object, model: str = MODEL, **env: str) -> Popen[str]:
     """Start a conversion of the hub's model, its cache beside the output."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}

@@ -18,7 +18,7 @@ from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import Array, Spec, write_safetensors
 from support.commands import check_refusal, invoke
-from support.conversions import converted, refused
+from support.conversions import converted, refuse
 from support.gguf_files import differing, loads, tensors_of, value_of
 from support.models import Models
 from support.quantized_layouts import LAYOUTS
@@ -32,18 +32,6 @@ UNIFORM = ("--quant", "Q8_0")
 
 def quantized(layout: str, **changes: Any) -> Spec:
     return replace(BASE, name=layout, layout=layout, **changes)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
-def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
-    arguments = [model, "-o", output / "out.gguf", "--quant", "F16", *options]
-    return refused(arguments, *words, output=output)
 
 
 def as_other_scheme(folder: Path, method: str) -> Path:

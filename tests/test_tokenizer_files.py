@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from support.checkpoint_edits import edit_json
 from support.checkpoints import TINY
-from support.conversions import converted, refused
+from support.conversions import converted, refuse
 from support.gguf_files import loads, value_of
 from support.models import Models
 
@@ -23,22 +23,6 @@ BYTE_LEVEL = {
     "trim_offsets": False,
     "use_regex": False,
 }
-
-
-@pytest.fixture
-def broken(models: Models, tmp_path: Path) -> Path:
-    return models.copy(TINY, tmp_path)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
-
-
-def refuse(model: Path, output: Path, *words: str) -> str:
-    return refused([model, "-o", output / "x.gguf", "--quant", "F16"], *words, output=output)
 
 
 def section(path: Path) -> dict[str, Any]:

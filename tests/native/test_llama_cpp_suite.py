@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.server.upstream_source import base, fetch_archive
-from support.checkpoints import SPECS
+from support.checkpoints import NARROW
 from support.gguf_files import Rewrite
 from support.models import Dial
 from support.upstream.random_models import vocabulary, write_random_model
@@ -51,17 +51,9 @@ def local_models(dial: Dial, rewrite: Rewrite, tmp_path: Path) -> dict[str, str]
     words = vocabulary("qwen35")
     tokens: Any = words["tokenizer.ggml.tokens"].data
     spec = replace(
-        SPECS["dense-tied"],
+        NARROW,
         name="suite",
-        tied=False,
-        nested=False,
-        model_card=False,
         vocab_size=len(tokens),
-        hidden=64,
-        intermediate=64,
-        layers=2,
-        interval=2,
-        dtype="F16",
     )
     folder = dial.models.root / spec.name
     dial.module.write_dial_model(folder, spec, 0.7, dial.LAYER_SCALE)

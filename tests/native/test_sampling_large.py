@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from support.checkpoints import SPECS
+from support.checkpoints import NARROW
 from support.chi_square import far_off, one_sample
 from support.models import Dial
 from support.native_trunk import opened_session
@@ -58,17 +58,9 @@ class Drawn:
 def opened(dial: Any, rows: int, gain: float, *, missed: bool = False) -> Iterator[Drawn]:
     """missed: at a token after which the head is wrong."""
     spec = replace(
-        SPECS["dense-tied"],
+        NARROW,
         name=f"rows-{rows}-{gain}",
-        tied=False,
-        nested=False,
-        model_card=False,
         vocab_size=rows,
-        hidden=64,
-        intermediate=64,
-        layers=2,
-        interval=2,
-        dtype="F16",
     )
     folder = dial.models.root / spec.name
     if not folder.is_dir():

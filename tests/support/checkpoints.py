@@ -20,7 +20,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -847,6 +847,20 @@ TINY = Spec(
 )
 # The same with rows that blocks of 256 divide, for what is about types.
 SMALL = Spec("small", layers=2, interval=2, kv_heads=1)
+
+# For large vocabularies: little else.
+NARROW = replace(
+    SPECS["dense-tied"],
+    name="narrow",
+    tied=False,
+    nested=False,
+    model_card=False,
+    hidden=64,
+    intermediate=64,
+    layers=2,
+    interval=2,
+    dtype="F16",
+)
 
 # Dense and MoE, tied and not, rows that blocks do not divide, more value heads than key heads.
 COVERED = [

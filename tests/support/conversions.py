@@ -22,6 +22,12 @@ def converted(model: Path, output: Path, *options: object) -> dict[str, ReaderTe
     return tensors_of(output)
 
 
+def refuse(model: Path, output: Path, *words: str, options: tuple[object, ...] = ()) -> str:
+    """`refused`, for a conversion of `model` into a file of the folder `output`."""
+    arguments = [model, "-o", output / "out.gguf", "--quant", "F16", *options]
+    return refused(arguments, *words, output=output)
+
+
 def refused(arguments: Sequence[object], *words: str, output: Path, code: int = 1) -> str:
     """Run a conversion that must fail, and give its message.
 
