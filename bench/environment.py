@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, the libraries, the model file."""
+"""The environment of a measurement: machine, libraries and model file."""
 
 from __future__ import annotations
 

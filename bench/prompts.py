@@ -6,7 +6,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 
 LARGEST_PROMPT = 1 << 20  # bytes of a user's file
 
-# `chat` goes through the model's chat template; the others are gone on with as they are.
+# `chat` goes through the model's chat template; the others are continued as they are.
 CHAT = "chat"
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -43,7 +43,7 @@ ALL_SETS = ",".join(SETS)
 
 
 def parse_sets(text: str) -> list[str]:
-    """Names of sets from `code,chat`; RequestError for one that is not there."""
+    """Parse names of prompt sets, such as `code,chat`; RequestError for an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in SETS:
@@ -54,7 +54,7 @@ def parse_sets(text: str) -> list[str]:
 
 
 def read_prompt(path: Path) -> str:
-    """A prompt of the user's own; RequestError where the file is none."""
+    """Read a prompt from a text file; RequestError if it is not one."""
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_PROMPT + 1)

@@ -161,7 +161,7 @@ def _attention(keys: _Keys) -> Iterator[str]:
 
 
 def _of_attention(keys: _Keys, values: list[int]) -> list[int]:
-    """Of one value for each layer those of full attention; linear attention does not read them."""
+    """The values of the layers with full attention; llama.cpp does not read the others."""
     if len(values) <= 1:
         return values
     recurrent = set(_recurrent_blocks(keys))

@@ -15,7 +15,7 @@ from pathlib import Path
 # The kernels for small batches on the CPU: llama.cpp's own, or those of patches/.
 STOCK, PATCHED = KERNELS = ("stock", "patches/")
 
-# Of a command line: four times what models of this family are trained for, and memory enough.
+# The largest context that an option accepts: four times the family's training context.
 LARGEST_CONTEXT = 1 << 20
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -48,7 +48,7 @@ _REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of `drafted` first drafts, greedy verification would have accepted `accepted`."""
+    """Greedy verification would have accepted `accepted` of `drafted` first drafts."""
 
     drafted: int
     accepted: int

@@ -57,7 +57,7 @@ def has_lanes() -> bool:
 
 
 def has_attention() -> bool:
-    """Whether flash attention is that of patch 0005, which exists only for x86-64."""
+    """Whether flash attention uses the kernels of patch 0005, which are only for x86-64."""
     return has_lanes() and platform.machine() in _MACHINES
 
 

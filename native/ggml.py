@@ -23,7 +23,7 @@ class GgmlError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """What ggml can compute on: its name, such as CUDA0, and what the hardware calls itself."""
+    """A device of ggml: its name, such as CUDA0, and the description that its driver gives."""
 
     name: str
     description: str

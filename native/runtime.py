@@ -1,16 +1,17 @@
-"""The one importer of llama_cpp: which llama.cpp libraries this process runs on, and why.
+"""Chooses the llama.cpp libraries of this process and imports llama_cpp with them.
 
-Everything else takes the module from here, `from .runtime import llama_cpp`, so that the libraries
-are chosen before they are loaded. The first of these decides:
+No other module imports llama_cpp; they use `from .runtime import llama_cpp`, so that the libraries
+are chosen before they are loaded. The first of these that applies decides:
 
 1. MTP_GGUF_LIBS: `stock`, `fast`, or a folder with llama.cpp's libraries;
 2. LLAMA_CPP_LIB_PATH, llama_cpp's own variable: a folder;
-3. an earlier import of llama_cpp, by somebody else;
+3. an earlier import of llama_cpp by other code;
 4. the fast libraries, which this package ships: llama.cpp with patches/;
 5. the stock libraries of the installed llama_cpp, with a note that says why.
 
-The fast libraries are only those that the patches change. ggml's registry and the backends of GPUs
-are the installed llama_cpp's, so that each device that works with stock libraries works with these.
+The fast libraries are only those that the patches change. ggml's registry and GPU backends are
+those of the installed llama_cpp, so every device that works with the stock libraries works with
+these.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _REINSTALL = "install mtp-gguf again (pip install --force-reinstall --no-deps)"
 _PROBE_SECONDS = 60.0
 _MISMATCH = 3  # exit code of _PROBE
 
-# Loads libraries in their order, the last of which is libmtp, and asks it about their versions.
+# Loads libraries in this order; the last one is libmtp, which checks the versions of the others.
 _PROBE = f"""
 import ctypes, sys
 for path in sys.argv[1:]:
@@ -60,9 +61,9 @@ if library.mtp_check_runtime():
 class Runtime:
     """The libraries of this process.
 
-    kind: "fast", "stock", or "folder" for those that somebody named. folder: where libllama is.
-    reason: what decided. note: why stock libraries run although they were not requested, and the
-    next step; None otherwise.
+    kind: "fast", "stock", or "folder" if the user named a folder. folder: contains libllama.
+    reason: why these were chosen. note: why stock libraries run although they were not requested,
+    and the next step; None otherwise.
     """
 
     kind: Literal["fast", "stock", "folder"]
@@ -72,13 +73,13 @@ class Runtime:
 
 
 def native_library(name: str) -> Path:
-    """A file of this package's native libraries, such as `libmtp.so` for `mtp`."""
+    """The path of one of this package's native libraries, such as `libmtp.so` for `mtp`."""
     found = resources.files("mtp_gguf.native").joinpath("lib").joinpath(shared_library(name))
     return Path(str(found))
 
 
 def loaded_library(name: str) -> Path:
-    """The file of one of llama.cpp's libraries that this process runs on, such as `ggml-base`."""
+    """The path of a llama.cpp library that this process uses, such as that of `ggml-base`."""
     own = runtime.folder / shared_library(name)
     return own if own.is_file() else _stock_folder() / shared_library(name)
 
@@ -97,7 +98,7 @@ def _fast_folder() -> Path:
 
 
 def _choose() -> Runtime:
-    """The libraries to run on; LibraryMismatchError where those that were asked for cannot be."""
+    """The libraries to use; LibraryMismatchError if the requested ones cannot be used."""
     asked, stated = os.environ.get(VARIABLE), os.environ.get(_LLAMA_CPP_VARIABLE)
     fast, stock = _fast_folder(), _stock_folder()
     if "llama_cpp" in sys.modules:
@@ -120,7 +121,7 @@ def _choose() -> Runtime:
 
 
 def _imported(asked: str | None, fast: Path, stock: Path) -> Runtime:
-    """What an earlier import of llama_cpp has loaded."""
+    """The libraries that an earlier import of llama_cpp has loaded."""
     module = getattr(sys.modules["llama_cpp"], "llama_cpp", None)
     folder = Path(getattr(module, "_base_path", stock))
     kind: Literal["fast", "stock", "folder"] = (
@@ -141,7 +142,7 @@ def _imported(asked: str | None, fast: Path, stock: Path) -> Runtime:
 
 
 def _obstacle(fast: Path, stock: Path) -> str | None:
-    """What keeps the fast libraries from running here, with the next step; None when nothing."""
+    """Why the fast libraries cannot be used here, with the next step; None if they can."""
     marker = fast / "build.json"
     if not fast.is_dir():
         way = "none are made on Windows" if sys.platform == "win32" else _REINSTALL
@@ -165,7 +166,7 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
             f"expected llama-cpp-python {version}, found {found}; "
             f"pip install llama-cpp-python=={version}"
         )
-    # With backends that ggml loads by itself, it would not take ours.
+    # A ggml that loads its backends itself (GGML_BACKEND_DL) would not use our CPU backend.
     for name in ("ggml", "ggml-cpu"):
         if not (stock / shared_library(name)).is_file():
             return (
@@ -176,10 +177,10 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
 
 
 def _load_order(folder: Path, stock: Path) -> list[Path]:
-    """What is loaded before libllama: nothing where `folder` has all of llama.cpp's libraries.
+    """The libraries to load before libllama; none if `folder` has all of llama.cpp's libraries.
 
-    Else the ggml of the installed llama_cpp, over a base and a CPU backend that must come first:
-    the loader takes a library that is loaded for each of the same name.
+    Otherwise the ggml of the installed llama_cpp, after our base and CPU backend: the loader reuses
+    a library that is already loaded under the same name.
     """
     if (folder / shared_library("ggml")).is_file():
         return []
@@ -188,9 +189,9 @@ def _load_order(folder: Path, stock: Path) -> list[Path]:
 
 
 def _checked(folder: Path, variable: str, stock: Path) -> Path:
-    """`folder`, which `variable` names, after its libraries were loaded in a process of their own.
+    """Return `folder`, named by `variable`, after loading its libraries in a subprocess.
 
-    LibraryMismatchError where that fails, be it with a crash.
+    LibraryMismatchError if that fails or crashes.
     """
     place = f"{variable}: {folder}"
     advice = (
@@ -232,7 +233,7 @@ def _checked(folder: Path, variable: str, stock: Path) -> Path:
 
 @contextmanager
 def _selected(chosen: Runtime) -> Iterator[None]:
-    """Make an import of llama_cpp load these libraries; no child process inherits anything."""
+    """Make an import of llama_cpp load these libraries; subprocesses inherit nothing of it."""
     before = os.environ.pop(_LLAMA_CPP_VARIABLE, None)
     try:
         if chosen.kind != "stock":
@@ -257,6 +258,6 @@ runtime = _choose()
 with _selected(runtime):
     import llama_cpp
 
-# llama_cpp never closes these files, of which Python warns at its end after any other warning.
+# llama_cpp never closes these files; Python would print a ResourceWarning about them at exit.
 for _file in (llama_cpp._utils.outnull_file, llama_cpp._utils.errnull_file):
     atexit.register(_file.close)

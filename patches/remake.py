@@ -105,7 +105,7 @@ def checkout(folder: Path) -> None:
 
 
 def make(folder: Path, target: Path) -> list[Path]:
-    """Write the commits of `folder` to `target` as patches; their paths."""
+    """Write the commits of `folder` to `target` as patches; returns their paths."""
     if dirty := git(folder, "status", "--porcelain", "--untracked-files=all"):
         sys.exit(f"{folder}: has changes that are in no commit:\n{dirty.rstrip()}")
     for old in target.glob("*.patch"):
@@ -116,7 +116,7 @@ def make(folder: Path, target: Path) -> list[Path]:
 
 
 def make_series(folder: Path, target: Path) -> list[Path]:
-    """Like `make`, without the patches that are the same change as that of the same number here."""
+    """Like `make`, but leave out patches whose change equals that of the same number here."""
     target.mkdir(parents=True, exist_ok=True)
     made = make(folder, target)
     commits = git(folder, "rev-list", "--reverse", f"{BASE_TAG}..HEAD").split()
@@ -132,7 +132,7 @@ def make_series(folder: Path, target: Path) -> list[Path]:
 
 
 def check() -> None:
-    """The patches apply as users get them, and are what their own commits make."""
+    """Check that the patches apply, and that `make` on their own commits reproduces them."""
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / "plain"
         unpack_llama_cpp(fetch_archive(), plain)
@@ -186,7 +186,7 @@ def rebase(tree: Path) -> None:
     list_hunks(tree)
     paths = sorted(path.resolve() for path in PATCHES.glob("*.patch"))
     make_repository(tree, "another llama.cpp")
-    # What the patches build in, for compiling; not committed.
+    # The head's sources, which the patched server includes; needed to compile, not committed.
     with (tree / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
         file.write(f"/{HEAD_FOLDER}/\n")
     add_head(read_head_sources(), tree)
@@ -221,9 +221,9 @@ def rebase(tree: Path) -> None:
 
 
 def failed_hunks(patch: bytes, tree: Path) -> list[FailedHunk]:
-    """Apply what applies of `patch` to the files in `tree`, exactly but at any line; the rest.
+    """Apply the hunks of `patch` that match `tree` exactly, at any line; returns the others.
 
-    tree: not in a git repository. The hunks of a file are independent of each other.
+    tree: must not be in a git repository. The hunks of a file are independent of each other.
     """
     failed: list[FailedHunk] = []
     environment = {**ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
@@ -260,7 +260,7 @@ def _old_files(patch: bytes) -> Iterator[str]:
 
 
 def _reason(old: Sequence[str], file: Path) -> str:
-    """Why a hunk with these old lines does not apply to `file`."""
+    """The reason why a hunk with these old lines does not apply to `file`."""
     present = set(file.read_text(encoding="utf-8", errors="replace").splitlines())
     gone = [line for line in old if line not in present]
     if not gone:
@@ -269,7 +269,7 @@ def _reason(old: Sequence[str], file: Path) -> str:
 
 
 def _words(stderr: bytes) -> str:
-    """What git says about a file of which it can apply nothing."""
+    """The message of git about a file to which nothing of the patch applies."""
     errors = re.findall(r"^error: (.+)$", stderr.decode(errors="replace"), re.MULTILINE)
     return errors[0] if errors else "git apply failed"
 
@@ -293,7 +293,7 @@ def _gives(folder: Path, patch: Path, commit: str) -> bool:
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     match words:
         case ["checkout", folder]:
             checkout(Path(folder))

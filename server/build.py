@@ -1,18 +1,18 @@
 """Builds of llama.cpp with our patches, each made once and kept in a cache folder.
 
-Two things are made: a llama-server with its tools, and the libraries that the package ships for
-Python. Additions are the patches and the sources of the head that the server builds in.
+There are two kinds: a llama-server with its tools, and the libraries that the package ships for
+Python. <additions> is a digest of the patches and of the head's sources, which the server includes.
 
     server/0.3.36-<additions>-<options>/       a finished server; the folder appears in one step
-        build.json                             what it was made from
+        build.json                             what it was built from
         bin/                                   programs and shared libraries, side by side
     libraries/0.3.36-<patches>-<options>/      the finished libraries, with their build.json
     server/0.3.36-<patches>-<options>.work/    sources, objects, build.log
     server/0.3.36-<patches>-<options>.lock     held by the process that works there
 
-Both are compiled in the same work folder where their options are the same, so that the server's
-build takes up the objects of the libraries. It ends with the server. An interrupted build is taken
-up where it stopped: ninja keeps no object that it did not finish.
+Builds with the same options share a work folder, so the server reuses the object files of the
+libraries; the work folder is removed once the server is built. An interrupted build resumes where
+it stopped, because ninja keeps only finished object files.
 """
 
 import fcntl
@@ -39,13 +39,13 @@ from .patches import Addition, add_head, apply, digest, read_head_sources, read_
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
 TARGETS = ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server")
-# What the patches change, apart from the programs; ggml's registry (libggml) and the backends of
-# GPUs are those of llama-cpp-python.
+# The libraries that the patches change; ggml's registry (libggml) and the GPU backends are those of
+# llama-cpp-python.
 LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
 LOG_LINES = 25
 MARKER = "build.json"
 
-# Not in libggml-cpu, libggml-base or libllama; and loadable backends would have no libggml-cpu.
+# Options for other libraries than these three, and GGML_BACKEND_DL, which builds no libggml-cpu.
 _NO_LIBRARY_OPTION = re.compile(
     r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL|VULKAN)[:=]"
 )
@@ -73,7 +73,7 @@ class Build:
 
 
 class BuildError(ServerError):
-    """cmake or a compiler failed. `log`: the last lines that they wrote."""
+    """cmake or a compiler failed. log: the last lines of their output."""
 
     def __init__(self, message: str, log: Sequence[str]) -> None:
         super().__init__(message)
@@ -81,11 +81,11 @@ class BuildError(ServerError):
 
 
 def cmake_options(extra: Sequence[str] = ()) -> list[str]:
-    """What cmake is told: ours, then the environment's CMAKE_ARGS, then `extra`; the last wins."""
+    """The options for cmake: ours, then CMAKE_ARGS, then `extra`; later ones win."""
     ours = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DBUILD_SHARED_LIBS=ON",
-        # The libraries are found wherever the folder goes.
+        # So that the programs find their libraries after the folder is moved.
         "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
         f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
         "-DGGML_RPC=ON",
@@ -102,15 +102,15 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
 
 
 def library_options() -> list[str]:
-    """What cmake is told for the libraries: `cmake_options` without the backends of GPUs."""
+    """The options for the libraries: `cmake_options` without GPU backends."""
     options = [option for option in cmake_options() if not _NO_LIBRARY_OPTION.match(option)]
-    if sys.platform == "darwin":  # ggml would turn these on by itself
+    if sys.platform == "darwin":  # on by default in ggml
         options += ["-DGGML_METAL=OFF", "-DGGML_BLAS=OFF"]
     return options
 
 
 def split_options(text: str, origin: str) -> list[str]:
-    """The words of `text` as a shell reads them; RequestError, naming `origin`, where it cannot."""
+    """Split `text` like a shell; RequestError, naming `origin`, if it is malformed."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -127,26 +127,26 @@ def find_build() -> Build | None:
 
 
 def clean() -> int:
-    """Remove every build, finished or not, of any version; the number of folders removed.
+    """Remove all builds of all versions, finished or not; returns the number of folders removed.
 
-    ServerError when one of them is being built.
+    ServerError if one of them is being built.
     """
     kinds = (cache_folder("server"), cache_folder("libraries"))
     folders = [entry for kind in kinds for entry in kind.iterdir() if entry.is_dir()]
     for folder in folders:
         with _lock(kinds[0] / f"{folder.name.removesuffix('.work')}.lock"):
-            # A name that no search takes for a build, in case removing is interrupted.
+            # Renamed first, so that an interrupted removal leaves nothing that looks like a build.
             shutil.rmtree(folder.rename(folder.with_name(f".removed.{folder.name}")))
     return len(folders)
 
 
 def build(options: Sequence[str], archive: Path | None, jobs: int | None, report: Report) -> Build:
-    """The server's build with these cmake `options`; made unless it is there.
+    """Build the server with these cmake `options`, or return the existing build.
 
-    archive: the source distribution where pip is not to fetch it. jobs: parallel compilers, None
-    for ninja's own choice. report: called with what is being done.
+    archive: the source distribution; None to fetch it with pip. jobs: parallel compilers; None for
+    ninja's default. report: called with the current step.
 
-    ServerError where something is missing; BuildError where cmake or a compiler fails.
+    ServerError if something is missing; BuildError if cmake or a compiler fails.
     """
     key = f"{_family()}-{_short(json.dumps([*options, platform.machine()]))}"
     done = Build(cache_folder("server") / key)
@@ -154,7 +154,7 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
         return done
     work = _work_folder(options)
     with _lock(work.with_suffix(".lock")) as lock:
-        if (done.root / MARKER).is_file():  # another process was faster
+        if (done.root / MARKER).is_file():  # another process has built it meanwhile
             return done
         _compile(work, TARGETS, options, archive, jobs, lock, report, head=read_head_sources())
         _keep_libraries(work, options)
@@ -166,10 +166,10 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
 def build_libraries(
     target: Path, archive: Path | None, jobs: int | None, report: Report
 ) -> list[Path]:
-    """Put the libraries, and the marker that says what they are, into the folder `target`.
+    """Put the libraries, and a marker with their versions, into the folder `target`.
 
-    They are made unless the cache has them; where another process is at it, this one waits.
-    archive, jobs, report and what is raised: as for `build`.
+    They are built unless they are cached; if another process is building them, this one waits.
+    Arguments and exceptions are those of `build`.
     """
     options = library_options()
     work = _work_folder(options)
@@ -187,7 +187,7 @@ def _family() -> str:
 
 
 def _work_folder(options: Sequence[str]) -> Path:
-    """Where these options are compiled on this CPU, whose instructions ggml uses by default."""
+    """The work folder for these options on this CPU, for whose instruction sets ggml compiles."""
     key = _short(json.dumps([*options, platform.machine(), _cpu_features()]))
     patches = digest(read_patches())[:10]
     return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
@@ -198,7 +198,7 @@ def _libraries_folder(work: Path) -> Path:
 
 
 def _cpu_features() -> str:
-    """The instruction sets of this CPU, or its name where the system does not list them."""
+    """The instruction sets of this CPU, or its name if the system does not list them."""
     with suppress(OSError):
         for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -212,7 +212,7 @@ def _short(text: str) -> str:
 
 
 def _tool(name: str) -> str:
-    """A build tool from the PATH, or from a PyPI package beside this Python."""
+    """A build tool from the PATH, or from a PyPI package installed for this Python."""
     found = shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
     if found is None:
         raise ServerError(f"building takes {name}, which is not on the PATH: pip install {name}")
@@ -220,7 +220,7 @@ def _tool(name: str) -> str:
 
 
 def _source(work: Path, archive: Path | None, report: Report) -> Path:
-    """The patched tree in the folder `work`; it is put under its name in one step."""
+    """The patched source tree in the folder `work`, renamed into place once it is complete."""
     source = work / "source"
     if source.is_dir():
         return source
@@ -249,7 +249,7 @@ def _compile(
     report: Report,
     head: Sequence[Addition] = (),
 ) -> None:
-    """Prepare, configure and build `targets` in `work`; head: sources that they build in."""
+    """Prepare, configure and build `targets` in `work`; head: the head's sources to include."""
     cmake, ninja = _tool("cmake"), _tool("ninja")
     source, objects = _source(work, archive, report), work / "build"
     add_head(head, source)
@@ -261,7 +261,7 @@ def _compile(
 
 
 def _keep_libraries(work: Path, options: Sequence[str]) -> None:
-    """Keep the libraries of a build in the cache, where they are those of `library_options`."""
+    """Cache the libraries of a build if it was made with `library_options`."""
     kept = _libraries_folder(work)
     if [*options] != library_options() or (kept / MARKER).is_file():
         return
@@ -282,7 +282,7 @@ def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
 
 
 def _publish(made: Path, done: Path, options: Sequence[str]) -> None:
-    """Make the folder `made` appear, whole and with a marker, as `done`."""
+    """Add a marker to the folder `made` and rename it to `done`, so that it appears complete."""
     made_from = {
         "llama-cpp-python": base().version,
         "llama.cpp": base().commit,
@@ -296,11 +296,10 @@ def _publish(made: Path, done: Path, options: Sequence[str]) -> None:
 
 @contextmanager
 def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
-    """Keep other processes from the same build.
+    """Hold the lock of a build; yields its file descriptor.
 
-    waiting: called once where another process has it, which is waited for; ServerError where that
-    is None. Gives the file descriptor that holds the lock. The system frees it once every process
-    that has the descriptor is gone.
+    waiting: called once before waiting for another process that holds the lock; None to raise a
+    ServerError instead. The system releases the lock when all processes with the descriptor exit.
     """
     with path.open("w") as file:
         try:
@@ -316,7 +315,7 @@ def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
 def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -> None:
     """Run a step of the build; its output goes to build.log, its progress to `report`.
 
-    lock: handed on, because compilers can outlive this process.
+    lock: inherited by the compilers, which can outlive this process.
     """
     log = work / "build.log"
     tail: deque[str] = deque(maxlen=LOG_LINES)

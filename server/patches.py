@@ -1,4 +1,4 @@
-"""What we add to llama.cpp: the patches, and the sources of the head that they build in."""
+"""Our additions to llama.cpp: the patches, and the sources of the head that the server includes."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
 
-HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; the patch that uses it names it
+HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; named in the patch that uses it
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def read_patches() -> list[Addition]:
 
 
 def read_head_sources() -> list[Addition]:
-    """The sources of the head, named as they lie in HEAD_FOLDER."""
+    """The sources of the head, by their names in HEAD_FOLDER."""
     native = resources.files("mtp_gguf.native")
     found = [Addition("sources.cmake", (native / "sources.cmake").read_bytes())]
     for folder in ("include", "src"):
@@ -41,7 +41,7 @@ def read_head_sources() -> list[Addition]:
 
 
 def digest(additions: Sequence[Addition]) -> str:
-    """Names files and their content: equal only where both are."""
+    """A digest of the names and contents of files."""
     state = hashlib.sha256()
     for addition in additions:
         state.update(f"{addition.name} {len(addition.data)}\n".encode())
@@ -50,7 +50,7 @@ def digest(additions: Sequence[Addition]) -> str:
 
 
 def add_head(sources: Sequence[Addition], tree: Path) -> None:
-    """Put the head's `sources` into the llama.cpp tree `tree`; those that are there stay as old."""
+    """Write the head's `sources` into the llama.cpp tree `tree`, unless unchanged."""
     for source in sources:
         path = tree / HEAD_FOLDER / source.name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def add_head(sources: Sequence[Addition], tree: Path) -> None:
 
 
 def apply(patches: Sequence[Addition], tree: Path) -> None:
-    """Put `patches` onto the llama.cpp tree `tree`, which must be no git repository of its own.
+    """Apply `patches` to the llama.cpp tree `tree`, which must not be a git repository.
 
     ServerError names the patch that does not fit exactly, or what is missing to apply it.
     """
     command = _command()
-    # A repository around the tree would make git look for the patched files there.
+    # In a repository that contains the tree, git would look for the patched files from its root.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
     for patch in patches:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The pinned source distribution of llama-cpp-python, which carries the whole of llama.cpp.
+"""The pinned source distribution of llama-cpp-python, which includes llama.cpp.
 
-`patches/BASE` names it. pip fetches it once, with its usual configuration; it is verified and kept
-in the user's cache folder.
+`patches/BASE` names it. pip downloads it once, with its usual configuration; its checksum is
+verified and it is kept in the user's cache folder.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from mtp_gguf.gguf_tools.errors import ServerError
 
 @dataclass(frozen=True)
 class Base:
-    """What everything here stands on.
+    """The pinned versions.
 
-    version: of llama-cpp-python. sha256: of its source distribution. commit: of llama.cpp inside.
+    version: of llama-cpp-python. sha256: of its source distribution. commit: of its llama.cpp.
     """
 
     version: str
@@ -33,20 +33,20 @@ class Base:
 
     @property
     def stem(self) -> str:
-        """Name of the distribution's file and of the folder inside, without an ending."""
+        """The name of the distribution's file, without suffix, and of the folder in it."""
         return f"llama_cpp_python-{self.version}"
 
 
 @cache
 def base() -> Base:
-    """The pinned base, as `patches/BASE` has it: a name and a value on each line."""
+    """The pinned versions from `patches/BASE`, which has a name and a value on each line."""
     text = (resources.files("mtp_gguf.patches") / "BASE").read_text(encoding="utf-8")
     values = dict(line.split() for line in text.splitlines())
     return Base(values["llama-cpp-python"], values["sha256"], values["llama.cpp"])
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` in our part of the user's cache (XDG base directory rules); makes it."""
+    """The folder `name` in our part of the user's cache (XDG rules), created if needed."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "mtp-gguf" / name
     try:
@@ -57,9 +57,9 @@ def cache_folder(name: str) -> Path:
 
 
 def fetch_archive() -> Path:
-    """The source distribution as a file, through pip where the cache does not have it.
+    """The path of the source distribution, downloaded with pip unless it is cached.
 
-    ServerError where pip fails, or where the file is not the pinned one.
+    ServerError if pip fails or the file is not the pinned one.
     """
     folder = cache_folder("upstream")
     kept = folder / f"{base().stem}.tar.gz"
@@ -86,26 +86,26 @@ def unpack_llama_cpp(archive: Path, target: Path, without: Sequence[str] = ()) -
     """Unpack the llama.cpp tree of the distribution as the folder `target`.
 
     target: must not exist; appears only when it is complete. without: folders at the top of the
-    tree that are left out. Git's own files stay out, so that no
-    tool takes the tree for a part of the repository that it was made from.
+    tree to leave out. Git's own files are left out too, so that no tool takes the tree for a part
+    of a repository.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         unpacked = Path(scratch) / "tree"
         with tarfile.open(archive) as tar:
-            # The filter refuses what would leave the folder: absolute names, `..`, links.
+            # The filter rejects members outside the folder: absolute names, `..`, links.
             tar.extractall(unpacked, _llama_cpp_members(tar, without), filter="data")
         unpacked.rename(target)
 
 
 @lru_cache
 def llama_cpp_source() -> Path:
-    """The pristine llama.cpp tree in the cache, unpacked on first use. Never write there."""
+    """The unmodified llama.cpp tree in the cache, unpacked on first use; read only."""
     source = cache_folder("upstream") / f"llama.cpp-{base().commit[:9]}"
     if not source.is_dir():
         archive = fetch_archive()
         try:
             unpack_llama_cpp(archive, source)
-        except OSError:  # another process was faster
+        except OSError:  # another process has unpacked it meanwhile
             if not source.is_dir():
                 raise
     return source
@@ -123,10 +123,10 @@ def _llama_cpp_members(tar: tarfile.TarFile, without: Sequence[str]) -> Iterator
 
 
 def _download(folder: Path) -> None:
-    """Let pip download the distribution; it takes no wheel and none of its dependencies.
+    """Download the distribution with pip: no wheel, no dependencies.
 
-    pip prepares an sdist's metadata before it hands it over. That takes the build backend, which
-    pip fetches unless it is installed.
+    pip prepares the metadata of an sdist after downloading it, which needs the build backend; pip
+    downloads that too unless it is installed.
     """
     command = [sys.executable, "-m", "pip", "download", f"llama-cpp-python=={base().version}"]
     command += ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]

@@ -91,7 +91,7 @@ def _count(n: int, what: str) -> str:
 
 
 def _state(result: BenchResult) -> str:
-    """What was not measured; empty if everything was."""
+    """The skipped measurements; empty if there are none."""
     parts: dict[str, list[str]] = {}
     for part in result.plan:
         parts.setdefault(part.state, []).append(part.what)

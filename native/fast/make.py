@@ -1,7 +1,7 @@
-"""make.py FOLDER [SDIST]: put llama.cpp's libraries with the patches into FOLDER, for CMake.
+"""make.py FOLDER [SDIST]: build the patched llama.cpp libraries into FOLDER; run by CMake.
 
-SDIST: llama-cpp-python's source distribution, where pip is not to fetch it. This runs in a source
-tree, where the package is not installed: its rooms are found by their folders.
+SDIST: llama-cpp-python's source distribution, instead of a download with pip. This runs in a source
+tree before the package is installed, so it imports the packages from their folders.
 """
 
 import os
@@ -19,7 +19,7 @@ NEXT_STEP = (
 
 
 def main(folder: str, sdist: str = "") -> int:
-    """Make the libraries; what is in the way is said in a sentence, with exit code 1."""
+    """Build the libraries; on failure print one sentence and return exit code 1."""
     package = ModuleType("mtp_gguf")
     package.__path__ = [str(ROOT)]
     sys.modules["mtp_gguf"] = package
@@ -29,7 +29,7 @@ def main(folder: str, sdist: str = "") -> int:
     shutil.rmtree(target, ignore_errors=True)
     seen = [""]
 
-    def report(text: str) -> None:  # a line for each tenth of the way
+    def report(text: str) -> None:  # one line for every 10 %
         step = text.partition("%")[0][:-1]
         if step != seen[0]:
             seen[0] = step

@@ -100,7 +100,7 @@ FAULTS = {
         [key("rope.dimension_count", 3)], "rope.dimension_count: expected an even number"
     ),
     "sections wider than a head": Fault(
-        [SetKey("qwen35.rope.dimension_sections", ValueType.I32, 262144)], "dimension_sections"
+        [SetKey("qwen35.rope.dimension_sections", ValueType.I32, 20)], "dimension_sections"
     ),
     "sections of nothing": Fault(
         [SetArray("qwen35.rope.dimension_sections", ValueType.I32, (0, 0, 0, 0))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,24 @@ def test_crash_is_reported_in_one_sentence(
     assert line.startswith("mtp-gguf: the model ended the process: ")
     assert says in line
     assert line.endswith("tries a model in a process of its own")
+
+
+def test_a_traceback_is_printed_if_faulthandler_is_enabled(sound: Path, tmp_path: Path) -> None:
+    """As a developer wants it: `python -X faulthandler` is not overridden."""
+    (tmp_path / "sitecustomize.py").write_text(UNCHECKED)
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(mutated(read_content(sound), [Retype("blk.1.attn_k.weight", "I8")]))
+    words = ["-X", "faulthandler", "-c", MAIN, "generate", str(path), "-p", "a", "-t", "1"]
+    done = subprocess.run(
+        [sys.executable, *words, "--depth", "0"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "the model ended the process" not in done.stderr
 
 
 def test_model_file_truncated_while_in_use(sound: Path, tmp_path: Path) -> None:
