@@ -22,9 +22,8 @@ _MEMORY_FACTOR = 1.25  # memory of a server over the size of its file: contexts 
 
 
 def fits_in_memory(file_bytes: int) -> bool:
-    """Whether the free memory holds a server too; True if the free memory is unknown."""
-    free = free_memory()
-    return free is None or free > file_bytes * _MEMORY_FACTOR
+    """Whether the free memory holds a server too."""
+    return free_memory() > file_bytes * _MEMORY_FACTOR
 
 
 def interleave(

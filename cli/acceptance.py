@@ -63,7 +63,7 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
         from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
 
         needed, free = memory_needed(path), system.free_memory()
-        if free is not None and free < needed:
+        if free < needed:
             raise RequestError(
                 f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
             )

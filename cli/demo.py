@@ -53,7 +53,7 @@ def demo(
             typer.echo(json.dumps({"commands": results}, indent=1))
             return
         for words in commands:
-            shown = [Path(word).name if word.startswith("/") else word for word in words]
+            shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
             typer.echo(f"\n$ mtp-gguf {' '.join(map(shell_word, shown))}")
             _run(words)
     if output:

@@ -5,21 +5,18 @@ it to its final place. NumPy, the quantizers and the system calls release the GI
 suffice. Only the slices in flight are in memory, whatever the size of the model.
 """
 
-import resource
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.output import OutputFile, commit_all
-from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
+from mtp_gguf.gguf_tools.system import CoreMeter, peak_memory, usable_cores
 from mtp_gguf.gguf_tools.tensor_types import F32, NVFP4, TensorType
 from mtp_gguf.native import ggml
 
@@ -103,20 +100,6 @@ def run(
         rows.check_unchanged()
         commit_all(outputs)
     return Outcome(meter.seconds, meter.busy_seconds, meter.cores, peak_memory())
-
-
-def peak_memory() -> int:
-    """Largest resident memory of this process so far, in bytes.
-
-    On Linux ru_maxrss includes the memory of the process that started this one, so this uses the
-    kernel's high-water mark of the process itself if it is available.
-    """
-    with suppress(OSError, ValueError, StopIteration):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _slices(

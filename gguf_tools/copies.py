@@ -10,9 +10,9 @@ import errno
 import os
 import struct
 import sys
-import threading
 from collections.abc import Callable
 
+from . import os_files
 from .sources import FileSource, Source
 
 CopyWay = Callable[[int, int, Source, int, int], int]
@@ -36,8 +36,6 @@ _BUFFER_BYTES = 4 << 20
 _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = struct.Struct("=qQQQ")
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-# sendfile(2) writes at the descriptor's position, which all threads share.
-_position = threading.Lock()
 
 
 def copy_ways(source: Source) -> list[CopyWay]:
@@ -85,14 +83,12 @@ def _copy_in_kernel(out: int, offset: int, source: Source, start: int, length: i
 
 def _copy_by_sendfile(out: int, offset: int, source: Source, start: int, length: int) -> int:
     assert isinstance(source, FileSource)
-    with _position:
+    with os_files.position:  # sendfile(2) writes at the descriptor's position
         os.lseek(out, offset, os.SEEK_SET)
         return os.sendfile(out, source.fileno(), start, length)
 
 
 def _copy_by_read(out: int, offset: int, source: Source, start: int, length: int) -> int:
-    view = memoryview(source.read(start, min(length, _BUFFER_BYTES)))
-    done = 0
-    while done < len(view):
-        done += os.pwrite(out, view[done:], offset + done)
-    return done
+    data = source.read(start, min(length, _BUFFER_BYTES))
+    os_files.write_at(out, data, offset)
+    return len(data)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import os_files
 from .draft_list import HIDDEN_IDS_KEY
 from .errors import OutputError
 from .fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
@@ -86,7 +87,7 @@ class _Patch:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            self._fd = os_files.open_file(path, os.O_RDWR)
         except OSError as error:
             raise self._fault(error) from None
 
@@ -98,9 +99,7 @@ class _Patch:
 
     def write(self, offset: int, data: bytes) -> None:
         try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._fd, data[done:], offset + done)
+            os_files.write_at(self._fd, data, offset)
             os.fsync(self._fd)
         except OSError as error:
             raise self._fault(error) from None

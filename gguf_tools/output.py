@@ -4,12 +4,14 @@ import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
+from . import os_files
 from .copies import CANNOT_COPY, copy_ways, start_writing
 from .errors import FormatError, OutputError
 from .sources import FileSource, Source, StreamedSource
@@ -63,12 +65,15 @@ class OutputFile:
         for path in self.path.parent.iterdir():
             if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 with suppress(OSError):
-                    fd = os.open(path, os.O_RDWR)
+                    fd = os_files.open_file(path, os.O_RDWR)
                     try:
-                        if _is_lockable(fd):
+                        abandoned = _is_lockable(fd)
+                        if abandoned and sys.platform != "win32":
                             path.unlink()
                     finally:
                         os.close(fd)
+                    if abandoned and sys.platform == "win32":
+                        path.unlink()  # which Windows refuses while a process has it open
 
     def _reserve(self) -> None:
         """Reserve the disk space if the file system can, so that a full disk is noticed early."""
@@ -82,11 +87,8 @@ class OutputFile:
 
     def write(self, offset: int, data: "bytes | memoryview") -> None:
         """Write all of `data` at `offset`."""
-        view = memoryview(data).cast("B")
-        done = 0
         try:
-            while done < len(view):
-                done += os.pwrite(self._fd, view[done:], offset + done)
+            os_files.write_at(self._fd, data, offset)
         except OSError as error:
             raise self._fault(error) from None
 
@@ -243,7 +245,7 @@ def commit_all(outputs: Sequence[OutputFile]) -> None:
 def _create_locked(path: Path) -> int:
     """Create a file that stays locked while it is open, and return its descriptor."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        fd = os_files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         if not _is_lockable(fd) or os.fstat(fd).st_nlink:
             return fd
         os.close(fd)  # another process removed it as a leftover before it was locked
@@ -252,12 +254,9 @@ def _create_locked(path: Path) -> int:
 def _is_lockable(fd: int) -> bool:
     """Lock an open file until it is closed; False if it is locked already or cannot be locked."""
     try:
-        import fcntl  # noqa: PLC0415  (not everywhere)
-
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
+        return os_files.lock(fd)
+    except OSError:
         return False
-    return True
 
 
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:

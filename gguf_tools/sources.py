@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from . import os_files
 from .errors import FormatError
 
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
@@ -47,7 +48,7 @@ def what_is_at(path: Path) -> str:
 
 
 class FileSource:
-    """A local file, read with pread so that threads can share it."""
+    """A local file, read at offsets so that threads can share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +57,7 @@ class FileSource:
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
                 raise FormatError(f"{path}: expected a file, found {what_is_at(path)}")
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._fd = os_files.open_file(path, os.O_RDONLY)
             self._opened = self._state()
             self.size = self._opened[0]
         except OSError as error:
@@ -73,7 +74,7 @@ class FileSource:
         parts = []
         while length > 0:
             try:
-                part = os.pread(self._fd, length, offset)
+                part = os_files.read_at(self._fd, length, offset)
             except OSError as error:
                 raise self._fault(error) from None
             if not part:
@@ -88,7 +89,7 @@ class FileSource:
         done = 0
         while done < len(buffer):
             try:
-                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+                count = os_files.read_into(self._fd, buffer[done:], offset + done)
             except OSError as error:
                 raise self._fault(error) from None
             if count == 0:

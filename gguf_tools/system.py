@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 # The kernels for small batches on the CPU: llama.cpp's own, or those of patches/.
 STOCK, PATCHED = KERNELS = ("stock", "patches/")
 
@@ -19,7 +20,6 @@ STOCK, PATCHED = KERNELS = ("stock", "patches/")
 LARGEST_CONTEXT = 1 << 20
 
 _CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 # The memory files of a control group: limit, usage, and the page cache within the usage, which the
@@ -60,13 +60,13 @@ def this_machine(kernels: str, device: str = "CPU") -> Machine:
     return Machine(_cpu_name(), usable_cores(), kernels, device)
 
 
-def free_memory() -> int | None:
-    """Bytes that this process can still allocate without swapping; None if unknown.
+def free_memory() -> int:
+    """Bytes that this process can still allocate without swapping.
 
     Page cache counts as free, for the machine and for each control group (container) around the
-    process. If the system does not report free memory, this is the total memory.
+    process.
     """
-    known = [_available()]
+    known = [psutil.virtual_memory().available]
     with suppress(OSError):
         for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
             _, controllers, group = line.split(":", 2)
@@ -74,20 +74,25 @@ def free_memory() -> int | None:
                 known += _group_memory(_CGROUPS, group, *_CGROUP_V2)
             elif "memory" in controllers.split(","):
                 known += _group_memory(_CGROUPS / "memory", group, *_CGROUP_V1)
-    numbers = [n for n in known if n is not None]
-    return max(0, min(numbers)) if numbers else None
+    return max(0, min(known))
 
 
-def _available() -> int | None:
-    """Available memory of the machine, without the limits of control groups."""
-    with suppress(OSError):
-        match = re.search(r"^MemAvailable: *(\d+) kB", _MEMINFO.read_text("utf-8"), re.MULTILINE)
-        if match:
-            return int(match[1]) << 10
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in bytes.
+
+    On Linux ru_maxrss includes the memory of the process that started this one, so this uses the
+    kernel's high-water mark of the process itself if it is available.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # noqa: PLC0415  (not everywhere)
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _group_memory(

@@ -15,7 +15,6 @@ libraries; the work folder is removed once the server is built. An interrupted b
 it stopped, because ninja keeps only finished object files.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.system import shared_library
 
@@ -302,13 +302,11 @@ def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
     ServerError instead. The system releases the lock when all processes with the descriptor exit.
     """
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not os_files.lock(file.fileno()):
             if waiting is None:
                 raise ServerError(f"{path.stem}: another process is building it") from None
             waiting("waiting for another process that is building the same")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            os_files.lock(file.fileno(), wait=True)
         yield file.fileno()
 
 
@@ -325,7 +323,7 @@ def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -
         subprocess.Popen(
             [str(word) for word in command],
             env=environment,
-            pass_fds=[lock],
+            pass_fds=[lock] if os.name == "posix" else [],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ import http.client
 import signal
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -18,7 +19,12 @@ LOG_LINES = 25
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Windows sends Ctrl-C to every process of the console by itself, and has no SIGHUP.
+_FORWARDED = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name) and (sys.platform != "win32" or name == "SIGTERM")
+]
 
 
 class RunningServer:

@@ -10,11 +10,51 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
-#include <fcntl.h>
 #include <initializer_list>
+
+#ifdef _WIN32
+#include <io.h>
+#else
+#include <fcntl.h>
 #include <unistd.h>
+#endif
 
 namespace mtp {
+
+#ifdef _WIN32
+
+static int duplicate_stderr() {
+    return _dup(2);
+}
+
+static void handle(int number, void (*handler)(int)) {
+    const auto before = std::signal(number, handler);
+    if (before != SIG_DFL) { // keep existing handlers
+        std::signal(number, before);
+    }
+}
+
+constexpr int kSignals[] = {SIGFPE, SIGSEGV};
+
+#else
+
+static int duplicate_stderr() {
+    return fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+}
+
+static void handle(int number, void (*handler)(int)) {
+    struct sigaction before = {};
+    sigaction(number, nullptr, &before);
+    if (before.sa_handler == SIG_DFL) { // keep existing handlers
+        struct sigaction action = {};
+        action.sa_handler = handler;
+        sigaction(number, &action, nullptr);
+    }
+}
+
+constexpr int kSignals[] = {SIGBUS, SIGFPE, SIGSEGV};
+
+#endif
 
 // Standard error as it was: llama_cpp hides it while it loads a model.
 static std::atomic<int> the_output{-1};
@@ -24,7 +64,7 @@ static std::atomic<int> the_output{-1};
     const int output = the_output;
     for (const char * part : {"\nmtp-gguf: the model ended the process: ", what,
                               "; `mtp-gguf doctor MODEL --load` tries a model in a process of its own\n"}) {
-        if (write(output, part, std::strlen(part)) < 0) {
+        if (write(output, part, unsigned(std::strlen(part))) < 0) {
             break; // standard error is closed
         }
     }
@@ -40,9 +80,12 @@ static void on_terminate() {
 }
 
 static void on_signal(int number) {
-    end_with(number == SIGBUS ? "a file was cut off while it was in use"
-             : number == SIGFPE ? "a division by zero (SIGFPE)"
-                                : "an invalid memory access (SIGSEGV)");
+#ifdef SIGBUS
+    if (number == SIGBUS) {
+        end_with("a file was cut off while it was in use");
+    }
+#endif
+    end_with(number == SIGFPE ? "a division by zero (SIGFPE)" : "an invalid memory access (SIGSEGV)");
 }
 
 } // namespace mtp
@@ -52,21 +95,15 @@ mtp_status mtp_tell_crashes(void) {
         if (mtp::the_output >= 0) {
             return;
         }
-        const int output = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+        const int output = mtp::duplicate_stderr();
         if (output < 0) {
             throw mtp::Error(MTP_ERROR_FILE, mtp::format("standard error: %s", std::strerror(errno)));
         }
         mtp::the_output = output;
         ggml_set_abort_callback(mtp::on_abort);
         std::set_terminate(mtp::on_terminate);
-        for (const int number : {SIGBUS, SIGFPE, SIGSEGV}) {
-            struct sigaction before = {};
-            sigaction(number, nullptr, &before);
-            if (before.sa_handler == SIG_DFL) { // keep existing handlers
-                struct sigaction action = {};
-                action.sa_handler = mtp::on_signal;
-                sigaction(number, &action, nullptr);
-            }
+        for (const int number : mtp::kSignals) {
+            mtp::handle(number, mtp::on_signal);
         }
     });
 }

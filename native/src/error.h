@@ -18,7 +18,9 @@ public:
 };
 
 // Formats like printf into a string.
-#if defined(__GNUC__)
+#if defined(__MINGW32__)
+__attribute__((format(gnu_printf, 1, 2))) // CMakeLists.txt asks mingw-w64 for such a printf
+#elif defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
 std::string format(const char * fmt, ...);

@@ -2,40 +2,98 @@
 
 #include "error.h"
 
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 namespace mtp {
 
-[[noreturn]] static void fail(const std::string & path, const char * what) {
-    throw Error(MTP_ERROR_FILE, format("%s: cannot be %s: %s", path.c_str(), what, std::strerror(errno)));
+[[noreturn]] static void fail(const std::string & path, const char * what, const std::string & reason) {
+    throw Error(MTP_ERROR_FILE, format("%s: cannot be %s: %s", path.c_str(), what, reason.c_str()));
 }
+
+[[noreturn]] static void fail_empty(const std::string & path) {
+    throw Error(MTP_ERROR_FILE, format("%s: expected a file with content, found none", path.c_str()));
+}
+
+#ifdef _WIN32
+
+static std::wstring wide(const std::string & utf8) {
+    std::wstring result(size_t(MultiByteToWideChar(CP_UTF8, 0, utf8.data(), int(utf8.size()), nullptr, 0)), L'\0');
+    MultiByteToWideChar(CP_UTF8, 0, utf8.data(), int(utf8.size()), result.data(), int(result.size()));
+    return result;
+}
+
+static std::string reason_of(DWORD error) {
+    char text[256] = "";
+    const DWORD flags = FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS;
+    DWORD n = FormatMessageA(flags, nullptr, error, 0, text, sizeof(text), nullptr);
+    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == '.')) {
+        --n;
+    }
+    return n > 0 ? std::string(text, n) : format("error %lu", static_cast<unsigned long>(error));
+}
+
+FileMap::FileMap(const std::string & path) {
+    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+    const HANDLE file = CreateFileW(wide(path).c_str(), GENERIC_READ, share, nullptr, OPEN_EXISTING, 0, nullptr);
+    if (file == INVALID_HANDLE_VALUE) {
+        fail(path, "opened", reason_of(GetLastError()));
+    }
+    LARGE_INTEGER size = {};
+    if (GetFileType(file) != FILE_TYPE_DISK || !GetFileSizeEx(file, &size) || size.QuadPart <= 0) {
+        CloseHandle(file);
+        fail_empty(path);
+    }
+    size_ = size_t(size.QuadPart);
+    const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
+    void * address = mapping ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0) : nullptr;
+    const DWORD error = GetLastError();
+    if (mapping) {
+        CloseHandle(mapping); // the view stays
+    }
+    CloseHandle(file);
+    if (!address) {
+        fail(path, "mapped", reason_of(error));
+    }
+    data_ = static_cast<const uint8_t *>(address);
+}
+
+FileMap::~FileMap() {
+    UnmapViewOfFile(data_);
+}
+
+#else
 
 FileMap::FileMap(const std::string & path) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // never waits for a pipe's other end
     if (file < 0) {
-        fail(path, "opened");
+        fail(path, "opened", std::strerror(errno));
     }
     struct stat about;
     if (fstat(file, &about) != 0) {
+        const int error = errno;
         close(file);
-        fail(path, "read");
+        fail(path, "read", std::strerror(error));
     }
     if (!S_ISREG(about.st_mode) || about.st_size <= 0) {
         close(file);
-        throw Error(MTP_ERROR_FILE, format("%s: expected a file with content, found none", path.c_str()));
+        fail_empty(path);
     }
     size_ = size_t(about.st_size);
     void * address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
-    const int reason = errno;
+    const int error = errno;
     close(file); // the mapping stays
     if (address == MAP_FAILED) {
-        errno = reason;
-        fail(path, "mapped");
+        fail(path, "mapped", std::strerror(error));
     }
     data_ = static_cast<const uint8_t *>(address);
 }
@@ -43,5 +101,7 @@ FileMap::FileMap(const std::string & path) {
 FileMap::~FileMap() {
     munmap(const_cast<uint8_t *>(data_), size_);
 }
+
+#endif
 
 } // namespace mtp

@@ -14,12 +14,13 @@ namespace mtp {
 // A function of the loaded llama.cpp, NULL if it has none of this name.
 static void * exported(const char * name) {
 #ifdef _WIN32
-    HMODULE library = nullptr;
-    const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
-    if (!GetModuleHandleExA(flags, (LPCSTR) &llama_decode, &library)) {
-        return nullptr;
+    for (const char * file : {"llama.dll", "libllama.dll"}) { // as Microsoft's linker and mingw-w64 name it
+        const HMODULE library = GetModuleHandleA(file);
+        if (FARPROC found = library ? GetProcAddress(library, name) : nullptr) {
+            return reinterpret_cast<void *>(found);
+        }
     }
-    return (void *) GetProcAddress(library, name);
+    return nullptr;
 #else
     // llama_cpp loads the library with its symbols global, which is where ours resolve to as well.
     return dlsym(RTLD_DEFAULT, name);

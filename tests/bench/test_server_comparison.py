@@ -19,7 +19,6 @@ from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.run import run_bench
 from mtp_gguf.bench.server import BenchServer
 from mtp_gguf.cli.bench_table import bench_table
-from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 
@@ -92,11 +91,9 @@ def test_alone_where_two_do_not_fit(
     dial: Any,
     server: LlamaServer,
     events: list[str],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 8000 kB\nMemAvailable: 900 kB\n", "ascii")
-    monkeypatch.setattr(system, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(server_comparison, "free_memory", lambda: 900_000)
     result = run_bench(dial("tiny", hit=0.7), options(server))
     assert events == ["ours"] * ROUNDS + ["our model is closed"] + ["server"] * (1 + ROUNDS)
     (found,) = result.servers

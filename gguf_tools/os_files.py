@@ -1,0 +1,84 @@
+"""What systems do differently with open files: reads and writes at an offset, and locks.
+
+Windows has no calls that take an offset. There the position of the descriptor is moved, which all
+threads share, so a lock is held meanwhile.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+# Held while the position of a descriptor matters.
+position = threading.Lock()
+
+# Windows keeps others from reading the bytes that are locked, so one far behind the end is.
+_LOCKED_BYTE = 1 << 40
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file for bytes, as os.open does; a new one is readable and writable as umask says."""
+    return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def _read_by_position(fd: int, length: int, offset: int) -> bytes:
+    with position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, length)
+
+
+def _write_by_position(fd: int, data: memoryview, offset: int) -> int:
+    with position:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
+
+
+# read_at(fd, length, offset): at most `length` bytes; empty at the end of the file.
+read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_by_position)
+_write_at: Callable[[int, memoryview, int], int] = getattr(os, "pwrite", _write_by_position)
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read into `buffer` and return the number of bytes, 0 at the end of the file."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    data = read_at(fd, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def write_at(fd: int, data: "bytes | memoryview", offset: int) -> None:
+    """Write all of `data`."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += _write_at(fd, view[done:], offset + done)
+
+
+def lock(fd: int, *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it.
+
+    wait: wait for the other process instead. Raises OSError if the file system has no locks.
+    """
+    if sys.platform == "win32":
+        import msvcrt  # noqa: PLC0415  (not everywhere)
+
+        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # LK_LOCK gives up after ten seconds
+        while True:
+            try:
+                with position:
+                    os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+                    msvcrt.locking(fd, mode, 1)
+            except OSError:
+                if not wait:
+                    return False
+            else:
+                return True
+    import fcntl  # noqa: PLC0415  (not everywhere)
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
