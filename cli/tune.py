@@ -1,6 +1,7 @@
 """`mtp-gguf tune`."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
+from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
 from mtp_gguf.gguf_tools.profile import LARGEST_PROFILE, profile_path, write_profile
 from mtp_gguf.gguf_tools.system import usable_cores
+from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
 
 from .bench_table import plan_lines
@@ -66,7 +69,8 @@ def tune(
 
     Compares depths, draft vocabulary sizes, rollback modes and numbers of drafting threads. No
     drafting is included, and chosen unless drafting is at least 3 % faster. `generate`, `serve` and
-    MTPLlama then use MODEL.mtp.toml, on this machine and for this file. Ctrl-C shows the results
+    MTPLlama then use MODEL.mtp.toml, on this machine, for this file and for the kernels (stock or
+    patches/) that were measured; it has one profile for each. Ctrl-C shows the results
     so far and leaves an earlier profile unchanged.
 
     **Examples**
@@ -94,6 +98,7 @@ def tune(
 
     tell_crashes()
     say_note()
+    _note_other_kernels(model.name)
     note_missing_gpu(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]
@@ -147,6 +152,20 @@ def tune(
         raise typer.Exit(INTERRUPTED)
     if not dry_run:
         typer.echo(f"written: {path}")
+
+
+def _note_other_kernels(model: str) -> None:
+    """Say so if `serve` runs other kernels than this measures."""
+    from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+
+    with suppress(ServerError):  # no server, or none that answers: `serve` says so
+        server = ask(find_server(None))
+        if server.kernels != kernels():
+            typer.echo(
+                f"mtp-gguf: this measures {kernels()} kernels; `serve {printable(model)}` runs "
+                f"{server.kernels} kernels ({server.path}) and will not use the result",
+                err=True,
+            )
 
 
 def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:

@@ -1,20 +1,24 @@
 """model.mtp.toml: the best draft settings for a model on a machine, measured by `mtp-gguf tune`.
 
-    format = 1
-    [model]        size, fingerprint                      of the file that was measured
-    [machine]      cpu, cores, kernels, device            that it was measured on
-    [settings]     depth, fastmtp_size, rollback, draft_threads
-    [measured]     on, versions, plain_tok_s, tok_s       the throughput of the settings
-    [costs]        verify_ms, draft_ms                    initial costs for `depth = "auto"`
-    [[candidates]] the settings that were tried, and tok_s
+    format = 2
+    [[profile]]            one for each kind of kernels, the newest first:
+    [profile.model]        size, fingerprint                  of the file that was measured
+    [profile.machine]      cpu, cores, kernels, device        that it was measured on
+    [profile.settings]     depth, fastmtp_size, rollback, draft_threads
+    [profile.measured]     on, versions, plain_tok_s, tok_s   the throughput of the settings
+    [profile.costs]        verify_ms, draft_ms                initial costs for `depth = "auto"`
+    [[profile.candidates]] the settings that were tried, and tok_s
 
-The file is stored next to the model. `generate`, `serve` and MTPLlama read it; it applies only to
-the model file and the machine that it was measured with.
+The file is stored next to the model. `generate`, `serve` and MTPLlama read it; a profile applies
+only to the model file, the machine and the kernels that it was measured with. Format 1 had a single
+profile, whose tables were those of the file.
 """
 
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
@@ -131,7 +135,15 @@ def find_profile(
     path = profile_path(model)
     if not path.exists():
         return None, None
-    profile = read_profile(path)
+    profiles = read_profiles(path)
+    profile = next((p for p in profiles if p.machine.kernels == kernels), None)
+    if profile is None:
+        measured = " and ".join(p.machine.kernels for p in profiles)
+        return None, (
+            f"{path.name} is ignored, it was measured with {measured} kernels instead of "
+            f"{kernels}; `mtp-gguf tune {model.name}` on such libraries (MTP_GGUF_LIBS) adds a "
+            "profile for them"
+        )
     machine = this_machine(kernels, profile.machine.device if device is None else device)
     if difference := profile.machine.differs_in(machine):
         why = f"it was measured on another machine: {difference}"
@@ -143,15 +155,29 @@ def find_profile(
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a profile, atomically replacing any existing one."""
-    text = _render(profile).encode()
+    """Write a profile in place of the one for the same kernels, atomically.
+
+    Those for other kernels stay if they are of the same model file. A file that cannot be read is
+    replaced.
+    """
+    profiles = [profile]
+    with suppress(FormatError):
+        profiles += [
+            other
+            for other in read_profiles(path)
+            if other.model == profile.model and other.machine.kernels != profile.machine.kernels
+        ]
+    text = _render(profiles).encode()
     with OutputFile(path, len(text)) as out:
         out.write(0, text)
         out.commit()
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile; FormatError, naming the field, if anything is not as `tune` writes it."""
+def read_profiles(path: Path) -> list[Profile]:
+    """Read the profiles of a file, one for each kind of kernels.
+
+    FormatError, naming the field, if anything is not as `tune` writes it.
+    """
     source = FileSource(path)
     try:
         if source.size > LARGEST_PROFILE:
@@ -168,8 +194,21 @@ def read_profile(path: Path) -> Profile:
             f"{path}: expected TOML, found: {error}; delete it or tune anew"
         ) from None
     found = root.integer("format", 0, 2**31)
+    if found == 1:
+        return [_profile(root)]
     if found != FORMAT:
         raise FormatError(f"{path}: format: expected {FORMAT}, found {found}; tune anew")
+    profiles = [_profile(table) for table in root.tables("profile")]
+    root.done()
+    kernels = [profile.machine.kernels for profile in profiles]
+    if not kernels or len({*kernels}) != len(kernels):
+        raise FormatError(
+            f"{path}: profile: expected one for each kind of kernels, found {kernels}; tune anew"
+        )
+    return profiles
+
+
+def _profile(root: "_Table") -> Profile:
     model, machine = root.table("model"), root.table("machine")
     measured, costs = root.table("measured"), root.table("costs")
     profile = Profile(
@@ -240,7 +279,9 @@ class _Table:
         value = self._take(key, "tables")
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self._wrong(key, "tables", value)
-        return [_Table(self._path, f"{key}[{i}].", item) for i, item in enumerate(value)]
+        return [
+            _Table(self._path, f"{self._name}{key}[{i}].", item) for i, item in enumerate(value)
+        ]
 
     def text(self, key: str) -> str:
         value = self._take(key, "text")
@@ -292,11 +333,17 @@ class _Table:
                 raise FormatError(f"{self._path}: {table._name}{key}: no such field; delete it")
 
 
-def _render(profile: Profile) -> str:
+def _render(profiles: Sequence[Profile]) -> str:
     lines = [
         "# Made by `mtp-gguf tune`; counts for this file on this machine alone.",
         f"format = {FORMAT}",
     ]
+    for profile in profiles:
+        lines += _profile_lines(profile)
+    return "\n".join(lines) + "\n"
+
+
+def _profile_lines(profile: Profile) -> list[str]:
     measured = {
         "on": profile.on,
         "versions": profile.versions,
@@ -304,19 +351,21 @@ def _render(profile: Profile) -> str:
         "tok_s": profile.tok_s,
     }
     sections: list[tuple[str, dict[str, Any]]] = [
-        ("[model]", asdict(profile.model)),
-        ("[machine]", asdict(profile.machine)),
-        ("[settings]", asdict(profile.settings)),
-        ("[measured]", measured),
-        ("[costs]", {f.name: getattr(profile.costs, f.name) for f in fields(Costs)}),
+        ("[[profile]]", {}),
+        ("[profile.model]", asdict(profile.model)),
+        ("[profile.machine]", asdict(profile.machine)),
+        ("[profile.settings]", asdict(profile.settings)),
+        ("[profile.measured]", measured),
+        ("[profile.costs]", {f.name: getattr(profile.costs, f.name) for f in fields(Costs)}),
     ]
     sections += [
-        ("[[candidates]]", {**asdict(tried.settings), "tok_s": tried.tok_s})
+        ("[[profile.candidates]]", {**asdict(tried.settings), "tok_s": tried.tok_s})
         for tried in profile.candidates
     ]
+    lines = []
     for heading, values in sections:
         lines += ["", heading, *(f"{key} = {_value(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _value(value: object) -> str:

@@ -19,6 +19,8 @@ STOCK, PATCHED = KERNELS = ("stock", "patches/")
 # The largest context that an option accepts: four times the family's training context.
 LARGEST_CONTEXT = 1 << 20
 
+# The instructions that the kernels of patches/ need, by machine, named as Linux names them.
+_NEEDED = {"x86_64": "avx2", "AMD64": "avx2", "aarch64": "asimddp", "arm64": "asimddp"}
 _CPUINFO = Path("/proc/cpuinfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -58,6 +60,25 @@ class Machine:
 def this_machine(kernels: str, device: str = "CPU") -> Machine:
     """The machine that this process runs on."""
     return Machine(_cpu_name(), usable_cores(), kernels, device)
+
+
+def runs_patched_kernels() -> bool:
+    """Whether this processor has the instructions that the kernels of patches/ need.
+
+    AVX2 on x86-64, dot products on ARM; they are assumed if the system does not list them.
+    """
+    feature = _NEEDED.get(platform.machine())
+    return feature is not None and (not _CPUINFO.exists() or feature in cpu_features().split())
+
+
+def cpu_features() -> str:
+    """The instruction sets of this CPU, or its name if the system does not list them."""
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return value.strip()
+    return platform.processor()
 
 
 def free_memory() -> int:

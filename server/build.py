@@ -27,13 +27,13 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
 from .patches import Addition, add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
@@ -49,7 +49,6 @@ MARKER = "build.json"
 _NO_LIBRARY_OPTION = re.compile(
     r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL|VULKAN)[:=]"
 )
-_CPUINFO = Path("/proc/cpuinfo")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 Report = Callable[[str], None]
@@ -188,23 +187,13 @@ def _family() -> str:
 
 def _work_folder(options: Sequence[str]) -> Path:
     """The work folder for these options on this CPU, for whose instruction sets ggml compiles."""
-    key = _short(json.dumps([*options, platform.machine(), _cpu_features()]))
+    key = _short(json.dumps([*options, platform.machine(), cpu_features()]))
     patches = digest(read_patches())[:10]
     return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
 
 
 def _libraries_folder(work: Path) -> Path:
     return cache_folder("libraries") / work.stem
-
-
-def _cpu_features() -> str:
-    """The instruction sets of this CPU, or its name if the system does not list them."""
-    with suppress(OSError):
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return value.strip()
-    return platform.processor()
 
 
 def _short(text: str) -> str:

@@ -1,14 +1,13 @@
 """Finds a llama-server and asks it for its capabilities."""
 
 import os
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK
+from mtp_gguf.gguf_tools.system import PATCHED, STOCK, runs_patched_kernels
 
 from .build import find_build
 
@@ -38,8 +37,7 @@ class LlamaServer:
     @property
     def kernels(self) -> str:
         """Its kernels on this CPU, named as in Machine."""
-        x86 = platform.machine() in ("x86_64", "AMD64")
-        return PATCHED if self.fastmtp and x86 else STOCK
+        return PATCHED if self.fastmtp and runs_patched_kernels() else STOCK
 
 
 def find_server(named: Path | None) -> Path:

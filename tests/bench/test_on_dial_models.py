@@ -17,7 +17,7 @@ from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.profile import profile_path, read_profile
+from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
 from mtp_gguf.native.errors import ModelRefusedError
 from support.commands import invoke
 
@@ -133,15 +133,17 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     written = profile_path(path)
     assert done.stdout.endswith(f"written: {written}\n")
-    kept = read_profile(written)
+    (kept,) = read_profiles(written)
     assert kept.settings in [c.settings for c in kept.candidates]
 
     # What the profile says is what generate does, unless the command line says otherwise.
     text = written.read_text(encoding="utf-8")
-    before, _, after = text.partition("[measured]")
-    settings = '[settings]\ndepth = 2\nfastmtp_size = 0\nrollback = "host"\ndraft_threads = 1\n\n'
-    before = before[: before.index("[settings]")] + settings
-    written.write_text(f"{before}[measured]{after}", encoding="utf-8")
+    before, _, after = text.partition("[profile.measured]")
+    settings = (
+        '[profile.settings]\ndepth = 2\nfastmtp_size = 0\nrollback = "host"\ndraft_threads = 1\n\n'
+    )
+    before = before[: before.index("[profile.settings]")] + settings
+    written.write_text(f"{before}[profile.measured]{after}", encoding="utf-8")
     command = ["generate", path, "-p", "def f", "-n", "8", "--ctx", "256", "-t", "1", "--json"]
     assert json.loads(invoke(*command).stdout)["depth"] == 2
     assert json.loads(invoke(*command, "--depth", "1").stdout)["depth"] == 1
@@ -150,10 +152,10 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     elsewhere = invoke(*command)
     assert json.loads(elsewhere.stdout)["depth"] == "auto"
     assert "is ignored, it was measured on another machine: cpu 'Another'" in elsewhere.stderr
-    written.write_text(text.replace("format = 1", "format = 9"), encoding="utf-8")
+    written.write_text(text.replace("format = 2", "format = 9"), encoding="utf-8")
     broken = invoke(*command)
     assert broken.exit_code == 1
-    assert "format: expected 1, found 9" in broken.stderr
+    assert "format: expected 2, found 9" in broken.stderr
     written.unlink()
 
 

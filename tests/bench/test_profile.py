@@ -18,7 +18,7 @@ from mtp_gguf.gguf_tools.profile import (
     find_profile,
     identify,
     profile_path,
-    read_profile,
+    read_profiles,
     write_profile,
 )
 from mtp_gguf.gguf_tools.system import PATCHED, STOCK, Machine, this_machine
@@ -40,7 +40,7 @@ def test_a_written_profile_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "m.mtp.toml"
     for profile in (PROFILE, replace(PROFILE, settings=DraftSettings(), costs=Costs())):
         write_profile(path, profile)
-        assert read_profile(path) == profile
+        assert read_profiles(path) == [profile]
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -52,8 +52,8 @@ def test_the_path_is_beside_the_model() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format = 1", "format = 2", "format: expected 1, found 2"),
-        ("format = 1", "", "format: expected a number from 0 to .*, found nothing"),
+        ("format = 2", "format = 3", "format: expected 2, found 3"),
+        ("format = 2", "", "format: expected a number from 0 to .*, found nothing"),
         ("depth = 3", "depth = 17", 'settings.depth: expected 0 to 16 or "auto", found 17'),
         ("depth = 3", "depth = true", "settings.depth: .* found True"),
         ("depth = 3", 'depth = "Auto"', "settings.depth: .* found 'Auto'"),
@@ -70,12 +70,13 @@ def test_the_path_is_beside_the_model() -> None:
         ("tok_s = 51.125", "tok_s = -1", "measured.tok_s: expected a positive number, found -1"),
         ("[20.7, 36.1]", "[20.7, 0]", "costs.verify_ms: expected at most 17 positive numbers"),
         ("[20.7, 36.1]", f"{[1] * 18}", "costs.verify_ms: expected at most 17 positive numbers"),
-        ("[model]", "[[model]]", "model: expected a table"),
-        ("[[candidates]]", "[candidates]", "expected TOML"),
+        ("[profile.model]", "[[profile.model]]", "model: expected a table"),
+        ("[[profile.candidates]]", "[profile.candidates]", "expected TOML"),
+        ("[[profile]]", "[profile]", "profile: expected tables"),
         ("tok_s = 50", "tok_s = 'fast'", r"candidates\[1\].tok_s: expected a positive number"),
-        ("[costs]", "[cost]", "costs: expected a table, found nothing"),
-        ("format = 1", "format = 1\nformat = 1", "expected TOML"),
-        ("format = 1", "\x00", "expected TOML"),
+        ("[profile.costs]", "[profile.cost]", "costs: expected a table, found nothing"),
+        ("format = 2", "format = 2\nformat = 2", "expected TOML"),
+        ("format = 2", "\x00", "expected TOML"),
     ],
 )
 def test_anything_else_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -85,7 +86,7 @@ def test_anything_else_is_refused(tmp_path: Path, old: str, new: str, message: s
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(FormatError, match=message) as caught:
-        read_profile(path)
+        read_profiles(path)
     assert str(caught.value).startswith(str(path))
 
 
@@ -94,7 +95,7 @@ def test_files_that_are_no_profile(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "m.mtp.toml"
     path.write_bytes(raw)
     with pytest.raises(FormatError):
-        read_profile(path)
+        read_profiles(path)
 
 
 def test_a_profile_counts_for_its_file_and_machine(
@@ -117,7 +118,10 @@ def test_a_profile_counts_for_its_file_and_machine(
     found, note = find_profile(model, PATCHED)
     assert found is None
     assert note is not None
-    assert "another machine: kernels 'patches/' instead of 'stock'" in note
+    assert note == (
+        "m.mtp.toml is ignored, it was measured with stock kernels instead of patches/; "
+        "`mtp-gguf tune m.gguf` on such libraries (MTP_GGUF_LIBS) adds a profile for them"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(system, "_cpu_name", lambda: "Another")
         _, note = find_profile(model, STOCK)
@@ -135,6 +139,46 @@ def test_a_profile_counts_for_its_file_and_machine(
     assert found is None
     assert note is not None
     assert "measured with another file" in note
+
+
+def test_one_profile_for_each_kind_of_kernels(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(bytes(range(256)) * 64)
+    path = profile_path(model)
+    stock, patched = (
+        replace(PROFILE, model=identify(model), machine=this_machine(kernels), tok_s=tok_s)
+        for kernels, tok_s in ((STOCK, 10.0), (PATCHED, 20.0))
+    )
+    for profile in (stock, patched):
+        write_profile(path, profile)
+    for kernels, profile in ((STOCK, stock), (PATCHED, patched)):
+        assert find_profile(model, kernels) == (profile, None)
+
+    faster = replace(stock, tok_s=11.0)
+    write_profile(path, faster)
+    assert read_profiles(path) == [faster, patched]
+
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"patches/"', '"stock"'), encoding="utf-8")
+    with pytest.raises(FormatError, match=r"one for each kind of kernels, found \['stock', 'sto"):
+        read_profiles(path)
+    write_profile(path, patched)  # what cannot be read is replaced
+    assert read_profiles(path) == [patched]
+
+    model.write_bytes(bytes(1000))  # another model: what was measured with the old one goes
+    anew = replace(stock, model=identify(model))
+    write_profile(path, anew)
+    assert read_profiles(path) == [anew]
+
+
+def test_a_profile_of_the_first_format(tmp_path: Path) -> None:
+    """It had one profile, whose tables were the file's."""
+    path = tmp_path / "m.mtp.toml"
+    write_profile(path, PROFILE)
+    text = path.read_text(encoding="utf-8").replace("format = 2", "format = 1")
+    path.write_text(text.replace("[[profile]]\n", "").replace("profile.", ""), encoding="utf-8")
+    assert "profile" not in path.read_text(encoding="utf-8")
+    assert read_profiles(path) == [PROFILE]
 
 
 def test_identity_is_of_all_shards(tmp_path: Path) -> None:

@@ -21,7 +21,11 @@ from mtp_gguf.bench.result import BenchResult
 from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
-from mtp_gguf.gguf_tools.profile import profile_path, read_profile
+from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
+from mtp_gguf.gguf_tools.system import PATCHED, STOCK
+from mtp_gguf.native.exact import kernels
+from mtp_gguf.server.find import VARIABLE
+from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
 from support.commands import invoke
 
 _HANGS = 120.0  # seconds after which a child is taken to hang
@@ -217,18 +221,23 @@ def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Pat
             command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=_HANGS, check=False
         )
     assert "Traceback" not in done.stderr
-    assert read_profile(profile_path(path)).candidates
+    assert read_profiles(profile_path(path))[0].candidates
 
 
-def test_tune_as_json(dial: Any, tmp_path: Path) -> None:
+def test_tune_as_json(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {PATCHED: STOCK_HELP, STOCK: PATCHED_HELP}[kernels()]
+    server = write_stand_in(tmp_path / "server", other)
+    monkeypatch.setenv(VARIABLE, str(server))
     path = tmp_path / "m.gguf"
     path.symlink_to(dial("tiny", hit=0.9))
     options = ("--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1", "--prompts", "code")
     done = invoke("tune", path, *options, "--max-depth", "1", "--json")
     assert done.exit_code == 0, done.output
+    assert f"this measures {kernels()} kernels; `serve m.gguf` runs " in done.stderr
+    assert f"({server}) and will not use the result" in done.stderr
     found = json.loads(done.stdout)
     assert found["profile"] == str(profile_path(path))
-    assert found["settings"]["depth"] == read_profile(profile_path(path)).settings.depth
+    assert found["settings"]["depth"] == read_profiles(profile_path(path))[0].settings.depth
     assert found["tried"]
     assert not found["interrupted"]
 

@@ -325,7 +325,7 @@ def test_another_cpu_or_other_patches_make_other_libraries(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.build_libraries(tmp_path / "one")
-    monkeypatch.setattr(module, "_cpu_features", lambda: "sse2")
+    monkeypatch.setattr(module, "cpu_features", lambda: "sse2")
     machine.build_libraries(tmp_path / "two")
     other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
     monkeypatch.setattr(module, "read_patches", lambda: [other])
