@@ -13,6 +13,7 @@ namespace {
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
 constexpr double kUses = 48;         // a cost is averaged over this many measurements
+constexpr double kFewUses = 8;       // up to this many, a far shorter time replaces the mean
 constexpr double kOutlier = 0.4;     // deviations are clipped to this, in logarithms
 constexpr double kFollow = 1.0 / 16; // share of each deviation that is attributed to the machine's speed
 constexpr double kNoiseUses = 32;    // measurements over which the noise is averaged
@@ -26,8 +27,11 @@ constexpr double kNextStep = 0.6;    // step beyond the measured sizes, relative
 void Costs::add(int32_t size, double ms, Machine & machine) {
     Cell & cell = cells_[size];
     const double seen = std::log(ms) - machine.slowdown;
-    if (cell.uses == 0 || (cell.uses == 1 && seen < cell.log_ms)) {
-        cell.log_ms = seen; // the first measurement often includes warm-up
+    const double allowed = cell.uses == 1 ? 0 : kOutlier;
+    if (cell.uses == 0 || (cell.uses < kFewUses && seen < cell.log_ms - allowed)) {
+        // The first measurement often includes warm-up, and others a moment when the machine was busy:
+        // a time can be far too long by accident, but not far too short.
+        cell.log_ms = seen;
     } else {
         const double off = std::clamp(seen - cell.log_ms, -kOutlier, kOutlier);
         cell.log_ms += off / (cell.uses + 1);

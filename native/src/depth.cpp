@@ -13,6 +13,9 @@ namespace {
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
 constexpr double kProbeShare = 0.015;   // share of the time spent on probes
+constexpr double kTrialShare = 0.003;   // share of the time spent on trials
+constexpr double kTrialChance = 0.5;    // acceptance of the first draft from which trials are made
+constexpr double kMostDebt = 1;         // single-token decodes that a probe or a trial counts at most
 constexpr double kEvidenceKept = 512;   // drafts over which evidence about the head's probabilities decays
 constexpr double kEvidenceWeight = 16;  // prior, in drafts, that the head's probabilities are uninformative
 constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // bucket boundaries of the head's probability
@@ -141,13 +144,20 @@ void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms
 int32_t Depth::plan(int32_t room) {
     room = std::clamp(room, 0, max_depth_);
     int32_t depth = 0;
-    best_rate(acceptance_.chances(), room, depth);
-    probe_ = depth == 0 && room > 0 && (probe_again_ || probe_debt_ <= 0);
-    return probe_ ? 1 : depth;
+    const Chances chances = acceptance_.chances();
+    best_rate(chances, room, depth);
+    const bool none = depth == 0 && room > 0;
+    trial_ = none && was_right_ && trial_debt_ <= 0 && chances[0] >= kTrialChance;
+    // A probe that was right is followed by another.
+    probe_ = none && !trial_ && (probe_debt_ <= 0 || (was_right_ && probe_debt_ < kMostDebt));
+    return probe_ || trial_ ? 1 : depth;
 }
 
 int32_t Depth::keep(const float * probabilities, int32_t n, bool own) const {
     n = std::clamp(n, 0, max_depth_);
+    if (trial_) {
+        return n;
+    }
     int32_t unused = 0;
     const Chances chance = acceptance_.chances();
     const double rate = best_rate(chance, max_depth_, unused);
@@ -218,10 +228,14 @@ void Depth::report(const mtp_cycle_outcome & o) {
     acceptance_.add(o.n_accepted, last);
     acceptance_.pass(o.n_accepted + 1);
 
-    // A probe that was accepted is followed by another.
-    probe_again_ = probe_ && (o.n_accepted > 0 || last > 0.5);
-    const double probe_cost = probe_ ? draft_ms(1) / cycle_ms(0, 1, 0) : 0;
+    was_right_ = (probe_ || trial_) && (o.n_accepted > 0 || last > 0.5);
+    // The costs are limited, since an estimate that is far too high must not postpone the next trial.
+    const double plain_ms = cycle_ms(0, 1, 0);
+    const double probe_cost = probe_ ? std::min(draft_ms(1) / plain_ms, kMostDebt) : 0;
+    const double trial_cost =
+        trial_ ? std::clamp((draft_ms(1) + verify_ms(2)) / plain_ms - (o.n_accepted + 1), 0.0, kMostDebt) : 0;
     probe_debt_ = std::max(0.0, probe_debt_ + probe_cost - kProbeShare * (o.n_accepted + 1));
+    trial_debt_ = std::max(0.0, trial_debt_ + trial_cost - kTrialShare * (o.n_accepted + 1));
 }
 
 } // namespace mtp

@@ -13,6 +13,9 @@
 // - When drafting does not pay, one token is occasionally drafted without being verified, a probe. The
 //   token that the trunk generates anyway shows whether the draft would have been accepted, so a probe
 //   costs only the draft. Probes take a fixed share of the time.
+// - When drafting does not pay although drafts are right, the costs may be wrong: they may have been
+//   measured while the machine was busy, and a depth that is not used is not measured again. So a draft
+//   is occasionally verified after all, a trial. Trials have a share of their own.
 
 #include "acceptance.h"
 #include "costs.h"
@@ -79,9 +82,11 @@ private:
     int32_t max_depth_;
     std::shared_ptr<SharedCosts> costs_;
     int32_t n_sequences_ = 1;
-    bool probe_ = false;       // the current cycle is a probe
-    bool probe_again_ = false; // the last probe was accepted
-    double probe_debt_ = 0;    // time of probes beyond their share, in units of one single-token decode
+    bool probe_ = false;     // the current cycle is a probe
+    bool trial_ = false;     // the current cycle is a trial
+    bool was_right_ = false; // the draft of the last cycle, a probe or a trial, was right
+    double probe_debt_ = 0;  // time of probes beyond their share, in units of one single-token decode
+    double trial_debt_ = 0;  // the same for trials
     Acceptance acceptance_;
     std::array<Bucket, kBuckets> buckets_;
 };

@@ -104,6 +104,36 @@ def test_one_slow_batch_is_no_reason_to_draft() -> None:
     assert 0 < plans.count(0) < len(plans)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_costs_of_a_busy_machine_are_measured_again(seed: int) -> None:
+    """Drafts are always right and worth it; but most of the first times are eight times as long.
+
+    Depths that look expensive are not used, so only trials correct their costs.
+    """
+    curve = Curve(line(10, 2, 5), line(2, 1, 4))
+    draw = random.Random(seed)
+    chooser = DepthChooser(4)
+    verified: list[int] = []
+    for cycle in range(800):
+        n = chooser.plan(4)
+        kept = chooser.keep([0.99] * n) if n else 0
+        verified.append(kept)
+        slow = [8.0 if cycle < 6 and draw.random() < 0.8 else 1.0 for _ in range(2)]
+        draft_ms = curve.draft[n - 1] * slow[0] if n else 0.0
+        seen = 1.0 if kept < n else None
+        verify_ms = curve.verify[kept] * slow[1]
+        chooser.report(Outcome([0.99] * n, kept, kept, seen, draft_ms, verify_ms))
+    assert mean(verified[600:]) > 0.9
+
+
+def test_right_drafts_that_never_pay_cost_little() -> None:
+    """Each further token costs as much as the first one, so the best is not to draft."""
+    curve = Curve(line(20, 20, 8), line(2, 2, 8))
+    for seed in SEEDS:
+        run = list(play(curve, lambda _: 1.0, seed, TOKENS))
+        assert rate(run) * curve.verify[0] > 0.96
+
+
 @pytest.mark.parametrize("name", ["0.8B, stock", "slow head"])
 def test_a_machine_that_slows_down_is_no_reason_to_change_the_depth(name: str) -> None:
     """From the 100th cycle on everything takes half as long again, whatever the depth.
