@@ -23,13 +23,14 @@ from mtp_gguf.server.model import open_model
 
 from .bench_table import bench_table, plan_lines, stopped_line
 from .info import say_note
+from .local_model import local_model
 from .options import (
     AnswerTokens,
     Budget,
     Full,
     GpuLayers,
     HeadFile,
-    ModelFile,
+    ModelName,
     PromptFiles,
     PromptSets,
     Rounds,
@@ -49,7 +50,7 @@ _DEPTHS = "0,1,2,3,4,6,auto"
 
 @reports_errors
 def bench(
-    model: ModelFile,
+    model: ModelName,
     prompts: PromptSets = ALL_SETS,
     prompt_file: PromptFiles = None,
     depths: Annotated[
@@ -131,9 +132,10 @@ def bench(
     own = {printable(path.name): read_prompt(path) for path in prompt_file or []}
     with usage_of("--fastmtp-sizes"):
         wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
-    sizes = _default_sizes(model) if wanted_sizes is None else wanted_sizes
-    files = _Files(_new_folder(model) if output is None and not as_json else output)
-    files.check(model, overwrite)
+    found = local_model(model, head)
+    sizes = _default_sizes(found.head or found.path) if wanted_sizes is None else wanted_sizes
+    files = _Files(_new_folder(found.path) if output is None and not as_json else output)
+    files.check(found.path, overwrite)
 
     from mtp_gguf.bench.options import BenchOptions  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.bench.run import Watcher, run_bench  # noqa: PLC0415
@@ -156,7 +158,7 @@ def bench(
         rounds=rounds,
         threads=threads or usable_cores(),
         gpu_layers=gpu_layers,
-        head=head,
+        head=found.head,
         servers=[] if no_server else find_servers(llama_server),
         servers_asked=bool(llama_server),
     )
@@ -168,7 +170,7 @@ def bench(
 
     try:
         with share_progress("bench") as progress:
-            result = run_bench(model, options, Watcher(progress, planned, files.write))
+            result = run_bench(found.path, options, Watcher(progress, planned, files.write))
     except MtpGgufError as error:
         raise type(error)(f"{error}{files.what_stays()}") from None
     if as_json:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import find_draft_vocabulary
 from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 
 from .options import AsJson, Filter, Revision, check_revision, parse_filter
 from .progress import byte_progress, printable, reports_errors
@@ -34,7 +33,8 @@ _OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.
 @reports_errors
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="MODEL", help="GGUF (any shard); also https://…, hf://….")
+        str,
+        typer.Argument(metavar="MODEL", help="GGUF (any shard), local, on the hub or https://…."),
     ],
     second: Annotated[
         str,
@@ -88,7 +88,7 @@ def compare(
         model = stack.enter_context(open_any_model(first))
         one: Side = GgufSide(model, ggml.dequantize)
         keys = _plain_metadata(model)
-        if Path(second).is_file() or (is_remote(second) and not hub_model(second)):
+        if names_gguf(second):
             check_revision(second, revision)
             other = stack.enter_context(open_any_model(second))
             two: Side = GgufSide(other, ggml.dequantize)

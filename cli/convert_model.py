@@ -11,8 +11,10 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.remote import download_command, is_remote
+from mtp_gguf.gguf_tools.remote import hub_gguf
+from mtp_gguf.gguf_tools.resolve import names_gguf
 
+from .local_model import local_model
 from .options import DraftOptions, check_revision
 from .progress import byte_progress
 
@@ -33,6 +35,8 @@ class Planned:
 
 def is_gguf(model: str) -> bool:
     """Whether `model` names a GGUF file rather than a folder or a hub id."""
+    if hub_gguf(model):
+        return names_gguf(model)
     return model.endswith(".gguf") and not Path(model).is_dir()
 
 
@@ -45,13 +49,10 @@ def planned(
     mtp_from: another model, from which the head is taken.
     """
     if is_gguf(model):
-        if is_remote(model):
-            raise RequestError(
-                f"{model}: expected a local GGUF; download it first: {download_command(model)}"
-            )
         if revision or request.tokenizer_pre:
             raise typer.BadParameter("--revision and --tokenizer-pre are for checkpoints")
-        with open_model(Path(model)) as opened, ExitStack() as stack:
+        found = local_model(model, drafts=False)
+        with open_model(found.path) as opened, ExitStack() as stack:
             yield _planned_gguf(opened, mtp_from, request, stack)
         return
     check_revision(model, revision)

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose
-from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.remote import hub_model
+from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 
 from .checkpoint_head import fetched, open_source
+from .local_model import local_model
 from .options import AsJson
 from .progress import human_bytes, printable, reports_errors
 
@@ -28,27 +30,30 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard) or checkpoint folder; also OWNER/NAME on the hub, "
-            "hf://OWNER/NAME/FILE, https://….",
+            help="GGUF (any shard) or checkpoint folder; also OWNER/NAME[:QUANT] "
+            "or hf://OWNER/NAME/FILE on the hub, https://….",
         ),
     ],
     head: Annotated[
-        Path | None,
-        typer.Option("--head", metavar="FILE", help="Examine the head in this GGUF, too."),
+        str | None,
+        typer.Option(
+            "--head", metavar="FILE", help="Examine the head in this GGUF, too; also on the hub."
+        ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="MODEL",
-            help="Measure the head against the original checkpoint: folder or OWNER/NAME.",
+            help="Measure the head against the original: folder, OWNER/NAME or a GGUF.",
         ),
     ] = None,
     load: Annotated[
         bool,
         typer.Option(
             "--load",
-            help="Load the model and draft once, in a process of its own that may crash.",
+            help="Load the model and draft once, in a process of its own that may crash (downloads "
+            "a model on the hub).",
         ),
     ] = False,
     context: Annotated[
@@ -80,8 +85,12 @@ def doctor(
     mtp-gguf doctor download.gguf --load
     """
     folder, on_hub = Path(model), hub_model(model)
-    if load and (folder.is_dir() or is_remote(model) or on_hub):
-        raise typer.BadParameter("--load is for GGUF files on this machine")
+    if load and (folder.is_dir() or on_hub):
+        raise typer.BadParameter("--load is for GGUF files")
+    if load:
+        found = local_model(model, head)
+        folder, model = found.path, str(found.path)
+        head = None if found.head is None else str(found.head)
     if folder.is_dir() or on_hub:
         if head or source:
             raise typer.BadParameter("--head and --from are for GGUF files")
@@ -96,10 +105,10 @@ def doctor(
             if head is None:
                 diagnosis = _examined(opened, None, source, context, depth)
             else:
-                with open_model(head) as separate:
+                with open_any_model(head) as separate:
                     diagnosis = _examined(opened, separate, source, context, depth)
         if load and diagnosis.can_draft:
-            diagnosis = _tried(diagnosis, folder, head)
+            diagnosis = _tried(diagnosis, folder, Path(head) if head else None)
     if as_json:
         typer.echo(json.dumps(_fields(diagnosis), indent=1))
     else:
@@ -117,15 +126,7 @@ def _examined(
     diagnosis = diagnose(model, separate, context, depth)
     if source is None or diagnosis.head is None:
         return diagnosis
-    from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.native import ggml  # noqa: PLC0415
-
-    with (
-        tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder,
-        open_source(source, None) as checkpoint,
-        fetched(checkpoint, folder) as whole,
-    ):
-        measured = tuple(measure_head(separate or model, whole, source, ggml.dequantize))
+    measured = _measured(separate or model, source)
     guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
     kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
     if measured:
@@ -133,6 +134,27 @@ def _examined(
             diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
         )
     return dataclasses.replace(diagnosis, findings=kept)
+
+
+def _measured(model: Model, source: str) -> tuple[Finding, ...]:
+    """Compare the head of a model with that of its original, a GGUF or a checkpoint."""
+    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
+    from mtp_gguf.native import ggml  # noqa: PLC0415
+
+    if names_gguf(source):
+        with open_any_model(source) as original:
+            side = GgufSide(original, ggml.dequantize)
+            return tuple(measure_head(model, side, source, ggml.dequantize))
+    with (
+        tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder,
+        open_source(source, None) as checkpoint,
+        fetched(checkpoint, folder) as whole,
+    ):
+        converted = CheckpointSide(whole, HeadChoice.BLOCK)
+        return tuple(measure_head(model, converted, source, ggml.dequantize))
 
 
 def _tried(diagnosis: Diagnosis, model: Path, head: Path | None) -> Diagnosis:

@@ -21,12 +21,13 @@ from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 from mtp_gguf.gguf_tools.sources import what_is_at
 
 from . import token_colors
+from .local_model import local_model
 from .options import (
     AsJson,
     Context,
     GpuLayers,
     HeadFile,
-    ModelFile,
+    ModelName,
     Temperature,
     Threads,
     note_missing_gpu,
@@ -69,7 +70,7 @@ class RollbackMode(str, Enum):
 
 @reports_errors
 def generate(
-    model: ModelFile,
+    model: ModelName,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="Continue this text (default: standard input)."),
@@ -247,20 +248,12 @@ def generate(
 
     mtp-gguf generate model.gguf -p "def quicksort(a):" -n 256 --stats
 
+    mtp-gguf generate OWNER/NAME:Q4_K_M -p "def quicksort(a):"
+
     mtp-gguf generate model.gguf --chat --temp 0.7 --seed -1 -f question.txt
 
     git diff | mtp-gguf generate model.gguf -f -
     """
-    if not model.is_file():
-        raise RequestError(
-            f"{model}: expected a GGUF file, found {what_is_at(model)}; "
-            "create one with mtp-gguf convert, or download one with hf download"
-        )
-    with open_model(model):
-        pass  # report an invalid file with our errors, before llama.cpp reads it
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-
-    tell_crashes()
     wanted = _parse_depth(depth)
     if max_depth is not None and isinstance(wanted, int):
         raise typer.BadParameter("--max-depth is for --depth auto; give --depth alone")
@@ -270,6 +263,17 @@ def generate(
     constraint = _constraint(grammar_file, json_schema)
     if seed in (-1, _SEEDS):
         seed = secrets.randbelow(_SEEDS)
+    found = local_model(model, head, drafts=wanted != 0)
+    if not found.path.is_file():
+        raise RequestError(
+            f"{model}: expected a GGUF file, found {what_is_at(found.path)}; create one with "
+            "mtp-gguf convert, or name one on the hub: OWNER/NAME:QUANT"
+        )
+    with open_model(found.path):
+        pass  # report an invalid file with our errors, before llama.cpp reads it
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+
+    tell_crashes()
 
     from mtp_gguf.native.libraries import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
@@ -280,14 +284,14 @@ def generate(
         warnings.simplefilter("always")
         with spelled(_OPTIONS):
             llm = MTPLlama(
-                str(model),
+                str(found.path),
                 depth=wanted,
                 max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
                 rollback=rollback.value if rollback else None,
                 exact=exact,
                 lookup=lookup,
                 fastmtp_size=fastmtp_size,
-                mtp_head=str(head) if head else None,
+                mtp_head=str(found.head) if found.head else None,
                 draft_threads=draft_threads,
                 profile=not no_profile,
                 n_ctx=context,

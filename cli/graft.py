@@ -13,7 +13,8 @@ from mtp_gguf.gguf_tools.doctor import original_of
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.remote import is_remote
+from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 
 from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
 from .checkpoint_head import converted_head
@@ -39,7 +40,8 @@ def graft(
         str,
         typer.Argument(
             metavar="BASE",
-            help="GGUF without a head (any shard); also hf://OWNER/NAME/FILE, https://….",
+            help="GGUF without a head (any shard); also OWNER/NAME:QUANT or hf://OWNER/NAME/FILE "
+            "on the hub, https://….",
         ),
     ],
     source: Annotated[
@@ -98,7 +100,7 @@ def graft(
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
     head_type = "F16" if mtp_f16 else mtp_type
-    from_gguf = Path(source).is_file() or (is_remote(source) and not hub_model(source))
+    from_gguf = names_gguf(source)
     if from_gguf and (head_type or revision):
         raise typer.BadParameter(
             "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
@@ -111,7 +113,7 @@ def graft(
         target = output_path(output, _named(opened), "{}-MTP")
         sources = [*_local(opened), *draft.files]
         check_output(target, sources, overwrite)
-        title = "download and graft" if is_remote(base) else "graft"
+        title = "download and graft" if is_remote(str(opened.path)) else "graft"
         with leaves_nothing(target):
             if from_gguf:
                 with open_any_model(source) as donor:

@@ -40,8 +40,8 @@ def list_tensors(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF (any shard), safetensors file or folder; also OWNER/NAME on the hub, "
-            "hf://OWNER/NAME/FILE, https://….",
+            help="GGUF (any shard), safetensors file or folder; also OWNER/NAME[:QUANT] "
+            "or hf://OWNER/NAME/FILE on the hub, https://….",
         ),
     ],
     mtp: Annotated[
@@ -91,6 +91,7 @@ def _refusal(model: str, listing: Listing) -> str | None:
 
 def _listing(model: str) -> Listing:
     from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.resolve import open_any_model  # noqa: PLC0415
 
     if hub := remote.hub_model(model):
         from mtp_gguf.convert.hub_checkpoint import hub_shards  # noqa: PLC0415  (NumPy)
@@ -101,13 +102,13 @@ def _listing(model: str) -> Listing:
         finally:
             for file in files:
                 file.source.close()
-    if not remote.is_remote(model):
+    if not remote.is_remote(model) and not remote.hub_gguf(model):
         return read_listing(Path(model))
     if model.partition("?")[0].endswith(".safetensors"):
         source = remote.RemoteSource(model)
         with closing(source):
             return list_safetensors([read_safetensors(source)])
-    with remote.open_remote_model(model) as opened:
+    with open_any_model(model) as opened:
         return list_model(opened)
 
 

@@ -50,10 +50,21 @@ _EARLIER = {
 ModelFile: TypeAlias = Annotated[
     Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")
 ]
+# A model to run, for `local_model`.
+ModelName: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="GGUF with an MTP head (any shard), or one on the hub, which is downloaded: "
+        "OWNER/NAME:QUANT, hf://OWNER/NAME/FILE.",
+    ),
+]
 HeadFile: TypeAlias = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--head", metavar="FILE", help="Take the head from this GGUF (default: the model's own)."
+        "--head",
+        metavar="FILE",
+        help="Take the head from this GGUF, local or on the hub (default: the model's own).",
     ),
 ]
 MtpF16: TypeAlias = Annotated[

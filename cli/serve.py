@@ -16,6 +16,7 @@ from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import ServedModel, check_loads, choose_head, open_model
 
+from .local_model import local_model
 from .options import AsJson, Command, Threads
 from .progress import USAGE_ERROR, printable, reports_errors, status_line
 
@@ -37,7 +38,12 @@ class CommandClass(Command):
 @reports_errors
 def serve(
     model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="GGUF model (any shard).")
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF model (any shard), or one on the hub, which is downloaded: "
+            "OWNER/NAME:QUANT, hf://OWNER/NAME/FILE.",
+        ),
     ] = None,
     passed: Annotated[
         list[str] | None,
@@ -49,8 +55,7 @@ def serve(
             "-hf",
             "--hf-repo",
             metavar="OWNER/NAME[:QUANT]",
-            hidden=True,
-            help="Print how to download a model that llama-server would fetch.",
+            help="Serve this model of the hub, as MODEL does.",
         ),
     ] = None,
     llama_server: Annotated[
@@ -96,11 +101,12 @@ def serve(
         ),
     ] = None,
     head: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--head",
             metavar="FILE",
-            help="Take the head from this GGUF (default: the model's, or one beside it).",
+            help="Take the head from this GGUF, local or on the hub (default: the model's, or one "
+            "beside it).",
         ),
     ] = None,
     depth: Annotated[
@@ -134,18 +140,16 @@ def serve(
 
     mtp-gguf serve model.gguf --port 8080
 
+    mtp-gguf serve OWNER/NAME:Q4_K_M --depth 3
+
     mtp-gguf serve model.gguf -c 32768 --parallel 4 -- --cache-type-k q8_0
     """
+    passed = passed or []
     if hf_repo is not None:
-        repo, _, quant = hf_repo.partition(":")
-        raise typer.BadParameter(
-            "expected a local MODEL; download it first: "
-            f"hf download {shlex.quote(repo)} --include '*{quant}*.gguf' --local-dir .",
-            param_hint="-hf",
-        )
+        passed = [model, *passed] if model is not None else passed
+        model = hf_repo if hf_repo.startswith("hf://") else f"hf://{hf_repo}"
     if model is None:
         raise typer.BadParameter("missing argument", param_hint="MODEL")
-    passed = passed or []
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
     if no_draft and (head or depth):
@@ -158,8 +162,9 @@ def serve(
         "--api-key": api_key,
     }
     given = [str(w) for pair in ours.items() if pair[1] is not None for w in pair]
-    file = open_model(model)
-    served = ServedModel(file, None) if no_draft else choose_head(file, head)
+    found = local_model(model, head, drafts=not no_draft)
+    file = open_model(found.path)
+    served = ServedModel(file, None) if no_draft else choose_head(file, found.head)
     check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
@@ -178,7 +183,7 @@ def serve(
     if rpc is not None:
         check_rpc_servers(rpc)
     typer.echo(shlex.join(_without_key(command.words)), err=True)
-    raise typer.Exit(_run(command, model.name, as_json))
+    raise typer.Exit(_run(command, found.path.name, as_json))
 
 
 def _fields(command: ServerCommand) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from mtp_gguf.server.model import open_model
 
 from .bench_table import plan_lines
 from .info import say_note
+from .local_model import local_model
 from .options import (
     AnswerTokens,
     AsJson,
@@ -26,7 +27,7 @@ from .options import (
     Full,
     GpuLayers,
     HeadFile,
-    ModelFile,
+    ModelName,
     PromptFiles,
     PromptSets,
     Rounds,
@@ -47,7 +48,7 @@ _ROLLBACKS = ("snapshot", "checkpoint", "host")
 
 @reports_errors
 def tune(
-    model: ModelFile,
+    model: ModelName,
     prompts: PromptSets = ALL_SETS,
     prompt_file: PromptFiles = None,
     max_depth: Annotated[
@@ -83,10 +84,11 @@ def tune(
         kinds = parse_sets(prompts)
     seconds = parse_budget(budget, full)
     own = [read_prompt(path) for path in prompt_file or []]
-    path = profile_path(model)
-    draft = open_model(model).head.draft
+    found = local_model(model, head)
+    path = profile_path(found.path)
+    draft = open_model(found.head or found.path).head.draft
     if not dry_run:
-        check_output(path, [model], overwrite=True)
+        check_output(path, [found.path], overwrite=True)
         with OutputFile(path, LARGEST_PROFILE):  # fail now, not after minutes of measuring
             pass
 
@@ -118,7 +120,7 @@ def tune(
         rounds=rounds,
         threads=used,
         gpu_layers=gpu_layers,
-        head=head,
+        head=found.head,
     )
 
     def planned(plan: "Plan") -> None:
@@ -126,8 +128,8 @@ def tune(
             typer.echo(line, err=True)
 
     with share_progress("tune") as progress:
-        tuned = search(model, options, progress, planned)
-    found = tuned.search
+        tuned = search(found.path, options, progress, planned)
+    best = tuned.search
     if tuned.profile and not dry_run:  # before printing, since the pipe may be closed
         write_profile(path, tuned.profile)
     if as_json:
@@ -137,14 +139,14 @@ def tune(
         return
     if tuned.profile is not None:
         on = tuned.profile.machine
-        typer.echo(f"{printable(model.name)} on {on.cpu}, {on.device}, kernels: {on.kernels}")
-    for candidate in found.tried[:_SHOWN]:
-        times = candidate.tok_s / found.plain_tok_s
+        typer.echo(f"{printable(found.path.name)} on {on.cpu}, {on.device}, kernels: {on.kernels}")
+    for candidate in best.tried[:_SHOWN]:
+        times = candidate.tok_s / best.plain_tok_s
         typer.echo(f"{candidate.tok_s:8.1f} tok/s  {times:5.2f} x  {describe(candidate.settings)}")
-    if found.settings.depth == 0:
-        typer.echo(f"no drafting: the best drafting runs at {found.gain:.2f} times its speed")
+    if best.settings.depth == 0:
+        typer.echo(f"no drafting: the best drafting runs at {best.gain:.2f} times its speed")
     else:
-        typer.echo(f"best: {describe(found.settings)}, {found.gain:.2f} times no drafting")
+        typer.echo(f"best: {describe(best.settings)}, {best.gain:.2f} times no drafting")
     for name in tuned.skipped:
         typer.echo(f"skipped to fit the budget (--budget, --full): {LABELS[name]}")
     if tuned.profile is None:

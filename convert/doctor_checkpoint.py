@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from huggingface_hub import ModelCard
@@ -46,6 +46,7 @@ from .plan import Request
 from .plan_checkpoint import make_content
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_Side: TypeAlias = CheckpointSide | GgufSide
 _SLICE_ROWS = 1024  # rows of a matrix that are compared at a time, in F32
 
 
@@ -133,15 +134,12 @@ def _diagnosed(
     )
 
 
-def measure_head(
-    model: Model, checkpoint: Checkpoint, name: str, decode: Decoder
-) -> Iterator[Finding]:
-    """Compare the head of a GGUF with the checkpoint that it should have been made from.
+def measure_head(model: Model, side: _Side, name: str, decode: Decoder) -> Iterator[Finding]:
+    """Compare the head of a GGUF with the model that it should have been made from.
 
-    name: the checkpoint as the user named it, for the fix. decode: dequantizes blocks (ggml's own
-    decoder).
+    side: that model. name: its name as the user gave it, for the fix. decode: dequantizes blocks
+    (ggml's own decoder).
     """
-    side = CheckpointSide(checkpoint, HeadChoice.BLOCK)
     source = shlex.quote(name)
     path, fetch = str(model.path), ""
     if is_remote(path):  # `strip` changes local files
@@ -154,14 +152,15 @@ def measure_head(
     ours = GgufSide(model, decode)
     trunk = model.head.trunk_layers
     block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
-    for found in compare_tensors(_Part(side, block), _Part(ours, block)):
+    of_head = {n for n in side.tensors() if (b := block_of(n)) is not None and b >= trunk}
+    for found in compare_tensors(_Part(side, of_head), _Part(ours, block)):
         if found.outcome in (Outcome.SAME, Outcome.ROUNDED):
             continue
         code, text = _explained(found, side, ours)
         yield Finding(code, Severity.FAULT, text, fix)
 
 
-def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) -> tuple[str, str]:
+def _explained(found: TensorDifference, source: _Side, ours: GgufSide) -> tuple[str, str]:
     """Code and text of the finding for a tensor that differs from what the source makes."""
     if found.error is None:
         return "head-values", f"{found.name}: {found.outcome.value} {found.note}".rstrip()
@@ -196,7 +195,7 @@ def _explained(found: TensorDifference, source: CheckpointSide, ours: GgufSide) 
     )
 
 
-def _transposed(source: CheckpointSide, name: str, rows: int) -> NDArray[np.float64]:
+def _transposed(source: _Side, name: str, rows: int) -> NDArray[np.float64]:
     """The first rows of a matrix [height, width] whose transpose is misread as [height, width]."""
     shape, _ = source.tensors()[name]
     width, height = shape[0], math.prod(shape[1:])
@@ -213,7 +212,7 @@ def _transposed(source: CheckpointSide, name: str, rows: int) -> NDArray[np.floa
 class _Part:
     """A side of a comparison, restricted to some tensors."""
 
-    def __init__(self, side: CheckpointSide | GgufSide, names: set[str]) -> None:
+    def __init__(self, side: _Side, names: set[str]) -> None:
         self.name, self.exact = side.name, side.exact
         self.raw, self.values = side.raw, side.values
         self._held = {n: t for n, t in side.tensors().items() if n in names}

@@ -9,17 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from mtp_gguf.gguf_tools.errors import CheckpointError, MtpGgufError
+from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.hub_errors import hub_errors
+from mtp_gguf.gguf_tools.remote import HubModel
 from mtp_gguf.gguf_tools.safetensors import (
     INDEX_NAME,
     TORCH_PATTERN,
@@ -41,36 +35,8 @@ def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path
     head: None downloads no weights.
     Returns the folder. CheckpointError says why it failed and what to do.
     """
-    try:
+    with hub_errors(HubModel(hub_id, revision), CheckpointError):
         return _download(hub_id, revision, head)
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        gated = isinstance(error, GatedRepoError)
-        if not gated and (kind := _other_kind(hub_id)):
-            raise CheckpointError(f"{hub_id}: expected a model on the hub, found {kind}") from None
-        raise CheckpointError(
-            f"{hub_id}: {'is gated' if gated else 'no such model, or it is private'} on the hub; "
-            f"{'accept its terms there and ' if gated else 'check the name, or '}"
-            "log in with `hf auth login`, or set HF_TOKEN"
-        ) from None
-    except RevisionNotFoundError:
-        raise CheckpointError(f"{hub_id}: no revision {revision!r} on the hub") from None
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{hub_id}: incomplete in the local cache, and the hub cannot be reached: "
-            f"{_first_line(error.__cause__ or error)}"
-        ) from None
-    except HFValidationError as error:
-        raise CheckpointError(f"{hub_id}: expected OWNER/NAME: {error}") from None
-    except MtpGgufError:
-        raise
-    except Exception as error:  # the underlying HTTP library raises its own exceptions
-        refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
-        step = "log in with `hf auth login`, or correct HF_TOKEN" if refused else "try again"
-        raise CheckpointError(f"{hub_id}: download failed: {_first_line(error)}; {step}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
@@ -102,15 +68,6 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
     if not any(folder.glob("*.safetensors")):
         snapshot_download(hub_id, revision=revision, allow_patterns=[TORCH_PATTERN])
     return folder
-
-
-def _other_kind(hub_id: str) -> str | None:
-    """The kind of another hub repository (dataset, space) of this name; None if there is none."""
-    for kind in ("dataset", "space"):
-        with suppress(Exception):  # this only improves an error message, so failures do not matter
-            if HfApi().repo_exists(hub_id, repo_type=kind):
-                return f"a {kind}"
-    return None
 
 
 def _what_it_is(hub_id: str, revision: str | None) -> str:

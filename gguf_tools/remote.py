@@ -1,8 +1,9 @@
 """Files on a web server or on the Hugging Face hub, read by range requests.
 
 `https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
-hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with `hf://` or without.
-Small reads go through a cache of blocks with growing read-ahead; large reads are requested exactly.
+hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with `hf://` or without;
+`:QUANT` after it names one of its GGUFs, as llama.cpp's `-hf` does. Small reads go through a cache
+of blocks with growing read-ahead; large reads are requested exactly.
 """
 
 import os
@@ -19,14 +20,14 @@ from urllib.parse import quote, urlsplit
 
 from .errors import FormatError, RemoteError
 from .format import GgufFile
-from .model import Model, open_model, shard_names
+from .model import Model, shard_names
 
 if TYPE_CHECKING:
     import requests
 
 _WEB = re.compile(r"https?://[^/]+/.", re.IGNORECASE)
-_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/]+))?(?:/(.+))?")
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([^/]+))?")
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/:]+))?(?:/(.+)|:([\w.-]+))?")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([^/:]+))?(?::([\w.-]+))?")
 # Names with these suffixes are files, never models on the hub.
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".json", ".npy")
 _DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -63,21 +64,41 @@ class HubModel(NamedTuple):
         return self.hub_id if self.revision is None else f"{self.hub_id}@{self.revision}"
 
 
+class HubGguf(NamedTuple):
+    """A GGUF on the hub: this `file`, or the one of this `quant`; by default, the usual one."""
+
+    model: HubModel
+    file: str | None = None
+    quant: str | None = None
+
+    def __str__(self) -> str:
+        """The form that all commands accept."""
+        if self.file is not None:
+            return f"hf://{self.model}/{self.file}"
+        return f"{self.model}:{self.quant}" if self.quant is not None else str(self.model)
+
+
 def hub_model(text: str) -> HubModel | None:
-    """The model on the hub that `text` names; None for files and for local paths.
+    """The whole model on the hub that `text` names; None for a GGUF of it and for local paths."""
+    found = hub_gguf(text)
+    return found.model if found and found.file is None and found.quant is None else None
+
+
+def hub_gguf(text: str) -> HubGguf | None:
+    """What `text` names on the hub, where a GGUF is expected; None for local paths and `https://`.
 
     A name without `hf://` counts as local if that path exists, or if its first part is a folder: it
     is then more likely a mistyped path than a model of an owner with that name.
     """
     if text.startswith("hf://"):
         match = _HUB.fullmatch(text)
-        return HubModel(match[1], match[2]) if match and not match[3] else None
+        return HubGguf(HubModel(match[1], match[2]), match[3], match[4]) if match else None
     match = _HUB_ID.fullmatch(text)
     if not match or text.lower().endswith(_FILE_SUFFIXES):
         return None
     if Path(text).exists() or Path(text).parent.is_dir():
         return None
-    return HubModel(match[1], match[2])
+    return HubGguf(HubModel(match[1], match[2]), None, match[3])
 
 
 def absent_model(text: str) -> str:
@@ -128,16 +149,6 @@ def open_remote_model(text: str) -> Model:
         model = Model(plain, tuple(files))
         stack.pop_all()
         return model
-
-
-def open_any_model(text: str) -> Model:
-    """Open the local or remote GGUF that `text` names."""
-    if hub := hub_model(text):
-        raise RemoteError(
-            f"{text}: expected a GGUF file, found a model on the hub; name its file: "
-            f"hf://{hub}/FILE.gguf"
-        )
-    return open_remote_model(text) if is_remote(text) else open_model(Path(text))
 
 
 class RemoteSource:

@@ -23,6 +23,7 @@ from mtp_gguf.gguf_tools.profile import (
     DraftSettings,
     find_profile,
 )
+from mtp_gguf.gguf_tools.resolve import local_gguf
 
 from . import log
 from ._bindings import MAX_DEPTH, library
@@ -95,6 +96,10 @@ def _text_only(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatena
 class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
+    model_path: a GGUF, or one on the hub (`OWNER/NAME:QUANT`, `hf://OWNER/NAME/FILE`), which is
+    downloaded into huggingface_hub's cache with its shards, and with the head-only file beside it
+    if it has no head.
+
     Arguments besides those of llama_cpp.Llama:
 
     - depth: tokens drafted in each cycle, 0 (no drafting) to 16, or "auto" to choose the fastest
@@ -106,7 +111,7 @@ class MTPLlama(llama_cpp.Llama):
       top-p, min-p and temperature. False: accept only equal tokens, which gives the same
       tokens as a run without drafts with the same seed.
     - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
-    - mtp_head: another file to take the head from.
+    - mtp_head: another file to take the head from, local or on the hub.
     - mtp_device: ggml's name of the device for the head (default: the trunk's device).
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
     - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
@@ -164,6 +169,12 @@ class MTPLlama(llama_cpp.Llama):
         if runtime.note:
             warnings.warn(runtime.note, stacklevel=2)
         device = _trunk_device(options)
+        found = local_gguf(str(model_path), with_head=mtp_head is None and depth != 0)
+        model_path = str(found.path)
+        if mtp_head is not None:
+            mtp_head = str(local_gguf(str(mtp_head), with_head=False).path)
+        elif found.head is not None:
+            mtp_head = str(found.head)
         check_trunk(Path(model_path))
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
@@ -228,6 +239,40 @@ class MTPLlama(llama_cpp.Llama):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        additional_files: list[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | Literal["auto"] = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> MTPLlama:
+        """Download a GGUF of the hub and load it; same arguments as llama_cpp.Llama's.
+
+        filename: the file's name or a glob pattern, which only one model may match; None for its
+        Q4_K_M or only one. All shards are downloaded, and the head-only file beside a model that
+        has no head. local_dir_use_symlinks is ignored, as in huggingface_hub.
+        RemoteError says why a download failed.
+        """
+        from mtp_gguf.gguf_tools.hub_gguf import Folders, fetch_matching  # noqa: PLC0415  (slow)
+
+        head = kwargs.get("mtp_head")
+        path, beside = fetch_matching(
+            repo_id,
+            filename,
+            additional_files or [],
+            Folders(
+                *(None if path is None else os.fspath(path) for path in (local_dir, cache_dir))
+            ),
+            with_head=head is None and kwargs.get("depth") != 0,
+        )
+        if beside is not None:
+            kwargs["mtp_head"] = str(beside)
+        return cls(model_path=str(path), **kwargs)
 
     def _load(
         self,

@@ -157,7 +157,7 @@ class TestRefusals:
             ("build-server", "--where", "--clean"),
             ("build-server", "--where", "-j", "2"),
             ("build-server", "--cmake-args", "-DX='a"),
-            ("serve", "-hf", "OWNER/NAME:Q4_K_M"),
+            ("serve", "-hf", "OWNER/NAME:Q4_K_M", "model.gguf"),
         ],
         ids=" ".join,
     )

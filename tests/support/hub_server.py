@@ -12,11 +12,13 @@ import re
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from urllib.parse import unquote, urlsplit
 
 from support.loopback import Loopback
 
 COMMIT_LENGTH = 40
+WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -79,21 +81,24 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.served.revisions[revision]
         commit = self.served.commit(revision)
         if verb in (None, "revision"):
-            siblings = [{"rfilename": path.name} for path in sorted(folder.iterdir())]
+            siblings = [
+                {"rfilename": name, "size": path.stat().st_size, "blobId": _digest(path)}
+                for name, path in _files(folder)
+            ]
             info = {"id": self.served.model, "sha": commit, "siblings": siblings}
             self._json({**info, "private": False, "gated": False, "tags": []})
         elif verb == "tree":
-            self._json([_tree_entry(path) for path in sorted(folder.iterdir())])
+            self._json([_tree_entry(name, path) for name, path in _files(folder)])
         else:
-            self._file(folder / str(file), revision, commit)
+            self._file(folder / str(file), f"{revision}/{file}", commit)
 
-    def _file(self, path: Path, revision: str, commit: str) -> None:
+    def _file(self, path: Path, where: str, commit: str) -> None:
         headers = {"X-Repo-Commit": commit}
         if not path.is_file():
             self._refuse(404, "EntryNotFound", "Entry not found", headers)
-        elif path.suffix == ".safetensors":
+        elif path.suffix in WEIGHTS:
             headers |= {
-                "Location": f"{self.served.cdn}/{revision}/{path.name}",
+                "Location": f"{self.served.cdn}/{where}",
                 "X-Linked-Size": str(path.stat().st_size),
                 "X-Linked-ETag": f'"{_digest(path)}"',
             }
@@ -129,6 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        if hub.stalls and self.path.startswith("/cdn/"):
+            self.wfile.write(data[: hub.cut_after])
+            hub.stalled.set()
+            hub.proceed.wait(60)
+            self.close_connection = True
+            return
         if hub.cuts and self.path.startswith("/cdn/"):
             hub.cuts -= 1
             data = data[: hub.cut_after]
@@ -143,7 +154,8 @@ class Hub(Loopback):
     kind: "dataset" or "space" for what is not a model.
     token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
     fault: a status to answer everything with. cut_after: bytes of a weights file after which the
-    connection drops, `cuts` times.
+    connection drops, `cuts` times. stalls: it sends nothing after these bytes until `proceed` is
+    set, and sets `stalled`.
     """
 
     handler = _Handler
@@ -156,6 +168,9 @@ class Hub(Loopback):
     fault: int = 0
     cut_after: int = 0
     cuts: int = 0
+    stalls: bool = False
+    stalled: Event = field(default_factory=Event)
+    proceed: Event = field(default_factory=Event)
     requests: list[Asked] = field(default_factory=list)
 
     @property
@@ -186,11 +201,17 @@ class Hub(Loopback):
         return sorted(names)
 
 
-def _tree_entry(path: Path) -> dict[str, object]:
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    """The files of a revision with their names in the repository."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted((path.relative_to(folder).as_posix(), path) for path in found)
+
+
+def _tree_entry(name: str, path: Path) -> dict[str, object]:
     size = path.stat().st_size
-    entry: dict[str, object] = {"type": "file", "path": path.name, "size": size}
+    entry: dict[str, object] = {"type": "file", "path": name, "size": size}
     entry["oid"] = _digest(path)[:COMMIT_LENGTH]
-    if path.suffix == ".safetensors":
+    if path.suffix in WEIGHTS:
         entry["lfs"] = {"oid": _digest(path), "size": size, "pointerSize": 134}
     return entry
 

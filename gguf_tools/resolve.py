@@ -1,0 +1,58 @@
+"""Opens or downloads the GGUF that the user's argument names, for all commands and MTPLlama."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import RequestError
+from .model import Model, open_model
+from .remote import download_command, hub_gguf, is_remote, open_remote_model
+
+
+@dataclass(frozen=True)
+class LocalGguf:
+    """A GGUF on this machine, by any shard. head: the separate file that came with its head."""
+
+    path: Path
+    head: Path | None = None
+
+
+def names_gguf(text: str) -> bool:
+    """Whether `text` names a GGUF file, local or remote, rather than a folder or checkpoint."""
+    found = hub_gguf(text)
+    if found is not None:
+        return found.file is not None or found.quant is not None
+    return is_remote(text) or Path(text).is_file()
+
+
+def open_any_model(text: str) -> Model:
+    """Open the local or remote GGUF that `text` names; of a remote one, only headers are read."""
+    if found := hub_gguf(text):
+        from .hub_gguf import address  # noqa: PLC0415  (huggingface_hub is slow to import)
+
+        return open_remote_model(address(found))
+    return open_remote_model(text) if is_remote(text) else open_model(Path(text))
+
+
+def local_gguf(
+    text: str,
+    *,
+    with_head: bool = True,
+    say: Callable[[str, int | None], None] = lambda *_: None,
+) -> LocalGguf:
+    """The GGUF that `text` names; one on the hub is downloaded into huggingface_hub's cache.
+
+    with_head: if a model on the hub has no head, download the head-only file beside it, too.
+    say: called before each download, with its address and size in bytes (None if unknown).
+    RemoteError if a download fails; whether a local file exists is not checked.
+    """
+    if found := hub_gguf(text):
+        from .hub_gguf import fetch  # noqa: PLC0415  (huggingface_hub is slow to import)
+
+        return LocalGguf(*fetch(found, with_head=with_head, say=say))
+    if is_remote(text):
+        raise RequestError(
+            f"{text}: expected a local GGUF, or one on the hub; download it first: "
+            f"{download_command(text)}"
+        )
+    return LocalGguf(Path(text))

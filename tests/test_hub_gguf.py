@@ -1,0 +1,362 @@
+"""GGUFs on the hub, with the real huggingface_hub client against a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import invoke, spawn
+from support.hub_commands import downloaded, environment, run_commands
+from support.hub_server import Hub
+from support.models import DEMO
+from support.stand_in_server import write_stand_in
+
+NAME = "somebody/Demo-GGUF"
+TEXT = ("-p", "def is_prime(n):\n", "-n", "24", "-c", "256", "-t", "1", "--depth", "2", "--json")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository as publishers lay it out: a model with its head, one without, one in shards."""
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "F16").mkdir()
+    for name, *options in (
+        ("Demo-Q4_K_M.gguf", "--mtp-f16"),
+        ("Demo-Q8_0.gguf", "--quant", "Q8_0", "--no-mtp"),
+        ("mtp-Demo.gguf", "--head-only", "--mtp-f16"),
+        ("F16/Demo-F16.gguf", "--quant", "F16", "--mtp-f16", "--split-max-size", "4M"),
+    ):
+        result = invoke("convert", DEMO, "-o", folder / name, *options)
+        assert result.exit_code == 0, result.output
+    (folder / "mmproj-Demo-F16.gguf").write_bytes(b"GGUF")
+    (folder / "imatrix.gguf").write_bytes(b"GGUF")
+    (folder / "README.md").write_text("# Demo\n")
+    return folder
+
+
+@pytest.fixture
+def hub(repository: Path) -> Iterator[Hub]:
+    with Hub(NAME, {"main": repository, "v2": repository}) as hub:
+        yield hub
+
+
+class TestRuns:
+    def test_generate_with_every_form_of_a_name(
+        self, hub: Hub, repository: Path, tmp_path: Path
+    ) -> None:
+        """The text is that of the local file; the second time, nothing is asked of the network."""
+        names = {
+            f"{NAME}:q4_k_m": "Demo-Q4_K_M.gguf",
+            NAME: "Demo-Q4_K_M.gguf",  # the usual one
+            f"hf://{NAME}/Demo-Q4_K_M.gguf": "Demo-Q4_K_M.gguf",
+            f"hf://{NAME}@v2:F16": "F16/Demo-F16-00001-of-00003.gguf",
+        }
+        local = [("generate", repository / file, *TEXT) for file in names.values()]
+        remote = [("generate", name, *TEXT) for name in names]
+        home = tmp_path / "home"
+        results = [each.fields for each in run_commands(hub, home, *local, *remote)]
+        for expected, found in zip(results[: len(names)], results[len(names) :], strict=True):
+            assert found["text"] == expected["text"]
+            assert found["drafted"] == expected["drafted"]
+        shards = {f"F16/Demo-F16-0000{i}-of-00003.gguf" for i in (1, 2, 3)}
+        assert downloaded(home) == {"Demo-Q4_K_M.gguf", *shards}
+        hub.requests.clear()
+        again = run_commands(hub, home, *remote)
+        assert [each.fields["text"] for each in again] == [r["text"] for r in results[4:]]
+        assert not hub.fetched()
+        assert not any("download" in each.stderr for each in again)
+        hub.requests.clear()
+        offline = run_commands(hub, home, *remote, HF_HUB_OFFLINE="1")
+        assert [each.fields["text"] for each in offline] == [r["text"] for r in results[4:]]
+        assert not hub.requests
+
+    def test_the_head_beside_a_model_without_one(
+        self, hub: Hub, repository: Path, tmp_path: Path
+    ) -> None:
+        local = (repository / "Demo-Q8_0.gguf", "--head", repository / "mtp-Demo.gguf")
+        home = tmp_path / "home"
+        plain, ours, theirs, named = run_commands(
+            hub,
+            home,
+            ("generate", f"{NAME}:Q8_0", *TEXT, "--depth", "0"),
+            ("generate", f"{NAME}:Q8_0", *TEXT),
+            ("generate", *local, *TEXT),
+            ("generate", local[0], "--head", f"hf://{NAME}/mtp-Demo.gguf", *TEXT),
+        )
+        assert ours.fields["drafted"] == theirs.fields["drafted"] == named.fields["drafted"]
+        assert any(ours.fields["drafted"])
+        assert ours.fields["text"] == plain.fields["text"]
+        assert [line for line in plain.stderr.splitlines() if "mtp-" in line] == [
+            f"mtp-gguf: download hf://{NAME}/Demo-Q8_0.gguf, 4.91 MB"
+        ]
+        assert f"mtp-gguf: download hf://{NAME}/mtp-Demo.gguf, 2.96 MB" in ours.stderr
+        assert downloaded(home) == {"Demo-Q8_0.gguf", "mtp-Demo.gguf"}
+
+    def test_serve_and_its_hf_option(self, hub: Hub, tmp_path: Path) -> None:
+        server = write_stand_in(tmp_path / "server")
+        options = ("--llama-server", server, "--print-command", "--json")
+        home = tmp_path / "home"
+        argument, option, head = run_commands(
+            hub,
+            home,
+            ("serve", f"{NAME}:Q4_K_M", *options),
+            ("serve", "-hf", NAME, *options, "--", "--verbose"),
+            ("serve", f"{NAME}:Q8_0", *options),
+        )
+        words = argument.fields["command"]
+        path = Path(words[words.index("-m") + 1])
+        assert path.is_file()
+        assert path.is_relative_to(home)
+        assert option.fields["command"] == [*words, "--verbose"]
+        words = head.fields["command"]
+        assert Path(words[words.index("-md") + 1]).name == "mtp-Demo.gguf"
+
+    def test_tune_and_bench(self, hub: Hub, tmp_path: Path) -> None:
+        short = ("--budget", "1s", "--prompts", "code", "-t", "1", "--json")
+        tuned, measured = run_commands(
+            hub,
+            tmp_path / "home",
+            ("tune", f"{NAME}:Q8_0", *short, "--max-depth", "1"),
+            ("bench", f"{NAME}:Q8_0", *short, "--depths", "0,1", "--no-server"),
+        )
+        assert Path(tuned.fields["profile"]).name == "Demo-Q8_0.mtp.toml"
+        assert "depth" in json.dumps(measured.fields)
+
+    def test_python(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+        program = f"""
+import warnings
+warnings.simplefilter("error")
+from mtp_gguf.native import MTPLlama
+o = dict(n_ctx=256, n_threads=1, depth=2)
+def text(llm):
+    with llm:
+        out = llm("def is_prime(n):\\n", max_tokens=24, temperature=0)["choices"][0]["text"]
+        assert llm.mtp_stats.drafted[0] > 0
+        return out
+texts = [
+    text(MTPLlama({str(repository / "Demo-Q4_K_M.gguf")!r}, **o)),
+    text(MTPLlama("{NAME}:Q4_K_M", **o)),
+    text(MTPLlama.from_pretrained("{NAME}", "*Q4_K_M.gguf", **o)),
+    text(MTPLlama.from_pretrained("{NAME}", "*F16*.gguf", cache_dir="cache", **o)),
+    text(MTPLlama.from_pretrained("{NAME}", "Demo-Q8_0.gguf", local_dir="models",
+                                  additional_files=["README*"], **o)),
+]
+assert texts[0] == texts[1] == texts[2], texts
+print(texts[0])
+"""
+        home = tmp_path / "home"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment(hub, home),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "return" in done.stdout
+        assert downloaded(home) == {"Demo-Q4_K_M.gguf"}
+        shards = (tmp_path / "cache").glob("models--*/snapshots/*/F16/*.gguf")
+        assert len([*shards]) == 3
+        held = {path.name for path in (tmp_path / "models").iterdir() if path.is_file()}
+        assert held == {"Demo-Q8_0.gguf", "mtp-Demo.gguf", "README.md"}
+
+
+class TestReads:
+    def test_headers_only(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+        """Commands that inspect read ranges of a name by quant, too, and keep nothing."""
+        home = tmp_path / "home"
+        listed, doctor, with_head, compared = run_commands(
+            hub,
+            home,
+            ("list-tensors", f"{NAME}:F16", "--json"),
+            ("doctor", f"{NAME}:Q4_K_M", "--json"),
+            ("doctor", f"{NAME}:Q8_0", "--head", f"hf://{NAME}/mtp-Demo.gguf", "--json"),
+            ("compare", repository / "Demo-Q4_K_M.gguf", f"{NAME}:Q4_K_M", "--filter", "nextn"),
+        )
+        assert len(listed.fields["tensors"]) == 70
+        assert doctor.fields["can_draft"]
+        assert with_head.fields["can_draft"]
+        assert compared.code == 0
+        assert not downloaded(home)
+
+    def test_a_head_measured_against_a_gguf(
+        self, hub: Hub, repository: Path, tmp_path: Path
+    ) -> None:
+        """`doctor --from` takes a GGUF as the original, too, and finds another one's head."""
+        other = tmp_path / "other"
+        shutil.copytree(DEMO, other)
+        from safetensors.numpy import load_file, save_file  # noqa: PLC0415
+
+        tensors = load_file(other / "model.safetensors")
+        tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"][::-1].copy()
+        save_file(tensors, other / "model.safetensors")
+        assert invoke("convert", other, "-o", tmp_path / "other.gguf").exit_code == 0
+        same, wrong = run_commands(
+            hub,
+            tmp_path / "home",
+            ("doctor", repository / "Demo-Q4_K_M.gguf", "--from", f"{NAME}:F16", "--json"),
+            ("doctor", tmp_path / "other.gguf", "--from", f"{NAME}:F16", "--json"),
+        )
+        assert same.fields["can_draft"]
+        assert wrong.code == 1
+        [finding] = [f for f in json.loads(wrong.stdout)["findings"] if f["severity"] == "fault"]
+        assert "nextn.eh_proj.weight" in finding["text"]
+
+    def test_doctor_runs_a_download(self, hub: Hub, tmp_path: Path) -> None:
+        [done] = run_commands(hub, tmp_path / "home", ("doctor", f"{NAME}:Q8_0", "--load"))
+        assert done.code == 0, done.stderr
+        assert "loaded: it runs and drafts" in done.stdout
+
+    def test_convert_and_graft(self, hub: Hub, tmp_path: Path) -> None:
+        converted, grafted = run_commands(
+            hub,
+            tmp_path / "home",
+            ("convert", f"{NAME}:F16", "-o", "out.gguf", "--quant", "Q5_K_M", "--json"),
+            (
+                "graft",
+                f"{NAME}:Q8_0",
+                "--from",
+                f"hf://{NAME}/mtp-Demo.gguf",
+                "--no-check",
+                "--json",
+            ),
+        )
+        assert converted.code == 0, converted.stderr
+        assert grafted.fields["path"] == "Demo-Q8_0-MTP.gguf"
+        assert grafted.fields["head"]["ready"]
+
+
+class TestFails:
+    def test_names_that_mean_nothing_there(self, hub: Hub, tmp_path: Path) -> None:
+        there = f"there are {NAME}:Q4_K_M, {NAME}:Q8_0, {NAME}:F16"
+        expected = {
+            f"{NAME}:Q9_K": f"{NAME}:Q9_K: no Q9_K on the hub; {there}",
+            f"hf://{NAME}/nothing.gguf": f"nothing.gguf: no such file on the hub; {there}",
+            f"hf://{NAME}/README.md": "README.md: expected a GGUF file by its name",
+            "somebody/Else:Q4_K_M": "somebody/Else: no such model, or it is private on the hub; "
+            "check the name, or log in with `hf auth login`, or set HF_TOKEN",
+            f"{NAME}@v9:Q4_K_M": f"{NAME}: no revision 'v9' on the hub",
+            "https://localhost/x.gguf": "download it first: curl -LO https://localhost/x.gguf",
+        }
+        home = tmp_path / "home"
+        commands = [("generate", name, *TEXT[:-1]) for name in expected]
+        for result, text in zip(run_commands(hub, home, *commands), expected.values(), strict=True):
+            assert result.code == 1
+            assert result.stderr.startswith("mtp-gguf: ")
+            assert result.stderr.endswith(f"{text}\n")
+            assert result.stderr.count("\n") == 1
+        assert not downloaded(home)
+
+    def test_several_models(self, tmp_path: Path) -> None:
+        folder = tmp_path / "files"
+        for name in ("a/One-Q4_K_M.gguf", "b/Two-Q4_K_M.gguf", "One-Q6_K-00001-of-00002.gguf"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"GGUF")
+        with Hub(NAME, {"main": folder}) as hub:
+            home = tmp_path / "home"
+            commands = [("tune", name) for name in (f"{NAME}:Q4_K_M", NAME, f"{NAME}:Q6_K")]
+            quant, usual, shard = run_commands(hub, home, *commands)
+        both = f"name one: hf://{NAME}/a/One-Q4_K_M.gguf or hf://{NAME}/b/Two-Q4_K_M.gguf"
+        assert quant.last == f"mtp-gguf: {NAME}:Q4_K_M: 2 files on the hub are Q4_K_M; {both}"
+        assert usual.last == f"mtp-gguf: {NAME}: 2 files on the hub are Q4_K_M; {both}"
+        assert shard.last == (
+            f"mtp-gguf: {NAME}:Q6_K: expected 2 shards, One-Q6_K-00002-of-00002.gguf is missing on "
+            "the hub"
+        )
+
+    def test_a_checkpoint_and_nothing_at_all(self, tmp_path: Path) -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        with Hub(NAME, {"main": folder}) as hub:
+            [empty] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
+            (folder / "config.json").write_text("{}")
+            [checkpoint] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
+        expected = f"mtp-gguf: {NAME}: expected GGUF files on the hub, found"
+        assert empty.last == f"{expected} no files"
+        assert checkpoint.last.startswith(f"{expected} a checkpoint; `mtp-gguf up {NAME}` converts")
+
+    def test_not_let_in(self, hub: Hub, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
+        hub.gated = True
+        [gated] = run_commands(hub, home, command)
+        assert gated.code == 1
+        assert "is gated on the hub; accept its terms there and log in" in gated.last
+        hub.gated, hub.token = False, "hf_right"
+        [private] = run_commands(hub, home, command)
+        assert "no such model, or it is private" in private.last
+        [wrong] = run_commands(hub, home, command, HF_TOKEN="hf_wrong")
+        assert "correct HF_TOKEN" in wrong.last
+        [right] = run_commands(hub, home, command, HF_TOKEN="hf_right")
+        assert right.code == 0
+
+    def test_the_hub_is_out_of_reach(self, hub: Hub, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
+        [offline] = run_commands(hub, home, command, HF_HUB_OFFLINE="1")
+        assert not hub.requests
+        [nobody] = run_commands(hub, home, command, HF_ENDPOINT="http://127.0.0.1:9")
+        hub.fault = 500
+        [fault] = run_commands(hub, home, command)
+        for result in (offline, nobody, fault):
+            assert result.code == 1
+            assert result.last.startswith(f"mtp-gguf: {NAME}: not in the local cache, and the hub")
+        assert "HF_HUB_OFFLINE" in offline.last
+        hub.fault = 0
+        [done] = run_commands(hub, home, command)
+        hub.fault = 500
+        [cached] = run_commands(hub, home, command)
+        assert cached.stdout == done.stdout
+        assert done.code == cached.code == 0
+
+    def test_a_file_that_is_truncated_on_the_hub(self, repository: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        data = (repository / "Demo-Q4_K_M.gguf").read_bytes()
+        (folder / "Demo-Q4_K_M.gguf").write_bytes(data[: len(data) // 2])
+        with Hub(NAME, {"main": folder}) as hub:
+            [done] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
+        assert done.code == 1
+        assert "Demo-Q4_K_M.gguf" in done.last
+        assert "truncated" in done.last
+
+    def test_a_connection_that_drops(self, hub: Hub, tmp_path: Path) -> None:
+        command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
+        hub.cuts, hub.cut_after = 1, 100_000
+        [done] = run_commands(hub, tmp_path / "home", command)
+        assert done.code == 0
+        assert [asked.range for asked in hub.requests if asked.range] == ["bytes=100000-"]
+        hub.cuts, hub.cut_after = 1000, 0
+        [failed] = run_commands(hub, tmp_path / "another", command)
+        assert failed.code == 1
+        assert "download failed" in failed.last
+        assert failed.last.endswith("try again")
+
+    def test_an_interrupt(self, hub: Hub, tmp_path: Path) -> None:
+        """Ctrl-C leaves no file that could be taken for the model; the next call completes it."""
+        home = tmp_path / "home"
+        hub.stalls, hub.cut_after = True, 100_000
+        words = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
+        with spawn(*words, env=environment(hub, home), cwd=tmp_path) as process:
+            assert hub.stalled.wait(60)
+            process.send_signal(signal.SIGINT)
+            hub.proceed.set()
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert stderr.splitlines()[-1] == (
+            "mtp-gguf: interrupted; a download that was not finished continues when the command "
+            "is repeated"
+        )
+        assert not downloaded(home)
+        hub.stalls = False
+        [done] = run_commands(hub, home, words)
+        assert done.code == 0
