@@ -35,6 +35,7 @@ _COMMANDS = {
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
     "fastmtp": _Place(".fastmtp", "app"),
+    "up": _Place(".up", "up"),
     "generate": _Place(".generate", "generate"),
     "bench": _Place(".bench", "bench"),
     "tune": _Place(".tune", "tune"),

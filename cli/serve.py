@@ -20,6 +20,16 @@ from .local_model import local_model
 from .options import AsJson, Command, Threads
 from .progress import USAGE_ERROR, printable, reports_errors, status_line
 
+_EXAMPLE = """
+from openai import OpenAI
+
+client = OpenAI(base_url="{address}/v1", api_key="{key}")
+answer = client.chat.completions.create(
+    model="default", messages=[{{"role": "user", "content": "Hello"}}]
+)
+print(answer.choices[0].message.content)
+"""
+
 
 class CommandClass(Command):
     """The command; for an unknown option it explains how to pass it to llama-server."""
@@ -126,6 +136,12 @@ def serve(
             help="Spread the model over these ggml RPC servers (default: none).",
         ),
     ] = None,
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example", help="Print a program for the openai client once the server is ready."
+        ),
+    ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the command instead of running it.")
     ] = False,
@@ -183,7 +199,7 @@ def serve(
     if rpc is not None:
         check_rpc_servers(rpc)
     typer.echo(shlex.join(_without_key(command.words)), err=True)
-    raise typer.Exit(_run(command, found.path.name, as_json))
+    raise typer.Exit(_run(command, found.path.name, as_json, example))
 
 
 def _fields(command: ServerCommand) -> dict[str, Any]:
@@ -216,7 +232,7 @@ def _depth(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def _run(command: ServerCommand, name: str, as_json: bool) -> int:
+def _run(command: ServerCommand, name: str, as_json: bool, example: bool) -> int:
     """Run the server until it ends; return its exit code."""
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
@@ -228,7 +244,10 @@ def _run(command: ServerCommand, name: str, as_json: bool) -> int:
             typer.echo(f"ready: {address}", err=True)
             if as_json:
                 typer.echo(json.dumps(_fields(command)))
-                sys.stdout.flush()
+            elif example:
+                key = "YOUR_KEY" if _without_key(command.words) != [*command.words] else "none"
+                typer.echo(_EXAMPLE.format(address=address, key=key))
+            sys.stdout.flush()
             return server.wait()
         code = server.wait()
         for line in server.last_lines():

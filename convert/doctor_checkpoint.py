@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, hf_hub_download
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.compare import (
@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.remote import HubModel, download_command, is_remote
+from mtp_gguf.gguf_tools.remote import HubModel, download_command, hub_model, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.tensor_types import F16
 
@@ -45,6 +45,7 @@ from .hub_checkpoint import shards_on_hub
 from .plan import Request
 from .plan_checkpoint import make_content
 
+_UNKNOWN = "ORIGINAL"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _Side: TypeAlias = CheckpointSide | GgufSide
 _SLICE_ROWS = 1024  # rows of a matrix that are compared at a time, in F32
@@ -72,7 +73,7 @@ class _Examined:
         for named in (_config_origin(self.folder), _card_origin(self.folder)):
             if named and _HUB_ID.fullmatch(named) and named != self.name.partition("@")[0]:
                 return named
-        return "ORIGINAL"
+        return _UNKNOWN
 
     @property
     def refetch(self) -> str:
@@ -83,7 +84,7 @@ class _Examined:
         if self.on_hub:
             return ""
         named = _config_origin(self.folder)
-        origin = named if named and _HUB_ID.fullmatch(named) else "ORIGINAL"
+        origin = named if named and _HUB_ID.fullmatch(named) else _UNKNOWN
         return f"hf download {origin} --local-dir {shlex.quote(f'{self.folder}-again')}"
 
 
@@ -132,6 +133,24 @@ def _diagnosed(
         memory=None,
         findings=tuple(findings),
     )
+
+
+def original_of_checkpoint(model: str) -> str | None:
+    """The model on the hub that a checkpoint names as its origin; None if it names none."""
+    hub = hub_model(model)
+    folder = Path(model) if hub is None else download(*hub, None)
+    origin = _Examined(folder, str(hub or model), on_hub=hub is not None).original
+    return None if origin == _UNKNOWN else origin
+
+
+def original_by_card(model: HubModel) -> str | None:
+    """The `base_model` in the card of a repository of GGUFs; None if it names none."""
+    try:
+        card = hf_hub_download(model.hub_id, "README.md", revision=model.revision)
+    except Exception:  # the repository has no card, or cannot be reached any more
+        return None
+    named = _card_origin(Path(card).parent)
+    return named if named and _HUB_ID.fullmatch(named) and named != model.hub_id else None
 
 
 def measure_head(model: Model, side: _Side, name: str, decode: Decoder) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ from .head import ARCHITECTURES
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
 from .remote import HubGguf, HubModel, hub_gguf
+from .safetensors import TORCH_PATTERN
 
 _SUFFIX = ".gguf"
 # As llama.cpp's -hf: the mixes to take if none is named.
@@ -168,9 +169,25 @@ def _fits(head: Path, model: Model) -> bool:
     return True
 
 
-def is_cached(files: HubFiles) -> bool:
-    """Whether all files of the model are in the local cache."""
-    return all(_cached(files, name) for name in files.names)
+def cached(files: HubFiles) -> Path | None:
+    """The first shard in the local cache; None unless all shards are there."""
+    paths = [_cached(files, name) for name in files.names]
+    return None if None in paths else paths[0]
+
+
+def weights_of(model: HubModel) -> int:
+    """Bytes of the weights of a checkpoint on the hub; 0 if it has none in a checkpoint's format.
+
+    A repository of GGUFs may have a config.json, too.
+    """
+    _, sizes = _list_files(model)
+    if "config.json" not in sizes:
+        return 0
+    safetensors, torch = (
+        sum(size or 1 for name, size in sizes.items() if fnmatch(name, pattern))
+        for pattern in ("*.safetensors", TORCH_PATTERN)
+    )
+    return safetensors or torch
 
 
 def _cached(files: HubFiles, name: str, cache_dir: str | None = None) -> Path | None:
