@@ -100,7 +100,7 @@ def tune(
 
     tell_crashes()
     say_note()
-    _note_other_kernels(model.name)
+    _note_other_kernels(model)
     note_missing_gpu(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]
@@ -160,7 +160,7 @@ def _note_other_kernels(model: str) -> None:
     """Say so if `serve` runs other kernels than this measures."""
     from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
 
-    with suppress(ServerError):  # no server, or none that answers: `serve` says so
+    with suppress(ServerError):  # no server answers; `serve` says why
         server = ask(find_server(None))
         if server.kernels != kernels():
             typer.echo(

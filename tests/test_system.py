@@ -101,7 +101,6 @@ def test_of_this_machine() -> None:
     assert 0 < system.free_memory() < 1 << 50
 
 
-
 @pytest.mark.parametrize(
     ("machine", "cpuinfo", "runs"),
     [

@@ -25,8 +25,8 @@ from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
 from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 from mtp_gguf.native.exact import kernels
 from mtp_gguf.server.find import VARIABLE
-from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
 from support.commands import invoke
+from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
 
 _HANGS = 120.0  # seconds after which a child is taken to hang
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patched_build import has_kernels
 
-from server.conftest import Files
-from server.test_fused_draft import STEPS
-from server.test_real_server import running
+from support.llama_libraries import has_kernels
+from support.models import Files
+from support.real_server import STEPS, running
 
 pytestmark = pytest.mark.server
 

@@ -180,9 +180,9 @@ class TestRun:
         self, hub: Hub, home: Path, server: Path, free_port: int
     ) -> None:
         """Stopped in the graft it leaves nothing; the same command completes it and serves."""
-        words = ("up", f"{NAME}:Q8_0", "--from", DEMO, "--skip", "tune", "--port", free_port)
-        words = (*words, "--llama-server", server)
-        options = {"env": environment(hub, home), "cwd": home.parent}
+        words: tuple[object, ...] = ("up", f"{NAME}:Q8_0", "--from", DEMO, "--skip", "tune")
+        words = (*words, "--port", free_port, "--llama-server", server)
+        options: dict[str, Any] = {"env": environment(hub, home), "cwd": home.parent}
         hub.stalls, hub.cut_after = True, 1_100_000  # more than is read ahead
         with spawn(*words, **options) as process:
             assert hub.stalled.wait(60)
