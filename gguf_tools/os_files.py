@@ -7,7 +7,6 @@ threads share, so a lock is held meanwhile.
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 # Held while the position of a descriptor matters.
@@ -22,21 +21,13 @@ def open_file(path: Path, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
 
 
-def _read_by_position(fd: int, length: int, offset: int) -> bytes:
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """At most `length` bytes; empty at the end of the file."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, length, offset)
     with position:
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
-
-
-def _write_by_position(fd: int, data: memoryview, offset: int) -> int:
-    with position:
-        os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data)
-
-
-# read_at(fd, length, offset): at most `length` bytes; empty at the end of the file.
-read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_by_position)
-_write_at: Callable[[int, memoryview, int], int] = getattr(os, "pwrite", _write_by_position)
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> int:
@@ -53,7 +44,12 @@ def write_at(fd: int, data: "bytes | memoryview", offset: int) -> None:
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
-        done += _write_at(fd, view[done:], offset + done)
+        if hasattr(os, "pwrite"):
+            done += os.pwrite(fd, view[done:], offset + done)
+            continue
+        with position:
+            os.lseek(fd, offset + done, os.SEEK_SET)
+            done += os.write(fd, view[done:])
 
 
 def lock(fd: int, *, wait: bool = False) -> bool:

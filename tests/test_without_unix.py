@@ -12,13 +12,15 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from mtp_gguf.gguf_tools import os_files
 
 HIDE = """
 import os, signal, sys
 import filelock, numpy, psutil, subprocess, tempfile  # they use what a Unix has
 
-for name in ("fcntl", "grp", "pty", "pwd", "resource", "termios"):
+for name in ("fcntl", "grp", "pty", "pwd", "resource"):
     sys.modules[name] = None
 # What is used on Linux alone, and asks for it, stays: copy_file_range, fstatvfs, sendfile.
 for name in (
@@ -87,8 +89,10 @@ def generated(output: str) -> str:
     return output.rpartition("$ mtp-gguf generate")[2].partition("\n\nkept: ")[0]
 
 
-def test_threads_share_a_descriptor(tmp_path: Path) -> None:
+def test_threads_share_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and writes by position do not disturb each other."""
+    for name in ("pread", "pwrite"):
+        monkeypatch.delattr(os, name)
     path = tmp_path / "file"
     fd = os_files.open_file(path, os.O_RDWR | os.O_CREAT)
     errors = []
@@ -96,8 +100,8 @@ def test_threads_share_a_descriptor(tmp_path: Path) -> None:
     def work(digit: int) -> None:
         data = bytes([digit]) * 1000
         for block in range(digit, 4000, 8):
-            os_files._write_by_position(fd, memoryview(data), block * 1000)
-            if os_files._read_by_position(fd, 1000, block * 1000) != data:
+            os_files.write_at(fd, data, block * 1000)
+            if os_files.read_at(fd, 1000, block * 1000) != data:
                 errors.append(block)
 
     threads = [threading.Thread(target=work, args=(digit,)) for digit in range(8)]
