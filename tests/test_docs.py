@@ -1,10 +1,34 @@
-"""The documentation that is made from the code equals what the code makes."""
+"""The documentation says what the code does: made pages, commands, transcripts and programs."""
 
+from __future__ import annotations
+
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-DOCS = Path(__file__).parent.parent / "docs"
+import pytest
+import typer
+
+from mtp_gguf.cli import app
+from support.commands import invoke
+from support.models import DEMO, ROOT, Models
+
+DOCS = ROOT / "docs"
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "patches" / "README.md",
+]
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+# Figures that depend on the machine's kernels, which round differently at near ties.
+MEASURED = re.compile(r"^(cycles: |accepted by position: ).*")
+# Programs that serve until they are stopped, or use the network; other tests run what they show.
+_NOT_RUN = ("uvicorn.run", "OWNER/NAME")
 
 
 def test_tensors_page_is_the_codes() -> None:
@@ -12,3 +36,152 @@ def test_tensors_page_is_the_codes() -> None:
         [sys.executable, DOCS / "make_tensors.py"], capture_output=True, text=True, check=True
     )
     assert made.stdout == (DOCS / "tensors.md").read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in a language; "" for those that name none."""
+    text = page.read_text(encoding="utf-8")
+    return [code for found, code in BLOCK.findall(text) if found == language]
+
+
+@cache
+def words_of(line: str) -> list[str]:
+    """The words of a command, as bash splits it."""
+    script = f"printf '%s\\0' {line}"
+    done = subprocess.run(["bash", "-fc", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every command line of ours in a page: in its code blocks, and in its text if it has words."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for _, code in BLOCK.findall(text) for line in code.splitlines()]
+    lines += re.findall(r"(?<!`)`([^`\n]*mtp-gguf [^`\n]*)`(?!`)", BLOCK.sub("", text))
+    for line in lines:
+        for part in re.split(r"&&|\|(?=\s)|;\s", line.partition(" #")[0]):
+            words = part.removeprefix("$ ").strip()
+            if match := re.match(r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) )*mtp-gguf +(?=\S)", words):
+                yield words[match.end() :]
+
+
+def parses(words: list[str]) -> str | None:
+    """Why the command line does not accept these words; None if it does. Nothing is run."""
+    group: Any = typer.main.get_command(app)
+    context = typer.Context(group)
+    try:
+        while hasattr(group, "commands") or hasattr(group, "list_commands"):
+            name, group, words = group.resolve_command(context, words)
+        group.make_context(name, [*words], resilient_parsing=False)
+    except typer.Exit:
+        return None  # --help
+    except Exception as error:  # the parser's own, of several kinds
+        return getattr(error, "message", str(error))
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_is_accepted(page: Path) -> None:
+    """Names of commands and options exist, values are possible, and nothing is left out."""
+    wrong = {}
+    for line in commands(page):
+        if re.search(r"…|\.\.\.|\[|<", line):  # a synopsis
+            continue
+        if reason := parses(words_of(line)):
+            wrong[line] = reason
+    assert not wrong
+
+
+def test_commands_are_found() -> None:
+    found = [*commands(ROOT / "README.md")]
+    assert "generate demo.gguf -p $'def is_prime(n):\\n' -n 96 --ctx 512 --depth 3 --stats" in found
+    assert "serve OWNER/NAME:Q4_K_M" in found
+    assert len(found) > 20
+    assert "No such option" in str(parses(["convert", "x", "--no-such"]))
+    assert "No such command" in str(parses(["converts", "x"]))
+
+
+class TestReadme:
+    def test_transcripts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What follows a `$` is what the command prints; `…` stands for any lines."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "demo_model").symlink_to(DEMO)
+        shown = [code for code in blocks(ROOT / "README.md", "") if code.startswith("$ ")]
+        assert len(shown) == 2
+        for transcript in "\n".join(shown).removeprefix("$ ").split("\n$ "):
+            command, _, expected = transcript.partition("\n")
+            result = invoke(*words_of(command)[1:])
+            assert result.exit_code == 0, result.output
+            assert fits(expected.strip("\n"), result.output.strip("\n")), result.output
+
+    def test_the_demo_runs_these_commands(self, tmp_path: Path) -> None:
+        """`mtp-gguf demo` prints the commands of the first transcript, word for word."""
+        printed = invoke("demo", "-o", tmp_path / "demo.gguf").output
+        [first, *_] = [code for code in blocks(ROOT / "README.md", "") if code.startswith("$ ")]
+        shown = [line for line in first.splitlines() if line.startswith("$ mtp-gguf ")]
+        assert len(shown) == 2
+        assert {*shown} <= {*printed.splitlines()}
+
+
+def fits(expected: str, printed: str) -> bool:
+    """Whether a text is as shown, with `…` for any lines and other figures where measured."""
+    lines = [MEASURED.sub(r"\1N", line) for line in expected.splitlines()]
+    pattern = "\n".join(r"(?:.*\n)*?.*" if line == "…" else re.escape(line) for line in lines)
+    text = "\n".join(MEASURED.sub(r"\1N", line) for line in printed.splitlines())
+    return re.fullmatch(pattern, text) is not None
+
+
+def test_what_fits() -> None:
+    assert fits("a\n…\nd", "a\nb\nc\nd")
+    assert fits("a\n…", "a\nb")
+    assert fits("cycles: 27, 3.52 tokens each", "cycles: 28, 3.41 tokens each")
+    assert not fits("a\n…\nc", "a\nb")
+    assert not fits("a", "a\nb")
+
+
+def programs() -> list[Any]:
+    """The Python programs of the pages, other than those of docs/ecosystem.md."""
+    found = []
+    for page in PAGES:
+        if page.name != "ecosystem.md":
+            for number, code in enumerate(blocks(page, "python")):
+                if not any(word in code for word in _NOT_RUN):
+                    found.append(pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("program", programs())
+def test_programs_run(program: str, models: Models, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(models.gguf("demo", "Q4_K_M", "F16"))
+    code = re.sub(r"n_ctx=\d+", "n_ctx=512", program)  # the demo's longest context
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    """Links to files and to headings of other pages."""
+    broken = []
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"https?:|mailto:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings and of its bold questions, as GitHub makes them."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
