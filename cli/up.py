@@ -174,8 +174,7 @@ def _run_all(steps: Sequence[Step], fields: dict[str, Any], as_json: bool) -> No
 def _run(step: Step, fields: dict[str, Any], as_json: bool) -> int:
     """Run a step and return its exit code; with --json, print one object once it serves."""
     if step.name is StepName.DOWNLOAD:
-        hub_id, first, *_ = step.words
-        local_model(f"hf://{hub_id}/{first}")
+        local_model(step.words[0])
         return 0
     from .app import app  # noqa: PLC0415  (the app imports this command)
 

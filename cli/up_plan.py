@@ -12,7 +12,13 @@ from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.head import ARCHITECTURES
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
 from mtp_gguf.gguf_tools.profile import find_profile
-from mtp_gguf.gguf_tools.remote import HubGguf, HubModel, absent_model, hub_gguf
+from mtp_gguf.gguf_tools.remote import (
+    HubGguf,
+    HubModel,
+    absent_model,
+    download_command,
+    hub_gguf,
+)
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.safetensors import checkpoint_files
 from mtp_gguf.gguf_tools.system import PATCHED, usable_cores
@@ -46,7 +52,7 @@ class StepName(str, Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step. words: what follows `mtp-gguf` (for a download: the model's name).
+    """One step. words: what follows `mtp-gguf`, or for a download, the name of the model.
 
     what: what it does, with its size. nbytes: read, or downloaded; None if unknown. seconds:
     estimated; None if it lasts until it is stopped. done: why there is nothing to do; "" if there
@@ -64,7 +70,7 @@ class Step:
     def command(self) -> str:
         """The command that does the same."""
         if self.name is StepName.DOWNLOAD:
-            return shlex.join(["hf", "download", *self.words])
+            return download_command(self.words[0]).removesuffix(" --local-dir .")
         return shlex.join(["mtp-gguf", *self.words])
 
     @property
@@ -201,8 +207,7 @@ def _gguf_on_hub(asked: Asked, name: HubGguf) -> _Made:
     _refuse_corpus(asked)
     done = "it is in the cache" if on_hub.cached(files) else ""
     seconds = size / _DOWNLOAD_RATE
-    words = (files.model.hub_id, *files.names)
-    step = Step(StepName.DOWNLOAD, words, human_bytes(size), size, seconds, done)
+    step = Step(StepName.DOWNLOAD, (str(model),), human_bytes(size), size, seconds, done)
     return _Made((step,), str(model), why_plain=why_plain)
 
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.hub_errors import hub_errors
+from mtp_gguf.gguf_tools.hub_gguf import quant_of
 from mtp_gguf.gguf_tools.remote import HubModel
 from mtp_gguf.gguf_tools.safetensors import (
     INDEX_NAME,
@@ -79,8 +80,8 @@ def _what_it_is(hub_id: str, revision: str | None) -> str:
     at = f"@{revision}" if revision else ""
     if ggufs:
         return (
-            f"{expected} GGUF files; name one, such as hf://{hub_id}{at}/{ggufs[0]}, or use the "
-            "checkpoint that they were made from"
+            f"{expected} GGUF files; name one, such as hf://{hub_id}{at}/{ggufs[0]} or "
+            f"{hub_id}{at}:{quant_of(ggufs[0])}, or use the checkpoint that they were made from"
         )
     if "adapter_config.json" in names:
         base = None

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from huggingface_hub import (
     HfApi,
+    constants,
     scan_cache_dir,
     snapshot_download,
     try_to_load_from_cache,
@@ -31,7 +32,7 @@ from .errors import FormatError, RemoteError, RequestError
 from .head import ARCHITECTURES
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
-from .remote import HubGguf, HubModel, hub_gguf
+from .remote import HubGguf, HubModel, hub_gguf, open_remote_model
 from .safetensors import TORCH_PATTERN
 
 _SUFFIX = ".gguf"
@@ -62,10 +63,6 @@ class HubFiles:
     nbytes: int | None
     beside: tuple[tuple[str, int | None], ...]
 
-    def __str__(self) -> str:
-        """The first shard, in the form that all commands accept."""
-        return str(HubGguf(self.model, self.names[0]))
-
 
 def find(gguf: HubGguf) -> HubFiles:
     """The files that a name means, from the hub's list of files, or offline from the cache.
@@ -84,9 +81,17 @@ def find(gguf: HubGguf) -> HubFiles:
     return HubFiles(gguf.model, commit, names, total, beside)
 
 
-def address(gguf: HubGguf) -> str:
-    """The file that a name means (its first shard), as an address for range requests."""
-    return str(gguf) if gguf.file is not None else str(find(gguf))
+def open_hub_gguf(gguf: HubGguf) -> Model:
+    """Open what a name means: in the cache if it is there, else by range requests of its headers.
+
+    A file that is named is looked for in the cache only if the hub must not be asked.
+    """
+    if gguf.file is None or constants.HF_HUB_OFFLINE:
+        files = find(gguf)
+        if path := cached(files):
+            return open_model(path)
+        gguf = HubGguf(files.model, files.names[0])
+    return open_remote_model(str(gguf))
 
 
 class Folders(NamedTuple):

@@ -28,9 +28,9 @@ def names_gguf(text: str) -> bool:
 def open_any_model(text: str) -> Model:
     """Open the local or remote GGUF that `text` names; of a remote one, only headers are read."""
     if found := hub_gguf(text):
-        from .hub_gguf import address  # noqa: PLC0415  (huggingface_hub is slow to import)
+        from .hub_gguf import open_hub_gguf  # noqa: PLC0415  (huggingface_hub is slow to import)
 
-        return open_remote_model(address(found))
+        return open_hub_gguf(found)
     return open_remote_model(text) if is_remote(text) else open_model(Path(text))
 
 

@@ -188,6 +188,18 @@ class TestReads:
         assert compared.code == 0
         assert not downloaded(home)
 
+    def test_offline_from_the_cache(self, hub: Hub, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        names = (f"{NAME}:F16", f"hf://{NAME}/F16/Demo-F16-00002-of-00003.gguf")
+        [_] = run_commands(hub, home, ("generate", names[0], *TEXT))
+        hub.requests.clear()
+        commands = [("doctor", name, "--json") for name in (*names, f"hf://{NAME}/mtp-Demo.gguf")]
+        *there, missing = run_commands(hub, home, *commands, HF_HUB_OFFLINE="1")
+        assert all(done.fields["can_draft"] for done in there)
+        assert missing.code == 1
+        assert "no such file" in missing.last
+        assert not hub.requests
+
     def test_a_head_measured_against_a_gguf(
         self, hub: Hub, repository: Path, tmp_path: Path
     ) -> None:
@@ -255,6 +267,18 @@ class TestFails:
             assert result.stderr.endswith(f"{text}\n")
             assert result.stderr.count("\n") == 1
         assert not downloaded(home)
+
+    def test_names_that_lead_out_of_the_cache(self, hub: Hub, tmp_path: Path) -> None:
+        hub.claimed = ("../../../evil-Q5_K_M.gguf", "F16/../../../evil-Q6_K.gguf")
+        results = run_commands(
+            hub,
+            tmp_path / "home",
+            *(("generate", f"{NAME}:{quant}", *TEXT[:-1]) for quant in ("Q5_K_M", "Q6_K")),
+            ("generate", f"hf://{NAME}/{hub.claimed[0]}", *TEXT[:-1]),
+        )
+        for result in results:
+            assert result.code == 1
+            assert result.last.endswith(f"there are {NAME}:Q4_K_M, {NAME}:Q8_0, {NAME}:F16")
 
     def test_several_models(self, tmp_path: Path) -> None:
         folder = tmp_path / "files"

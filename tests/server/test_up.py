@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,24 @@ class TestRun:
         assert [*steps(fields)] == ["serve"]
         assert "[1/1] serve" in stderr
 
+    @pytest.mark.server
+    def test_the_example_that_it_prints_runs(
+        self, hub: Hub, home: Path, patched_server: Path, free_port: int
+    ) -> None:
+        """With the real server: convert, serve, and the program for the openai client as it is."""
+        words = ("up", DEMO, "--skip", "tune", "--port", free_port)
+        words = (*words, "--llama-server", patched_server, "--", "-c", "512", "-t", "2")
+        env = environment(hub, home)
+        answers = []
+
+        def try_it(printed: str) -> None:
+            command = [sys.executable, "-c", printed[printed.index("from openai") :]]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+            answers.append(done.stdout)
+
+        until_ready(words, "print(answer", then=try_it, env=env, cwd=home.parent)
+        assert answers[0].strip()
+
     def test_a_failing_step_ends_it(
         self, hub: Hub, home: Path, server: Path, free_port: int
     ) -> None:
@@ -229,8 +248,16 @@ class TestRun:
         assert [path for path in home.parent.iterdir() if path != home] == []
 
 
-def until_ready(words: tuple[object, ...], last: str, **options: Any) -> tuple[str, str]:
-    """Run `up` until it has printed a line that begins with `last`; then stop its server."""
+def until_ready(
+    words: tuple[object, ...],
+    last: str,
+    then: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> tuple[str, str]:
+    """Run `up` until it has printed a line with `last` at an end; then stop its server.
+
+    then: called before that with what was printed.
+    """
     printed = ""
     with spawn(*words, **options) as process:
         assert process.stdout is not None
@@ -238,7 +265,10 @@ def until_ready(words: tuple[object, ...], last: str, **options: Any) -> tuple[s
             printed += line
             if line.startswith(last) or line.rstrip().endswith(last):
                 break
-        process.send_signal(signal.SIGTERM)
+        try:
+            then(printed)
+        finally:
+            process.send_signal(signal.SIGTERM)
         try:
             _, stderr = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:

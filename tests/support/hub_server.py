@@ -85,6 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
                 {"rfilename": name, "size": path.stat().st_size, "blobId": _digest(path)}
                 for name, path in _files(folder)
             ]
+            siblings += [{"rfilename": name, "size": 1} for name in self.served.claimed]
             info = {"id": self.served.model, "sha": commit, "siblings": siblings}
             self._json({**info, "private": False, "gated": False, "tags": []})
         elif verb == "tree":
@@ -154,8 +155,8 @@ class Hub(Loopback):
     kind: "dataset" or "space" for what is not a model.
     token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
     fault: a status to answer everything with. cut_after: bytes of a weights file after which the
-    connection drops, `cuts` times. stalls: it sends nothing after these bytes until `proceed` is
-    set, and sets `stalled`.
+    connection drops, `cuts` times. claimed: further files that its listing names.
+    stalls: it sends nothing after these bytes until `proceed` is set, and sets `stalled`.
     """
 
     handler = _Handler
@@ -168,6 +169,7 @@ class Hub(Loopback):
     fault: int = 0
     cut_after: int = 0
     cuts: int = 0
+    claimed: tuple[str, ...] = ()
     stalls: bool = False
     stalled: Event = field(default_factory=Event)
     proceed: Event = field(default_factory=Event)
