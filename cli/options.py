@@ -64,7 +64,8 @@ HeadFile: TypeAlias = Annotated[
     typer.Option(
         "--head",
         metavar="FILE",
-        help="Take the head from this GGUF, local or on the hub (default: the model's own).",
+        help="Take the head from this GGUF, local or on the hub (default: the model's own, or one "
+        "beside it).",
     ),
 ]
 MtpF16: TypeAlias = Annotated[

@@ -28,8 +28,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import FormatError, RemoteError, RequestError
+from .errors import FormatError, RemoteError
 from .head import ARCHITECTURES
+from .head_files import PREFIX as HEAD_PREFIX
+from .head_files import is_head_of
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
 from .remote import HubGguf, HubModel, hub_gguf, open_remote_model
@@ -40,7 +42,6 @@ _SUFFIX = ".gguf"
 _USUAL = ("Q4_K_M", "Q8_0")
 # Files of a repository that are not models: vision towers, importance matrices.
 _NOT_MODELS = ("mmproj", "imatrix")
-_HEAD_PREFIX = "mtp-"
 _DEFAULT_REVISION = "main"
 _SHOWN = 12  # names in an error message
 
@@ -158,20 +159,9 @@ def _fetch(
             return path, None
         for name, nbytes in files.beside:
             head = _download(files, (name,), nbytes, folders, say)
-            if _fits(head, model):
+            if is_head_of(head, model):
                 return path, head
     return path, None
-
-
-def _fits(head: Path, model: Model) -> bool:
-    try:
-        with open_model(head) as opened:
-            if not opened.report.ready:
-                return False
-            opened.head.check_fit(model.head)
-    except (FormatError, RequestError):
-        return False
-    return True
 
 
 def cached(files: HubFiles) -> Path | None:
@@ -340,7 +330,7 @@ def _models(files: Mapping[str, int | None]) -> list[str]:
     found = []
     for path in sorted(files):
         name = PurePosixPath(path).name
-        is_model = path.endswith(_SUFFIX) and not name.startswith(_HEAD_PREFIX)
+        is_model = path.endswith(_SUFFIX) and not name.startswith(HEAD_PREFIX)
         if not is_model or any(word in name for word in _NOT_MODELS):
             continue
         try:
@@ -373,7 +363,7 @@ def _heads(files: Mapping[str, int | None], model: str) -> list[str]:
         name
         for name in files
         if name.endswith(_SUFFIX)
-        and PurePosixPath(name).name.startswith(_HEAD_PREFIX)
+        and PurePosixPath(name).name.startswith(HEAD_PREFIX)
         and PurePosixPath(name).parent in folders
     ]
     return sorted(

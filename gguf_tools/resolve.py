@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import RequestError
+from .errors import MtpGgufError, RequestError
+from .head_files import heads_beside
 from .model import Model, open_model
 from .remote import download_command, hub_gguf, is_remote, open_remote_model
 
@@ -42,7 +43,8 @@ def local_gguf(
 ) -> LocalGguf:
     """The GGUF that `text` names; one on the hub is downloaded into huggingface_hub's cache.
 
-    with_head: if a model on the hub has no head, download the head-only file beside it, too.
+    with_head: if the model has no head, find the only head-only file beside it that fits; on the
+    hub, download it, too.
     say: called before each download, with its address and size in bytes (None if unknown).
     RemoteError if a download fails; whether a local file exists is not checked.
     """
@@ -55,4 +57,15 @@ def local_gguf(
             f"{text}: expected a local GGUF, or one on the hub; download it first: "
             f"{download_command(text)}"
         )
-    return LocalGguf(Path(text))
+    path = Path(text)
+    return LocalGguf(path, _head_beside(path) if with_head and path.is_file() else None)
+
+
+def _head_beside(path: Path) -> Path | None:
+    """The only head-only file that fits a model without a head; whoever runs it reports faults."""
+    try:
+        with open_model(path) as model:
+            found = [] if model.report.ready else heads_beside(model)
+    except (MtpGgufError, OSError):
+        return None
+    return found[0] if len(found) == 1 else None

@@ -97,8 +97,8 @@ class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
     model_path: a GGUF, or one on the hub (`OWNER/NAME:QUANT`, `hf://OWNER/NAME/FILE`), which is
-    downloaded into huggingface_hub's cache with its shards, and with the head-only file beside it
-    if it has no head.
+    downloaded into huggingface_hub's cache with its shards. If it has no head, but only one
+    head-only file `mtp-*.gguf` beside it fits, that is its head, here as on the hub.
 
     Arguments besides those of llama_cpp.Llama:
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.head_files import heads_beside
 from mtp_gguf.gguf_tools.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
 from mtp_gguf.gguf_tools.sources import what_is_at
@@ -129,16 +130,9 @@ def check_loads(served: ServedModel) -> None:
 
 
 def _heads_beside(model: ModelFile) -> list[ModelFile]:
-    """Head-only files beside the model that fit it, found by the name that publishers use."""
-    found = []
-    for path in sorted(model.path.parent.glob("mtp-*.gguf")):
-        try:
-            head = open_model(path)
-        except FormatError:  # not a usable head; naming it explicitly reports the error
-            continue
-        if head.alone and head.head.ready and head.fits(model):
-            found.append(head)
-    return found
+    """Head-only files beside the model that fit it."""
+    with open_gguf_model(model.path) as opened:
+        return [open_model(path) for path in heads_beside(opened)]
 
 
 def _says(model: ModelFile) -> str:

@@ -99,6 +99,24 @@ class TestRuns:
         assert f"mtp-gguf: download hf://{NAME}/mtp-Demo.gguf, 2.96 MB" in ours.stderr
         assert downloaded(home) == {"Demo-Q8_0.gguf", "mtp-Demo.gguf"}
 
+    def test_the_head_beside_a_local_model(self, repository: Path, tmp_path: Path) -> None:
+        """As on the hub; what does not fit is ignored, and of two that fit, none is chosen."""
+        model = tmp_path / "model.gguf"
+        model.symlink_to(repository / "Demo-Q8_0.gguf")
+        (tmp_path / "mtp-other.gguf").symlink_to(repository / "Demo-Q4_K_M.gguf")
+        (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")
+
+        def drafted() -> bool:
+            result = invoke("generate", model, *TEXT[:-3], "--json")
+            assert result.exit_code == 0, result.output
+            return any(json.loads(result.stdout)["drafted"])
+
+        assert not drafted()
+        (tmp_path / "mtp-model.gguf").symlink_to(repository / "mtp-Demo.gguf")
+        assert drafted()
+        (tmp_path / "mtp-second.gguf").symlink_to(repository / "mtp-Demo.gguf")
+        assert not drafted()
+
     def test_serve_and_its_hf_option(self, hub: Hub, tmp_path: Path) -> None:
         server = write_stand_in(tmp_path / "server")
         options = ("--llama-server", server, "--print-command", "--json")
