@@ -19,9 +19,7 @@ def local_model(model: str, head: str | None = None, *, drafts: bool = True) -> 
             return found
         return LocalGguf(found.path, local_gguf(head, with_head=False, say=_announce).path)
     except KeyboardInterrupt:
-        raise Interrupted(
-            "a download that was not finished continues when the command is repeated"
-        ) from None
+        raise Interrupted("files that are complete stay in the hub's cache") from None
 
 
 def _announce(address: str, nbytes: int | None) -> None:

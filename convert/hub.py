@@ -3,7 +3,6 @@
 That library handles resuming, caching, tokens, HF_ENDPOINT and offline mode.
 """
 
-import glob
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -57,15 +56,21 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
         offline = isinstance(error, LocalEntryNotFoundError)
         if offline and not weight_files(config.parent):
             raise
-        shards = [*WEIGHT_PATTERNS]
+        patterns, shards = [*_SMALL_FILES, *WEIGHT_PATTERNS], []
     else:
         weight_map = read_weight_map(Path(index).parent) or {}
-        shards = sorted(
-            {glob.escape(file) for tensor, file in weight_map.items() if family.wants(tensor, head)}
-        )
-    folder = Path(
-        snapshot_download(hub_id, revision=revision, allow_patterns=[*_SMALL_FILES, *shards])
-    )
+        patterns = _SMALL_FILES
+        shards = sorted({file for name, file in weight_map.items() if family.wants(name, head)})
+    folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
+    for shard in shards:
+        # One by one and in this thread: snapshot_download's threads would finish their files before
+        # Ctrl-C takes effect.
+        try:
+            hf_hub_download(hub_id, shard, revision=folder.name)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            continue  # whoever opens the checkpoint reports it
     if not any(folder.glob("*.safetensors")):
         snapshot_download(hub_id, revision=revision, allow_patterns=[TORCH_PATTERN])
     return folder

@@ -5,7 +5,6 @@ offline mode. A model is downloaded whole: all shards, and the head-only file be
 model has no head.
 """
 
-import glob
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 from huggingface_hub import (
     HfApi,
     constants,
+    hf_hub_download,
     scan_cache_dir,
-    snapshot_download,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
@@ -208,23 +207,17 @@ def _download(
         return cached[0]
     shards = f" and {len(names) - 1} more shards" if len(names) > 1 else ""
     say(f"hf://{model}/{names[0]}{shards}", nbytes)
-    patterns = [glob.escape(name) for name in names]
     with hub_errors(model, RemoteError):
-        folder = Path(
-            snapshot_download(
-                model.hub_id,
-                revision=model.revision,
-                allow_patterns=patterns,
-                **folders._asdict(),
-            )
+        # One by one and in this thread: snapshot_download's threads would finish their files before
+        # Ctrl-C takes effect.
+        first = Path(
+            hf_hub_download(model.hub_id, names[0], revision=model.revision, **folders._asdict())
         )
-    for name in names:
-        if not (folder / name).is_file():
-            raise RemoteError(
-                f"{model}: {name} is missing in the local cache, and the hub did not send it; "
-                "try again"
-            )
-    return folder / names[0]
+        in_cache = folders.local_dir is None
+        commit = first.parents[names[0].count("/")].name if in_cache else files.commit
+        for name in names[1:]:
+            hf_hub_download(model.hub_id, name, revision=commit, **folders._asdict())
+    return first
 
 
 def _list_files(model: HubModel) -> tuple[str | None, dict[str, int | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,6 +184,18 @@ class TestFetches:
         assert hub.cuts == 0
         assert [asked.range for asked in hub.requests if asked.range] == ["bytes=1000-"]
         assert not [*(output.parent / "another home").rglob("*.incomplete")]
+
+    def test_nothing_more_after_an_interrupt(self, hub: Hub, output: Path) -> None:
+        """Ctrl-C takes effect while a file is downloaded, and not after it."""
+        hub.stalls, hub.cut_after = True, 1000
+        with start(hub, output) as process:
+            assert hub.stalled.wait(60)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=30)  # and the hub still sends nothing
+        hub.proceed.set()
+        assert process.returncode == 130
+        assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
+        assert not held(output)
 
 
 class TestFails:
