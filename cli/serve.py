@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -142,6 +143,9 @@ def serve(
             "--example", help="Print a program for the openai client once the server is ready."
         ),
     ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the web page in a browser once it is ready.")
+    ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the command instead of running it.")
     ] = False,
@@ -168,6 +172,8 @@ def serve(
         raise typer.BadParameter("missing argument", param_hint="MODEL")
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
+    if open_page and print_command:
+        raise typer.BadParameter("--open cannot be combined with --print-command")
     if no_draft and (head or depth):
         raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
     ours = {
@@ -199,7 +205,7 @@ def serve(
     if rpc is not None:
         check_rpc_servers(rpc)
     typer.echo(shlex.join(_without_key(command.words)), err=True)
-    raise typer.Exit(_run(command, found.path.name, as_json, example))
+    raise typer.Exit(_run(command, found.path.name, as_json, example, open_page))
 
 
 def _fields(command: ServerCommand) -> dict[str, Any]:
@@ -232,7 +238,19 @@ def _depth(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def _run(command: ServerCommand, name: str, as_json: bool, example: bool) -> int:
+def _open(url: str, server: RunningServer) -> None:
+    """Open the server's web page, or say why not."""
+    if not server.has_page(f"{url}/"):
+        typer.echo(
+            "mtp-gguf: this llama-server has no web page; `mtp-gguf build-server` builds one that "
+            "has it, if npm is installed",
+            err=True,
+        )
+    elif not webbrowser.open(f"{url}/"):
+        typer.echo(f"mtp-gguf: no browser found; open {url} in one", err=True)
+
+
+def _run(command: ServerCommand, name: str, as_json: bool, example: bool, open_page: bool) -> int:
     """Run the server until it ends; return its exit code."""
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
@@ -248,6 +266,8 @@ def _run(command: ServerCommand, name: str, as_json: bool, example: bool) -> int
                 key = "YOUR_KEY" if _without_key(command.words) != [*command.words] else "none"
                 typer.echo(_EXAMPLE.format(address=address, key=key))
             sys.stdout.flush()
+            if open_page:
+                _open(address, server)
             return server.wait()
         code = server.wait()
         for line in server.last_lines():

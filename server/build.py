@@ -26,8 +26,8 @@ import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ TARGETS = ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server")
 LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
 LOG_LINES = 25
 MARKER = "build.json"
+NPM = "npm"  # builds llama-server's web page
 
 # Options for other libraries than these three, and GGML_BACKEND_DL, which builds no libggml-cpu.
 _NO_LIBRARY_OPTION = re.compile(
@@ -70,6 +71,15 @@ class Build:
         """The llama-server."""
         return self.libraries / "llama-server"
 
+    @property
+    def has_page(self) -> bool:
+        """Whether the llama-server contains its web page."""
+        try:
+            made_from = json.loads((self.root / MARKER).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(made_from, dict) and made_from.get("web page") is True
+
 
 class BuildError(ServerError):
     """cmake or a compiler failed. log: the last lines of their output."""
@@ -91,7 +101,7 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
         "-DLLAMA_BUILD_APP=OFF",
-        "-DLLAMA_BUILD_UI=OFF",
+        f"-DLLAMA_BUILD_UI={'ON' if shutil.which(NPM) else 'OFF'}",
         "-DLLAMA_USE_PREBUILT_UI=OFF",  # it would be downloaded
         f"-DLLAMA_BUILD_COMMIT={base().commit[:9]}",  # said by --version
     ]
@@ -267,17 +277,31 @@ def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
     (work / "build" / "bin").rename(collected / "bin")
-    _publish(collected, done, options)
+    _publish(collected, done, options, {"web page": _page_was_built(work / "build")})
 
 
-def _publish(made: Path, done: Path, options: Sequence[str]) -> None:
-    """Add a marker to the folder `made` and rename it to `done`, so that it appears complete."""
+def _page_was_built(objects: Path) -> bool:
+    """Whether npm built the web page; llama.cpp goes on without it if npm fails."""
+    with suppress(OSError):
+        header = (objects / "tools" / "ui" / "ui.h").read_text(encoding="utf-8")
+        return re.search(r"LLAMA_UI_HAS_ASSETS +1\b", header) is not None
+    return False
+
+
+def _publish(
+    made: Path, done: Path, options: Sequence[str], more: Mapping[str, object] | None = None
+) -> None:
+    """Add a marker to the folder `made` and rename it to `done`, so that it appears complete.
+
+    more: what else the marker says.
+    """
     made_from = {
         "llama-cpp-python": base().version,
         "llama.cpp": base().commit,
         "machine": platform.machine(),
         "patches": [patch.name for patch in read_patches()],
         "options": list(options),
+        **(more or {}),
     }
     (made / MARKER).write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
     made.rename(done)

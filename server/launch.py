@@ -101,6 +101,16 @@ class RunningServer:
             time.sleep(_POLL_SECONDS)
         return False
 
+    def has_page(self, url: str) -> bool:
+        """Whether the server has a web page at `url`."""
+        # llama-server has its page compressed only.
+        request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+        try:
+            with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+                return "text/html" in answer.headers.get("Content-Type", "")
+        except (OSError, http.client.HTTPException):
+            return False
+
     def show_log(self) -> None:
         """Write the server's output to the log from now on."""
         with self._tail_lock:

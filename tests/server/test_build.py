@@ -49,6 +49,8 @@ for name in ggml-base ggml-cpu ggml llama; do
     for file in "lib$name.so" "lib$name.dylib" "$name.dll"; do echo "$name" > "$2/bin/$file"; done
 done
 case "$*" in *llama-server*) echo "#!/bin/sh" > "$2/bin/llama-server";; esac
+mkdir -p "$2/tools/ui"
+echo "#define LLAMA_UI_HAS_ASSETS ${CMAKE_PAGE:-}" > "$2/tools/ui/ui.h"
 echo "[4/4] Linking"
 """
 
@@ -296,6 +298,39 @@ def test_libraries_are_made_once_and_the_server_takes_up_their_objects(
     assert root != work
     machine.build_libraries(tmp_path / "three")
     assert len(machine.targets()) == 2
+
+
+@pytest.mark.parametrize("npm", [True, False])
+def test_the_web_page_is_built_where_npm_is(
+    npm: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    which = shutil.which
+    monkeypatch.setattr(
+        shutil,
+        "which",
+        lambda name, **kw: ("npm" if npm else None) if name == "npm" else which(name, **kw),
+    )
+    monkeypatch.setenv("CMAKE_PAGE", "1" if npm else "")
+    result = machine.build()
+    (configured, _) = machine.calls.read_text().splitlines()
+    assert f"-DLLAMA_BUILD_UI={'ON' if npm else 'OFF'}" in configured
+    assert "-DLLAMA_USE_PREBUILT_UI=OFF" in configured  # it would be downloaded
+    assert ("install Node.js, then run `mtp-gguf build-server` again" in result.stderr) != npm
+    found = json.loads(invoke("build-server", "--where", "--json").stdout)
+    assert found["web_page"] is npm
+
+
+def test_a_page_that_npm_cannot_build_is_told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp builds the server without it then."""
+    which = shutil.which
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **kw: name if name == "npm" else which(name, **kw)
+    )
+    result = machine.build()
+    assert result.exit_code == 0
+    assert "has no web page: npm was not there when it was built, or failed" in result.stderr
 
 
 def test_a_server_leaves_its_libraries(machine: Machine, tmp_path: Path) -> None:
