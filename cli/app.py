@@ -37,6 +37,7 @@ _COMMANDS = {
     "fastmtp": _Place(".fastmtp", "app"),
     "up": _Place(".up", "up"),
     "generate": _Place(".generate", "generate"),
+    "chat": _Place(".chat", "chat"),
     "bench": _Place(".bench", "bench"),
     "tune": _Place(".tune", "tune"),
     "serve": _Place(".serve", "serve"),

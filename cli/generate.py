@@ -47,7 +47,7 @@ _SEEDS = (1 << 32) - 1  # llama.cpp's -1, which stands for a random seed
 
 
 # Arguments of MTPLlama, and the options of this command.
-_OPTIONS = {
+OPTION_NAMES = {
     "n_batch:": "--ctx:",
     "n_batch and n_ubatch:": "--ctx:",
     "n_ctx:": "--ctx:",
@@ -254,7 +254,7 @@ def generate(
 
     git diff | mtp-gguf generate model.gguf -f -
     """
-    wanted = _parse_depth(depth)
+    wanted = parse_depth(depth)
     if max_depth is not None and isinstance(wanted, int):
         raise typer.BadParameter("--max-depth is for --depth auto; give --depth alone")
     if grammar_file is not None and json_schema is not None:
@@ -282,7 +282,7 @@ def generate(
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        with spelled(_OPTIONS):
+        with spelled(OPTION_NAMES):
             llm = MTPLlama(
                 str(found.path),
                 depth=wanted,
@@ -364,7 +364,8 @@ def generate(
             sys.stderr.write(f"seed: {seed}\n")
 
 
-def _parse_depth(text: str | None) -> int | Literal["auto"] | None:
+def parse_depth(text: str | None) -> int | Literal["auto"] | None:
+    """Return the value of --depth; None if it is not given."""
     if text is None or text == AUTO:
         return AUTO if text else None
     if not text.isascii() or not text.isdigit() or int(text) > MAX_DEPTH:

@@ -24,11 +24,26 @@ def wanted(stream: IO[str]) -> bool:
     return stream.isatty()
 
 
-def style(origin: int) -> str:
+def style(origin: int, *, dimmed: bool = False) -> str:
     """Return the escape sequence before a token. origin: 0 for the trunk, i for the i-th draft."""
-    if origin == 0:
-        return ""
-    return f"\x1b[4;38;5;{COLORS[min(origin, len(COLORS)) - 1]}m"
+    codes = ["2"] if dimmed else []
+    if origin:
+        codes += ["4", "38", "5", str(COLORS[min(origin, len(COLORS)) - 1])]
+    return f"\x1b[{';'.join(codes)}m" if codes else ""
+
+
+def styled(text: str, origin: int, *, colored: bool, terminal: bool, dimmed: bool = False) -> str:
+    """Return text as it is printed, in the style of its origin if `colored`.
+
+    terminal: escape control characters other than line breaks and tabs.
+    """
+    if terminal:
+        text = text.translate(_SHOWN)
+    before = style(origin, dimmed=dimmed) if colored else ""
+    if not before or not text:
+        return text
+    # A line break inside a style would paint the rest of the line on some terminals.
+    return "\n".join(f"{before}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
 def table(generated: Mapping[int, int], acceptance: Sequence[float], *, colored: bool) -> str:
@@ -58,17 +73,9 @@ class TokenText:
 
     def add(self, piece: bytes, origin: int) -> str:
         """Return the text to print now; a character belongs to the token that completes it."""
-        return self._styled(self._decoder.decode(piece), origin)
+        text = self._decoder.decode(piece)
+        return styled(text, origin, colored=self._colored, terminal=self._terminal)
 
     def end(self) -> str:
         """Return what is left of an incomplete character."""
         return self._decoder.decode(b"", final=True)
-
-    def _styled(self, text: str, origin: int) -> str:
-        if self._terminal:
-            text = text.translate(_SHOWN)
-        before = style(origin) if self._colored else ""
-        if not before or not text:
-            return text
-        # A line break inside a style would paint the rest of the line on some terminals.
-        return "\n".join(f"{before}{line}{RESET}" if line else "" for line in text.split("\n"))

@@ -81,6 +81,24 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
 
     RequestError if the template is invalid; the function raises it, too.
     """
+    render = chat_renderer(template)
+    if render is None:
+        return None
+
+    def write(text: str) -> str:
+        try:
+            return render([{"role": "user", "content": text}])
+        except RequestError as error:
+            raise RequestError(f"{error}; pass --raw to skip it") from None
+
+    return write
+
+
+def chat_renderer(template: str | None) -> Callable[[list[dict[str, str]]], str] | None:
+    """Return a function that renders a conversation with a chat template; None without a template.
+
+    RequestError if the template is invalid; the function raises it, too.
+    """
     from .runtime import llama_cpp  # noqa: PLC0415
 
     if not template:
@@ -92,12 +110,10 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
     except TEMPLATE_ERRORS as error:
         raise RequestError(template_fault(error)) from None
 
-    def write(text: str) -> str:
+    def render(messages: list[dict[str, str]]) -> str:
         try:
-            return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
+            return str(formatter(messages=messages).prompt)
         except Exception as error:  # a template is code from the model file: anything may be raised
-            raise RequestError(
-                f"the model's chat template fails: {error}; pass --raw to skip it"
-            ) from None
+            raise RequestError(f"the model's chat template fails: {error}") from None
 
-    return write
+    return render

@@ -1,0 +1,250 @@
+"""`mtp-gguf chat` on the demo model: through a pipe, and at a terminal as a user types."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.cli.chat import ThinkingText
+from mtp_gguf.cli.token_colors import style
+from support.commands import check_refusal, invoke, spawn, succeed
+from support.models import DEMO, Models
+
+QUESTION = "def is_prime(n):"
+ENDLESS = "1 1 1 1 1 1"  # the demo model goes on with it until the context is full
+OPTIONS = ("--temp", "0", "--ctx", "2048", "--threads", "1")
+PATIENCE = 40.0
+
+
+@pytest.fixture(scope="module")
+def demo(models: Models) -> Path:
+    return models.convert("demo", "--mtp-f16")
+
+
+def piped(model: Path, text: str, *options: object) -> subprocess.CompletedProcess[str]:
+    with spawn("chat", model, *OPTIONS, *options, stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(text, timeout=PATIENCE)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+class Terminal:
+    """A chat in a terminal of its own. output: all that it has shown."""
+
+    def __init__(self, model: Path, *options: object) -> None:
+        self._ours, theirs = pty.openpty()
+        code = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "chat", str(model), *OPTIONS, *map(str, options)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            # Ctrl-C goes to the session whose terminal it is.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )
+        os.close(theirs)
+        self.output = ""
+        self._seen = 0
+
+    def until(self, pattern: str) -> str:
+        """Read on to the next match; what was shown up to its end."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := re.compile(pattern).search(self.output, self._seen)):
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            assert ready, f"{pattern!r} not in {self.output[self._seen :]!r}"
+            self.output += os.read(self._ours, 1 << 16).decode(errors="replace")
+        shown = self.output[self._seen : found.end()]
+        self._seen = found.end()
+        return shown
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def end(self) -> int:
+        """Close the chat as a user does; its exit code."""
+        self.type("\x04")
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+# What prompt_toolkit writes for an empty line that waits for input.
+PROMPT = r"\x1b\[\?2004h[^>]*>[^>]*\x1b\[\?25h"
+
+
+@contextmanager
+def terminal(model: Path, *options: object) -> Iterator[Terminal]:
+    """A chat that waits for the first message."""
+    chat = Terminal(model, *options)
+    try:
+        chat.until("Ctrl-D ends the chat")
+        chat.until(PROMPT)
+        yield chat
+    finally:
+        chat.close()
+
+
+def saved(chat: Terminal, path: Path) -> list[dict[str, str]]:
+    chat.type(f"/save {path}\r")
+    chat.until("written: ")
+    chat.until(PROMPT)
+    messages: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return messages
+
+
+# ------------------------------------------------------------ through a pipe
+
+
+def test_answers_are_those_of_generate_in_the_template(demo: Path) -> None:
+    done = piped(demo, f"{QUESTION}\nhello\n", "--system", "Write.")
+    assert done.returncode == 0, done.stderr
+    parts = ["<|im_start|>system\nWrite.<|im_end|>\n"]
+    answers = []
+    for message in (QUESTION, "hello"):
+        parts.append(f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n")
+        found = json.loads(succeed("generate", demo, "-p", "".join(parts), *OPTIONS, "--json"))
+        answers.append(found["text"].rstrip("\n"))
+        parts.append(f"{answers[-1].strip()}<|im_end|>\n")
+    assert done.stdout == "".join(f"{answer}\n" for answer in answers)
+
+
+def test_commands_and_long_messages_through_a_pipe(demo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    text = f"one\\\ntwo\n\n/save {path}\n/reset\n/nothing\n/stats\n/save {path}\n/save\n/exit\nno\n"
+    done = piped(demo, text, "-n", 3)
+    assert done.returncode == 0, done.stderr
+    messages = json.loads(path.read_text(encoding="utf-8"))
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == "one\ntwo"
+    assert messages[1]["content"] == done.stdout.strip()
+    for said in ("written", "forgotten", "/nothing: no such command", "3 tokens in", "exists"):
+        assert said in done.stderr
+    assert "/save: expected a file" in done.stderr
+
+
+def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
+    done = piped(demo, "hello\n" * 20 + f"{'word ' * 400}\n", "--ctx", "256", "-n", 8)
+    assert "the oldest messages no longer fit the context" in done.stderr
+    assert len(done.stdout.splitlines()) >= 20
+    last = done.stderr.splitlines(keepends=True)[-1]
+    check_refusal(done.returncode, last, "expected fewer than 256 tokens", "raise --ctx")
+
+
+def with_template(folder: Path, template: str | None) -> Path:
+    """The demo model with another chat template."""
+    checkpoint = folder / "checkpoint"
+    shutil.copytree(DEMO, checkpoint)
+    (checkpoint / "chat_template.jinja").unlink()
+    file = checkpoint / "tokenizer_config.json"
+    config = json.loads(file.read_text("utf-8"))
+    del config["chat_template"]
+    more = {} if template is None else {"chat_template": template}
+    file.write_text(json.dumps({**config, **more}), "utf-8")
+    model = folder / "model.gguf"
+    succeed("convert", checkpoint, "-o", model, "--mtp-f16")
+    return model
+
+
+def test_a_model_without_a_template(tmp_path: Path) -> None:
+    result = invoke("chat", with_template(tmp_path, None), *OPTIONS)
+    check_refusal(result.exit_code, result.stderr, "expected a model with a chat template")
+
+
+# ------------------------------------------------------------ at a terminal
+
+
+def test_a_chat_at_a_terminal(demo: Path, tmp_path: Path) -> None:
+    with terminal(demo, "--depth", "2") as chat:
+        chat.type(f"{QUESTION}\r")
+        answer = chat.until(PROMPT)
+        for draft in (1, 2):
+            assert style(draft) in answer
+        chat.type("/stats\r")
+        assert "draft 1" in chat.until("accepted by position[^>]*draft 2")
+        chat.until(PROMPT)
+        chat.type("first\x1b\rsecond\r")  # Alt-Enter
+        chat.until(PROMPT)
+        messages = saved(chat, tmp_path / "chat.json")
+        assert [m["content"] for m in messages[::2]] == [QUESTION, "first\nsecond"]
+        chat.type("/reset\r")
+        chat.until("forgotten")
+        chat.until(PROMPT)
+        assert saved(chat, tmp_path / "empty.json") == []
+        chat.type("/help\r")
+        chat.until("/save FILE")
+        chat.until(PROMPT)
+        assert chat.end() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(demo: Path, tmp_path: Path) -> None:
+    with terminal(demo, "--ctx", "65536", "--no-color") as chat:
+        chat.type(f"{ENDLESS}\r")
+        chat.until("(1 ?){20}|(1, ?){20}|1.{60}")
+        chat.type("\x03")
+        chat.until(PROMPT)
+        chat.type("a line that is cleared\x03")
+        chat.until(PROMPT)
+        messages = saved(chat, tmp_path / "chat.json")
+        assert [m["role"] for m in messages] == ["user", "assistant"]
+        assert 20 < len(messages[1]["content"]) < 60_000
+        assert chat.end() == 0
+
+
+# ------------------------------------------------------------ thinking
+
+
+def test_thinking_is_dimmed_and_not_piped(tmp_path: Path) -> None:
+    """A template that ends with the mark, as Qwen's; the demo model never ends its thinking."""
+    template = json.loads((DEMO / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+    thinking = template.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    assert thinking != template
+    model = with_template(tmp_path, thinking)
+    done = piped(model, f"{QUESTION}\n", "-n", 20)
+    assert (done.returncode, done.stdout) == (0, "\n")
+    with terminal(model, "-n", 20, "--depth", 0) as chat:
+        chat.type(f"{QUESTION}\r")
+        assert style(0, dimmed=True) == "\x1b[2m"
+        assert "\x1b[2m" in chat.until(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "parts"),
+    [
+        ("a</think>b", True, [("a", True), ("b", False)]),
+        ("<think>a</think>b<think>c", False, [("a", True), ("b", False), ("c", True)]),
+        ("</thin", True, [("</thin", True)]),
+        ("a < b </think>", False, [("a < b </think>", False)]),
+        ("x<<think>y", False, [("x<", False), ("y", True)]),
+    ],
+)
+def test_thinking_is_found_wherever_its_marks_are_split(
+    text: str, thinking: bool, parts: Sequence[tuple[str, bool]]
+) -> None:
+    for size in range(1, len(text) + 1):
+        found = ThinkingText(thinking)
+        pieces = [p for i in range(0, len(text), size) for p in found.add(text[i : i + size])]
+        merged: list[tuple[str, bool]] = []
+        for piece, thought in [*pieces, *found.end()]:
+            if merged and merged[-1][1] == thought:
+                merged[-1] = (merged[-1][0] + piece, thought)
+            else:
+                merged.append((piece, thought))
+        assert merged == [*parts], size
