@@ -341,7 +341,7 @@ class MtpHead:
                 f"({_KINDS[ours]}): its head does not fit"
             )
         for key in _SHARED_KEYS[ours]:
-            given, wanted = self._last(key), base._last(key)
+            given, wanted = self.parameter(key), base.parameter(key)
             if given != wanted and None not in (given, wanted):
                 raise RequestError(
                     f"{self._path} has {key} {given}, but {base._path} has {wanted}: "
@@ -505,11 +505,11 @@ class MtpHead:
             )
 
     def _size(self, key: str) -> int:
-        found = self._last(key)
+        found = self.parameter(key)
         return found if isinstance(found, int) else 0
 
-    def _last(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
-        """A hyperparameter: the last entry of a per-layer array, else the value or whole array."""
+    def parameter(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
+        """A hyperparameter of the head: a per-layer array's last entry, else the whole value."""
         full = f"{self.architecture}.{key}"
         if not isinstance(self.file.keys.get(full), ArrayRef):
             return self.file.scalar(full)

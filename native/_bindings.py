@@ -30,7 +30,7 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 4
+API_VERSION = 5
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
@@ -295,6 +295,12 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     int32_t n, bool all_logits);
     lib.mtp_session_decode.restype = c_int32
     lib.mtp_session_decode.argtypes = [c_void_p, c_int32, i32_p, c_int32, c_bool]
+    # mtp_status mtp_session_want_hidden(mtp_session * session);
+    lib.mtp_session_want_hidden.restype = c_int32
+    lib.mtp_session_want_hidden.argtypes = [c_void_p]
+    # mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out, size_t size);
+    lib.mtp_session_get_hidden.restype = c_int32
+    lib.mtp_session_get_hidden.argtypes = [c_void_p, c_int32, f32_p, c_size_t]
     # mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
     #     int32_t * out_tokens, float * out_probs, int32_t * out_n);
     lib.mtp_cycle_begin.restype = c_int32

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._bindings import DEPTH_AUTO, MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
 from ._owner import Owner
@@ -107,6 +108,7 @@ class Session(Owner):
         lib = library()
         self.max_depth = max_depth
         self.head = head  # kept alive
+        self._context = context
         self._lock = threading.Lock()
         self._probabilities = (ctypes.c_float * MAX_DEPTH)()
         params = SessionParams(rollback, max_depth, max_rows, min_rows, max_lookup)
@@ -152,6 +154,23 @@ class Session(Owner):
         ids = np.ascontiguousarray(tokens, np.int32)
         pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         self._call(library().mtp_session_decode, seq, pointer, len(ids), all_logits)
+
+    def want_hidden(self) -> None:
+        """Make hidden states available after each further `decode`, without a head, too."""
+        self._call(library().mtp_session_want_hidden)
+
+    def hidden(self, n: int) -> NDArray[np.float32]:
+        """Return the trunk's hidden states (after the final norm) of the last `n` tokens decoded.
+
+        They must belong to the last batch of `decode`; NativeError otherwise. Shape [n, n_embd].
+        """
+        from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+        model = llama_cpp.llama_get_model(self._context)
+        out = np.empty((max(n, 0), llama_cpp.llama_model_n_embd(model)), np.float32)
+        pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._call(library().mtp_session_get_hidden, n, pointer, out.size)
+        return out
 
     def step(
         self, token: int, depth: Depth = None, seq: int = 0, *, sampler: Any = None

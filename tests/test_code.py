@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("bench", "cli", "convert", "gguf_tools", "native", "server")
+PACKAGES = ("bench", "cli", "convert", "gguf_tools", "native", "server", "train")
 PYTHON = (*PACKAGES, "patches", "tests", "benchmarks", "docs")
 
 
@@ -52,7 +52,8 @@ ALLOWED_IMPORTS = {
     "native": {"gguf_tools"},
     "server": {"gguf_tools"},
     "bench": {"gguf_tools", "native", "server"},
-    "cli": {"bench", "convert", "gguf_tools", "native", "server"},
+    "train": {"gguf_tools", "native"},
+    "cli": {"bench", "convert", "gguf_tools", "native", "server", "train"},
 }
 
 

@@ -32,7 +32,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 4
+#define MTP_API_VERSION 5
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -255,6 +255,15 @@ MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, 
  * the sequence is empty. */
 MTP_API mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens,
                                       int32_t n, bool all_logits);
+
+/* Makes the trunk's hidden states available after each further mtp_session_decode, in a session without a
+ * head, too. */
+MTP_API mtp_status mtp_session_want_hidden(mtp_session * session);
+
+/* Copies the trunk's hidden states (after the final norm) of the last n tokens that mtp_session_decode
+ * decoded. They must belong to its last batch, and no cycle may have followed. out: [n][n_embd]; `size`
+ * is the number of its floats. */
+MTP_API mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out, size_t size);
 
 /* Begins a cycle: drafts, and decodes the token and its drafts.
  * token: the next token of the sequence, not yet decoded.

@@ -212,6 +212,7 @@ void Session::roll_back(int32_t seq) {
 // context's memory was changed from outside.
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
+    hidden_rows_ = 0;
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
@@ -297,6 +298,7 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
             {
                 Stopwatch watch(stats_.prefill_ms);
                 run_trunk(seq, tokens + done, now, all_logits);
+                hidden_rows_ = wants_hidden_ ? now : 0;
                 keep_tail(s, s.length, tokens + done, now);
             }
             s.length += now;
@@ -311,6 +313,23 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
             texts_[size_t(seq)].read(tokens, n);
         }
     });
+}
+
+void Session::want_hidden() {
+    check_idle();
+    trunk_.want_hidden();
+    wants_hidden_ = true;
+}
+
+void Session::get_hidden(int64_t n, float * out, size_t size) const {
+    if (n < 1 || n > hidden_rows_) {
+        throw Error(MTP_ERROR_STATE, format("n: expected 1 to %lld, the tokens of the last batch whose hidden states "
+                                            "are available, found %lld", (long long) hidden_rows_, (long long) n));
+    }
+    const int64_t width = trunk_.n_embd();
+    require_range((long long) size, n * width, n * width, "size");
+    const float * last = trunk_.hidden() + (hidden_rows_ - n) * width;
+    std::copy(last, last + n * width, out);
 }
 
 // Drafts up to `room` tokens from the text, which ends with the cycle's first token, if they promise more

@@ -33,6 +33,8 @@ public:
     // As the functions of the same names in mtp.h.
     int64_t length(int32_t seq) const;
     void decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits);
+    void want_hidden();
+    void get_hidden(int64_t n, float * out, size_t size) const;
     int32_t begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing = nullptr);
     int32_t row(int32_t row);
@@ -146,6 +148,8 @@ private:
     mtp_session_stats stats_ = {};
     std::vector<TextDrafts> texts_;     // one per sequence if max_lookup > 0
     std::vector<Depth> depth_choosers_; // one per sequence, for MTP_DEPTH_AUTO
+    bool wants_hidden_ = false;         // mtp_session_want_hidden
+    int64_t hidden_rows_ = 0;           // tokens of the last decode whose hidden states can be copied
     bool damaged_ = false; // a row's logits were not finite; NaNs may remain in the memory's states
 
     std::unique_ptr<Sampling> sampling_;

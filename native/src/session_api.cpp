@@ -34,6 +34,14 @@ mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t 
     return guard([&] { require(session, "session")->decode(seq, tokens, n, all_logits); });
 }
 
+mtp_status mtp_session_want_hidden(mtp_session * session) {
+    return guard([&] { require(session, "session")->want_hidden(); });
+}
+
+mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out, size_t size) {
+    return guard([&] { require(session, "session")->get_hidden(n, require(out, "out"), size); });
+}
+
 mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens,
                            float * out_probs, int32_t * out_n) {
     return guard([&] {

@@ -1,0 +1,142 @@
+"""The block in PyTorch computes the logits of our draft graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import SPECS
+from surgery.models import edited
+
+from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.model import Metadata, open_model
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
+from mtp_gguf.native.head import Head
+from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor, read_weights
+from mtp_gguf.train.config import BlockConfig
+
+DEPTH = 4
+TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
+# Logits have a standard deviation of 1.1; a wrong norm, position or mask shows as 0.05 to 5.
+# Measured: 0.003 with F32 and F16 weights, all of it from the graph's F16 keys and values.
+CACHE_TOLERANCE = 0.01
+# The graph rounds activations to 8 bits before each product with quantized weights. Root mean
+# square; measured: up to 0.05.
+QUANTIZED_RMS_TOLERANCE = 0.08
+
+
+def logits_of(
+    path: Path, block: MtpBlock, hidden: np.ndarray, tokens: list[int], row: int
+) -> np.ndarray:
+    """The logits of one row of each step, [steps, vocabulary]."""
+    with open_model(path) as model:
+        names = [n for n in ("output.weight", "token_embd.weight") if n in model.tensors]
+        output = read_tensor(model, names[0])
+        embedding = read_rows(model, "token_embd.weight", np.asarray(tokens))
+    with torch.no_grad():
+        batch = (torch.from_numpy(a)[None] for a in (hidden, embedding))
+        steps = block.steps(*batch, DEPTH)
+        return np.stack([state[0, row].numpy() @ output.T for state in steps])
+
+
+def block_of(path: Path, rank: int = 0) -> MtpBlock:
+    with open_model(path) as model:
+        return MtpBlock(BlockConfig.of(model.head), read_weights(model), rank)
+
+
+@pytest.mark.parametrize(
+    ("spec", "quant", "head"),
+    [
+        ("dense-tied", "F32", "F32"),
+        ("dense-untied", "F32", "F16"),
+        ("moe-fused", "F32", "F32"),
+        ("moe-mixed", "F16", "F16"),
+        ("Qwen3.5-1.5M-Chat-v1.1", "F32", "F32"),  # YaRN
+        ("dense-untied", "Q4_K_M", "Q4_K"),
+        ("moe-mixed", "Q4_K_M", "Q8_0"),
+    ],
+)
+def test_logits_equal_the_draft_graphs(models, spec: str, quant: str, head: str) -> None:
+    path = models.gguf(SPECS[spec], "--quant", quant, "--mtp-type", head)
+    n = len(TOKENS)
+    with Head(path, n_threads=1) as drafter:
+        hidden = np.random.default_rng(3).standard_normal((n + DEPTH - 1, drafter.n_embd))
+        hidden = hidden.astype(np.float32)
+        drafted = drafter.draft(TOKENS[1:], hidden[: n - 1], 1, DEPTH, logits=True)
+    # The graph goes on with its drafts, and the block with the same tokens.
+    tokens = [*TOKENS, *drafted.tokens[: DEPTH - 1]]
+    found = logits_of(path, block_of(path), hidden, tokens, n - 2)
+    assert drafted.logits is not None
+    difference = np.abs(found - drafted.logits)
+    if quant == "Q4_K_M":
+        assert np.sqrt(np.mean(difference**2)) < QUANTIZED_RMS_TOLERANCE
+    else:
+        assert difference.max() < CACHE_TOLERANCE
+        assert found.argmax(1).tolist() == drafted.tokens
+
+
+def test_fused_tensors_are_split(models, tmp_path: Path) -> None:
+    path = models.gguf(SPECS["dense-untied"], "--quant", "F32", "--mtp-type", "F32")
+    block = "blk.4."
+
+    def fuse(tensors: dict[str, TensorCopy]) -> None:
+        parts = [tensors.pop(f"{block}attn_{n}.weight") for n in "qkv"]
+        shape = (parts[0].spec.shape[0], sum(p.spec.shape[1] for p in parts))
+        spec = TensorSpec(f"{block}attn_qkv.weight", shape, parts[0].spec.type)
+        data = b"".join(p.source.read(p.offset, p.spec.nbytes) for p in parts if p.source)
+        tensors[spec.name] = TensorCopy(spec, data=data)
+
+    fused = edited(path, tmp_path / "fused.gguf", tensors=fuse)
+    with open_model(path) as apart, open_model(fused) as together:
+        want, found = read_weights(apart), read_weights(together)
+    assert want.keys() == found.keys()
+    assert all(np.array_equal(want[suffix], found[suffix]) for suffix in want)
+
+
+def test_low_rank_starts_where_the_whole_starts(models) -> None:
+    path = models.gguf(SPECS["dense-tied"], "--quant", "F32", "--mtp-type", "F32")
+    whole, low = block_of(path), block_of(path, rank=4)
+    assert all(np.array_equal(a, low.weights()[s]) for s, a in whole.weights().items())
+    count = sum(p.numel() for p in low.parameters())
+    assert count < sum(p.numel() for p in whole.parameters()) / 10
+
+
+@pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
+def test_a_fresh_head_is_the_last_attention_layer(models, spec: str) -> None:
+    path = models.gguf(SPECS[spec], "--quant", "F32", "--no-mtp")
+    with open_model(path) as model:
+        weights = fresh_weights(model, seed=1)
+        layer = read_tensor(model, f"blk.{model.head.trunk_layers - 1}.attn_q.weight")
+        same = fresh_weights(model, seed=1)
+    assert np.array_equal(weights["attn_q.weight"], layer)
+    assert weights["nextn.eh_proj.weight"].std() == pytest.approx(0.02, rel=0.05)
+    assert all(np.array_equal(weights[s], same[s]) for s in weights)
+    whole = models.gguf(SPECS[spec], "--quant", "F32", "--mtp-type", "F32")
+    assert {s: w.shape for s, w in weights.items()} == {
+        s: w.shape for s, w in block_of(whole).weights().items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.head_count", Value(ValueType.U32, 3), "a multiple of 2 KV heads, found 3"),
+        ("attention.head_count_kv", None, "expected a whole number from 1, found no such key"),
+        ("rope.dimension_count", Value(ValueType.U32, 15), "an even number up to 64, found 15"),
+        ("rope.scaling.type", Value(ValueType.STRING, "longrope"), "found 'longrope'"),
+    ],
+)
+def test_wrong_metadata(models, tmp_path: Path, key: str, value: Value | None, words: str) -> None:
+    path = models.gguf(SPECS["dense-tied"], "--quant", "F32")
+
+    def change(metadata: Metadata) -> None:
+        metadata.pop(f"qwen35.{key}", None)
+        if value is not None:
+            metadata[f"qwen35.{key}"] = value
+
+    broken = edited(path, tmp_path / "broken.gguf", metadata=change)
+    with open_model(broken) as model, pytest.raises(FormatError, match=words):
+        BlockConfig.of(model.head)

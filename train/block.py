@@ -1,0 +1,288 @@
+"""The MTP block in PyTorch, as the draft graph (native/src/draft_graph.cpp) computes it.
+
+Shapes: B sequences of T rows, width C, H heads of dimension D in G KV groups. Row i of the first
+step pairs the trunk's hidden state at position i with the embedding of the token at position i + 1,
+whose position it has. Its output predicts the token at position i + 2. In step s (from 0) the
+hidden state is the block's own output of the step before, and everything else moves on by s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX
+from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR, REQUIRED_SUFFIXES
+from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.native import ggml
+
+from .config import BlockConfig, Rope
+
+Weights = dict[str, NDArray[np.float32]]
+
+# Clamping the sum of the experts' shares avoids a division by zero, as in the draft graph.
+_SMALLEST_SHARE = 6.103515625e-5
+_INITIAL_STD = 0.02
+_HEAD_NORM = "nextn.shared_head_norm.weight"
+_NOT_TRAINED = (SHORT_HEAD_SUFFIX, "nextn.embed_tokens.weight")
+
+
+class MtpBlock(nn.Module):
+    """The block's weights, by their suffix in the GGUF, and its unrolled steps.
+
+    weights: F32 arrays, matrices as [out, in]. rank: 0 trains every weight; above 0 trains only a
+    product of two matrices of this rank, which is added to each matrix (LoRA), and the norms.
+    """
+
+    def __init__(
+        self, config: BlockConfig, weights: Mapping[str, NDArray[np.float32]], rank: int = 0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.suffixes = tuple(weights)
+        generator = torch.Generator().manual_seed(0)
+        for suffix, array in weights.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(array, np.float32).copy())
+            key = _key(suffix)
+            if rank == 0 or array.ndim == 1:
+                self.register_parameter(key, nn.Parameter(tensor))
+                continue
+            self.register_buffer(key, tensor)
+            if array.ndim == 2:
+                down = torch.randn(rank, array.shape[1], generator=generator)
+                self.register_parameter(f"{key}_down", nn.Parameter(down / math.sqrt(rank)))
+                self.register_parameter(f"{key}_up", nn.Parameter(torch.zeros(len(array), rank)))
+        frequencies, magnitude = rope_frequencies(config.rope)
+        self.frequencies = torch.from_numpy(frequencies)
+        self.magnitude = magnitude
+
+    def weight(self, suffix: str) -> Tensor:
+        """The current value of a weight."""
+        key = _key(suffix)
+        held: Tensor = getattr(self, key)
+        if hasattr(self, f"{key}_up"):
+            low: Tensor = getattr(self, f"{key}_up") @ getattr(self, f"{key}_down")
+            return held + low
+        return held
+
+    @torch.no_grad()
+    def weights(self) -> Weights:
+        """The current values of all weights, by suffix."""
+        return {s: self.weight(s).detach().float().cpu().numpy() for s in self.suffixes}
+
+    def steps(self, hidden: Tensor, embedding: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield the post-norm states of `count` unrolled steps.
+
+        hidden, embedding: [B, T, C], of the trunk's state and of the token at each position. Step s
+        has T - 1 - s rows; its row i predicts the token at position i + 2 + s.
+        """
+        use = {suffix: self.weight(suffix) for suffix in self.suffixes}
+        cache: list[tuple[Tensor, Tensor]] = []
+        state = hidden
+        for step in range(min(count, hidden.shape[1] - 1)):
+            rows = hidden.shape[1] - 1 - step
+            state = self._step(use, state[:, :rows], embedding[:, step + 1 :], step, cache)
+            yield state
+
+    def _step(
+        self,
+        use: Mapping[str, Tensor],
+        hidden: Tensor,
+        embedding: Tensor,
+        step: int,
+        cache: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        both = torch.cat(
+            (
+                self._norm(embedding, use["nextn.enorm.weight"]),
+                self._norm(hidden, use["nextn.hnorm.weight"]),
+            ),
+            dim=-1,
+        )
+        x = functional.linear(both, use["nextn.eh_proj.weight"])
+        x = x + self._attention(use, self._norm(x, use["attn_norm.weight"]), step, cache)
+        normed = self._norm(x, use["post_attention_norm.weight"])
+        if self.config.experts:
+            x = x + self._mixture(use, normed)
+        else:
+            x = x + _feed_forward(normed, *(use[f"ffn_{n}.weight"] for n in ("gate", "up", "down")))
+        return self._norm(x, use["nextn.shared_head_norm.weight"])
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.eps) * weight
+
+    def _attention(
+        self,
+        use: Mapping[str, Tensor],
+        x: Tensor,
+        step: int,
+        cache: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Attend to what the cache of a draft holds.
+
+        Those are the rows of step 0 up to the row itself, and the same row of each later step.
+        """
+        c = self.config
+        batch, rows, _ = x.shape
+        groups = c.heads // c.kv_heads
+        both = functional.linear(x, use["attn_q.weight"]).view(batch, rows, c.heads, 2, c.head_dim)
+        q, gate = both[..., 0, :], both[..., 1, :]
+        k = functional.linear(x, use["attn_k.weight"]).view(batch, rows, c.kv_heads, c.head_dim)
+        v = functional.linear(x, use["attn_v.weight"]).view(batch, rows, c.kv_heads, c.head_dim)
+        positions = torch.arange(step + 1, step + 1 + rows)[:, None]
+        angles = (positions * self.frequencies).to(x.device)
+        q = self._rotate(self._norm(q, use["attn_q_norm.weight"]), angles).to(v.dtype)
+        k = self._rotate(self._norm(k, use["attn_k_norm.weight"]), angles).to(v.dtype)
+        cache.append((k, v))
+        q = q.view(batch, rows, c.kv_heads, groups, c.head_dim) / math.sqrt(c.head_dim)
+        first_k, first_v = (held[:, :rows] for held in cache[0])
+        scores = torch.einsum("brghd,bkgd->bghrk", q, first_k).float()
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=x.device).tril()
+        scores = scores.masked_fill(~causal, -torch.inf)
+        own = [
+            (q * key[:, :rows, :, None]).float().sum(-1).permute(0, 2, 3, 1)[..., None]
+            for key, _ in cache[1:]
+        ]  # [B, G, H / G, T, 1] each
+        shares = torch.cat((scores, *own), dim=-1).softmax(-1).to(v.dtype)
+        out = torch.einsum("bghrk,bkgd->brghd", shares[..., :rows], first_v)
+        for i, (_, value) in enumerate(cache[1:]):
+            share = shares[..., rows + i].permute(0, 3, 1, 2)[..., None]
+            out = out + share * value[:, :rows, :, None]
+        out = out.reshape(batch, rows, c.heads, c.head_dim) * torch.sigmoid(gate)
+        return functional.linear(out.flatten(2), use["attn_output.weight"])
+
+    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Rotate the first dimensions of each head [B, T, heads, D] by angles [T, pairs]."""
+        half = angles.shape[-1]
+        cos = (angles.cos() * self.magnitude)[:, None]
+        sin = (angles.sin() * self.magnitude)[:, None]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+    def _mixture(self, use: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The selected experts, by their renormalized probabilities, and the shared expert."""
+        c, shape = self.config, x.shape
+        rows = x.reshape(-1, c.width)
+        with torch.autocast(rows.device.type, enabled=False):  # the graph's router is F32
+            router = functional.linear(rows, use["ffn_gate_inp.weight"]).softmax(-1)
+        shares, chosen = router.topk(c.experts_used, dim=-1)
+        shares = shares / shares.sum(-1, keepdim=True).clamp_min(_SMALLEST_SHARE) * c.expert_scale
+        out = torch.zeros_like(rows)
+        names = [f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")]
+        for expert in torch.unique(chosen).tolist():
+            at, slot = (chosen == expert).nonzero(as_tuple=True)
+            part = _feed_forward(rows[at], *(use[name][expert] for name in names))
+            out = out.index_add(0, at, part.float() * shares[at, slot, None])
+        if "ffn_up_shexp.weight" in use:
+            names = [f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")]
+            shared = _feed_forward(rows, *(use[name] for name in names))
+            gate = functional.linear(rows, use["ffn_gate_inp_shexp.weight"].view(1, -1))
+            out = out + shared * torch.sigmoid(gate)
+        return out.view(shape)
+
+
+def _key(suffix: str) -> str:
+    return suffix.removesuffix(".weight").replace(".", "_")
+
+
+def _feed_forward(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    hidden = functional.silu(functional.linear(x, gate)) * functional.linear(x, up)
+    return functional.linear(hidden, down)
+
+
+def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
+    """The angle of each pair per position, and the factor of rotated values, as ggml's rope."""
+    pairs = np.arange(rope.count // 2)
+    plain = rope.base ** (-2.0 * pairs / rope.count)
+    frequencies = plain * rope.scale
+    if rope.yarn:
+        low, high = (
+            rope.count
+            * math.log(rope.trained_context / (beta * 2 * math.pi))
+            / (2 * math.log(rope.base))
+            for beta in (rope.beta_fast, rope.beta_slow)
+        )
+        low, high = max(0, math.floor(low)), min(rope.count - 1, math.ceil(high))
+        ramp = 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)
+        frequencies = frequencies * (1 - ramp) + plain * ramp
+    sector = pairs % sum(rope.sections)
+    rotates = np.zeros(len(pairs), bool)
+    for section, size in enumerate(rope.sections[:3]):
+        rotates |= (sector % 3 == section) & (sector < 3 * size)
+    magnitude = rope.magnitude * (1 + 0.1 * math.log(1 / rope.scale) if rope.yarn else 1)
+    return (frequencies * rotates).astype(np.float32), magnitude
+
+
+# ----------------------------------------------------------------------------- weights
+
+
+def read_weights(model: Model) -> Weights:
+    """The weights of a model's head by suffix, dequantized; RequestError if it is incomplete."""
+    model.head.check_complete()
+    weights = _read_block(model, model.head.suffixes)
+    if _HEAD_NORM not in weights:
+        weights[_HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
+    return weights
+
+
+def _read_block(model: Model, suffixes: Mapping[str, str]) -> Weights:
+    """Tensors of one block by suffix, with fused ones split. suffixes: of the tensors to read."""
+    out: Weights = {}
+    for name, suffix in suffixes.items():
+        if suffix in _NOT_TRAINED:
+            continue
+        array = read_tensor(model, name)
+        if parts := model.head.fused_parts(name):
+            ends = np.cumsum(list(parts.values()))[:-1]
+            for part, rows in zip(parts, np.split(array, ends, axis=-2), strict=True):
+                out[part.split(".", 2)[2]] = np.ascontiguousarray(rows)
+        else:
+            out[suffix] = array
+    return out
+
+
+def read_tensor(model: Model, name: str) -> NDArray[np.float32]:
+    """A whole tensor, dequantized, in NumPy's order of dimensions."""
+    tensor = model.tensors[name]
+    flat = ggml.dequantize(tensor.type, bytes(model.read(name)))
+    return flat.reshape(tensor.shape[::-1])
+
+
+def read_rows(model: Model, name: str, rows: NDArray[Any]) -> NDArray[np.float32]:
+    """The given rows of a matrix, dequantized, [len(rows), row length]."""
+    tensor = model.tensors[name]
+    size = tensor.type.row_bytes(tensor.shape[0])
+    out = np.empty((len(rows), tensor.shape[0]), np.float32)
+    for at, row in enumerate(rows.tolist()):
+        out[at] = ggml.dequantize(tensor.type, bytes(model.read(name, row * size, size)))
+    return out
+
+
+def fresh_weights(model: Model, seed: int) -> Weights:
+    """Weights to start from where there is no head: those of the trunk's last attention layer.
+
+    A full-attention layer of the trunk has the block's shapes. `eh_proj` starts at random.
+    """
+    layers = range(model.head.trunk_layers)
+    found = [i for i in layers if f"blk.{i}.attn_q_norm.weight" in model.tensors]
+    prefix = f"blk.{found[-1]}." if found else " "
+    layer = {n: n.removeprefix(prefix) for n in model.tensors if n.startswith(prefix)}
+    shapes = {s: model.head.shapes[s][::-1] for s in REQUIRED_SUFFIXES[model.head.architecture]}
+    out = {s: w for s, w in _read_block(model, layer).items() if shapes.get(s) == w.shape}
+    random = np.random.default_rng(seed)
+    for suffix, shape in shapes.items():
+        if suffix in out:
+            continue
+        if len(shape) == 1:
+            out[suffix] = np.ones(shape, np.float32)
+        else:
+            out[suffix] = (random.standard_normal(shape) * _INITIAL_STD).astype(np.float32)
+    return out | {_HEAD_NORM: read_tensor(model, OUTPUT_NORM_TENSOR)}
