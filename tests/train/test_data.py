@@ -1,0 +1,154 @@
+"""The trunk's states on disk: collected from texts and answers, resumable, checked."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from surgery.models import succeed
+
+from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.train import collect as collecting
+from mtp_gguf.train.collect import CollectSettings, Texts, Trunk, collect
+from mtp_gguf.train.dataset import INDEX_NAME, DataWriter, Sample, open_data, split_data
+
+TEXT = Path(collecting.__file__).read_text(encoding="utf-8")
+SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = resources.files("mtp_gguf.gguf_tools") / "demo_model"
+    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
+    succeed("convert", folder, "-o", path, "--quant", "F16", "--mtp-f16")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    texts = Texts((TEXT, "short", TEXT[2000:4000]), are_prompts=False)
+    assert collect(demo, folder, texts, SETTINGS, threads=1) >= 700
+    return folder
+
+
+def test_what_is_kept_is_what_the_model_computes(demo: Path, data: Path) -> None:
+    samples = open_data(data, 256)
+    assert 700 <= sum(map(len, samples)) < 800
+    sample = next(s for s in samples if len(s) == 96)
+    options = {"n_ctx": 128, "n_batch": 128, "n_threads": 1, "n_threads_batch": 1}
+    with closing(
+        MTPLlama(str(demo), depth=0, profile=False, logits_all=True, verbose=False, **options)
+    ) as llm:
+        llm.session.want_hidden()
+        llm.eval(sample.tokens.tolist())
+        logits = llm.scores[: len(sample)].astype(np.float64)
+        hidden = llm.session.hidden(len(sample))
+    assert np.array_equal(sample.greedy, logits.argmax(1))
+    # Rounded to F16; the kernels of one batch and of another may differ in the last bits.
+    assert np.abs(sample.hidden - hidden).max() < 0.02
+    assert np.abs(sample.log_sum - np.log(np.exp(logits).sum(1))).max() < 0.01
+
+
+def test_answers_are_the_models_own(demo: Path, tmp_path: Path) -> None:
+    prompts = Texts(("def add(a, b):\n", "class Point:\n"), are_prompts=True)
+    with Trunk(demo, SETTINGS, 1, 0) as trunk:
+        jobs = trunk.jobs(prompts)
+        first, again, sampled = (trunk.run(jobs[i]) for i in (0, 0, 2))
+    assert [(job.group, job.seed is None) for job in jobs] == [
+        (0, True),
+        (1, True),
+        (0, False),
+        (1, False),
+    ]
+    assert np.array_equal(first.tokens, again.tokens)
+    assert np.array_equal(first.hidden, again.hidden)
+    assert not np.array_equal(first.tokens, sampled.tokens)
+    n = len(jobs[0].tokens)
+    assert first.start == n - 1
+    assert np.array_equal(first.greedy[n - 1 : -1], first.tokens[n:])
+    assert not np.array_equal(sampled.greedy[n - 1 : -1], sampled.tokens[n:])
+
+
+def test_an_interrupted_run_goes_on(
+    demo: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = Texts((TEXT, "short", TEXT[2000:4000]), are_prompts=False)
+    monkeypatch.setattr(collecting, "DataWriter", lambda f, k: DataWriter(f, k, 20_000))
+    seen = []
+
+    def stop(tokens: int) -> None:
+        seen.append(tokens)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(demo, tmp_path, texts, SETTINGS, threads=1, progress=stop)
+    assert not json.loads((tmp_path / INDEX_NAME).read_text())["finished"]
+    seen.clear()
+    collect(demo, tmp_path, texts, SETTINGS, threads=1, progress=seen.append)
+    assert seen[0] > 0  # the first run's samples were not read again
+    whole, parts = open_data(data, 256), open_data(tmp_path, 256)
+    assert len(whole) == len(parts)
+    for a, b in zip(whole, parts, strict=True):
+        assert np.array_equal(a.tokens, b.tokens)
+        assert np.array_equal(a.hidden, b.hidden)
+
+
+def test_states_of_something_else_are_refused(demo: Path, data: Path) -> None:
+    other = Texts((TEXT + "\n",), are_prompts=False)
+    with pytest.raises(RequestError, match=r"found others \(different count, text\); choose"):
+        collect(demo, data, other, SETTINGS, threads=1)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "missing", "index", "width"])
+def test_damage_is_found(data: Path, tmp_path: Path, damage: str) -> None:
+    width, words = 256, "expected the shard that data.json describes"
+    for path in data.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = tmp_path / "shard-00000.safetensors"
+    if damage == "bytes":
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+    elif damage == "missing":
+        shard.unlink()
+    elif damage == "index":
+        (tmp_path / INDEX_NAME).write_text('{"format": 1}')
+        words = "is no index of collected states"
+    else:
+        width, words = 128, "expected states of width 128, found"
+    with pytest.raises(FormatError, match=words):
+        open_data(tmp_path, width)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (Texts(("a", ""), False), "texts of 16 tokens or more to learn from, found none in 2"),
+        (Texts((TEXT,), True), r"a prompt has \d+ tokens, expected 1 to 80"),
+        (Texts(("",), True), "a prompt has 0 tokens"),
+    ],
+)
+def test_texts_that_teach_nothing(demo: Path, tmp_path: Path, texts: Texts, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        collect(demo, tmp_path, texts, SETTINGS, threads=1)
+
+
+def test_whole_groups_are_held_out() -> None:
+    def sample(group: int) -> Sample:
+        empty = np.zeros(4, np.int32)
+        return Sample(empty, np.zeros((4, 2), np.float16), empty, np.zeros(4, np.float32), 0, group)
+
+    samples = [sample(group) for group in [*range(25), *range(25)]]
+    train, held = split_data(samples)
+    assert {s.group for s in held} == {9, 19}
+    assert len(train) == 46
+    assert {s.group for s in split_data(samples[:3])[1]} == {2}
+    with pytest.raises(RequestError, match="found 1; give more text"):
+        split_data(samples[:1])

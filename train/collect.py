@@ -1,0 +1,245 @@
+"""Runs the trunk that will draft later and records its hidden states, from texts or own answers.
+
+The states are those that the head will be fed with at run time: of this file's trunk, at its
+quantization, on this machine's kernels.
+"""
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.profile import identify
+from mtp_gguf.native.generate import chat_writer
+from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
+
+from .dataset import DataWriter, Sample
+
+# Tokens whose logits are computed at once: 127 MB for a vocabulary of 248,320.
+_BATCH = 128
+# Shorter pieces at the end of a file are left out: nothing follows their first rows.
+_SHORTEST = 16
+_TOP_P = 0.95
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """How much to collect.
+
+    length: most tokens of a sample. tokens: when to stop. answers: answers to each prompt, the
+    first of them greedy and the others sampled at `temperature`. chat: apply the chat template.
+    """
+
+    length: int = 512
+    tokens: int = 200_000
+    answers: int = 4
+    temperature: float = 0.8
+    seed: int = 1
+    chat: bool = True
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts to read, or prompts to answer. names: what messages call them."""
+
+    texts: tuple[str, ...]
+    are_prompts: bool
+
+    def key(self) -> dict[str, Any]:
+        """What identifies them, without their contents."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        kind = "prompts" if self.are_prompts else "text"
+        return {kind: digest.hexdigest(), "count": len(self.texts)}
+
+
+def data_key(model: Path, texts: Texts, settings: CollectSettings) -> dict[str, Any]:
+    """What collected states depend on."""
+    identity = identify(model)
+    return {
+        "model": identity.fingerprint,
+        "model_bytes": identity.size,
+        **texts.key(),
+        **asdict(settings),
+    }
+
+
+def bytes_needed(width: int, settings: CollectSettings) -> int:
+    """Bytes on disk that collecting takes at most."""
+    return settings.tokens * (2 * width + 12)
+
+
+def collect(
+    model: Path,
+    folder: Path,
+    texts: Texts,
+    settings: CollectSettings,
+    *,
+    threads: int | None = None,
+    gpu_layers: int = 0,
+    seconds: float = float("inf"),
+    progress: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Run the trunk over `texts` and keep its states in `folder`; returns the tokens there.
+
+    Goes on where an interrupted run with the same arguments stopped. seconds: stop after this long.
+    progress: called with the number of tokens on disk so far. RequestError if nothing can be
+    learned from the texts, or a prompt leaves no room for an answer.
+    """
+    writer = DataWriter(folder, data_key(model, texts, settings))
+    if writer.finished:
+        return writer.tokens
+    began = time.monotonic()
+    with Trunk(model, settings, threads, gpu_layers) as trunk:
+        jobs = trunk.jobs(texts)
+        for job in jobs[writer.samples :]:
+            progress(writer.tokens)
+            if writer.tokens >= settings.tokens or time.monotonic() - began > seconds:
+                break
+            writer.add(trunk.run(job))
+    writer.finish()
+    return writer.tokens
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text to read, or a prompt to answer: greedily, or sampled with a seed."""
+
+    tokens: tuple[int, ...]
+    group: int
+    answer: bool = False
+    seed: int | None = None
+
+
+class Trunk:
+    """The trunk of a GGUF, a context manager."""
+
+    def __init__(
+        self, path: Path, settings: CollectSettings, threads: int | None, gpu_layers: int
+    ) -> None:
+        self._settings = settings
+        options: dict[str, Any] = {"n_threads": threads, "n_threads_batch": threads}
+        self._llm = MTPLlama(
+            str(path),
+            depth=0,
+            profile=False,
+            keep_prompt=False,
+            n_ctx=settings.length,
+            n_batch=_BATCH,
+            n_ubatch=_BATCH,
+            n_gpu_layers=gpu_layers,
+            **options,
+        )
+        self._path = path
+        self._n_vocab = self._llm.n_vocab()
+        self._llm.session.want_hidden()
+
+    def __enter__(self) -> "Trunk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm.close()
+
+    def jobs(self, texts: Texts) -> list[Job]:
+        """What to run, in a fixed order that mixes the texts."""
+        made = list(self._answers(texts) if texts.are_prompts else self._pieces(texts))
+        if not made:
+            raise RequestError(
+                f"expected texts of {_SHORTEST} tokens or more to learn from, found none in "
+                f"{len(texts.texts)}"
+            )
+        return made
+
+    def _pieces(self, texts: Texts) -> Iterator[Job]:
+        length = self._settings.length
+        pieces = []
+        for text in texts.texts:
+            tokens = self._tokenize(text)
+            pieces += [tokens[at : at + length] for at in range(0, len(tokens), length)]
+        jobs = [Job(tuple(p), i) for i, p in enumerate(pieces) if len(p) >= _SHORTEST]
+        random.Random(self._settings.seed).shuffle(jobs)
+        return iter(jobs)
+
+    def _answers(self, texts: Texts) -> Iterator[Job]:
+        template = self._llm.metadata.get("tokenizer.chat_template")
+        write = chat_writer(template) if self._settings.chat else None
+        prompts = []
+        for text in texts.texts:
+            tokens = self._tokenize(write(text) if write else text)
+            if not 0 < len(tokens) <= self._settings.length - _SHORTEST:
+                raise RequestError(
+                    f"a prompt has {len(tokens)} tokens, expected 1 to "
+                    f"{self._settings.length - _SHORTEST} (--length, less room for an answer): "
+                    f"{text[:40]!r}"
+                )
+            prompts.append(tuple(tokens))
+        for round_ in range(self._settings.answers):
+            for group, prompt in enumerate(prompts):
+                seed = self._settings.seed + round_ * len(prompts) + group
+                yield Job(prompt, group, answer=True, seed=seed if round_ else None)
+
+    def _tokenize(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        return list(self._llm.tokenize(data, add_bos=False, special=True))
+
+    def run(self, job: Job) -> Sample:
+        """Read a text, or answer a prompt until the text ends or the sample is full."""
+        session = self._llm.session
+        session.remove(0)
+        tokens = list(job.tokens)
+        parts = [self._decode(tokens[at : at + _BATCH]) for at in range(0, len(tokens), _BATCH)]
+        if job.answer and job.seed is not None:
+            session.set_sampling(self._settings.temperature, top_p=_TOP_P, seed=job.seed)
+        while job.answer and len(tokens) < self._settings.length:
+            token = session.argmax() if job.seed is None else session.sample()
+            if self._ends(token):
+                break
+            tokens.append(token)
+            parts.append(self._decode([token]))
+        hidden, greedy, log_sum = (np.concatenate(part) for part in zip(*parts, strict=True))
+        start = len(job.tokens) - 1 if job.answer else 0
+        return Sample(np.asarray(tokens, np.int32), hidden, greedy, log_sum, start, job.group)
+
+    def _decode(
+        self, tokens: Sequence[int]
+    ) -> tuple[NDArray[np.float16], NDArray[np.int32], NDArray[np.float32]]:
+        """Append tokens; their states, the most likely next tokens, and the logits' log-sums."""
+        session, count = self._llm.session, len(tokens)
+        session.decode(tokens, all_logits=True)
+        greedy, log_sum = np.empty(count, np.int32), np.empty(count, np.float32)
+        for i in range(count):
+            pointer = llama_cpp.llama_get_logits_ith(self._llm.ctx, i)
+            logits = np.ctypeslib.as_array(pointer, (self._n_vocab,))
+            greedy[i] = logits.argmax()
+            highest = logits[greedy[i]]
+            log_sum[i] = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
+        hidden = session.hidden(count).astype(np.float16)
+        if not (np.isfinite(log_sum).all() and np.isfinite(hidden).all()):
+            raise RequestError(
+                f"{self._path}: expected finite states and logits, found NaN or infinity; nothing "
+                "can be learned from this trunk"
+            )
+        return hidden, greedy, log_sum
+
+    def _ends(self, token: int) -> bool:
+        vocabulary = llama_cpp.llama_model_get_vocab(self._llm.model)
+        return bool(llama_cpp.llama_vocab_is_eog(vocabulary, token))
+
+
+def width_of(path: Path) -> int:
+    """The width of a model's hidden states."""
+    with open_model(path) as model:
+        found = model.head.parameter("embedding_length")
+    if not isinstance(found, int) or found < 1:
+        raise RequestError(f"{path}: embedding_length: expected a number from 1, found {found!r}")
+    return found

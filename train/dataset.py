@@ -1,0 +1,244 @@
+"""What the trunk computed on a text, in shards on disk.
+
+A folder holds `data.json` and shards in the safetensors format. A shard appears under its name once
+it is complete, and in the index, with its checksum, after that: what a killed run leaves is valid.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError
+from mtp_gguf.gguf_tools.torch_file import open_weights
+
+INDEX_NAME = "data.json"
+SHARD_BYTES = 64 << 20
+_FORMAT = 1
+_HASH_BYTES = 1 << 20
+_DTYPES = {"tokens": "<i4", "greedy": "<i4", "log_sum": "<f4", "hidden": "<f2", "sequences": "<i4"}
+# One group of sequences in so many is held out.
+_HELD_OUT_ONE_IN = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """n tokens that the trunk read from an empty context.
+
+    hidden: [n, width], its states after the final norm. greedy: [n], its most likely next tokens.
+    log_sum: [n], the logarithms of the sums of its exponentiated logits. start: the first position
+    whose next token counts; those before it belong to a prompt. group: what the sequence was made
+    from; sequences of one group are either all trained on or all held out.
+    """
+
+    tokens: NDArray[np.int32]
+    hidden: NDArray[np.float16]
+    greedy: NDArray[np.int32]
+    log_sum: NDArray[np.float32]
+    start: int
+    group: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    name: str
+    sha256: str
+    samples: int
+    tokens: int
+
+
+class DataWriter:
+    """Adds samples to a folder; continues where an earlier run with the same key stopped.
+
+    key: what the samples depend on (model, text, settings). RequestError if the folder holds those
+    of another key. Call `finish` when the last one was added.
+    """
+
+    def __init__(
+        self, folder: Path, key: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        self.folder = folder
+        self._key = dict(key)
+        self._shard_bytes = shard_bytes
+        self._pending: list[Sample] = []
+        self._shards: list[_Shard] = []
+        self.finished = False
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / INDEX_NAME).exists():
+            index = _read_index(folder)
+            differing = sorted(
+                name
+                for name in {*index["key"], *self._key}
+                if index["key"].get(name) != self._key.get(name)
+            )
+            if differing:
+                raise RequestError(
+                    f"{folder}: expected the states of this model and text, found others "
+                    f"(different {', '.join(differing)}); choose another --work folder, or remove "
+                    "this one"
+                )
+            self._shards = [_Shard(**shard) for shard in index["shards"]]
+            self.finished = index["finished"]
+
+    @property
+    def samples(self) -> int:
+        """Samples that are on disk or pending."""
+        return sum(shard.samples for shard in self._shards) + len(self._pending)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(shard.tokens for shard in self._shards) + sum(map(len, self._pending))
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample; a full shard is written."""
+        self._pending.append(sample)
+        if sum(s.hidden.nbytes for s in self._pending) >= self._shard_bytes:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what is pending, and mark the data as complete."""
+        self._flush()
+        self.finished = True
+        self._write_index()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        path = self.folder / f"shard-{len(self._shards):05}.safetensors"
+        arrays = {
+            "tokens": np.concatenate([s.tokens for s in self._pending]),
+            "greedy": np.concatenate([s.greedy for s in self._pending]),
+            "log_sum": np.concatenate([s.log_sum for s in self._pending]),
+            "hidden": np.concatenate([s.hidden for s in self._pending]),
+            "sequences": np.array([(len(s), s.start, s.group) for s in self._pending], np.int32),
+        }
+        partial = path.with_suffix(".partial")
+        try:
+            save_file(arrays, partial)
+            digest = _sha256(partial)
+            os.replace(partial, path)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+        self._shards.append(_Shard(path.name, digest, len(self._pending), len(arrays["tokens"])))
+        self._pending = []
+        self._write_index()
+
+    def _write_index(self) -> None:
+        index = {
+            "format": _FORMAT,
+            "finished": self.finished,
+            "key": self._key,
+            "shards": [asdict(shard) for shard in self._shards],
+        }
+        write_json(self.folder / INDEX_NAME, index)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a small file, which appears at once or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def open_data(folder: Path, width: int) -> list[Sample]:
+    """The samples of a folder, mapped from their files.
+
+    FormatError if a shard is missing, differs from its checksum, or has states of another width.
+    """
+    samples: list[Sample] = []
+    for shard in (_Shard(**entry) for entry in _read_index(folder)["shards"]):
+        path = folder / Path(shard.name).name
+        if not path.is_file() or _sha256(path) != shard.sha256:
+            found = "other bytes" if path.is_file() else "no such file"
+            raise FormatError(
+                f"{path}: expected the shard that {INDEX_NAME} describes, found {found}; remove "
+                f"{folder} to collect again"
+            )
+        samples += _read_shard(path, width)
+    return samples
+
+
+def split_data(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Samples to train on, and held-out ones; RequestError if there are too few groups."""
+    groups = sorted({sample.group for sample in samples})
+    if len(groups) < 2:
+        raise RequestError(
+            f"expected text for two samples or more, one of them held out, found {len(groups)}; "
+            "give more text, or a smaller --length"
+        )
+    held = set(groups[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]) or {groups[-1]}
+    return (
+        [sample for sample in samples if sample.group not in held],
+        [sample for sample in samples if sample.group in held],
+    )
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX_NAME
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        fields = {"format", "finished", "key", "shards"}
+        if not isinstance(index, dict) or set(index) != fields or index["format"] != _FORMAT:
+            raise ValueError("expected format 1")
+        if not isinstance(index["key"], dict):
+            raise ValueError("expected an object as key")
+        for shard in index["shards"]:
+            _Shard(**shard)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError(f"{path}: is no index of collected states ({error})") from None
+    return index
+
+
+def _read_shard(path: Path, width: int) -> Iterator[Sample]:
+    file = open_weights(path)
+    file.source.close()
+    arrays = {}
+    for name, dtype in _DTYPES.items():
+        tensor = file.tensors.get(name)
+        if tensor is None or tensor.nbytes != np.dtype(dtype).itemsize * _count(tensor.shape):
+            raise FormatError(f"{path}: expected {name} as {dtype}, found another tensor or none")
+        arrays[name] = np.memmap(path, dtype, "r", tensor.offset, tensor.shape)
+    hidden, sequences = arrays["hidden"], arrays["sequences"]
+    tokens = len(arrays["tokens"])
+    if hidden.shape != (tokens, width) or sequences.shape[1:] != (3,):
+        raise FormatError(f"{path}: expected states of width {width}, found {list(hidden.shape)}")
+    at = 0
+    for length, start, group in sequences.tolist():
+        end = at + length
+        yield Sample(
+            arrays["tokens"][at:end],
+            hidden[at:end],
+            arrays["greedy"][at:end],
+            arrays["log_sum"][at:end],
+            start,
+            group,
+        )
+        at = end
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
