@@ -34,6 +34,7 @@ _COMMANDS = {
     "graft": _Place(".graft", "graft"),
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
+    "train-head": _Place(".train_head", "train_head"),
     "fastmtp": _Place(".fastmtp", "app"),
     "up": _Place(".up", "up"),
     "generate": _Place(".generate", "generate"),

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,7 +193,7 @@ def calibrate(
     if in_place and output is not None:
         raise typer.BadParameter("--in-place goes with no --output")
     note = _notes(as_json)
-    texts = _prompts(prompts)
+    texts = paragraphs(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
     with open_model(model) as opened:
         check_head(opened)
@@ -221,7 +221,7 @@ def _notes(as_json: bool) -> Callable[[str], None]:
     return lambda text: typer.echo(text, err=as_json)
 
 
-def _prompts(files: list[Path]) -> list[str]:
+def paragraphs(files: Sequence[Path]) -> list[str]:
     """Return the paragraphs of the files; RequestError if there are none."""
     texts = []
     for path in files:

@@ -4,7 +4,7 @@ Each function returns an `OutputSpec` and writes nothing. The trunk's tensors, a
 do not depend on the number of layers, are unchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .draft_list import (
     BEFORE_TOKENIZER,
@@ -24,6 +24,7 @@ from .fastmtp import (
     DraftLayout,
 )
 from .format import ArrayRef, Scalar, Value, ValueType
+from .head import block_of
 from .model import Metadata, Model
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
 
@@ -49,24 +50,46 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
 
     RequestError if the head does not fit or is incomplete, or if the base already has a head.
     """
-    architecture = check_takes_a_head(base)
+    check_takes_a_head(base)
     donor.head.check_complete()
     donor.head.check_fit(base.head)
     if draft is None:
         draft = _carried(donor, base)
-    trunk = base.head.trunk_layers
-    metadata = without_draft_keys(_with_layers(base, architecture, trunk, donor.head.layers))
-    metadata = inserted(metadata, draft, BEFORE_TOKENIZER)
     names = donor.head.names
     if IDS_KEY in draft:
         names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
     head = [TensorCopy.of(donor, name) for name in names]
+    return with_head(base, head, draft, donor.head.layers)
+
+
+def with_head(
+    base: Model, head: Sequence[TensorCopy], keys: Mapping[str, Value], layers: int = 1
+) -> OutputSpec:
+    """`base` with these tensors as its MTP head and draft vocabulary, in place of any it has.
+
+    head: the tensors of `layers` MTP layers, named for this base. keys: of the draft vocabulary,
+    and others to add.
+    """
+    trunk, taken = base.head.trunk_layers, set(base.head.names)
+    metadata = without_draft_keys(_with_layers(base, base.head.architecture, trunk, layers))
     tensors = (
         *(t for t in head if t.name == ID_MAP_TENSOR),
-        *(TensorCopy.of(base, name) for name in base.tensors),
+        *(TensorCopy.of(base, name) for name in base.tensors if name not in taken),
         *(t for t in head if t.name != ID_MAP_TENSOR),
     )
-    return relabelled(base, OutputSpec(metadata, tensors))
+    spec = OutputSpec(inserted(metadata, keys, BEFORE_TOKENIZER), tensors)
+    return relabelled(base, spec)
+
+
+def head_alone(spec: OutputSpec, base: Model) -> OutputSpec:
+    """The head-only file of a model that `with_head` described for `base`."""
+    trunk = base.head.trunk_layers
+    wanted = tuple(
+        t
+        for t in spec.tensors
+        if t.name in (*_SHARED_TENSORS, ID_MAP_TENSOR) or (block_of(t.name) or 0) >= trunk
+    )
+    return OutputSpec(spec.metadata, wanted)
 
 
 def check_takes_a_head(base: Model) -> str:

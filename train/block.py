@@ -225,18 +225,13 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
 
 
 def read_weights(model: Model) -> Weights:
-    """The weights of a model's head by suffix, dequantized; RequestError if it is incomplete."""
+    """The weights of a model's head by suffix, dequantized; fused tensors are split.
+
+    RequestError if the head is incomplete.
+    """
     model.head.check_complete()
-    weights = _read_block(model, model.head.suffixes)
-    if _HEAD_NORM not in weights:
-        weights[_HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
-    return weights
-
-
-def _read_block(model: Model, suffixes: Mapping[str, str]) -> Weights:
-    """Tensors of one block by suffix, with fused ones split. suffixes: of the tensors to read."""
     out: Weights = {}
-    for name, suffix in suffixes.items():
+    for name, suffix in model.head.suffixes.items():
         if suffix in _NOT_TRAINED:
             continue
         array = read_tensor(model, name)
@@ -246,6 +241,8 @@ def _read_block(model: Model, suffixes: Mapping[str, str]) -> Weights:
                 out[part.split(".", 2)[2]] = np.ascontiguousarray(rows)
         else:
             out[suffix] = array
+    if _HEAD_NORM not in out:
+        out[_HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
     return out
 
 
@@ -267,21 +264,16 @@ def read_rows(model: Model, name: str, rows: NDArray[Any]) -> NDArray[np.float32
 
 
 def fresh_weights(model: Model, seed: int) -> Weights:
-    """Weights to start from where there is no head: those of the trunk's last attention layer.
+    """Weights to start from where there is no head: small random matrices, and norms of one.
 
-    A full-attention layer of the trunk has the block's shapes. `eh_proj` starts at random.
+    The head's final norm is the trunk's, whose output matrix it feeds. Starting from the trunk's
+    last attention layer instead was no better: its inputs are others.
     """
-    layers = range(model.head.trunk_layers)
-    found = [i for i in layers if f"blk.{i}.attn_q_norm.weight" in model.tensors]
-    prefix = f"blk.{found[-1]}." if found else " "
-    layer = {n: n.removeprefix(prefix) for n in model.tensors if n.startswith(prefix)}
-    shapes = {s: model.head.shapes[s][::-1] for s in REQUIRED_SUFFIXES[model.head.architecture]}
-    out = {s: w for s, w in _read_block(model, layer).items() if shapes.get(s) == w.shape}
     random = np.random.default_rng(seed)
-    for suffix, shape in shapes.items():
-        if suffix in out:
-            continue
-        if len(shape) == 1:
+    out: Weights = {}
+    for suffix in REQUIRED_SUFFIXES[model.head.architecture]:
+        shape = model.head.shapes[suffix][::-1]
+        if suffix.endswith("norm.weight"):
             out[suffix] = np.ones(shape, np.float32)
         else:
             out[suffix] = (random.standard_normal(shape) * _INITIAL_STD).astype(np.float32)

@@ -5,6 +5,7 @@ quantization, on this machine's kernels.
 """
 
 import hashlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,10 @@ _BATCH = 128
 # Shorter pieces at the end of a file are left out: nothing follows their first rows.
 _SHORTEST = 16
 _TOP_P = 0.95
+# One text or prompt in so many is held out. The trunk itself continues a held-out text greedily,
+# because that is what drafts are measured on at run time.
+_HELD_OUT_ONE_IN = 10
+_BEGINNING, _CONTINUATION = 32, 96  # tokens
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,14 @@ def collect(
 
 @dataclass(frozen=True)
 class Job:
-    """A text to read, or a prompt to answer: greedily, or sampled with a seed."""
+    """A text to read, or a prompt to answer: greedily, or sampled with a seed.
+
+    length: most tokens of prompt and answer; 0 for a text.
+    """
 
     tokens: tuple[int, ...]
-    group: int
-    answer: bool = False
+    held_out: bool
+    length: int = 0
     seed: int | None = None
 
 
@@ -151,42 +159,58 @@ class Trunk:
         self._llm.close()
 
     def jobs(self, texts: Texts) -> list[Job]:
-        """What to run, in a fixed order that mixes the texts."""
+        """What to run: first what is held out, then a fixed order that mixes the texts."""
         made = list(self._answers(texts) if texts.are_prompts else self._pieces(texts))
-        if not made:
+        held = [job for job in made if job.held_out]
+        if len(held) == len(made):
+            kind = "prompts" if texts.are_prompts else f"pieces of text from {_SHORTEST} tokens on"
             raise RequestError(
-                f"expected texts of {_SHORTEST} tokens or more to learn from, found none in "
-                f"{len(texts.texts)}"
+                f"expected two or more {kind}, of which one is held out, found {len(made)} in "
+                f"{len(texts.texts)}; give more text, or a smaller --length"
             )
-        return made
+        return held + [job for job in made if not job.held_out]
 
     def _pieces(self, texts: Texts) -> Iterator[Job]:
         length = self._settings.length
-        pieces = []
+        pieces: list[tuple[int, ...]] = []
         for text in texts.texts:
             tokens = self._tokenize(text)
-            pieces += [tokens[at : at + length] for at in range(0, len(tokens), length)]
-        jobs = [Job(tuple(p), i) for i, p in enumerate(pieces) if len(p) >= _SHORTEST]
-        random.Random(self._settings.seed).shuffle(jobs)
-        return iter(jobs)
+            cut = (tuple(tokens[at : at + length]) for at in range(0, len(tokens), length))
+            pieces += [piece for piece in cut if len(piece) >= _SHORTEST]
+        random.Random(self._settings.seed).shuffle(pieces)
+        room = itertools.accumulate(map(len, pieces), initial=0)
+        pieces = [
+            p for p, before in zip(pieces, room, strict=False) if before < self._settings.tokens
+        ]
+        for piece, held_out in zip(pieces, _held_out(len(pieces)), strict=True):
+            if held_out:
+                beginning = piece[: min(_BEGINNING, length // 2)]
+                yield Job(beginning, True, min(_BEGINNING + _CONTINUATION, length))
+            else:
+                yield Job(piece, False)
 
     def _answers(self, texts: Texts) -> Iterator[Job]:
         template = self._llm.metadata.get("tokenizer.chat_template")
         write = chat_writer(template) if self._settings.chat else None
+        length = self._settings.length
         prompts = []
         for text in texts.texts:
             tokens = self._tokenize(write(text) if write else text)
-            if not 0 < len(tokens) <= self._settings.length - _SHORTEST:
+            if not 0 < len(tokens) <= length - _SHORTEST:
                 raise RequestError(
-                    f"a prompt has {len(tokens)} tokens, expected 1 to "
-                    f"{self._settings.length - _SHORTEST} (--length, less room for an answer): "
-                    f"{text[:40]!r}"
+                    f"a prompt has {len(tokens)} tokens, expected 1 to {length - _SHORTEST} "
+                    f"(--length, less room for an answer): {text[:40]!r}"
                 )
             prompts.append(tuple(tokens))
-        for round_ in range(self._settings.answers):
-            for group, prompt in enumerate(prompts):
-                seed = self._settings.seed + round_ * len(prompts) + group
-                yield Job(prompt, group, answer=True, seed=seed if round_ else None)
+        most = max(1, self._settings.tokens // (_HELD_OUT_ONE_IN * length))
+        held_out = _held_out(len(prompts), most)
+        for answer in range(self._settings.answers):
+            for i, prompt in enumerate(prompts):
+                seed = self._settings.seed + answer * len(prompts) + i
+                if not answer:
+                    yield Job(prompt, held_out[i], length)
+                elif not held_out[i]:
+                    yield Job(prompt, False, length, seed)
 
     def _tokenize(self, text: str) -> list[int]:
         data = text.encode("utf-8", "replace")
@@ -198,17 +222,17 @@ class Trunk:
         session.remove(0)
         tokens = list(job.tokens)
         parts = [self._decode(tokens[at : at + _BATCH]) for at in range(0, len(tokens), _BATCH)]
-        if job.answer and job.seed is not None:
+        if job.seed is not None:
             session.set_sampling(self._settings.temperature, top_p=_TOP_P, seed=job.seed)
-        while job.answer and len(tokens) < self._settings.length:
+        while len(tokens) < job.length:
             token = session.argmax() if job.seed is None else session.sample()
             if self._ends(token):
                 break
             tokens.append(token)
             parts.append(self._decode([token]))
         hidden, greedy, log_sum = (np.concatenate(part) for part in zip(*parts, strict=True))
-        start = len(job.tokens) - 1 if job.answer else 0
-        return Sample(np.asarray(tokens, np.int32), hidden, greedy, log_sum, start, job.group)
+        start = len(job.tokens) - 1 if job.length else 0
+        return Sample(np.asarray(tokens, np.int32), hidden, greedy, log_sum, start, job.held_out)
 
     def _decode(
         self, tokens: Sequence[int]
@@ -234,6 +258,12 @@ class Trunk:
     def _ends(self, token: int) -> bool:
         vocabulary = llama_cpp.llama_model_get_vocab(self._llm.model)
         return bool(llama_cpp.llama_vocab_is_eog(vocabulary, token))
+
+
+def _held_out(count: int, most: int | None = None) -> list[bool]:
+    """Which of `count` texts are held out: one in ten, or the last of a few; at most `most`."""
+    every = min(_HELD_OUT_ONE_IN, max(count, 1))
+    return [i % every == every - 1 and (most is None or i < most * every) for i in range(count)]
 
 
 def width_of(path: Path) -> int:

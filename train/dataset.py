@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,15 @@ SHARD_BYTES = 64 << 20
 _FORMAT = 1
 _HASH_BYTES = 1 << 20
 _DTYPES = {"tokens": "<i4", "greedy": "<i4", "log_sum": "<f4", "hidden": "<f2", "sequences": "<i4"}
-# One group of sequences in so many is held out.
-_HELD_OUT_ONE_IN = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """n tokens that the trunk read from an empty context.
+    """n tokens that the trunk read from an empty context on.
 
     hidden: [n, width], its states after the final norm. greedy: [n], its most likely next tokens.
     log_sum: [n], the logarithms of the sums of its exponentiated logits. start: the first position
-    whose next token counts; those before it belong to a prompt. group: what the sequence was made
-    from; sequences of one group are either all trained on or all held out.
+    whose next token counts; those before it belong to a prompt. held_out: for measuring only.
     """
 
     tokens: NDArray[np.int32]
@@ -43,7 +41,7 @@ class Sample:
     greedy: NDArray[np.int32]
     log_sum: NDArray[np.float32]
     start: int
-    group: int
+    held_out: bool
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,7 +71,6 @@ class DataWriter:
         self._pending: list[Sample] = []
         self._shards: list[_Shard] = []
         self.finished = False
-        folder.mkdir(parents=True, exist_ok=True)
         if (folder / INDEX_NAME).exists():
             index = _read_index(folder)
             differing = sorted(
@@ -115,13 +112,14 @@ class DataWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
+        self._make_folder()
         path = self.folder / f"shard-{len(self._shards):05}.safetensors"
         arrays = {
             "tokens": np.concatenate([s.tokens for s in self._pending]),
             "greedy": np.concatenate([s.greedy for s in self._pending]),
             "log_sum": np.concatenate([s.log_sum for s in self._pending]),
             "hidden": np.concatenate([s.hidden for s in self._pending]),
-            "sequences": np.array([(len(s), s.start, s.group) for s in self._pending], np.int32),
+            "sequences": np.array([(len(s), s.start, s.held_out) for s in self._pending], np.int32),
         }
         partial = path.with_suffix(".partial")
         try:
@@ -133,6 +131,12 @@ class DataWriter:
         self._shards.append(_Shard(path.name, digest, len(self._pending), len(arrays["tokens"])))
         self._pending = []
         self._write_index()
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.folder}: cannot be made: {error.strerror}") from None
 
     def _write_index(self) -> None:
         index = {
@@ -172,19 +176,27 @@ def open_data(folder: Path, width: int) -> list[Sample]:
     return samples
 
 
+def remove_data(folder: Path, *others: str) -> None:
+    """Remove the files of a folder of samples, and the folder if nothing else is in it.
+
+    others: names of more files to remove.
+    """
+    for path in [*folder.glob("shard-*"), *(folder / name for name in (INDEX_NAME, *others))]:
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def split_data(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Samples to train on, and held-out ones; RequestError if there are too few groups."""
-    groups = sorted({sample.group for sample in samples})
-    if len(groups) < 2:
+    """Samples to train on, and held-out ones; RequestError if either is missing."""
+    train = [sample for sample in samples if not sample.held_out]
+    held = [s for s in samples if s.held_out and len(s) > s.start + 1]
+    if not train or not held:
         raise RequestError(
-            f"expected text for two samples or more, one of them held out, found {len(groups)}; "
-            "give more text, or a smaller --length"
+            f"expected samples to train on and to measure with, found {len(train)} and "
+            f"{len(held)}; give more text, or a smaller --length"
         )
-    held = set(groups[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]) or {groups[-1]}
-    return (
-        [sample for sample in samples if sample.group not in held],
-        [sample for sample in samples if sample.group in held],
-    )
+    return train, held
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -219,7 +231,7 @@ def _read_shard(path: Path, width: int) -> Iterator[Sample]:
     if hidden.shape != (tokens, width) or sequences.shape[1:] != (3,):
         raise FormatError(f"{path}: expected states of width {width}, found {list(hidden.shape)}")
     at = 0
-    for length, start, group in sequences.tolist():
+    for length, start, held_out in sequences.tolist():
         end = at + length
         yield Sample(
             arrays["tokens"][at:end],
@@ -227,7 +239,7 @@ def _read_shard(path: Path, width: int) -> Iterator[Sample]:
             arrays["greedy"][at:end],
             arrays["log_sum"][at:end],
             start,
-            group,
+            bool(held_out),
         )
         at = end
 

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from native_trunk import Trunk, opened_session
 
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.session import Session
+from support.native_trunk import Trunk, opened_session
 
 TOKENS = [int(t) for t in np.random.PCG64(5).random_raw(90) % np.uint64(900)]
 # The states have a standard deviation of 1. Measured: 2e-3 (the trunk's F16 KV cache); the state of

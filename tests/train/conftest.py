@@ -1,15 +1,9 @@
-"""Converted files, made once a session."""
+"""One thread for PyTorch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from surgery.models import Models
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import pytest
-from surgery.models import succeed
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.train import collect as collecting
 from mtp_gguf.train.collect import CollectSettings, Texts, Trunk, collect
 from mtp_gguf.train.dataset import INDEX_NAME, DataWriter, Sample, open_data, split_data
+from support.models import Models
 
 TEXT = Path(collecting.__file__).read_text(encoding="utf-8")
 SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = resources.files("mtp_gguf.gguf_tools") / "demo_model"
-    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
-    succeed("convert", folder, "-o", path, "--quant", "F16", "--mtp-f16")
-    return path
+def demo(models: Models) -> Path:
+    return models.gguf("demo", "F16", "F16")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +36,7 @@ def data(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_kept_is_what_the_model_computes(demo: Path, data: Path) -> None:
     samples = open_data(data, 256)
     assert 700 <= sum(map(len, samples)) < 800
-    sample = next(s for s in samples if len(s) == 96)
+    sample = next(s for s in samples if len(s) == 96 and not s.held_out)
     options = {"n_ctx": 128, "n_batch": 128, "n_threads": 1, "n_threads_batch": 1}
     with closing(
         MTPLlama(str(demo), depth=0, profile=False, logits_all=True, verbose=False, **options)
@@ -59,20 +55,28 @@ def test_answers_are_the_models_own(demo: Path, tmp_path: Path) -> None:
     prompts = Texts(("def add(a, b):\n", "class Point:\n"), are_prompts=True)
     with Trunk(demo, SETTINGS, 1, 0) as trunk:
         jobs = trunk.jobs(prompts)
-        first, again, sampled = (trunk.run(jobs[i]) for i in (0, 0, 2))
-    assert [(job.group, job.seed is None) for job in jobs] == [
-        (0, True),
-        (1, True),
-        (0, False),
-        (1, False),
-    ]
+        first, again, sampled = (trunk.run(jobs[i]) for i in (1, 1, 2))
+    assert [(job.held_out, job.seed) for job in jobs] == [(True, None), (False, None), (False, 3)]
+    assert jobs[1].tokens == jobs[2].tokens != jobs[0].tokens
     assert np.array_equal(first.tokens, again.tokens)
     assert np.array_equal(first.hidden, again.hidden)
     assert not np.array_equal(first.tokens, sampled.tokens)
-    n = len(jobs[0].tokens)
+    n = len(jobs[1].tokens)
     assert first.start == n - 1
     assert np.array_equal(first.greedy[n - 1 : -1], first.tokens[n:])
     assert not np.array_equal(sampled.greedy[n - 1 : -1], sampled.tokens[n:])
+
+
+def test_held_out_texts_are_continued_greedily(data: Path) -> None:
+    train, held = split_data(open_data(data, 256))
+    assert train
+    assert held
+    assert all(s.start == 0 for s in train)
+    for sample in held:
+        assert sample.start == 31
+        assert np.array_equal(sample.greedy[31:-1], sample.tokens[32:])
+    read = {tuple(s.tokens[:32].tolist()) for s in train}
+    assert not read & {tuple(s.tokens[:32].tolist()) for s in held}
 
 
 def test_an_interrupted_run_goes_on(
@@ -130,7 +134,9 @@ def test_damage_is_found(data: Path, tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (Texts(("a", ""), False), "texts of 16 tokens or more to learn from, found none in 2"),
+        (Texts(("a", ""), False), r"pieces of text from 16 tokens on, .* found 0 in 2"),
+        (Texts((TEXT[:200],), False), r"pieces of text from 16 tokens on, .* found 1 in 1"),
+        (Texts(("def f():\n",), True), r"two or more prompts, .* found 1 in 1"),
         (Texts((TEXT,), True), r"a prompt has \d+ tokens, expected 1 to 80"),
         (Texts(("",), True), "a prompt has 0 tokens"),
     ],
@@ -140,15 +146,14 @@ def test_texts_that_teach_nothing(demo: Path, tmp_path: Path, texts: Texts, word
         collect(demo, tmp_path, texts, SETTINGS, threads=1)
 
 
-def test_whole_groups_are_held_out() -> None:
-    def sample(group: int) -> Sample:
-        empty = np.zeros(4, np.int32)
-        return Sample(empty, np.zeros((4, 2), np.float16), empty, np.zeros(4, np.float32), 0, group)
+def test_what_is_held_out() -> None:
+    def sample(held_out: bool, length: int = 4) -> Sample:
+        ints, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
+        return Sample(ints, np.zeros((length, 2), np.float16), ints, floats, 0, held_out)
 
-    samples = [sample(group) for group in [*range(25), *range(25)]]
+    samples = [sample(False), sample(True), sample(True, length=1)]
     train, held = split_data(samples)
-    assert {s.group for s in held} == {9, 19}
-    assert len(train) == 46
-    assert {s.group for s in split_data(samples[:3])[1]} == {2}
-    with pytest.raises(RequestError, match="found 1; give more text"):
-        split_data(samples[:1])
+    assert (train, held) == (samples[:1], samples[1:2])
+    for some in (samples[:1], samples[1:2], [samples[0], samples[2]]):
+        with pytest.raises(RequestError, match="give more text"):
+            split_data(some)

@@ -1,0 +1,257 @@
+"""`mtp-gguf train-head`."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.output import check_output
+
+from .fastmtp import paragraphs
+from .options import (
+    HEAD,
+    AsJson,
+    FastMtp,
+    GpuLayers,
+    MtpF16,
+    Overwrite,
+    Threads,
+    note_missing_gpu,
+)
+from .progress import reports_errors
+from .written import file_fields, output_path, report_file
+
+_SAFETENSORS = ".safetensors"
+
+
+@reports_errors
+def train_head(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF whose trunk will run (any shard).")
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", metavar="FILE…", help="Train on these text files."),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-f",
+            "--prompt-file",
+            metavar="FILE…",
+            help="Train on the model's answers to the prompts in these files, separated by blank "
+            "lines.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
+            "(default: MODEL-tuned.gguf).",
+        ),
+    ] = None,
+    head_from: Annotated[
+        str | None,
+        typer.Option(
+            "--head-from",
+            metavar="MODEL",
+            rich_help_panel=HEAD,
+            help="Start from this head: a GGUF, or a checkpoint (folder, OWNER/NAME).",
+        ),
+    ] = None,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", rich_help_panel=HEAD, help="Start from random weights."),
+    ] = False,
+    mtp_f16: MtpF16 = False,
+    mtp_type: Annotated[
+        str | None,
+        typer.Option(
+            "--mtp-type",
+            rich_help_panel=HEAD,
+            help="Store the head's matrices in this type (default: that of MODEL's head, or Q8_0).",
+        ),
+    ] = None,
+    head_only: Annotated[
+        bool,
+        typer.Option(
+            "--head-only", rich_help_panel=HEAD, help="Write only the head, to use with --head."
+        ),
+    ] = False,
+    fastmtp: FastMtp = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0.01,
+            help="Finish in about N minutes (default: when nothing is gained any more).",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=256, help="Train on at most N tokens.")
+    ] = 200_000,
+    length: Annotated[
+        int, typer.Option("--length", min=32, max=8192, help="Cut the text into N tokens.")
+    ] = 512,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
+    ] = False,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=8, help="Train drafts of up to N tokens.")
+    ] = 4,
+    epochs: Annotated[
+        float, typer.Option("--epochs", min=0.01, help="Train on each token at most N times.")
+    ] = 8.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", min=0.0, help="Highest learning rate (default: 0.25 / width of the model)."
+        ),
+    ] = None,
+    rank: Annotated[
+        int,
+        typer.Option(
+            "--rank", min=0, help="Train low-rank changes (LoRA) of this rank; 0: all weights."
+        ),
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Seed all random numbers.")
+    ] = 1,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Train on this PyTorch device (default: a GPU, or cpu)."),
+    ] = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            "--work",
+            metavar="FOLDER",
+            help="Keep the trunk's states and checkpoints here (default: OUTPUT.train, removed "
+            "at the end).",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the MTP head of a GGUF for its trunk, quantized as it is.
+
+    The trunk reads your texts, or answers your prompts (which is the better data), and its states
+    are kept on disk. The head learns to predict what this trunk says, several tokens ahead. Use it
+    for a fine-tune with the head of its base model, for a trunk that lost its head, for strong
+    quantization, and for small draft vocabularies. The trunk's tensors are not changed.
+
+    An interrupted run goes on where it stopped when the same command is given again.
+    docs/train.md says how much text and time it takes, and when it cannot help.
+
+    **Examples**
+
+    mtp-gguf train-head model.gguf --text src/*.py -o model-tuned.gguf
+
+    mtp-gguf train-head finetune.gguf --head-from Qwen/Qwen3.5-4B -f prompts.txt --minutes 60
+
+    mtp-gguf train-head headless.gguf --from-scratch --text notes/*.md --fastmtp 16384
+    """
+    if bool(text) == bool(prompts):
+        raise typer.BadParameter("expected either --text or --prompt-file")
+    if head_from and from_scratch:
+        raise typer.BadParameter("--head-from and --from-scratch contradict each other")
+    if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
+        raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
+    files = [*(text or ()), *(prompts or ())]
+    target = output_path(output, model, "{}-tuned")
+    if target.suffix == _SAFETENSORS and (head_only or mtp_f16 or mtp_type or fastmtp):
+        raise typer.BadParameter("the options of the GGUF's head do not apply to a .safetensors")
+    for name in ("torch", "safetensors"):
+        if find_spec(name) is None:
+            raise RequestError(
+                f"train-head: expected {name}, which is not installed; "
+                'pip install "mtp-gguf[train]"'
+            )
+    check_output(target, [model, *files], overwrite)
+    note_missing_gpu(gpu_layers)
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+
+    from .train_head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)
+
+    tell_crashes()
+    job = Job(
+        model=model,
+        texts=_texts(text) if text else tuple(paragraphs(prompts or [])),
+        are_prompts=not text,
+        files=len(files),
+        target=target,
+        start=Start(head_from, from_scratch),
+        head_type="F16" if mtp_f16 else mtp_type,
+        head_only=head_only,
+        fastmtp=fastmtp,
+        minutes=minutes,
+        tokens=tokens,
+        length=length,
+        chat=not raw,
+        steps=steps,
+        epochs=epochs,
+        rate=rate,
+        rank=rank,
+        seed=seed,
+        device=device,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        work=work,
+        as_json=as_json,
+    )
+    fields = run(job)
+    if as_json:
+        head = {} if target.suffix == _SAFETENSORS else file_fields(target)
+        typer.echo(json.dumps({"path": str(target), **head, **fields}, indent=1))
+        return
+    for line in _report(fields):
+        typer.echo(line)
+    if target.suffix == _SAFETENSORS:
+        typer.echo(f"{target}: mtp.* tensors; put it beside the checkpoint's config.json")
+    else:
+        report_file(target, None if head_only else "mtp-gguf tune {}")
+    if job.folder.exists():
+        typer.echo(f"kept: {shlex.quote(str(job.folder))}")
+
+
+def _texts(files: Sequence[Path]) -> tuple[str, ...]:
+    texts = []
+    for path in files:
+        try:
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise RequestError(f"--text: {path}: cannot be read: {error.strerror}") from None
+    if not any(text.strip() for text in texts):
+        raise RequestError(f"--text: no text in {', '.join(map(str, files))}")
+    return tuple(texts)
+
+
+def _report(fields: dict[str, Any]) -> list[str]:
+    """Return the lines on acceptance and speed."""
+    lines = []
+    for name, title in (("before", "before"), ("after", "after")):
+        if rates := fields["acceptance"][name]:
+            shown = " / ".join(f"{rate:.0%}" for rate in rates)
+            lines.append(f"accepts {title} training: {shown} of drafts 1 / 2 / … (greedy)")
+    lines.append(
+        f"trained {fields['steps']} steps on {fields['tokens']} tokens in "
+        f"{fields['seconds'] / 60:.1f} min, best at step {fields['best_step']}: {fields['stopped']}"
+    )
+    if speed := fields["predicted_speedup"]:
+        lines.append(
+            f"predicted speed on this machine: {speed['after']:.2f} times that without drafting"
+            + (f" (before: {speed['before']:.2f})" if speed["before"] else "")
+            + f", at depth {speed['depth']}"
+        )
+    if not fields["improved"]:
+        lines.append("note: nothing was gained, so the head is the one that training started from")
+    return lines

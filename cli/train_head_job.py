@@ -1,0 +1,432 @@
+"""The steps of `mtp-gguf train-head`: collect, train, write, measure."""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from mtp_gguf.bench.costs import cycle_costs
+from mtp_gguf.bench.model import BenchModel, Setting
+from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
+from mtp_gguf.convert.head_checkpoint import checkpoint_head
+from mtp_gguf.convert.precision import parse_tensor_type
+from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools.draft_list import read_draft_list, required_ids
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.format import Value
+from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.rewrite import write
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.transplant import head_alone, with_head
+from mtp_gguf.train.block import Weights, fresh_weights, read_weights
+from mtp_gguf.train.collect import CollectSettings, Texts, bytes_needed, collect
+from mtp_gguf.train.config import BlockConfig
+from mtp_gguf.train.dataset import Sample, open_data, remove_data, split_data
+from mtp_gguf.train.measure import Acceptance, measure_file
+from mtp_gguf.train.trainer import (
+    CHECKPOINT_NAME,
+    Outcome,
+    State,
+    Trainer,
+    TrainSettings,
+    default_device,
+    memory_needed,
+    precision_of,
+    read_tables,
+)
+from mtp_gguf.train.write_back import check_type, head_tensors, train_keys
+
+from .checkpoint_head import converted_head
+from .options import DEFAULT_SIZE, DraftOptions
+from .progress import Interrupted, byte_progress, human_bytes, share_progress
+
+# Adam's steps have the size of the learning rate, and weights are about 1 / sqrt(width).
+_RATE_BY_WIDTH, _RATE_FROM_SCRATCH = 0.25, 3.0
+_TRAINED_ROWS = 32768  # most tokens of the vocabulary to learn without a draft vocabulary
+_MEASURED_ROWS = 1500  # positions from which the written file drafts
+_COLLECTING = 0.4  # the largest share of --minutes for collecting
+_OVERHEAD = 768 << 20  # PyTorch, llama.cpp's context and buffers, Python
+
+
+@dataclass(frozen=True)
+class Start:
+    """The head to start from: the model's own, another one's, or random weights."""
+
+    head_from: str | None
+    from_scratch: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do, as the options say."""
+
+    model: Path
+    texts: tuple[str, ...]
+    are_prompts: bool
+    files: int
+    target: Path
+    start: Start
+    head_type: str | None
+    head_only: bool
+    fastmtp: int | None
+    minutes: float | None
+    tokens: int
+    length: int
+    chat: bool
+    steps: int
+    epochs: float
+    rate: float | None
+    rank: int
+    seed: int
+    device: str | None
+    threads: int | None
+    gpu_layers: int
+    work: Path | None
+    as_json: bool
+
+    @property
+    def folder(self) -> Path:
+        """The folder for states and checkpoints."""
+        return self.work or self.target.with_name(f"{self.target.name}.train")
+
+    @property
+    def seconds(self) -> float:
+        """The time budget."""
+        return float("inf") if self.minutes is None else 60 * self.minutes
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train and write; return the fields for --json. An interrupted run can go on later."""
+    began = time.monotonic()
+    torch.set_num_threads(job.threads or system.usable_cores())
+    with open_model(job.model) as model:
+        check_type(_head_type(job, model))
+        with _weights(job, model) as weights:
+            config = BlockConfig.of(model.head)
+            _check_resources(job, config, weights, model)
+            with _kept_when_interrupted(job.folder):
+                samples = _collected(job, model, config, began)
+                train, held_out = split_data(samples)
+                draft = _draft_vocabulary(job, model, train)
+                settings = _settings(job, config, time.monotonic() - began)
+                outcome = _trained(job, model, config, weights, (train, held_out), draft, settings)
+        fields = _write(job, model, outcome, held_out, draft, samples)
+    if job.work is None:
+        remove_data(job.folder, CHECKPOINT_NAME)
+    return fields
+
+
+@contextmanager
+def _kept_when_interrupted(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"what was done is in {folder}; the same command goes on from there"
+        ) from None
+
+
+# ------------------------------------------------------------------------------ the start
+
+
+@contextmanager
+def _weights(job: Job, model: Model) -> Iterator[Weights]:
+    """The weights to start from; RequestError if this trunk cannot have a head."""
+    _ = model.head.architecture  # RequestError for another one
+    if model.head.is_alone:
+        raise RequestError(f"{job.model}: expected a model with its trunk, found only a head")
+    if job.start.from_scratch:
+        yield fresh_weights(model, job.seed)
+    elif job.start.head_from is None:
+        if model.head.missing:
+            raise RequestError(
+                f"{job.model}: has no complete MTP head to train; pass --head-from MODEL to start "
+                "from another one, or --from-scratch"
+            )
+        yield _checked(read_weights(model), str(job.model))
+    else:
+        with _donor(model, job.start.head_from) as donor:
+            donor.head.check_complete()
+            donor.head.check_fit(model.head)
+            yield _checked(read_weights(donor), job.start.head_from)
+
+
+@contextmanager
+def _donor(base: Model, source: str) -> Iterator[Model]:
+    """Open a GGUF, or convert the head of a checkpoint."""
+    if Path(source).is_file() or (is_remote(source) and not hub_model(source)):
+        with open_any_model(source) as donor:
+            yield donor
+        return
+    draft = DraftOptions(False, None, (), None)
+    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
+        target = Path(folder) / "head.gguf"
+        with converted_head(base, source, None, "F32", draft, target) as donor:
+            yield donor
+
+
+def _checked(weights: Weights, name: str) -> Weights:
+    for suffix, array in weights.items():
+        if not np.isfinite(array).all():
+            raise RequestError(f"{name}: {suffix}: expected finite weights, found NaN or infinity")
+    return weights
+
+
+def _check_resources(job: Job, config: BlockConfig, weights: Weights, model: Model) -> None:
+    """RequestError if memory or disk space will not do, by an estimate."""
+    n_vocab = model.vocabulary_size or 0
+    size = sum(tensor.nbytes for tensor in model.tensors.values())
+    training = memory_needed(
+        config,
+        weights,
+        _settings(job, config, 0),
+        min(n_vocab, _TRAINED_ROWS),
+        min(n_vocab, job.tokens),
+    )
+    needed = max(size, training) + _OVERHEAD
+    free = system.free_memory()
+    if free is not None and free < needed:
+        raise RequestError(
+            f"{job.model}: training its head takes about {human_bytes(needed)} of memory, and "
+            f"{human_bytes(free)} are free; try --rank 16, or a smaller --tokens"
+        )
+    on_disk = bytes_needed(config.width, _collect_settings(job))
+    parent = next(p for p in job.folder.absolute().parents if p.exists())
+    if (disk := shutil.disk_usage(parent).free) < on_disk:
+        raise RequestError(
+            f"{job.folder}: the trunk's states of {job.tokens} tokens take up to "
+            f"{human_bytes(on_disk)}, and {human_bytes(disk)} are free on its disk; pass a smaller "
+            "--tokens, or another --work"
+        )
+
+
+# --------------------------------------------------------------------------- collecting
+
+
+def _collect_settings(job: Job) -> CollectSettings:
+    return CollectSettings(length=job.length, tokens=job.tokens, seed=job.seed, chat=job.chat)
+
+
+def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> list[Sample]:
+    with share_progress("collect") as show:
+        found = collect(
+            model.paths[0],
+            job.folder,
+            Texts(job.texts, job.are_prompts),
+            _collect_settings(job),
+            threads=job.threads,
+            gpu_layers=job.gpu_layers,
+            seconds=_COLLECTING * job.seconds - (time.monotonic() - began),
+            progress=lambda done: show(done / job.tokens, f"{done} tokens of the trunk's states"),
+        )
+    samples = open_data(job.folder, config.width)
+    if not samples:
+        raise RequestError(f"{job.folder}: expected collected states, found {found} tokens")
+    return samples
+
+
+def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> DraftVocabulary | None:
+    """The draft vocabulary counted on what the trunk would say; None for the whole vocabulary.
+
+    A model that has one keeps its size unless --fastmtp gives another.
+    """
+    n_vocab, required = model.vocabulary_size or 0, required_ids(model)
+    held = read_draft_list(model)
+    if job.fastmtp is None and held is None:
+        return None
+    size = job.fastmtp
+    if size is None or size == DEFAULT_SIZE:
+        size = default_size(n_vocab, len(required)) if held is None else len(held.ids)
+    counts = _counts(train, n_vocab)
+    source = f"counted on {counts.sum()} tokens of its own output"
+    return rank_by_counts(counts, source, required, size)
+
+
+def _counts(train: list[Sample], n_vocab: int) -> NDArray[np.int64]:
+    counts = np.zeros(n_vocab, np.int64)
+    for sample in train:
+        counts += np.bincount(sample.greedy[sample.start :], minlength=n_vocab)[:n_vocab]
+    return counts
+
+
+def _learned_ids(model: Model, train: list[Sample], draft: DraftVocabulary | None) -> NDArray[Any]:
+    """The tokens that the loss is over: the draft vocabulary, or the most frequent ones."""
+    n_vocab = model.vocabulary_size or 0
+    if draft is not None:
+        return draft.ids
+    return np.argsort(-_counts(train, n_vocab), kind="stable")[:_TRAINED_ROWS].astype(np.int64)
+
+
+# ----------------------------------------------------------------------------- training
+
+
+def _settings(job: Job, config: BlockConfig, used: float) -> TrainSettings:
+    device = job.device or default_device()
+    rate = job.rate
+    if rate is None:
+        rate = _RATE_BY_WIDTH / config.width
+        rate *= _RATE_FROM_SCRATCH if job.start.from_scratch else 1
+    return TrainSettings(
+        steps=job.steps,
+        epochs=job.epochs,
+        rate=rate,
+        rank=job.rank,
+        seed=job.seed,
+        device=device,
+        precision=precision_of(device),
+        seconds=max(job.seconds - used, 1.0),
+    )
+
+
+def _trained(
+    job: Job,
+    model: Model,
+    config: BlockConfig,
+    weights: Weights,
+    data: tuple[list[Sample], list[Sample]],
+    draft: DraftVocabulary | None,
+    settings: TrainSettings,
+) -> Outcome:
+    train, held_out = data
+    tables = read_tables(model, [*train, *held_out], _learned_ids(model, train, draft))
+    trainer = Trainer(config, weights, tables, train, held_out, settings, job.folder)
+    with share_progress("train") as show:
+
+        def progress(state: State) -> None:
+            rates = " / ".join(f"{rate:.0%}" for rate in state.acceptance.rates)
+            show(state.share, f"step {state.step}, loss {state.loss:.3f}, accepts {rates}")
+
+        return trainer.run(progress)
+
+
+# -------------------------------------------------------------------------- the results
+
+
+def _write(
+    job: Job,
+    model: Model,
+    outcome: Outcome,
+    held_out: list[Sample],
+    draft: DraftVocabulary | None,
+    samples: list[Sample],
+) -> dict[str, Any]:
+    """Write the output, measure it, and return the fields for --json."""
+    before = None
+    if model.head.report.ready and not job.start.from_scratch and job.start.head_from is None:
+        before = measure_file(model.paths[0], held_out, job.steps, rows=_MEASURED_ROWS)
+    elif not job.start.from_scratch:
+        before = outcome.before
+    facts: dict[str, Any] = {
+        "source": _source(job),
+        "tokens": sum(len(sample) for sample in samples),
+        "start": "random" if job.start.from_scratch else job.start.head_from or "own head",
+        "steps": job.steps,
+        "updates": outcome.step,
+        "seed": job.seed,
+        "acceptance_before": before.rates if before else [],
+        "acceptance_after": outcome.after.rates,
+    }
+    if not facts["acceptance_before"]:
+        del facts["acceptance_before"]
+    after, speed = outcome.after, None
+    if job.target.suffix == ".safetensors":
+        _write_checkpoint(job.target, outcome.weights, facts)
+    else:
+        keys: dict[str, Value] = train_keys(facts)
+        if draft is not None:
+            keys |= draft.metadata(with_ids=True)
+        tensors = head_tensors(outcome.weights, model.head.trunk_layers, _head_type(job, model))
+        spec = with_head(model, tensors, keys)
+        if job.head_only:
+            spec = head_alone(spec, model)
+        with byte_progress("train-head", spec.nbytes) as progress:
+            write(job.target, spec, progress)
+        after = measure_file(job.target, held_out, job.steps, rows=_MEASURED_ROWS)
+        speed = _predicted(job, before, after, held_out)
+    return {
+        "acceptance": {
+            "before": before.rates if before else None,
+            "after": after.rates,
+            "history": [
+                {"step": step, "loss": None if step == 0 else loss, "rates": rates}
+                for step, loss, rates in outcome.history
+            ],
+        },
+        "improved": outcome.step > 0,
+        "best_step": outcome.step,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "stopped": outcome.stopped,
+        "predicted_speedup": speed,
+    }
+
+
+def _source(job: Job) -> str:
+    kind = "own answers to prompts" if job.are_prompts else "text"
+    return f"{kind} of {job.files} file{'s' if job.files > 1 else ''}"
+
+
+def _head_type(job: Job, model: Model) -> TensorType:
+    """The type asked for, else that of most matrices of the model's head, else Q8_0."""
+    if job.head_type:
+        return parse_tensor_type(job.head_type, "--mtp-type")
+    types = model.head.types if model.head.is_known and not model.head.faults else {}
+    return BY_NAME[next(iter(types), "Q8_0")]
+
+
+def _write_checkpoint(target: Path, weights: Weights, facts: dict[str, Any]) -> None:
+    """Write mtp.* tensors in F32; the file appears once it is complete."""
+    metadata = {"format": "pt", "mtp_gguf.train": json.dumps(facts)}
+    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
+        made = Path(folder) / "mtp.safetensors"
+        save_file(checkpoint_head(weights), made, metadata)
+        data = made.read_bytes()
+    with OutputFile(target, len(data)) as file:
+        file.write(0, data)
+        file.commit()
+
+
+def _predicted(
+    job: Job, before: Acceptance | None, after: Acceptance, held_out: list[Sample]
+) -> dict[str, float] | None:
+    """The speed relative to no drafting, from the costs of a few cycles; None if not measurable."""
+    prompt = held_out[0].tokens[:64].tolist()
+    head = job.target if job.head_only else None
+    path = job.model if job.head_only else job.target
+    try:
+        with BenchModel(
+            path,
+            n_ctx=512,
+            threads=job.threads or system.usable_cores(),
+            gpu_layers=job.gpu_layers,
+            head=head,
+        ) as model:
+            costs = cycle_costs(model, Setting(job.steps), prompt, blocks=1)
+    except MtpGgufError:
+        return None
+    verify = [stats.median for stats in costs.verify]
+    draft = [0.0, *(stats.median for stats in costs.draft)]
+
+    def speed(found: Acceptance, depth: int) -> float:
+        made = 1 + sum(found.rates[:depth])
+        return made * verify[0] / (verify[depth] + draft[depth] + costs.rollback.median)
+
+    depths = range(1, len(verify))
+    best = max(depths, key=lambda depth: speed(after, depth), default=0)
+    if not best:
+        return None
+    known = [speed(before, depth) for depth in depths] if before else []
+    return {"depth": best, "after": speed(after, best), "before": max(known, default=0.0)}

@@ -1,0 +1,285 @@
+"""`mtp-gguf train-head`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mtp_gguf.cli import train_head_job
+from mtp_gguf.convert.head_checkpoint import checkpoint_head
+from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.rewrite import TensorCopy
+from mtp_gguf.native.acceptance import measure_acceptance
+from mtp_gguf.train import trainer as training
+from mtp_gguf.train.block import read_weights
+from support.checkpoints import SPECS
+from support.commands import invoke, refused, succeed
+from support.gguf_files import edited
+from support.models import DEMO, Models
+
+FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
+
+
+@pytest.fixture(scope="module")
+def demo(models: Models) -> Path:
+    return models.gguf("demo", "Q4_K_M", "F16")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "code.py"
+    path.write_text(Path(training.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def trained(model: Path, text: Path, target: Path, *options: object) -> dict[str, Any]:
+    result = invoke("train-head", model, "--text", text, "-o", target, "--json", *FAST, *options)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    fields: dict[str, Any] = json.loads(result.stdout)
+    assert not target.with_name(f"{target.name}.train").exists()
+    return fields
+
+
+def trunk_of(path: Path) -> dict[str, bytes]:
+    with open_model(path) as model:
+        taken = set(model.head.names)
+        return {name: bytes(model.read(name)) for name in model.tensors if name not in taken}
+
+
+def test_the_trunk_stays_byte_for_byte(demo: Path, text: Path, tmp_path: Path) -> None:
+    fields = trained(demo, text, tmp_path / "tuned.gguf")
+    assert trunk_of(tmp_path / "tuned.gguf") == trunk_of(demo)
+    assert fields["head"]["ready"] is True
+    assert fields["head"]["types"] == {"F16": 8}
+    assert len(fields["acceptance"]["after"]) == 2
+    assert fields["acceptance"]["after"][0] > 0.6
+    assert fields["predicted_speedup"]["after"] > 0
+    with open_model(tmp_path / "tuned.gguf") as model:
+        assert model.first.scalar("mtp_gguf.train.source") == "text of 1 file"
+        assert model.first.scalar("mtp_gguf.train.start") == "own head"
+        assert len(model.first.array("mtp_gguf.train.acceptance_after") or []) == 2
+    assert measure_acceptance(tmp_path / "tuned.gguf").share > 0.4
+
+
+def test_from_scratch_for_a_trunk_without_a_head(
+    models: Models, demo: Path, text: Path, tmp_path: Path
+) -> None:
+    succeed("strip", demo, "-o", tmp_path / "trunk.gguf")
+    refused(
+        tmp_path,
+        *("train-head", tmp_path / "trunk.gguf", "--text", text, "-o", tmp_path / "no.gguf"),
+        words=("no complete MTP head", "--head-from", "--from-scratch"),
+    )
+    fields = trained(
+        tmp_path / "trunk.gguf", text, tmp_path / "new.gguf", "--from-scratch", "--fastmtp", 600
+    )
+    assert trunk_of(tmp_path / "new.gguf") == trunk_of(demo)
+    assert fields["acceptance"]["before"] is None
+    assert fields["head"]["types"] == {"Q8_0": 8}
+    assert fields["head"]["draft"]["size"] == 600
+    assert "own output" in fields["head"]["draft"]["source"]
+    succeed("generate", tmp_path / "new.gguf", "-p", "def f(", "-n", 8, "--ctx", 64, "--depth", 2)
+
+
+def test_the_head_of_another_file(demo: Path, text: Path, tmp_path: Path) -> None:
+    succeed("strip", demo, "-o", tmp_path / "trunk.gguf")
+    for start, name in ((demo, "from-gguf.gguf"), (DEMO, "from-checkpoint.gguf")):
+        fields = trained(
+            tmp_path / "trunk.gguf",
+            text,
+            tmp_path / name,
+            "--head-from",
+            start,
+            "--mtp-type",
+            "Q4_K",
+        )
+        assert fields["acceptance"]["before"][0] > 0.6
+        assert fields["head"]["types"] == {"Q4_K": 8}
+        assert trunk_of(tmp_path / name) == trunk_of(demo)
+
+
+def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path) -> None:
+    model = models.convert("demo", "--quant", "F16", "--mtp-f16", "--fastmtp", 700)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Write a Python function that counts the robots.\n\nWhat is a list?\n")
+    fields = trained_on_prompts(model, prompts, tmp_path / "mtp-head.gguf", "--head-only")
+    assert fields["head"]["draft"]["size"] == 700
+    with open_model(tmp_path / "mtp-head.gguf") as head, open_model(model) as whole:
+        assert head.head.is_alone
+        assert head.first.scalar("mtp_gguf.train.source") == "own answers to prompts of 1 file"
+        head.head.check_fit(whole.head)
+    succeed(
+        *("generate", model, "--head", tmp_path / "mtp-head.gguf", "-p", "def f("),
+        *("-n", 8, "--ctx", 64, "--depth", 2),
+    )
+
+
+def trained_on_prompts(
+    model: Path, prompts: Path, target: Path, *options: object
+) -> dict[str, Any]:
+    result = invoke(
+        *("train-head", model, "--prompts", prompts, "-o", target, "--json", *FAST, *options)
+    )
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    fields: dict[str, Any] = json.loads(result.stdout)
+    return fields
+
+
+def test_the_tensors_of_a_checkpoint(demo: Path, text: Path, tmp_path: Path) -> None:
+    """A fine-tune without its head, to which the trained one is added: convert takes it."""
+    folder = tmp_path / "fine-tune"
+    shutil.copytree(DEMO, folder)
+    stored = load_file(folder / "model.safetensors")
+    trunk = {name: array for name, array in stored.items() if not name.startswith("mtp.")}
+    save_file(trunk, folder / "model.safetensors", {"format": "pt"})
+    trained(demo, text, folder / "mtp.safetensors", "--head-from", DEMO)
+    added = load_file(folder / "mtp.safetensors")
+    assert added.keys() == {name for name in stored if name.startswith("mtp.")}
+    succeed("convert", folder, "-o", tmp_path / "made.gguf", "--quant", "F16", "--mtp-f16")
+    succeed("strip", demo, "-o", tmp_path / "trunk.gguf")
+    succeed("graft", tmp_path / "trunk.gguf", "--from", folder, "-o", tmp_path / "grafted.gguf")
+    assert measure_acceptance(tmp_path / "grafted.gguf").share > 0.4
+
+
+@pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed", "moe-fused"])
+def test_checkpoint_names_are_the_converters(models: Models, spec: str, tmp_path: Path) -> None:
+    """What the converter makes of the tensors is what they were made from."""
+    path = models.gguf(spec, "F32", "F32")
+    with open_model(path) as model:
+        weights = read_weights(model)
+    folder = models.copy(SPECS[spec], tmp_path)
+    for file in folder.glob("*.safetensors*"):
+        if file.suffix == ".json":
+            file.unlink()
+            continue
+        rest = {n: a for n, a in load_file(file).items() if "mtp." not in n}
+        file.unlink()
+        if rest:
+            save_file(rest, folder / f"model-{file.stem}.safetensors", {"format": "pt"})
+    save_file(checkpoint_head(weights), folder / "mtp.safetensors")
+    succeed(
+        *("convert", folder, "-o", tmp_path / "again.gguf", "--quant", "F32", "--mtp-type", "F32")
+    )
+    with open_model(tmp_path / "again.gguf") as model:
+        again = read_weights(model)
+    assert again.keys() == weights.keys()
+    for suffix, array in weights.items():
+        assert np.allclose(again[suffix], array, rtol=0, atol=1e-6), suffix
+
+
+# ----------------------------------------------------------------------------- refusals
+
+
+def test_options_that_contradict_each_other(demo: Path, text: Path, tmp_path: Path) -> None:
+    for options in (
+        (),
+        ("--text", text, "--prompt-file", text),
+        ("--text", text, "--from-scratch", "--head-from", demo),
+        ("--text", text, "--mtp-f16", "--mtp-type", "Q8_0"),
+        ("--text", text, "--head-only", "-o", tmp_path / "mtp.safetensors"),
+    ):
+        refused(tmp_path, "train-head", demo, *options, code=2)
+
+
+def test_bad_input(demo: Path, text: Path, tmp_path: Path, models: Models) -> None:
+    short, empty, long = (tmp_path / f"{name}.txt" for name in ("short", "empty", "long"))
+    short.write_text("x")
+    empty.write_text(" \n")
+    long.write_text(text.read_text()[:4000].replace("\n\n", "\n"))
+    other = models.gguf("dense-tied")
+    moe = models.gguf("moe-mixed")
+    target = ("-o", tmp_path / "out.gguf", *FAST)
+    for options, words in (
+        (("--text", empty), ("no text in",)),
+        (("--text", tmp_path / "absent"), ("cannot be read",)),
+        (("--text", text, "--head-from", other), ("its head does not fit",)),
+        (("--text", text, "--head-from", moe), ("is qwen35moe", "does not fit")),
+        (("--text", text, "--mtp-type", "Q3"), ("--mtp-type",)),
+        (("--text", text, "--mtp-type", "IQ2_XS"), ("IQ2_XS needs an importance matrix",)),
+    ):
+        refused(tmp_path, "train-head", demo, *options, *target, words=words)
+    # These are found once the tokenizer is loaded.
+    for options, words in (
+        (("--text", short), ("pieces of text from 16 tokens on", "found 0")),
+        (("--prompt-file", long), ("a prompt has", "expected 1 to 48")),
+    ):
+        done = invoke("train-head", demo, *options, *target)
+        assert done.exit_code == 1
+        assert all(word in done.stderr for word in words), done.stderr
+        assert not list(tmp_path.glob("out.gguf*"))
+    refused(tmp_path, *("train-head", demo, "--text", text, "-o", demo), words=("is the input",))
+    head_alone = tmp_path / "alone.gguf"
+    succeed("extract", demo, "-o", head_alone)
+    refused(tmp_path, "train-head", head_alone, "--text", text, *target, words=("only a head",))
+
+
+def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: Path) -> None:
+    from mtp_gguf.gguf_tools.format import Value, ValueType  # noqa: PLC0415
+
+    llama = edited(
+        demo,
+        tmp_path / "llama.gguf",
+        metadata=lambda m: m.update({"general.architecture": Value(ValueType.STRING, "llama")}),
+    )
+    target = ("-o", tmp_path / "out.gguf", *FAST)
+    refused(
+        tmp_path, "train-head", llama, "--text", text, *target, words=("'llama' is not one of",)
+    )
+
+
+def test_a_head_with_nan(demo: Path, text: Path, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, TensorCopy]) -> None:
+        name = "blk.4.nextn.enorm.weight"
+        data = np.full(256, np.nan, np.float32).tobytes()
+        tensors[name] = TensorCopy(tensors[name].spec, data=data)
+
+    broken = edited(demo, tmp_path / "broken.gguf", tensors=spoil)
+    target = ("-o", tmp_path / "out.gguf", *FAST)
+    words = ("nextn.enorm.weight: expected finite weights",)
+    refused(tmp_path, "train-head", broken, "--text", text, *target, words=words)
+
+
+def test_without_pytorch(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtp_gguf.cli.train_head.find_spec", lambda _: None)
+    words = ("torch, which is not installed", 'pip install "mtp-gguf[train]"')
+    refused(tmp_path, *("train-head", demo, "--text", text, "-o", tmp_path / "o.gguf"), words=words)
+
+
+def test_too_little_memory_or_disk(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = ("train-head", demo, "--text", text, "-o", tmp_path / "out.gguf", *FAST)
+    monkeypatch.setattr(system, "free_memory", lambda: 1 << 20)
+    refused(tmp_path, *target, words=("of memory", "are free", "--rank 16"))
+    monkeypatch.undo()
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(train_head_job.shutil, "disk_usage", lambda _: usage)
+    refused(tmp_path, *target, words=("are free on its disk", "smaller --tokens"))
+
+
+def test_an_interrupted_command_goes_on(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out.gguf"
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "run", stop)
+        done = invoke("train-head", demo, "--text", text, "-o", target, *FAST)
+    assert done.exit_code == 130
+    assert f"what was done is in {target}.train; the same command goes on" in done.stderr
+    assert not target.exists()
+    monkeypatch.setattr("mtp_gguf.train.collect.Trunk", stop)  # the states are there
+    trained(demo, text, target)
+    assert target.exists()

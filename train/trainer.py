@@ -1,0 +1,481 @@
+"""The training loop: AdamW on unrolled steps, early stopping on held-out acceptance, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from mtp_gguf.gguf_tools.errors import OutputError, RequestError
+from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
+from mtp_gguf.gguf_tools.model import Model
+
+from . import measure
+from .block import MtpBlock, Weights, read_rows
+from .config import BlockConfig
+from .dataset import Sample
+from .loss import draft_loss
+from .measure import Acceptance
+
+CHECKPOINT_NAME = "checkpoint.pt"
+# FastMTP, equation 2 (arXiv 2509.18362): the weight of each step relative to the one before.
+_STEP_DECAY = 0.6
+_WARM_UP, _LAST_RATE = 0.05, 0.05
+_CLIP = 1.0
+_WEIGHT_DECAY = 0.01
+_BETAS = (0.9, 0.98)
+# Batches that are filled together, so that samples of about the same length share one.
+_SORTED_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train.
+
+    steps: drafts that are unrolled. batch: tokens of a batch. rank: 0 for all weights. seconds: a
+    budget, over which the learning rate falls if it ends before the epochs do. evaluations: how
+    often held-out acceptance is measured in all. patience: evaluations without a gain after which
+    training stops.
+    """
+
+    steps: int = 4
+    epochs: float = 6.0
+    batch: int = 1024
+    rate: float = 5e-4
+    rank: int = 0
+    seed: int = 1
+    device: str = "cpu"
+    precision: Literal["f32", "bf16"] = "f32"
+    seconds: float = math.inf
+    evaluations: int = 20
+    patience: int = 8
+    held_out_tokens: int = 20_000
+
+
+@dataclass(frozen=True)
+class State:
+    """Where training is, for a progress display."""
+
+    share: float
+    step: int
+    loss: float
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best weights and how they were found. stopped: why training ended."""
+
+    weights: Weights
+    before: Acceptance
+    after: Acceptance
+    step: int
+    steps: int
+    seconds: float
+    tokens: int
+    stopped: str
+    history: tuple[tuple[int, float, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Rows of the trunk's matrices that training needs.
+
+    ids: [V], target ids of the draft vocabulary. output: [V, C]. embedding: [U, C], of the tokens
+    that occur; `place` maps a token to its row.
+    """
+
+    ids: NDArray[np.int64]
+    output: Tensor
+    embedding: Tensor
+    place: NDArray[np.int64]
+
+
+def read_tables(model: Model, samples: Sequence[Sample], ids: NDArray[np.int64]) -> Tables:
+    """Read the rows for these samples and this draft vocabulary, dequantized."""
+    n_vocab = model.vocabulary_size or 0
+    used = np.unique(np.concatenate([sample.tokens for sample in samples])).astype(np.int64)
+    if not len(used) or used[0] < 0 or used[-1] >= n_vocab:
+        raise RequestError(f"{model.path}: expected tokens from 0 to {n_vocab - 1} in the samples")
+    place = np.zeros(n_vocab, np.int64)
+    place[used] = np.arange(len(used))
+    output = OUTPUT_TENSOR if OUTPUT_TENSOR in model.tensors else EMBEDDING_TENSOR
+    return Tables(
+        ids,
+        torch.from_numpy(read_rows(model, output, ids)),
+        torch.from_numpy(read_rows(model, EMBEDDING_TENSOR, used)),
+        place,
+    )
+
+
+def memory_needed(
+    config: BlockConfig, weights: Weights, settings: TrainSettings, n_draft: int, n_tokens: int
+) -> int:
+    """An estimate of the bytes that training takes, without the interpreter and PyTorch itself.
+
+    n_draft: size of the draft vocabulary. n_tokens: different tokens in the samples.
+    """
+    values = sum(array.size for array in weights.values())
+    trained = values
+    if settings.rank:
+        trained = sum(settings.rank * sum(a.shape) for a in weights.values() if a.ndim == 2)
+    # Weights, the best ones and those read from the file; gradient and two moments.
+    parameters = 4 * (3 * values + 3 * trained)
+    rows = 4 * config.width * (n_tokens + n_draft * (2 if settings.precision == "bf16" else 1))
+    widest = max((array.shape[-2] for array in weights.values() if array.ndim > 1), default=1)
+    # What backward needs of each row of each step: some 12 tensors of the width and 5 of the FFN.
+    activations = 4 * settings.batch * settings.steps * (12 * config.width + 5 * widest)
+    return parameters + rows + activations
+
+
+def default_device() -> str:
+    """A GPU that PyTorch can use, else the CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def precision_of(device: str) -> Literal["f32", "bf16"]:
+    """BF16 products where the hardware has them; weights and sums are F32 anyway."""
+    if device.startswith("cuda"):
+        return "bf16" if torch.cuda.is_bf16_supported() else "f32"
+    if device != "cpu":
+        return "f32"
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    known = [getattr(torch.cpu, name, None) for name in names]
+    return "bf16" if any(ask is not None and ask() for ask in known) else "f32"
+
+
+class Trainer:
+    """Trains a block on samples; `run` may be called once.
+
+    weights: to start from. folder: where checkpoints are kept; a run that was killed goes on from
+    the last one if nothing else has changed.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        weights: Weights,
+        tables: Tables,
+        train: Sequence[Sample],
+        held_out: Sequence[Sample],
+        settings: TrainSettings,
+        folder: Path,
+    ) -> None:
+        self._settings = settings
+        self._train = train
+        self._held_out = _up_to(held_out, settings.held_out_tokens)
+        self._path = folder / CHECKPOINT_NAME
+        self._key = _key(config, weights, tables, train, held_out, settings)
+        self._device = torch.device(settings.device)
+        self._products = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+        self._tables = tables
+        self._output = tables.output.to(self._device)
+        self._low_output = self._output.to(self._products)
+        self._embedding = tables.embedding.to(self._device)
+        torch.manual_seed(settings.seed)
+        self._block = MtpBlock(config, weights, settings.rank).to(self._device)
+        matrices = [p for p in self._block.parameters() if p.dim() > 1]
+        vectors = [p for p in self._block.parameters() if p.dim() == 1]
+        groups = [
+            {"params": matrices, "weight_decay": _WEIGHT_DECAY},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=_BETAS)
+        self._total = max(1, round(settings.epochs * len(list(self._epoch(0)))))
+
+    def run(self, progress: Callable[[State], None] = lambda _: None) -> Outcome:
+        """Train until the epochs or the time are over, or nothing is gained any more."""
+        began = time.monotonic()
+        done = self._resume()
+        if done is None:
+            first = self.evaluate()
+            done = _Progress(first, first, self._snapshot())
+            done.history.append((0, math.nan, tuple(first.rates)))
+        every = max(1, self._total // self._settings.evaluations)
+        stopped = "all epochs done"
+        losses: list[float] = []
+        earlier = done.seconds
+        acceptance = done.after
+        for batch in self._batches(done.step):
+            done.seconds = earlier + time.monotonic() - began
+            share = max(done.step / self._total, done.seconds / self._settings.seconds)
+            if share >= 1:
+                break
+            loss = self._update(batch, _rate(share))
+            if not math.isfinite(loss):
+                stopped = f"the loss became {loss} in step {done.step + 1}"
+                break
+            losses.append(loss)
+            done.step += 1
+            done.tokens += sum(len(sample) for sample in batch)
+            if done.step % every == 0 or done.step == self._total:
+                acceptance = self.evaluate()
+                done.history.append(
+                    (done.step, float(np.mean(losses[-every:])), tuple(acceptance.rates))
+                )
+                if acceptance.per_cycle > done.after.per_cycle:
+                    done.after, done.best_step, done.without_gain = acceptance, done.step, 0
+                    done.best = self._snapshot()
+                else:
+                    done.without_gain += 1
+                done.seconds = earlier + time.monotonic() - began
+                self._save(done)
+                if done.without_gain >= self._settings.patience:
+                    stopped = f"no gain in the last {done.without_gain} evaluations"
+                    break
+            progress(State(share, done.step, losses[-1], acceptance))
+        else:
+            stopped = "all epochs done"
+        if done.seconds >= self._settings.seconds:
+            stopped = "the time is over"
+        self._load(done.best)
+        seconds = earlier + time.monotonic() - began
+        return Outcome(
+            self._block.weights(),
+            done.before,
+            done.after,
+            done.best_step,
+            done.step,
+            seconds,
+            done.tokens,
+            stopped,
+            tuple(done.history),
+        )
+
+    def _update(self, batch: Sequence[Sample], factor: float) -> float:
+        """One step of the optimizer, unless loss or gradient is not finite; returns the loss."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.rate * factor
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._loss_of(self._pack(batch))
+        torch.autograd.backward(loss)
+        norm = torch.nn.utils.clip_grad_norm_(self._block.parameters(), _CLIP)
+        value = float(loss.detach())
+        if not math.isfinite(float(norm)):
+            return math.nan
+        if math.isfinite(value):
+            self._optimizer.step()
+        return value
+
+    def _loss_of(self, packed: _Packed) -> Tensor:
+        """The weighted mean of the steps' losses over the rows that count."""
+        states, weights = [], []
+        for step, state in enumerate(self._block_steps(packed)):
+            # Row i of step s predicts what follows position i + 1 + s: aligned there.
+            valid = packed.counts.clone()
+            valid[:, : step + 1] = False
+            states.append(functional.pad(state.float(), (0, 0, step + 1, 0))[packed.counts])
+            weight = _STEP_DECAY**step / valid.sum().clamp_min(1)
+            weights.append((valid * weight)[packed.counts])
+        total = sum(_STEP_DECAY**step for step in range(len(states)))
+        return draft_loss(
+            torch.stack(states),
+            torch.stack(weights) / total,
+            self._low_output,
+            packed.hidden[packed.counts].float(),
+            packed.log_sum[packed.counts],
+        )
+
+    def _block_steps(self, packed: _Packed) -> Iterator[Tensor]:
+        embedding = self._embedding[packed.places]
+        with torch.autocast(
+            self._device.type, torch.bfloat16, enabled=self._products is torch.bfloat16
+        ):
+            yield from self._block.steps(packed.hidden, embedding, self._settings.steps)
+
+    @torch.no_grad()
+    def evaluate(self) -> Acceptance:
+        """Acceptance by position on the held-out samples, with F32 output products."""
+        counts = []
+        steps = self._settings.steps
+        for batch in _filled(sorted(self._held_out, key=len), self._settings.batch):
+            packed = self._pack(batch)
+            drafts = np.full((len(batch), packed.hidden.shape[1], steps), -1, np.int64)
+            for step, state in enumerate(self._block_steps(packed)):
+                flat = state.reshape(-1, state.shape[-1]).float()
+                parts = torch.split(flat, 512)
+                best = torch.cat([(part @ self._output.T).argmax(-1) for part in parts])
+                ids = self._tables.ids[best.cpu().numpy()].reshape(len(batch), -1)
+                drafts[:, : state.shape[1], step] = ids
+            for sample, own in zip(batch, drafts, strict=True):
+                counts.append(measure.count(sample, own[: len(sample)].astype(np.int32)))
+        return measure.total(counts)
+
+    def _pack(self, batch: Sequence[Sample]) -> _Packed:
+        """Samples of a batch as tensors, padded to the longest."""
+        n, width = max(map(len, batch)), batch[0].hidden.shape[1]
+        hidden = np.zeros((len(batch), n, width), np.float16)
+        log_sum = np.zeros((len(batch), n), np.float32)
+        places = np.zeros((len(batch), n), np.int64)
+        counts = np.zeros((len(batch), n), bool)
+        for i, sample in enumerate(batch):
+            m = len(sample)
+            hidden[i, :m], log_sum[i, :m] = sample.hidden, sample.log_sum
+            places[i, :m] = self._tables.place[sample.tokens]
+            counts[i, sample.start : m] = True
+        return _Packed(
+            *(torch.from_numpy(a).to(self._device) for a in (hidden, log_sum, places, counts))
+        )
+
+    def _batches(self, skip: int) -> Iterator[list[Sample]]:
+        """The batches of all epochs but the first `skip`."""
+        done = 0
+        epoch = 0
+        while done < self._total:
+            for batch in self._epoch(epoch):
+                done += 1
+                if done > self._total:
+                    return
+                if done > skip:
+                    yield batch
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> Iterator[list[Sample]]:
+        """All samples once, in an order that depends on seed and epoch."""
+        random = np.random.default_rng((self._settings.seed, epoch))
+        order = [self._train[i] for i in random.permutation(len(self._train))]
+        batches = []
+        at = 0
+        while at < len(order):
+            tokens, end = 0, at
+            while end < len(order) and tokens < _SORTED_BATCHES * self._settings.batch:
+                tokens += len(order[end])
+                end += 1
+            batches += list(_filled(sorted(order[at:end], key=len), self._settings.batch))
+            at = end
+        for i in random.permutation(len(batches)):
+            yield batches[i]
+
+    # ------------------------------------------------------------------- checkpoints
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        return {k: v.detach().cpu().clone() for k, v in self._block.state_dict().items()}
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        self._block.load_state_dict(dict(state))
+
+    def _save(self, done: _Progress) -> None:
+        content = {
+            "key": self._key,
+            "block": self._snapshot(),
+            "optimizer": self._optimizer.state_dict(),
+            "done": {**vars(done), "before": asdict(done.before), "after": asdict(done.after)},
+        }
+        partial = self._path.with_suffix(".partial")
+        try:
+            torch.save(content, partial)
+            os.replace(partial, self._path)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            raise OutputError(f"{self._path}: cannot be written: {error}") from None
+
+    def _resume(self) -> _Progress | None:
+        """Load the checkpoint of an interrupted run of the same training, if there is one."""
+        try:
+            content = torch.load(self._path, map_location="cpu", weights_only=True)
+            if content["key"] != self._key:
+                return None
+            done = content["done"]
+            done["before"], done["after"] = (Acceptance(**done[n]) for n in ("before", "after"))
+            self._load(content["block"])
+            self._optimizer.load_state_dict(content["optimizer"])
+            return _Progress(**done)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # a torn or foreign file: anything may be raised
+            raise RequestError(
+                f"{self._path}: expected a checkpoint of this training, found a file that cannot "
+                f"be read ({type(error).__name__}); remove it to start again"
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A batch, padded: hidden [B, T, C], log_sum, places and counts [B, T].
+
+    counts: whether the next token after a position counts.
+    """
+
+    hidden: Tensor
+    log_sum: Tensor
+    places: Tensor
+    counts: Tensor
+
+
+@dataclass
+class _Progress:
+    """What a checkpoint holds besides weights and optimizer."""
+
+    before: Acceptance
+    after: Acceptance
+    best: dict[str, Tensor]
+    step: int = 0
+    best_step: int = 0
+    without_gain: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    history: list[tuple[int, float, tuple[float, ...]]] = field(default_factory=list)
+
+
+def _rate(share: float) -> float:
+    """The factor of the learning rate: a warm-up, then a cosine."""
+    if share < _WARM_UP:
+        return share / _WARM_UP + 0.01
+    fallen = (share - _WARM_UP) / (1 - _WARM_UP)
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * fallen))
+
+
+def _filled(samples: Sequence[Sample], tokens: int) -> Iterator[list[Sample]]:
+    """Batches of about `tokens` tokens, padding included."""
+    batch: list[Sample] = []
+    for sample in samples:
+        longest = max([len(sample), *map(len, batch)])
+        if batch and longest * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def _up_to(samples: Sequence[Sample], tokens: int) -> list[Sample]:
+    """The first samples with `tokens` tokens together, one at least."""
+    chosen: list[Sample] = []
+    n = 0
+    for sample in samples:
+        if chosen and n + len(sample) > tokens:
+            break
+        chosen.append(sample)
+        n += len(sample)
+    return chosen
+
+
+def _key(
+    config: BlockConfig,
+    weights: Weights,
+    tables: Tables,
+    train: Sequence[Sample],
+    held_out: Sequence[Sample],
+    settings: TrainSettings,
+) -> str:
+    """Identifies a training, so that only a checkpoint of the same one is continued."""
+    digest = hashlib.sha256(repr((config, settings)).encode())
+    for suffix, array in sorted(weights.items()):
+        digest.update(suffix.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(tables.ids.tobytes())
+    for sample in (*train, *held_out):
+        digest.update(sample.tokens.tobytes())
+    return digest.hexdigest()
