@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A head that was trained with the trunk has an acceptance rate of 60 to 95 %; 11 to 12 % was
 # measured for one of another fine-tune.
-_POOR = 0.4
+POOR = 0.4
 _LARGE = 1 << 30  # bytes of memory from which the user is told before measuring
 _SECONDS = 60.0
 
@@ -37,7 +37,7 @@ class AcceptanceCheck:
     @property
     def poor(self) -> bool:
         """Whether most drafts of this head would be rejected."""
-        return self.measured is not None and self.measured.share < _POOR
+        return self.measured is not None and self.measured.share < POOR
 
     def fields(self) -> dict[str, Any]:
         """Return the fields for --json."""
@@ -101,7 +101,7 @@ def acceptance_lines(
     )
     if not check.poor:
         return
-    if check.whole and check.whole.share >= _POOR:
+    if check.whole and check.whole.share >= POOR:
         yield (
             f"warning: without the draft vocabulary it would be {check.whole.share:.0%}: the list "
             "lacks words of the text that was measured (English and Python)"
@@ -113,3 +113,4 @@ def acceptance_lines(
         "have such rates: take the head of exactly the model that was quantized"
     )
     yield f"  fix: mtp-gguf graft {base} --from {original} -o {output} --overwrite"
+    yield f"  or train it for this trunk: mtp-gguf train-head {output} --text FILES"

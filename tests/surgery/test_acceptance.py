@@ -82,6 +82,7 @@ def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     assert "warning: that is poor" in report
     assert "another fine-tune" in report
     assert f"fix: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
+    assert f"mtp-gguf train-head {tmp_path / 'made.gguf'} --text FILES" in report
     found = graft(demo, donor, tmp_path / "again.gguf")["acceptance"]
     assert found["poor"] is True
     assert found["share"] < BAD
@@ -201,3 +202,14 @@ def test_reasons_not_to_measure(
     monkeypatch.setenv("MTP_GGUF_DISABLE", "1")
     found = graft(demo, demo / "hf", tmp_path / "off.gguf")["acceptance"]
     assert found["skipped"] == "drafting is switched off by MTP_GGUF_DISABLE"
+
+
+def test_doctor_finds_a_stale_head_when_it_may_load(demo: Path, tmp_path: Path) -> None:
+    stale = edited(demo / "whole.gguf", tmp_path / "stale.gguf", tensors=shuffle)
+    found = json.loads(succeed("doctor", stale, "--load", "--json"))
+    [finding] = [f for f in found["findings"] if f["code"] == "stale-head"]
+    assert finding["severity"] == "warning"
+    assert finding["fix"] == f"mtp-gguf train-head {stale} --text FILES"
+    assert found["can_draft"] is True
+    found = json.loads(succeed("doctor", demo / "whole.gguf", "--load", "--json"))
+    assert "stale-head" not in {f["code"] for f in found["findings"]}
