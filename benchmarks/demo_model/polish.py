@@ -22,6 +22,7 @@ from losses import compare
 from model import DemoModel, make_config
 from tokenizers import Tokenizer
 from torch import Tensor
+
 from train import (
     DRAFT_STEPS,
     LIBRARY_SHARE,
