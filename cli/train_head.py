@@ -13,6 +13,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.output import check_output
 
 from .fastmtp import paragraphs
+from .local_model import local_model
 from .options import (
     HEAD,
     AsJson,
@@ -32,7 +33,11 @@ _SAFETENSORS = ".safetensors"
 @reports_errors
 def train_head(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="GGUF whose trunk will run (any shard).")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="GGUF whose trunk will run (any shard); also OWNER/NAME:QUANT on the hub.",
+        ),
     ],
     text: Annotated[
         list[Path] | None,
@@ -167,7 +172,7 @@ def train_head(
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
         raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
     files = [*(text or ()), *(prompts or ())]
-    target = output_path(output, model, "{}-tuned")
+    target = output_path(output, Path(model), "{}-tuned")
     if target.suffix == _SAFETENSORS and (head_only or mtp_f16 or mtp_type or fastmtp):
         raise typer.BadParameter("the options of the GGUF's head do not apply to a .safetensors")
     for name in ("torch", "safetensors"):
@@ -176,7 +181,9 @@ def train_head(
                 f"train-head: expected {name}, which is not installed; "
                 'pip install "mtp-gguf[train]"'
             )
-    check_output(target, [model, *files], overwrite)
+    texts = _texts(text) if text else tuple(paragraphs(prompts or []))
+    path = local_model(model, drafts=False).path
+    check_output(target, [path, *files], overwrite)
     note_missing_gpu(gpu_layers)
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
@@ -184,8 +191,8 @@ def train_head(
 
     tell_crashes()
     job = Job(
-        model=model,
-        texts=_texts(text) if text else tuple(paragraphs(prompts or [])),
+        model=path,
+        texts=texts,
         are_prompts=not text,
         files=len(files),
         target=target,

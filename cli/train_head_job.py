@@ -26,7 +26,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import OutputFile
-from mtp_gguf.gguf_tools.remote import hub_model, is_remote, open_any_model
+from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.rewrite import write
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.transplant import head_alone, with_head
@@ -166,7 +166,7 @@ def _weights(job: Job, model: Model) -> Iterator[Weights]:
 @contextmanager
 def _donor(base: Model, source: str) -> Iterator[Model]:
     """Open a GGUF, or convert the head of a checkpoint."""
-    if Path(source).is_file() or (is_remote(source) and not hub_model(source)):
+    if names_gguf(source):
         with open_any_model(source) as donor:
             yield donor
         return

@@ -58,5 +58,5 @@ def draft_loss(
     the products. teacher: [N, C], the trunk's states that predict these tokens. log_sum: [N], the
     logarithms of the sums of its exponentiated logits over its whole vocabulary.
     """
-    loss: Tensor = _DraftLoss.apply(states, weights, output, teacher, log_sum)  # type: ignore[no-untyped-call]
+    loss: Tensor = _DraftLoss.apply(states, weights, output, teacher, log_sum)
     return loss

@@ -9,6 +9,7 @@ import pytest
 
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.session import Session
+from support.models import Models
 from support.native_trunk import Trunk, opened_session
 
 TOKENS = [int(t) for t in np.random.PCG64(5).random_raw(90) % np.uint64(900)]
@@ -18,7 +19,7 @@ TOLERANCE = 0.02
 
 
 @pytest.mark.parametrize("spec", ["dense-tied", "moe-fused"])
-def test_states_equal_the_reference(models, spec: str) -> None:
+def test_states_equal_the_reference(models: Models, spec: str) -> None:
     want = models.reference(spec).trunk(TOKENS)[1]
     path = models.gguf(spec)
     with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
@@ -34,7 +35,7 @@ def test_states_equal_the_reference(models, spec: str) -> None:
     assert np.abs(last - want[78:81]).max() < TOLERANCE
 
 
-def test_states_that_are_not_there(models) -> None:
+def test_states_that_are_not_there(models: Models) -> None:
     with opened_session(models.gguf(), "snapshot", 2) as (session, _):
         session.decode(TOKENS[:4])
         with pytest.raises(NativeError, match=r"expected 1 to 0, .* found 1"):

@@ -16,6 +16,7 @@ from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.config import BlockConfig
 from support.gguf_files import edited
+from support.models import Models
 
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
@@ -36,8 +37,8 @@ def logits_of(
         output = read_tensor(model, names[0])
         embedding = read_rows(model, "token_embd.weight", np.asarray(tokens))
     with torch.no_grad():
-        batch = (torch.from_numpy(a)[None] for a in (hidden, embedding))
-        steps = block.steps(*batch, DEPTH)
+        states, embedded = (torch.from_numpy(a)[None] for a in (hidden, embedding))
+        steps = block.steps(states, embedded, DEPTH)
         return np.stack([state[0, row].numpy() @ output.T for state in steps])
 
 
@@ -58,7 +59,7 @@ def block_of(path: Path, rank: int = 0) -> MtpBlock:
         ("moe-mixed", "Q4_K_M", "Q8_0"),
     ],
 )
-def test_logits_equal_the_draft_graphs(models, spec: str, quant: str, head: str) -> None:
+def test_logits_equal_the_draft_graphs(models: Models, spec: str, quant: str, head: str) -> None:
     path = models.gguf(spec, quant, head)
     n = len(TOKENS)
     with Head(path, n_threads=1) as drafter:
@@ -77,7 +78,7 @@ def test_logits_equal_the_draft_graphs(models, spec: str, quant: str, head: str)
         assert found.argmax(1).tolist() == drafted.tokens
 
 
-def test_fused_tensors_are_split(models, tmp_path: Path) -> None:
+def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:
     path = models.gguf("dense-untied", "F32", "F32")
     block = "blk.4."
 
@@ -95,7 +96,7 @@ def test_fused_tensors_are_split(models, tmp_path: Path) -> None:
     assert all(np.array_equal(want[suffix], found[suffix]) for suffix in want)
 
 
-def test_low_rank_starts_where_the_whole_starts(models) -> None:
+def test_low_rank_starts_where_the_whole_starts(models: Models) -> None:
     path = models.gguf("dense-tied", "F32", "F32")
     whole, low = block_of(path), block_of(path, rank=4)
     assert all(np.array_equal(a, low.weights()[s]) for s, a in whole.weights().items())
@@ -104,7 +105,7 @@ def test_low_rank_starts_where_the_whole_starts(models) -> None:
 
 
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
-def test_a_fresh_head_has_the_shapes_of_a_head(models, spec: str) -> None:
+def test_a_fresh_head_has_the_shapes_of_a_head(models: Models, spec: str) -> None:
     with open_model(models.convert(spec, "--quant", "F32", "--no-mtp")) as model:
         weights, same = fresh_weights(model, seed=1), fresh_weights(model, seed=1)
         norm = read_tensor(model, "output_norm.weight")
@@ -124,7 +125,9 @@ def test_a_fresh_head_has_the_shapes_of_a_head(models, spec: str) -> None:
         ("rope.scaling.type", Value(ValueType.STRING, "longrope"), "found 'longrope'"),
     ],
 )
-def test_wrong_metadata(models, tmp_path: Path, key: str, value: Value | None, words: str) -> None:
+def test_wrong_metadata(
+    models: Models, tmp_path: Path, key: str, value: Value | None, words: str
+) -> None:
     path = models.gguf()
 
     def change(metadata: Metadata) -> None:

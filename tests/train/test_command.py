@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mtp_gguf.cli import train_head_job
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.model import open_model
@@ -262,7 +261,7 @@ def test_too_little_memory_or_disk(
     refused(tmp_path, *target, words=("of memory", "are free", "--rank 16"))
     monkeypatch.undo()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(train_head_job.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused(tmp_path, *target, words=("are free on its disk", "smaller --tokens"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_what_is_kept_is_what_the_model_computes(demo: Path, data: Path) -> None
     samples = open_data(data, 256)
     assert 700 <= sum(map(len, samples)) < 800
     sample = next(s for s in samples if len(s) == 96 and not s.held_out)
-    options = {"n_ctx": 128, "n_batch": 128, "n_threads": 1, "n_threads_batch": 1}
+    options: dict[str, Any] = {"n_ctx": 128, "n_batch": 128, "n_threads": 1, "n_threads_batch": 1}
     with closing(
         MTPLlama(str(demo), depth=0, profile=False, logits_all=True, verbose=False, **options)
     ) as llm:

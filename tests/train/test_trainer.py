@@ -60,7 +60,8 @@ def damaged(weights: Weights) -> Weights:
     noise = np.random.default_rng(5).standard_normal(weights["nextn.eh_proj.weight"].shape)
     projection = weights["nextn.eh_proj.weight"]
     noise = np.random.default_rng(5).standard_normal(projection.shape).astype(np.float32)
-    return weights | {"nextn.eh_proj.weight": 0.3 * projection + 0.06 * noise}
+    changed = (0.3 * projection + 0.06 * noise).astype(np.float32)
+    return weights | {"nextn.eh_proj.weight": changed}
 
 
 def trainer(
