@@ -50,7 +50,7 @@ from mtp_gguf.train.write_back import check_type, head_tensors, train_keys
 
 from .checkpoint_head import converted_head
 from .options import DEFAULT_SIZE, DraftOptions
-from .progress import Interrupted, byte_progress, human_bytes, share_progress
+from .progress import Interrupted, byte_progress, human_bytes, leaves_nothing, share_progress
 
 # Adam's steps have the size of the learning rate, and weights are about 1 / sqrt(width).
 _RATE_BY_WIDTH, _RATE_FROM_SCRATCH = 0.25, 3.0
@@ -122,7 +122,8 @@ def run(job: Job) -> dict[str, Any]:
                 draft = _draft_vocabulary(job, model, train)
                 settings = _settings(job, config, time.monotonic() - began)
                 outcome = _trained(job, model, config, weights, (train, held_out), draft, settings)
-        fields = _write(job, model, outcome, held_out, draft, samples)
+        with leaves_nothing(job.target):
+            fields = _write(job, model, outcome, held_out, draft, samples)
     if job.work is None:
         remove_data(job.folder, CHECKPOINT_NAME)
     return fields
@@ -331,7 +332,7 @@ def _write(
     facts: dict[str, Any] = {
         "source": _source(job),
         "tokens": sum(len(sample) for sample in samples),
-        "start": "random" if job.start.from_scratch else job.start.head_from or "own head",
+        "start": _start(job),
         "steps": job.steps,
         "updates": outcome.step,
         "seed": job.seed,
@@ -372,6 +373,16 @@ def _write(
         "stopped": outcome.stopped,
         "predicted_speedup": speed,
     }
+
+
+def _start(job: Job) -> str:
+    """What training started from, without the folders of this machine."""
+    if job.start.from_scratch:
+        return "random weights"
+    source = job.start.head_from
+    if source is None:
+        return "own head"
+    return Path(source).name if Path(source).exists() else source
 
 
 def _source(job: Job) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX
 from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR, REQUIRED_SUFFIXES
 from mtp_gguf.gguf_tools.model import Model
@@ -31,7 +32,7 @@ Weights = dict[str, NDArray[np.float32]]
 _SMALLEST_SHARE = 6.103515625e-5
 _INITIAL_STD = 0.02
 _HEAD_NORM = "nextn.shared_head_norm.weight"
-_NOT_TRAINED = (SHORT_HEAD_SUFFIX, "nextn.embed_tokens.weight")
+_OWN_EMBEDDING = "nextn.embed_tokens.weight"
 
 
 class MtpBlock(nn.Module):
@@ -227,13 +228,18 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
 def read_weights(model: Model) -> Weights:
     """The weights of a model's head by suffix, dequantized; fused tensors are split.
 
-    RequestError if the head is incomplete.
+    RequestError if the head is incomplete, or has an embedding of its own.
     """
     model.head.check_complete()
     out: Weights = {}
     for name, suffix in model.head.suffixes.items():
-        if suffix in _NOT_TRAINED:
+        if suffix == SHORT_HEAD_SUFFIX:
             continue
+        if suffix == _OWN_EMBEDDING:
+            raise RequestError(
+                f"{model.path}: expected a head that shares the trunk's embedding, found one with "
+                f"its own ({name}), which cannot be trained"
+            )
         array = read_tensor(model, name)
         if parts := model.head.fused_parts(name):
             ends = np.cumsum(list(parts.values()))[:-1]

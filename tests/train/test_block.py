@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
@@ -94,6 +94,19 @@ def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:
         want, found = read_weights(apart), read_weights(together)
     assert want.keys() == found.keys()
     assert all(np.array_equal(want[suffix], found[suffix]) for suffix in want)
+
+
+def test_an_embedding_of_its_own_is_refused(models: Models, tmp_path: Path) -> None:
+    path = models.gguf("dense-untied")
+
+    def add(tensors: dict[str, TensorCopy]) -> None:
+        shared = tensors["token_embd.weight"]
+        spec = TensorSpec("blk.4.nextn.embed_tokens.weight", shared.spec.shape, shared.spec.type)
+        tensors[spec.name] = TensorCopy(spec, shared.source, shared.offset)
+
+    own = edited(path, tmp_path / "own.gguf", tensors=add)
+    with open_model(own) as model, pytest.raises(RequestError, match="which cannot be trained"):
+        read_weights(model)
 
 
 def test_low_rank_starts_where_the_whole_starts(models: Models) -> None:
