@@ -191,7 +191,7 @@ def calibrate(
     tell_crashes()
     note_missing_gpu(gpu_layers)
     if in_place and output is not None:
-        raise typer.BadParameter("--in-place goes with no --output")
+        raise typer.BadParameter("--in-place and --output contradict each other")
     note = _notes(as_json)
     texts = paragraphs(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
@@ -254,10 +254,10 @@ def remove(
     mtp-gguf fastmtp remove model.gguf -o plain.gguf
     """
     if in_place and output is not None:
-        raise typer.BadParameter("--in-place goes with no --output")
+        raise typer.BadParameter("--in-place and --output contradict each other")
     with open_model(model) as opened:
-        held = read_draft_list(opened)
-        if held is None:
+        draft = read_draft_list(opened)
+        if draft is None:
             raise RequestError(f"{model}: has no draft vocabulary")
         if in_place:
             target = model
@@ -287,20 +287,20 @@ def show(
     if ids and as_json:
         raise typer.BadParameter("--ids and --json contradict each other")
     with open_model(model) as opened:
-        held = read_draft_list(opened)
-        if held is None:
+        draft = read_draft_list(opened)
+        if draft is None:
             raise RequestError(f"{model}: has no draft vocabulary; mtp-gguf fastmtp add adds one")
         if ids:
-            typer.echo("\n".join(map(str, held.ids)))
+            typer.echo("\n".join(map(str, draft.ids)))
             return
         required = required_ids(opened)
-        faults = list_faults(held.ids, opened.vocabulary_size or 0, required)
+        faults = list_faults(draft.ids, opened.vocabulary_size or 0, required)
         if as_json:
-            typer.echo(json.dumps(_fields(held, faults), indent=1))
+            typer.echo(json.dumps(_fields(draft, faults), indent=1))
             return
-        typer.echo(f"{len(held.ids)} tokens, {_about(held)}")
+        typer.echo(f"{len(draft.ids)} tokens, {_about(draft)}")
         typer.echo(f"of them special (turn ends, tools, thinking): {len(required)}")
-        texts = _texts(opened, [i for i in held.ids if i not in set(required)])
+        texts = _texts(opened, [i for i in draft.ids if i not in set(required)])
         if texts:
             typer.echo(f"first others: {' '.join(texts)}")
         for fault in faults:
@@ -336,23 +336,23 @@ def _write_anew(path: Path, spec: OutputSpec) -> None:
     os.chmod(path, mode & 0o7777)
 
 
-def _about(held: DraftList) -> str:
-    parts = [f"layout {held.header.layout.value}"]
-    if held.header.source:
-        parts.append(printable(held.header.source.rstrip()))
-    if held.header.coverage is not None:
-        parts.append(f"covers {held.header.coverage:.1%} of its corpus")
+def _about(draft: DraftList) -> str:
+    parts = [f"layout {draft.header.layout.value}"]
+    if draft.header.source:
+        parts.append(printable(draft.header.source.rstrip()))
+    if draft.header.coverage is not None:
+        parts.append(f"covers {draft.header.coverage:.1%} of its corpus")
     return ", ".join(parts)
 
 
-def _fields(held: DraftList, faults: list[str]) -> dict[str, Any]:
+def _fields(draft: DraftList, faults: list[str]) -> dict[str, Any]:
     return {
-        "layout": held.header.layout.value,
-        "size": len(held.ids),
-        "source": held.header.source,
-        "coverage": held.header.coverage,
+        "layout": draft.header.layout.value,
+        "size": len(draft.ids),
+        "source": draft.header.source,
+        "coverage": draft.header.coverage,
         "faults": faults,
-        "ids": list(held.ids),
+        "ids": list(draft.ids),
     }
 
 

@@ -185,26 +185,28 @@ def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | No
     The two are combined as in llama.cpp's converter.
     """
     where = folder / "config.json"
-    held = ConfigReader(str(where), config).config.get("quantization_config")
-    held = {} if held is None else held
-    if not isinstance(held, dict):
+    quantization = ConfigReader(str(where), config).config.get("quantization_config")
+    quantization = {} if quantization is None else quantization
+    if not isinstance(quantization, dict):
         raise CheckpointError(
-            f"{where}: quantization_config: expected an object, found {held!r:.80}; convert from "
-            "the original 16-bit checkpoint"
+            f"{where}: quantization_config: expected an object, found {quantization!r:.80}; "
+            "convert from the original 16-bit checkpoint"
         )
-    if not held and (folder / _QUANTO_NAME).exists():
-        held = {"quant_method": "quanto"}
+    if not quantization and (folder / _QUANTO_NAME).exists():
+        quantization = {"quant_method": "quanto"}
     modelopt_path = folder / _MODELOPT_NAME
-    if modelopt_path.exists() and not (held.get("quant_algo") and held.get("quantized_layers")):
+    if modelopt_path.exists() and not (
+        quantization.get("quant_algo") and quantization.get("quantized_layers")
+    ):
         modelopt = read_json_object(modelopt_path)
-        producer, said = (modelopt.get(key) or {} for key in ("producer", "quantization"))
-        if not isinstance(producer, dict) or not isinstance(said, dict):
+        producer, given = (modelopt.get(key) or {} for key in ("producer", "quantization"))
+        if not isinstance(producer, dict) or not isinstance(given, dict):
             raise CheckpointError(f"{modelopt_path}: expected objects in producer and quantization")
-        method = held.get("quant_method") or str(producer.get("name") or "").lower() or None
-        given = {key: said[key] for key in _MODELOPT_KEYS if said.get(key) is not None}
-        if given:
-            where, held = modelopt_path, {**held, "quant_method": method, **given}
-    return Quantization(str(where), held) if held else None
+        method = quantization.get("quant_method") or str(producer.get("name") or "").lower() or None
+        fields = {key: given[key] for key in _MODELOPT_KEYS if given.get(key) is not None}
+        if fields:
+            where, quantization = modelopt_path, {**quantization, "quant_method": method, **fields}
+    return Quantization(str(where), quantization) if quantization else None
 
 
 def read_weight_map(folder: Path, index_name: str = INDEX_NAME) -> dict[str, str] | None:

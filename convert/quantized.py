@@ -76,16 +76,16 @@ class _Config:
 
     def __init__(self, quantization: Quantization) -> None:
         self.where = quantization.where
-        self.held = quantization.config
+        self.values = quantization.config
 
     def text(self, key: str) -> str:
         """A string in lower case; empty if the value is missing or of another type."""
-        value = self.held.get(key)
+        value = self.values.get(key)
         return value.lower() if isinstance(value, str) else ""
 
     def objects(self, key: str) -> list[Mapping[str, Any]]:
         """The objects among the values of the object under `key`."""
-        value = self.held.get(key)
+        value = self.values.get(key)
         return [v for v in value.values() if isinstance(v, dict)] if isinstance(value, dict) else []
 
     def fault(self, key: str, expected: str, found: object) -> CheckpointError:
@@ -155,13 +155,13 @@ def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
     """
     assert weight.values.quantization is not None
     config = _Config(weight.values.quantization)
-    layers = config.held.get("quantized_layers")
+    layers = config.values.get("quantized_layers")
     by_module = {
-        canonical_name(name): held.get("quant_algo")
-        for name, held in (layers.items() if isinstance(layers, dict) else ())
-        if isinstance(held, dict)
+        canonical_name(name): module_config.get("quant_algo")
+        for name, module_config in (layers.items() if isinstance(layers, dict) else ())
+        if isinstance(module_config, dict)
     }
-    algorithm = config.held.get("quant_algo")
+    algorithm = config.values.get("quant_algo")
     # A stack of experts is listed under the name that they share.
     module = _EXPERT.sub(".experts.", canonical_name(weight.name).removesuffix(".weight"))
     while module:
@@ -187,7 +187,7 @@ def _reader(config: _Config) -> Finder:
             if scheme.reader is None:
                 raise _UnsupportedError(scheme.name)
             return scheme.reader(config)
-    named = config.held.get("quant_method")
+    named = config.values.get("quant_method")
     same = next((s.name.rpartition(", ")[2] for s in SCHEMES if s.method == method), None)
     raise _UnsupportedError(
         f"{same}: {kind or 'no format'}" if same else f"quant_method {named!r:.60}"
@@ -223,7 +223,7 @@ def _scaled(
 
 
 def _fp8(config: _Config) -> Finder:
-    block = _block(config, "weight_block_size", config.held.get("weight_block_size"))
+    block = _block(config, "weight_block_size", config.values.get("weight_block_size"))
     return lambda tensors, name: _scaled(tensors, name, "_scale_inv", block)
 
 
@@ -242,43 +242,43 @@ def _weights_config(config: _Config) -> Mapping[str, Any]:
     groups = config.objects("config_groups")
     if len(groups) != 1:
         raise _UnsupportedError(f"compressed-tensors with {len(groups)} groups of layers")
-    held = groups[0].get("weights")
-    if not isinstance(held, dict):
-        raise config.fault("config_groups", "an object under weights", held)
+    weights = groups[0].get("weights")
+    if not isinstance(weights, dict):
+        raise config.fault("config_groups", "an object under weights", weights)
     _check_uncompressed(config)
-    return held
+    return weights
 
 
 def _check_uncompressed(config: _Config) -> None:
     """Raise _UnsupportedError for features of compressed-tensors other than quantization."""
-    sparsity = config.held.get("sparsity_config")
+    sparsity = config.values.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
         raise _UnsupportedError(f"compressed-tensors, sparse ({sparsity['format']!r:.60})")
-    transforms = config.held.get("transform_config")
+    transforms = config.values.get("transform_config")
     if isinstance(transforms, dict) and transforms.get("config_groups"):
         raise _UnsupportedError("compressed-tensors with transforms (transform_config)")
 
 
 def _compressed_8_bit(config: _Config) -> Finder:
-    held = _weights_config(config)
-    strategy = held.get("strategy")
-    if strategy not in ("tensor", "channel", "block") or held.get("symmetric") is False:
+    weights = _weights_config(config)
+    strategy = weights.get("strategy")
+    if strategy not in ("tensor", "channel", "block") or weights.get("symmetric") is False:
         raise _UnsupportedError(
             f"compressed-tensors in 8 bits, strategy {strategy!r:.60}"
-            f"{', with zero points' if held.get('symmetric') is False else ''}"
+            f"{', with zero points' if weights.get('symmetric') is False else ''}"
         )
     block = None
     if strategy == "block":
-        block = _block(config, "block_structure", held.get("block_structure"))
+        block = _block(config, "block_structure", weights.get("block_structure"))
     return lambda tensors, name: _scaled(tensors, name, "_scale", block)
 
 
 def _compressed_packed(config: _Config) -> Finder:
-    held = _weights_config(config)
-    bits, size, strategy = (held.get(key) for key in ("num_bits", "group_size", "strategy"))
-    if strategy not in ("group", "channel") or held.get("type", "int") != "int":
+    weights = _weights_config(config)
+    bits, size, strategy = (weights.get(key) for key in ("num_bits", "group_size", "strategy"))
+    if strategy not in ("group", "channel") or weights.get("type", "int") != "int":
         raise _UnsupportedError(f"compressed-tensors, packed, strategy {strategy!r:.60}")
-    if held.get("actorder") in ("group", True):
+    if weights.get("actorder") in ("group", True):
         raise _UnsupportedError("compressed-tensors, packed in the order of activations (actorder)")
     if not is_whole(bits) or not 2 <= bits <= 8:
         raise config.fault("num_bits", "a whole number from 2 to 8", bits)
@@ -300,7 +300,7 @@ def _compressed_packed(config: _Config) -> Finder:
 
 
 def _gptq(config: _Config) -> Finder:
-    bits = config.held.get("bits")
+    bits = config.values.get("bits")
     form = config.text("checkpoint_format") or "gptq"
     if bits not in (2, 4, 8) or not is_whole(bits):
         raise _UnsupportedError(f"GPTQ in {bits!r:.60} bits")

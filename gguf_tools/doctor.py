@@ -121,10 +121,10 @@ def original_of(model: Model) -> str:
     `general.base_model` is the original only if the file names a quantizer. In other files it is
     the model that this one was fine-tuned from, which has a different head.
     """
-    held = None
+    url = None
     if "general.quantized_by" in model.first.keys:
-        held = model.first.keys.get("general.base_model.0.repo_url")
-    match = _HUB_URL.fullmatch(held) if isinstance(held, str) else None
+        url = model.first.keys.get("general.base_model.0.repo_url")
+    match = _HUB_URL.fullmatch(url) if isinstance(url, str) else None
     return match[1] if match else "ORIGINAL"
 
 
@@ -242,18 +242,18 @@ def _tokens(head: Model) -> Iterator[Finding]:
         yield Finding("tokenizer", Severity.FAULT, text, fix)
     for name, kinds in _TOKENIZER_ARRAYS.items():
         key = f"tokenizer.ggml.{name}"
-        held = head.first.keys.get(key)
-        if held is None:
+        array = head.first.keys.get(key)
+        if array is None:
             continue
         wanted = " or ".join(kind.name for kind in kinds)
-        if not isinstance(held, ArrayRef) or held.type not in kinds:
-            is_array = isinstance(held, ArrayRef)
-            kind = held.type if isinstance(held, ArrayRef) else head.first.types[key]
+        if not isinstance(array, ArrayRef) or array.type not in kinds:
+            is_array = isinstance(array, ArrayRef)
+            kind = array.type if isinstance(array, ArrayRef) else head.first.types[key]
             found = f"{'an array of ' if is_array else 'one '}{kind.name}"
             text = f"{key}: expected an array of {wanted}, found {found}"
             yield Finding("tokenizer", Severity.FAULT, text, fix)
-        elif name != "merges" and held.count < count:
-            text = f"{key}: expected an entry for each of {count} tokens, found {held.count}"
+        elif name != "merges" and array.count < count:
+            text = f"{key}: expected an entry for each of {count} tokens, found {array.count}"
             yield Finding("tokenizer", Severity.FAULT, text, fix)
 
 

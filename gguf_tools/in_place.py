@@ -28,10 +28,10 @@ def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str |
     the origin of the list is padded or cut to the available space. Returns None on success, else
     the reason why it is impossible; the file is then unchanged.
     """
-    held = _list_key(file)
-    if held is None:
+    list_key = _list_key(file)
+    if list_key is None:
         return "it has no list that could be replaced"
-    array = file.keys[held]
+    array = file.keys[list_key]
     ids = keys[IDS_KEY].data
     assert isinstance(array, ArrayRef)
     assert not isinstance(ids, bool | int | float | str)
@@ -39,7 +39,7 @@ def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str |
         return f"its list has {array.count} ids, the new one {len(ids)}"
     if (COVERAGE_KEY in file.keys) != (COVERAGE_KEY in keys):
         return "one of the lists was counted on a corpus and the other was not"
-    values = {held: keys[IDS_KEY]}
+    values = {list_key: keys[IDS_KEY]}
     if SOURCE_KEY in file.keys:
         values[SOURCE_KEY] = _fitted(keys[SOURCE_KEY], file)
     if COVERAGE_KEY in keys:
@@ -51,7 +51,7 @@ def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str |
         return "its header is not laid out as this tool lays it out"
     if reason := _is_shared(path):
         return reason
-    shown = held == IDS_KEY
+    shown = list_key == IDS_KEY
     at = _key_end(array)
     after = after[:at] + HIDDEN_IDS_KEY[-1:].encode() + after[at + 1 :]
     with _Patch(path) as patch:
@@ -121,8 +121,8 @@ def _key_end(array: ArrayRef) -> int:
 
 def _fitted(value: Value, file: GgufFile) -> Value:
     """A text padded or cut to exactly the bytes that the file has for it."""
-    held = file.scalar(SOURCE_KEY)
-    room = len(str(held).encode("utf-8", "surrogateescape"))
+    source = file.scalar(SOURCE_KEY)
+    room = len(str(source).encode("utf-8", "surrogateescape"))
     text = str(value.data).encode()[:room].decode("utf-8", "ignore")
     return Value(ValueType.STRING, text + " " * (room - len(text.encode())))
 

@@ -65,12 +65,12 @@ class _Keys:
 
     def values(self, key: str) -> list[int]:
         """One integer, or one per layer; empty if the key is absent or has another type."""
-        held = self.file.keys.get(self.name(key))
-        if isinstance(held, ArrayRef):
-            if held.type in (ValueType.STRING, ValueType.F32, ValueType.F64):
+        stored = self.file.keys.get(self.name(key))
+        if isinstance(stored, ArrayRef):
+            if stored.type in (ValueType.STRING, ValueType.F32, ValueType.F64):
                 return []
             return [int(value) for value in self.file.array(self.name(key)) or []]
-        return [held] if isinstance(held, int) and not isinstance(held, bool) else []
+        return [stored] if isinstance(stored, int) and not isinstance(stored, bool) else []
 
     def one(self, key: str, otherwise: int = 0) -> int:
         """The first of the values."""
@@ -206,8 +206,8 @@ def _states(keys: _Keys) -> Iterator[str]:
 def _tokens(file: GgufFile) -> Iterator[str]:
     """llama_vocab::impl::load maps each token's text, up to a zero byte, to its id."""
     key = "tokenizer.ggml.tokens"
-    held = file.keys.get(key)
-    if not isinstance(held, ArrayRef) or held.type is not ValueType.STRING:
+    array = file.keys.get(key)
+    if not isinstance(array, ArrayRef) or array.type is not ValueType.STRING:
         return
     tokens = [str(token) for token in file.array(key) or []]
     distinct = set(tokens)
@@ -274,10 +274,10 @@ def _recurrent_blocks(keys: _Keys) -> list[int]:
     count = keys.one("block_count") - keys.one("nextn_predict_layers")
     blocks = range(min(max(count, 0), _MOST_LAYERS))
     key = keys.name("attention.recurrent_layers")
-    held = keys.file.keys.get(key)
-    if isinstance(held, bool):
-        return list(blocks) if held else []
-    if isinstance(held, ArrayRef):
+    recurrent = keys.file.keys.get(key)
+    if isinstance(recurrent, bool):
+        return list(blocks) if recurrent else []
+    if isinstance(recurrent, ArrayRef):
         try:
             entries = keys.file.array(key) or []
         except FormatError:

@@ -150,20 +150,20 @@ def _root(source: FileSource, entries: _Entries) -> str:
 
 def _state_dict(source: FileSource, offset: int, length: int) -> dict[str, _View]:
     try:
-        held = _unpickled(source.read(offset, length))
+        content = _unpickled(source.read(offset, length))
     except _ForeignError as error:
         raise _unreadable(source.name, "a state dict of plain tensors", str(error)) from None
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         raise FormatError(
             f"{source.name}: data.pkl: expected a pickle, found: {error!s:.{_SHOWN}}"
         ) from None
-    if not isinstance(held, dict):
-        raise _unreadable(source.name, "a state dict", type(held).__name__)
-    for name, value in held.items():
+    if not isinstance(content, dict):
+        raise _unreadable(source.name, "a state dict", type(content).__name__)
+    for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, _View):
             kind = "nothing of the kind" if isinstance(value, _Global) else type(value).__name__
             raise _unreadable(source.name, f"tensors by name, at {name!r:.{_SHOWN}}", kind)
-    return held
+    return content
 
 
 def _placed(

@@ -138,16 +138,16 @@ def extract(model: Model) -> OutputSpec:
 
 def _carried(donor: Model, base: Model) -> dict[str, Value]:
     """The keys of the donor's draft vocabulary for the result; RequestError if it is invalid."""
-    held = read_draft_list(donor)
-    if held is None:
+    draft = read_draft_list(donor)
+    if draft is None:
         return {}
-    faults = list_faults(held.ids, base.vocabulary_size or 0, required_ids(base))
+    faults = list_faults(draft.ids, base.vocabulary_size or 0, required_ids(base))
     if faults:
         raise RequestError(
             f"{donor.path}: the draft vocabulary cannot be taken over: {faults[0]}; make a new "
             "one with --fastmtp"
         )
-    return held.metadata(with_ids=held.header.layout is not DraftLayout.TABLE)
+    return draft.metadata(with_ids=draft.header.layout is not DraftLayout.TABLE)
 
 
 def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Metadata:
@@ -163,12 +163,12 @@ def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Me
         metadata.pop(key, None)
     for suffix in _PER_LAYER:
         array_key = f"{architecture}.{suffix}"
-        held = model.first.keys.get(array_key)
-        if isinstance(held, ArrayRef):
+        array = model.first.keys.get(array_key)
+        if isinstance(array, ArrayRef):
             entries = _resized(
                 model, array_key, trunk, layers, last=False if suffix == _RECURRENT else None
             )
-            metadata[array_key] = Value(held.type, entries)
+            metadata[array_key] = Value(array.type, entries)
     return metadata
 
 
@@ -180,5 +180,5 @@ def _resized(model: Model, key: str, trunk: int, layers: int, last: Scalar | Non
             f"{model.path}: {key}: expected an entry for each of {trunk} layers, "
             f"found {len(entries)}"
         )
-    kept = entries[:trunk]
-    return [*kept, *([kept[-1] if last is None else last] * layers)]
+    trunk_entries = entries[:trunk]
+    return [*trunk_entries, *([trunk_entries[-1] if last is None else last] * layers)]

@@ -129,6 +129,14 @@ class TestLists:
         done = invoke("fastmtp", "add", model, "--corpus", model)
         check_refusal(done.exit_code, done.stderr, "--corpus", "found a GGUF", code=USAGE)
 
+    def test_an_earlier_spelling_takes_several_files_too(self, model: Path, tmp_path: Path) -> None:
+        files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+        for file in files:
+            file.touch()
+        done = invoke("fastmtp", "calibrate", "--prompts", *files, model)
+        words = f"--prompt-file: no text in {files[0]}, {files[1]}"
+        check_refusal(done.exit_code, done.stderr, words)
+
     def test_errors_name_the_option_of_the_command(self, model: Path, tmp_path: Path) -> None:
         for option in ("--corpus", "--ids"):
             done = invoke("fastmtp", "add", model, option, tmp_path / "absent")

@@ -197,6 +197,18 @@ def test_every_null_of_the_config(bench: Bench) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("command", ["convert", "doctor"])
+@pytest.mark.parametrize("file", SPOILED)
+def test_values_nested_too_deeply(file: str, command: str, bench: Bench) -> None:
+    path = bench.model / file
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("{", '{"deep": ' + "[" * 100_000 + "]" * 100_000 + ",", 1))
+    try:
+        assert broken_promise(bench, command) is None
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("file", SPOILED)

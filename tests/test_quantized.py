@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.convert.quantized import SCHEMES
+from mtp_gguf.convert.weights import nvfp4_group_order
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import Array, Spec, write_safetensors
@@ -373,3 +374,16 @@ def test_nvfp4_of_other_sizes_is_dequantized(models: Models, tmp_path: Path) -> 
     down, up = (tensors[f"blk.0.ffn_{part}.weight"] for part in ("down", "up"))
     assert down.tensor_type.name == "F16"
     assert up.tensor_type.name == "NVFP4"
+
+
+@pytest.mark.parametrize("start", [8, 16])
+def test_columns_that_share_a_scale_stay_together(start: int) -> None:
+    """Groups of 16 may change places; runs of 16 that begin inside a group may not."""
+    columns = np.arange(start, start + 48)
+    if start % 16:
+        with pytest.raises(ValueError, match="not neighbours"):
+            nvfp4_group_order(columns)
+    else:
+        order = nvfp4_group_order(columns)
+        assert order is not None
+        assert order.tolist() == [1, 2, 3]

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.native.runtime import VARIABLE, runtime
-from support.llama_libraries import STOCK
+from mtp_gguf.native.runtime import VARIABLE, loaded_library, native_library, runtime
+from support.llama_libraries import FAST, STOCK
+
+
+@pytest.mark.stock
+def test_the_run_is_on_the_libraries_that_were_asked_for() -> None:
+    asked = os.environ.get(VARIABLE) or FAST
+    if asked in (FAST, STOCK):
+        assert runtime.kind == asked
+    shipped = native_library("mtp").parent / "fast"
+    assert (loaded_library("llama").parent == shipped) == (runtime.kind == FAST)
 
 
 @pytest.mark.skipif(runtime.kind == STOCK, reason="this very run is on stock libraries")

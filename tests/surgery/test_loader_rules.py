@@ -194,6 +194,13 @@ def test_files_that_llama_cpp_takes(models: Models, tmp_path: Path) -> None:
     assert found == dict.fromkeys(edits, (True, ""))
 
 
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_a_head_alone_needs_no_trunk(spec: Any, models: Models) -> None:
+    with open_model(models.convert(spec, *UNIFORM, "--head-only")) as model:
+        findings = diagnose(model, None, 512, 2).findings
+    assert [finding.text for finding in findings if _is_fault(finding)] == []
+
+
 def test_listing_and_doctor_agree(models: Models, tmp_path: Path) -> None:
     edit, words = KNOWN["vision tower inside"]
     path = edited(models.convert(DENSE, *UNIFORM), tmp_path / "v.gguf", tensors=edit.tensors)
