@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.quantized import SCHEMES
-from mtp_gguf.convert.weights import nvfp4_group_order
+from mtp_gguf.convert.checkpoint import PlacedTensor, Quantization
+from mtp_gguf.convert.quantized import SCHEMES, wants_16_bit_inputs
+from mtp_gguf.convert.weights import Nvfp4Weight, ScaledWeight, nvfp4_group_order
+from mtp_gguf.gguf_tools.safetensors import StoredTensor
+from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import Array, Spec, write_safetensors
@@ -387,3 +390,41 @@ def test_columns_that_share_a_scale_stay_together(start: int) -> None:
         order = nvfp4_group_order(columns)
         assert order is not None
         assert order.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [("model.layers.0.mlp.up_proj", True), ("model.layers.0", True), ("model.layers.1", False)],
+)
+def test_modelopt_lists_a_module_or_one_around_it(
+    listed: str, expected: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "x").touch()
+    config = {"quant_algo": "NVFP4", "quantized_layers": {listed: {"quant_algo": "W4A16_NVFP4"}}}
+    name = "model.layers.0.mlp.up_proj.weight"
+    stored = StoredTensor(name, "U8", (1, 8), 0, 8)
+    source = FileSource(tmp_path / "x")
+    values = PlacedTensor(stored, source, Quantization("config.json", config))
+    weight = Nvfp4Weight(name, values, values, None, None, inverted=False)
+    assert wants_16_bit_inputs(weight) is expected
+    source.close()
+
+
+def test_blocks_of_a_stack_begin_anew_in_each_matrix(tmp_path: Path) -> None:
+    """Two experts of three rows in blocks of two: the last block of each has one row."""
+    values = np.arange(1, 25, dtype=np.int8).reshape(2, 3, 4)
+    scales = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], np.float32)
+    (tmp_path / "x").write_bytes(scales.tobytes() + values.tobytes())
+    source = FileSource(tmp_path / "x")
+    weight = ScaledWeight(
+        "w",
+        PlacedTensor(StoredTensor("w", "I8", (2, 3, 4), 32, 24), source),
+        PlacedTensor(StoredTensor("s", "F32", (2, 2, 2), 0, 32), source),
+        "s",
+        (2, 2),
+    )
+    weight.check()
+    expected = values * scales.repeat(2, axis=1)[:, :3].repeat(2, axis=2)
+    for start, stop in ((0, 6), (2, 5)):
+        assert np.array_equal(weight.rows(start, stop), expected.reshape(6, 4)[start:stop])
+    source.close()

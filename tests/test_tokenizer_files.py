@@ -196,6 +196,13 @@ class TestRoles:
         refuse(broken, output, "config.json", "bos_token_id", "expected an id")
 
 
+@pytest.mark.parametrize("key", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_affixes_of_subwords_are_refused(key: str, broken: Path, output: Path) -> None:
+    """Byte-level BPE has none."""
+    edit_json(broken / "tokenizer.json", lambda t: t["model"].update({key: "##"}))
+    refuse(broken, output, f"tokenizer.json: model.{key}: expected none, found '##'")
+
+
 class TestVocabularyAndMerges:
     """vocab.json with merges.txt, the files from before tokenizer.json."""
 
@@ -234,6 +241,14 @@ class TestVocabularyAndMerges:
         at = value_of(whole, TOKENS).index("<tool_call>")
         assert value_of(parts, "tokenizer.ggml.token_type")[at] == 3
 
+    def test_merges_of_their_own_file(self, models: Models, broken: Path, output: Path) -> None:
+        """tokenizer.json without merges, next to merges.txt."""
+        Tokenizer.from_file(str(broken / "tokenizer.json")).model.save(str(broken))
+        edit_json(broken / "tokenizer.json", lambda t: t["model"].update(merges=[]))
+        converted(models.checkpoint(TINY), output / "whole.gguf", "--quant", "F16")
+        converted(broken, output / "parts.gguf", "--quant", "F16")
+        assert section(output / "parts.gguf") == section(output / "whole.gguf")
+
     def test_without_merges(self, older: Path, output: Path) -> None:
         (older / "merges.txt").unlink()
         refuse(older, output, "merges.txt", "expected this file")
@@ -245,6 +260,7 @@ class TestVocabularyAndMerges:
             ("merges.txt", "#version: 0.2\nno such\n", ("vocab.json", "its merges")),
             ("vocab.json", '{"a": -1}', ("vocab.json", "'a'", "expected an id")),
             ("vocab.json", '{"a": "b"}', ("vocab.json", "'a'", "expected an id")),
+            ("vocab.json", '{"a": true}', ("vocab.json", "'a'", "expected an id")),
             ("vocab.json", "[]", ("vocab.json", "JSON object")),
             ("added_tokens.json", '{"a": null}', ("added_tokens.json", "expected an id")),
         ],

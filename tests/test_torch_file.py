@@ -248,6 +248,14 @@ def test_invalid_tensors(tensors: Any, words: str, tmp_path: Path) -> None:
         open_torch_file(archive(tmp_path / "x.bin", pickled(tensors)))
 
 
+def test_the_stride_of_a_single_row_does_not_matter(tmp_path: Path) -> None:
+    """torch keeps that of the tensor that the row was cut from."""
+    tensors = {"a": ("t", 4, (1, 4), (99, 1))}
+    file = open_torch_file(archive(tmp_path / "x.bin", pickled(tensors)))
+    file.source.close()
+    assert (file.tensors["a"].shape, file.tensors["a"].nbytes) == ((1, 4), 16)
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     """Every prefix and hundreds of changed bytes end in a FormatError or in sound tensors."""
     path = tmp_path / "x.bin"
