@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +12,14 @@ import pytest
 
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.session import Session
 from support.broken_logits import CHAINS, PROMPT, TOKENS
+from support.checkpoints import SPECS
 from support.gguf_files import Rewrite
 from support.llama_libraries import FAST, STOCK, run_on
-from support.models import Dial
+from support.models import Dial, Models
+from support.native_trunk import Trunk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +105,18 @@ def test_a_text_ends_with_an_error(
                 continue
             assert error.startswith(EXPECTED + FOUND[fault]), (fault, way, error)
             assert len(tokens) == (GOOD if fault == "later" else 0), (fault, way, tokens)
+
+
+@pytest.mark.parametrize("token", [959, 960, 990])
+def test_every_token_of_an_odd_vocabulary_is_checked(
+    token: int, models: Models, rewrite: Rewrite
+) -> None:
+    """991 is no multiple of what is compared at a time."""
+    path = models.gguf(replace(SPECS["dense-tied"], name="odd", vocab_size=991))
+    rows = table(path, "token_embd.weight")  # the output as well
+    rows[token] = np.nan
+    broken = rewrite(path, tensors={"token_embd.weight": tensor(rows)})
+    with closing(Trunk(broken, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
+        session.decode([1])
+        with pytest.raises(NativeError, match=f"nan for token {token}"):
+            session.argmax()

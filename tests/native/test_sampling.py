@@ -14,12 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from mtp_gguf.cli.generate import generate as generate_command
+from mtp_gguf.gguf_tools.tensor_types import F32
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support.checkpoints import SPECS
 from support.chi_square import far_off, one_sample, two_samples
+from support.gguf_files import Rewrite
 from support.llama_samplers import Chain
 from support.models import Dial, Models
 from support.native_trunk import Trunk
@@ -130,6 +132,29 @@ def test_the_most_likely_token_of_a_vocabulary_of_any_size(models: Models) -> No
             found.append(session.argmax())
             assert found[-1] == trunk.logits().argmax()
     assert max(found) >= 960
+
+
+def test_of_equal_logits_top_k_keeps_the_first_tokens(models: Models, rewrite: Rewrite) -> None:
+    """All rows of the output are equal but one, whose token is likelier."""
+    path = models.gguf("dense-tied")
+    rows = np.full((1024, 256), 0.01, np.float32)
+    with opened_rows(rewrite, path, rows) as (session, trunk):
+        session.decode([1])
+        rows[900] *= 2 if trunk.logits()[0] > 0 else 0.5
+    with opened_rows(rewrite, path, rows) as (session, _):
+        session.decode([1])
+        assert session.argmax() == 900
+        session.set_sampling(100.0, top_k=4, seed=1)
+        assert {session.sample() for _ in range(200)} == {0, 1, 2, 900}
+
+
+@contextmanager
+def opened_rows(rewrite: Rewrite, path: Path, rows: np.ndarray) -> Iterator[tuple[Session, Trunk]]:
+    """A session without a head on a model with this embedding, which is its output as well."""
+    tensor = ((rows.shape[1], rows.shape[0]), F32, rows.tobytes())
+    copy = rewrite(path, tensors={"token_embd.weight": tensor})
+    with closing(Trunk(copy, 0)) as trunk, Session(trunk.context, None, max_depth=0) as session:
+        yield session, trunk
 
 
 def test_seeds_are_reproducible(dial: Dial) -> None:

@@ -57,6 +57,20 @@ def test_matches_are_the_longest_and_real(edits: list[list[int] | float]) -> Non
                 assert index.propose(12) == []
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=14))
+def test_matches_are_the_latest(tokens: list[int]) -> None:
+    with SuffixIndex() as index:
+        index.append(tokens)
+        match = index.match()
+    if match.length:
+        suffix = tokens[-match.length :]
+        starts = [
+            i for i in range(len(tokens) - match.length) if tokens[i:][: match.length] == suffix
+        ]
+        assert match.next == starts[-1] + match.length
+
+
 def test_the_latest_occurrence_is_copied() -> None:
     with SuffixIndex() as index:
         index.append([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])
