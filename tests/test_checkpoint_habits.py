@@ -1,4 +1,4 @@
-"""Checkpoints as the field's tools leave them: prefixes, buffers, nulls, pointers, model cards."""
+"""Checkpoints as common tools write them: prefixes, buffers, nulls, LFS pointers, model cards."""
 
 from __future__ import annotations
 

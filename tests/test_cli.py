@@ -1,4 +1,4 @@
-"""The command line itself: help that teaches, progress, output that scripts can use."""
+"""The command line: help, progress, and output for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How options are spelled, read and refused, and how commands end: the same in every one."""
+"""Spelling, parsing and refusal of options, and exit codes: the same in every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mtp-gguf convert --also`: several precisions from one read, each as from a run of its own."""
+"""`mtp-gguf convert --also`: several precisions in one run, each as from its own run."""
 
 from __future__ import annotations
 

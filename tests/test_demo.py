@@ -1,4 +1,4 @@
-"""The demo model, all the way: converted by us, run by llama.cpp, held against the references."""
+"""The demo model end to end: converted by us, run by llama.cpp, compared with the references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GGUF reader and writer: golden bytes, broken one field at a time, and second opinions."""
+"""The GGUF reader and writer: golden bytes, one broken field at a time, and other readers."""
 
 from __future__ import annotations
 

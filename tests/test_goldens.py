@@ -1,4 +1,4 @@
-"""Our one pass gives the bytes of upstream's two: every tensor and key against the goldens."""
+"""Our one pass gives the same bytes as upstream's two: every tensor and key equals the goldens."""
 
 from __future__ import annotations
 

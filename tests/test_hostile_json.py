@@ -1,8 +1,8 @@
-"""Checkpoints whose JSON was spoiled, one value at a time, through every command that reads them.
+"""Checkpoints with one invalid JSON value at a time, in every command that reads them.
 
-The promise: the right file or one sentence, within seconds and little memory, and nothing else left
-in the output's folder. A spoiled value that does not matter to the model gives the same file as
-before; what upstream's converter makes of it, where it makes anything, is ours too.
+Each run gives the correct file or one sentence, within seconds and little memory, and leaves
+nothing else in the output's folder. A value that does not matter to the model gives the same file
+as before; if upstream's converter accepts a value, our file equals its file.
 
 Every value of every file, against every command and upstream, takes an hour:
 

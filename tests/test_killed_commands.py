@@ -1,6 +1,6 @@
-"""Killed, starved, or fed with files that change: no half-written file, no lost input.
+"""Commands that are killed, or whose disk fills or input changes: no half-written file, no loss.
 
-A round of each every day; the sweep:
+Everyday runs do one round of each; the sweep:
 
     MTP_KILLING_ROUNDS=100 pytest -m slow tests/test_killed_commands.py
 """

@@ -1,4 +1,4 @@
-"""The wording of everything that people read: terms of the field instead of private ones."""
+"""The wording of everything that people read: the field's terms instead of private ones."""
 
 import re
 import subprocess

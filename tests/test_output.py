@@ -1,4 +1,4 @@
-"""Output files: under their name only when whole, and nothing left behind when not."""
+"""Output files appear under their name only when complete; failures leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Quantized checkpoints: what is refused and how, and who lends a head to whom.
+"""Quantized checkpoints: refusals, and heads taken from or given to them.
 
-That the others become upstream's bytes stands in the goldens (`quantized-*`).
+The goldens (`quantized-*`) show that the supported ones give upstream's bytes.
 """
 
 from __future__ import annotations

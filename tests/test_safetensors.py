@@ -1,4 +1,4 @@
-"""The safetensors reader: golden bytes, every malformed header, and the reference beside it."""
+"""The safetensors reader: golden bytes, malformed headers, and the reference reader."""
 
 from __future__ import annotations
 

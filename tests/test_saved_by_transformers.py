@@ -1,4 +1,4 @@
-"""Checkpoints that transformers saves, and their habits one by one: the same bytes as upstream.
+"""Checkpoints saved by transformers, and their peculiarities one by one: upstream's bytes.
 
 transformers writes every default into text_config, nulls included, drops the MTP head, and keeps in
 tokenizer.json what the last call asked for. Upstream's converter reads configs and tokenizers

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as Ctrl-C: for as long as a command runs, and no longer."""
+"""SIGTERM and SIGHUP act like Ctrl-C, only while a command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free memory, as the machine and the control groups (containers) around a process report it."""
+"""Free memory according to the machine and the control groups (containers) of a process."""
 
 from __future__ import annotations
 

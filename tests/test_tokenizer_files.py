@@ -1,4 +1,4 @@
-"""Tokenizers as their files come: what training left in them, older files, roles of tokens."""
+"""Tokenizer files: settings left over from training, older files, roles of tokens."""
 
 from __future__ import annotations
 

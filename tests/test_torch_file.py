@@ -1,4 +1,4 @@
-"""`pytorch_model.bin`: what torch.save writes is read as the same tensors, and nothing is run."""
+"""`pytorch_model.bin`: reads the tensors that torch.save wrote, and runs no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The goldens are what upstream makes, and our tokenizer section is upstream's.
+"""The goldens equal upstream's output, and our tokenizer section equals upstream's.
 
 These tests run upstream's converter (torch, transformers, the pinned sdist through pip); the
 others compare with what it once made. `support/upstream/make_goldens.py --check` does all of them.

@@ -1,4 +1,4 @@
-"""What holds drafting back, on numbers whose answer is plain."""
+"""The bottleneck analysis, on figures with an obvious answer."""
 
 from __future__ import annotations
 

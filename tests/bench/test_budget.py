@@ -1,4 +1,4 @@
-"""Times as people give them to --budget."""
+"""The values of --budget."""
 
 from __future__ import annotations
 

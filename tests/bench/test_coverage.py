@@ -1,4 +1,4 @@
-"""How much of a text a draft vocabulary can write."""
+"""The share of a text's tokens that a draft vocabulary contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured in the time that there is: on made-up parts and a made-up clock."""
+"""The plan that fits measurements into a budget, with invented tasks and an invented clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""model.mtp.toml: what is written is read, and anything else is refused by field."""
+"""model.mtp.toml: round trips, and errors that name the invalid field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: what is in the file, and what a real browser draws of it."""
+"""The HTML report: its content, and its rendering in a real browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of `tune` on made-up speeds: it finds what is best, and no drafting where that is."""
+"""The search of `tune` on invented speeds: it finds the fastest settings, or no drafting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The NEON kernels on CPUs that qemu has: with matrix products of bytes, dot products, neither.
+"""The NEON kernels on CPUs emulated by qemu: with I8MM, with dot products, with neither.
 
-On an ARM machine test_lanes.py has them as they are.
+On an ARM machine test_lanes.py tests them natively.
 """
 
 from __future__ import annotations

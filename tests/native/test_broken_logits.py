@@ -1,4 +1,4 @@
-"""Logits that are no numbers end a text with an error by name, and not the process."""
+"""NaN or infinite logits end a text with an error that names them; the process survives."""
 
 from __future__ import annotations
 

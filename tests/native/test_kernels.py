@@ -1,6 +1,6 @@
-"""Which kernels of the loaded ggml-cpu give a row other bits when its batch has another size.
+"""Which kernels of the loaded ggml-cpu give a row different bits in batches of different sizes.
 
-native/exact.py says so in three constants; here they are held against the kernels themselves.
+native/exact.py lists them in three constants, which are compared with the kernels themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening and closing again and again leaves memory as it was."""
+"""Opening and closing sessions repeatedly does not leak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts from the text: same tokens as without, used if they promise more than the head."""
+"""Drafts from the text do not change the tokens; used if they promise more than the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold on llama-cpp-python's own libraries, too; the other tests run on the fast ones."""
+"""Runs the tests marked `stock` on llama-cpp-python's own libraries; all run on the fast ones."""
 
 from __future__ import annotations
 

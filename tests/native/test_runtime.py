@@ -1,4 +1,4 @@
-"""Which llama.cpp libraries a process runs on; what is said where those asked for cannot run."""
+"""The choice of llama.cpp libraries, and the errors if the requested ones cannot be used."""
 
 from __future__ import annotations
 

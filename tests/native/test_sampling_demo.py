@@ -1,4 +1,4 @@
-"""Sampling with drafts on the demo model: the next three tokens come as the trunk alone says.
+"""Sampling with drafts on the demo model: the next three tokens follow the trunk's distribution.
 
 What it says is computed, not drawn: the probabilities that llama.cpp's own samplers make of the
 trunk's logits, multiplied along every continuation that is likely enough to be counted. In exact

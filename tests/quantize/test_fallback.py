@@ -1,4 +1,4 @@
-"""A ggml that rounds otherwise than the kernels: found out by the self-test, and left to itself.
+"""If ggml rounds differently from the kernels, the self-test notices it and ggml quantizes.
 
 Upstream's quantizers are compiled once more, so that products and sums fuse (as on ARM, or with
 -march=native), and put before those of the ggml that llama_cpp has loaded.

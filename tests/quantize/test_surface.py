@@ -1,4 +1,4 @@
-"""What the surface refuses, and how NaN and infinity come back."""
+"""The C API of the quantizer: refused arguments, and reports of NaN and infinity."""
 
 from __future__ import annotations
 

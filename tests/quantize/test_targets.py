@@ -1,4 +1,4 @@
-"""Every instruction set, forced in a process of its own; and what a forced one may be."""
+"""Every instruction set, forced in a subprocess; and invalid names of instruction sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a llama-server for a model: the command, or one sentence instead of it."""
+"""The llama-server command for a model, or one sentence if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which llama-server is run, and what it is held to be."""
+"""Which llama-server is run, and the detection of its capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server from its start to its end: waiting, its log, signals, exit codes."""
+"""The life of a server process: startup, log, signals, exit codes."""
 
 from __future__ import annotations
 

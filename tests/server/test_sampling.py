@@ -1,4 +1,4 @@
-"""What sampling a row of a large vocabulary does without (patches/), with the same results."""
+"""Sampling from a large vocabulary with fewer passes (patches/) gives the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few combinations of settings in which every two values of two settings meet."""
+"""All-pairs tables: few combinations that contain every pair of values of two settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A benchmark result with figures that are easy to find in the report, and hostile text."""
+"""A benchmark result for the report: figures that are easy to find, and hostile text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What MTPLlama does where the trunk's logits are no numbers to choose a token by.
+"""How MTPLlama reacts to logits of the trunk that are NaN or infinite.
 
     cd tests; python -m support.broken_logits '{"nan": "MODEL", …}' DEPTH…
 
-Prints JSON: for each model and each way to sample the tokens that came, and the error at their end.
+Prints JSON: the generated tokens and the final error, for each model and each sampler chain.
 """
 
 from __future__ import annotations

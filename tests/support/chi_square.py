@@ -1,4 +1,4 @@
-"""Pearson's chi-square, for samples of tokens: rare cells are pooled, so that the test holds."""
+"""Pearson's chi-square test for samples of tokens; cells with few expected counts are pooled."""
 
 from __future__ import annotations
 

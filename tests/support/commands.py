@@ -1,4 +1,4 @@
-"""Running `mtp-gguf`, in this process or as one of its own, and what a refusal looks like."""
+"""Runs `mtp-gguf`, in this process or as a subprocess, and checks how it refuses input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`mtp-gguf convert`, done or refused.
+"""Runs `mtp-gguf convert`, which must succeed or be refused.
 
-`refused` holds every failure to the same promise: its exit code, one sentence on standard error
-that has the given words, no traceback, and an output folder in which nothing changed.
+`refused` checks every failure in the same way: the exit code, one sentence with the given words on
+standard error, no traceback, and an unchanged output folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Depth auto on a machine of numbers: costs from a table, outcomes from a seed, no clock."""
+"""A simulator for depth auto: costs from a table, outcomes from a seeded generator, no clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Mutations of a GGUF file by chance.
+"""Draws random mutations of a GGUF file.
 
-Keys of every type and value, arrays of other lengths, tensors of other shapes and types; and sizes
-that agree with each other, so that what comes after llama.cpp's own checks is reached too.
+They change types and values of keys, lengths of arrays, shapes and types of tensors. Some change
+several sizes consistently, so that they pass llama.cpp's own checks and reach the code behind them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What ggml itself reads in a GGUF file: `gguf_init_from_file` of the libggml that llama_cpp ships.
+"""Reads GGUF files with ggml itself: `gguf_init_from_file` of the libggml in llama_cpp.
 
-`describe` asks it in a process of its own, and there in a child for each file, so that a file that
-makes ggml abort is one more answer and not the end of the tests.
+`describe` runs it in a subprocess with a forked child for each file, so that an abort of ggml is
+reported like any other result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in a GGUF file, whether llama.cpp loads it and how it continues; and an edited copy."""
+"""Inspects GGUF files (tensors, keys, whether llama.cpp loads them) and makes edited copies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""GGUF files that are wrong in one or a few places, each place said as a mutation.
+"""GGUF files with one or a few faults, each described by a `Mutation`.
 
-A `Content` is a file taken apart, without any promise; a `Mutation` changes it, and its repr is how
-a regression test names the file. draw_mutations.py draws them by chance.
+A `Content` is the unchecked content of a file. A `Mutation` changes it; regression tests name a
+file by the repr of its mutations. draw_mutations.py draws random ones.
 """
 
 from __future__ import annotations

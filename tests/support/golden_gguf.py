@@ -1,8 +1,8 @@
-"""One tiny GGUF file, field by field as bytes, and ways to break it.
+"""One tiny GGUF file, field by field as bytes, and malformed variants of it.
 
 `FIELDS` is the file: its values, joined, are the bytes. `CASES` are malformed files, each with the
-sentence that the reader must say of it, `SOUND` are odd files that are nothing but odd. They stand
-for what has been met in the wild (CVE-2024-21802, -23605, CVE-2026-27940, -33298 and their like)
+error that the reader must raise; `SOUND` are unusual but valid files. They represent faults that
+have been found in the wild (CVE-2024-21802, -23605, CVE-2026-27940, -33298 and their like)
 and for what llama.cpp tests its own reader with (the handcrafted files of tests/test-gguf.cpp).
 """
 

@@ -1,7 +1,7 @@
-"""One tiny safetensors file, and the malformed and the odd ones that stand for what has been met.
+"""One tiny safetensors file, and variants that represent faults found in the wild.
 
-`CASES` are malformed files, each with what the reader must say of it; `SOUND` are odd files that
-are nothing but odd.
+`CASES` are malformed files, each with the error that the reader must raise; `SOUND` are unusual
+but valid files.
 """
 
 from __future__ import annotations

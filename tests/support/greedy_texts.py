@@ -1,8 +1,8 @@
-"""What a model writes at each depth, greedily, with the default settings of a session.
+"""The greedy text of a model at each depth, with the default settings of a session.
 
     cd tests; python -m support.greedy_texts MODEL '{"depths": [0, 3], …}'
 
-The second word has the fields of `Work`. Prints JSON: of each depth the fields of `Written`.
+The second argument has the fields of `Work`. Prints the fields of `Written` by depth, as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model loses on each token of a text, in batches of several sizes.
+"""The loss of a model on each token of a text, in batches of several sizes.
 
     cd tests; python -m support.held_out_loss MODEL OUT.npz \
         '{"windows": 40, "batches": [1, 512], …}'

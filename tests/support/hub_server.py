@@ -1,7 +1,7 @@
 """A hub on loopback: as much of its API as huggingface_hub needs to download a model.
 
-Small files come at once, weights by a redirect to a path of their own, as from the hub's CDN, and
-in ranges. Everything that was asked for stands in `requests`. The standard library is enough.
+Small files are sent directly. Weights are redirected to another path, as to the hub's CDN, and sent
+in ranges. `requests` lists all requests.
 """
 
 from __future__ import annotations

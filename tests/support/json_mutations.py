@@ -1,4 +1,4 @@
-"""Every way to spoil one value of a JSON file: the sweep behind test_hostile_json.py."""
+"""All mutations of one value of a JSON file, for the sweep of test_hostile_json.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands killed, starved and fed with files that change; run as a program, because it forks.
+"""Kills commands, fills their disk and changes their input while they run; a program, as it forks.
 
     cd tests; python -m support.killed_commands FOLDER ROUNDS [SEED]
 

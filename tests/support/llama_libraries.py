@@ -1,7 +1,7 @@
-"""Programs of the tests that run on one set of llama.cpp's libraries.
+"""Runs programs of the tests on one set of llama.cpp's libraries, each in a subprocess.
 
-llama_cpp loads one set of libraries for a process, so each set has a process of its own. A set is
-FAST (those that the package ships), STOCK (those of llama-cpp-python) or a folder.
+llama_cpp can load only one set of libraries in a process: FAST (shipped by the package), STOCK
+(those of llama-cpp-python) or those of a folder.
 """
 
 from __future__ import annotations

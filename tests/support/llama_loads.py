@@ -1,8 +1,8 @@
-"""Whether llama.cpp loads files, runs their trunk and drafts with their head.
+"""Tests whether llama.cpp loads files, runs their trunk and drafts with their head.
 
     cd tests; python -m support.llama_loads FILE...
 
-prints for each file "yes" or "no". Each is tried in a process of its own, which may abort.
+prints "yes" or "no" for each file. Each file is tried in a forked child, which may abort.
 """
 
 from __future__ import annotations

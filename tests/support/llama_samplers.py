@@ -1,4 +1,4 @@
-"""llama.cpp's own sampler chains, and the distributions they make of logits."""
+"""llama.cpp's own sampler chains, and the distributions that they compute from logits."""
 
 from __future__ import annotations
 

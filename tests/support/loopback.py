@@ -1,4 +1,4 @@
-"""A web server on loopback in a thread of its own, for as long as a `with` lasts."""
+"""A web server on loopback, in its own thread for the duration of a `with`."""
 
 from __future__ import annotations
 

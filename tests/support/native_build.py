@@ -1,4 +1,4 @@
-"""Builds of the native library beside the installed one, and tests that run over them."""
+"""Builds the native library in other configurations, and runs tests with such a build."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Matrices in the layouts of the field's quantizers, the same bytes on every machine.
+"""Matrices in the storage layouts of common quantizers, the same bytes on every machine.
 
-`LAYOUTS` names them; each gives the tensors that stand for one matrix, and the configs that say so.
-The arithmetic is plain rounding: what counts is where each number goes. `real_tools/` compares with
-what the quantizers themselves write.
+Each entry of `LAYOUTS` gives the tensors that store one matrix, and the configs that describe
+them. Values are rounded plainly; the tests are about where numbers are stored. `real_tools/`
+compares with what the quantizers themselves write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real llama-server with a tiny model: what it is asked, and what it says."""
+"""Runs a real llama-server with a tiny model, sends requests and reads its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random walk over the recurrent memory, beside a context that never drafts.
+"""A random walk over the recurrent memory, compared with a context that never drafts.
 
     cd tests; python -m support.rollback_walk MODEL SEED STEPS TOKENS
 

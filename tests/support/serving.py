@@ -1,4 +1,4 @@
-"""Running `mtp-gguf serve` as a process, and reading along."""
+"""Runs `mtp-gguf serve` as a subprocess and reads its output while it runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A program that behaves like a llama-server in ways that a real one shows by accident only.
+"""A fake llama-server for behaviour that cannot be provoked in a real one.
 
 Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop,
-`--armed FILE`, which it makes once it answers signals.
+`--armed FILE`, created once it handles signals.
 """
 
 from __future__ import annotations

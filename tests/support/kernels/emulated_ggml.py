@@ -1,4 +1,4 @@
-"""The products of `ggml_calls.Ggml`, computed by ggml for ARM on a CPU that qemu has."""
+"""The products of `ggml_calls.Ggml`, computed by ggml for ARM on a CPU emulated by qemu."""
 
 from __future__ import annotations
 

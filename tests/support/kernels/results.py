@@ -1,4 +1,4 @@
-"""What the sweep of the kernels computed, by name, and what it is compared with."""
+"""The results of the kernels' sweep by name, and the comparisons that tests make with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollback by replay on ggml's CPU backend, beside the gated delta net one token at a time.
+"""Compares rollback by replay on ggml's CPU backend with the gated delta net token by token.
 
     cd tests; python -m support.kernels.rollback FOLDER
 

@@ -1,4 +1,4 @@
-"""Rows that quantizers are compared on, and the reference: ggml_quantize_chunk itself."""
+"""Rows for comparing quantizers, and the reference results of ggml_quantize_chunk."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoints as the field's own tools write them, and what becomes of each."""
+"""Checkpoints written by common tools, and the expected outcome of converting each."""

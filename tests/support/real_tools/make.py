@@ -1,4 +1,4 @@
-"""Write one checkpoint with a tool of the field.
+"""Write one checkpoint with another tool, such as PEFT or GPTQModel.
 
     cd tests; python -m support.real_tools.make ROW SOURCE TARGET
 

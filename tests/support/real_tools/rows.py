@@ -1,4 +1,4 @@
-"""What becomes of each tool's checkpoint: the table of docs/tensors.md, and what the tests hold."""
+"""The expected outcome for each tool's checkpoint, for the tests and for docs/tensors.md."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the tests take from upstream: its sources, its two conversion steps, goldens of both."""
+"""Upstream's sources, converter and quantizer as the tests use them, and the goldens of both."""

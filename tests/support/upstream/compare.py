@@ -1,4 +1,4 @@
-"""The comparison of a GGUF file with a golden: every difference as one sentence."""
+"""Compares a GGUF file with a golden; each difference is one sentence."""
 
 from __future__ import annotations
 

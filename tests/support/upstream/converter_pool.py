@@ -1,4 +1,4 @@
-"""Many runs of upstream's convert_hf_to_gguf.py for the price of one start.
+"""Runs upstream's convert_hf_to_gguf.py many times in forks of one process.
 
 Importing torch and transformers takes longer than converting a tiny checkpoint. One process imports
 them, and a fork of it does each conversion, so that no run sees what another one left.

@@ -1,4 +1,4 @@
-"""What of a GGUF file is compared: tensors by hash, metadata by value; read with `gguf`."""
+"""Describes a GGUF file for comparisons: hashes of tensors and values of keys, read with `gguf`."""
 
 from __future__ import annotations
 

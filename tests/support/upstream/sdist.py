@@ -1,4 +1,4 @@
-"""What the tests need of the pinned source distribution (`patches/BASE` names it)."""
+"""The pinned source distribution (named in `patches/BASE`): versions and sources."""
 
 from __future__ import annotations
 

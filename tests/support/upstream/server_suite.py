@@ -1,4 +1,4 @@
-"""Upstream's own server tests with a model of this machine.
+"""Upstream's own server tests with a local model.
 
     python tests/support/upstream/server_suite.py LLAMA_CPP MODEL.gguf SERVER [OTHER] \
         [-- PYTEST OPTIONS]
