@@ -40,7 +40,9 @@ def doctor(
     head: Annotated[
         str | None,
         typer.Option(
-            "--head", metavar="FILE", help="Examine the head in this GGUF, too; also on the hub."
+            "--head",
+            metavar="FILE",
+            help="Also examine the head in this GGUF, which may be on the hub.",
         ),
     ] = None,
     source: Annotated[
@@ -55,8 +57,8 @@ def doctor(
         bool,
         typer.Option(
             "--load",
-            help="Load the model and draft, in a process of its own that may crash (downloads "
-            "a model on the hub).",
+            help="Load the model and draft once, in a subprocess that may crash (downloads a model "
+            "on the hub).",
         ),
     ] = False,
     context: Annotated[
@@ -69,14 +71,13 @@ def doctor(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a model can draft, and if not, why and what fixes it.
+    """Report whether a model can draft, and if not, why and how to fix it.
 
-    Says as well with what it drafts and at what price. The exit code is 0 when it can draft, and 1
-    when something keeps it from it. Warnings are about heads that draft badly. What cannot be seen
-    in the file alone is measured with --from: norms not raised by 1, the halves of eh_proj swapped,
-    a head of another fine-tune. With --load the model is run as well, so that a file on which
-    llama.cpp crashes is found before it is used, and so is a head with a low acceptance rate, as a
-    fine-tune with the head of its base model has.
+    Also reports what it drafts with and the memory that drafting takes. The exit code is 0 if the
+    model can draft, else 1. Warnings are about heads that draft badly. --from also measures what
+    the file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of
+    another fine-tune. --load also runs the model, to find files that crash llama.cpp and heads with
+    a low acceptance rate, such as that of a base model on its fine-tune.
 
     **Examples**
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 # Pattern, and what to write instead. Each was used here once and stopped readers.
 BANNED = {
     r"\bmend(s|ed|ing)?\b": "fix",
-    r"\bfore(tell|told|telling)\b": "predict",
+    r"\bfore(tell(s|ing)?|told)\b": "predict",
     r"\bguess(es|ed)? right\b": "acceptance rate",
     r"\b(take|takes|took|taking|taken) turns\b|\bin turn\b|\bturn by turn\b": "interleaved",
     r"\btaken back\b|\btake(s|n)? it back\b|\bundone\b": "rolled back",
