@@ -229,20 +229,20 @@ def convert(
         split_max_size=shard_size,
         output=output,
     )
-    with planned(model, revision, mtp_from, request) as what:
-        plans = what.plans
+    with planned(model, revision, mtp_from, request) as conversion:
+        plans = conversion.plans
         found = kernels(plans) if verbose else None
         if found and not as_json:
             typer.echo(kernel_text(found), err=True)
         if dry_run:
             typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
             return
-        sources = [*what.sources, *draft.files, *([imatrix] if imatrix else [])]
+        sources = [*conversion.sources, *draft.files, *([imatrix] if imatrix else [])]
         outputs = [shard.path for plan in plans for shard in plan.shards]
         for path in outputs:
             check_output(path, sources, overwrite)
         with leaves_nothing(*outputs):
-            outcome = _run(what, threads)
+            outcome = _run(conversion, threads)
     if as_json:
         typer.echo(summary_json(plans, outcome, found))
         return
@@ -273,18 +273,18 @@ def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
     return names
 
 
-def _run(what: Planned, threads: int | None) -> "Outcome":
+def _run(conversion: Planned, threads: int | None) -> "Outcome":
     """Write the files, with progress on standard error."""
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
     from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
     from mtp_gguf.gguf_tools.system import CoreMeter  # noqa: PLC0415
 
-    total = sum(plan.size for plan in what.plans)
-    with local_weights(what) as weights:
+    total = sum(plan.size for plan in conversion.plans)
+    with local_weights(conversion) as weights:
         meter = CoreMeter()
 
         def busy() -> str:
             return f"{meter.cores} cores {meter.share():.0%} busy"
 
         with byte_progress("convert", total, busy) as progress:
-            return run(what.plans, SourceRows(weights), progress, threads)
+            return run(conversion.plans, SourceRows(weights), progress, threads)

@@ -71,21 +71,21 @@ def planned(
 
 
 @contextmanager
-def local_weights(what: Planned) -> Iterator["Checkpoint"]:
+def local_weights(conversion: Planned) -> Iterator["Checkpoint"]:
     """Yield the weights; a head on the hub is fetched into a temporary folder at the output."""
     from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
         remote_head_bytes,
         with_local_head,
     )
 
-    missing = remote_head_bytes(what.weights)
+    missing = remote_head_bytes(conversion.weights)
     if not missing:
-        yield what.weights
+        yield conversion.weights
         return
-    beside = what.plans[0].shards[0].path.parent
+    beside = conversion.plans[0].shards[0].path.parent
     with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=beside) as folder:
         with byte_progress("fetch the head", missing) as progress:
-            whole = with_local_head(what.weights, Path(folder) / "mtp.safetensors", progress)
+            whole = with_local_head(conversion.weights, Path(folder) / "mtp.safetensors", progress)
         with whole:
             yield whole
 

@@ -50,7 +50,7 @@ def general_metadata(
     total, shared, expert, experts = _parameters(targets)
     origin = read_json_object(folder / "config.json").get("_name_or_path")
     try:
-        held = gguf.Metadata.apply_metadata_heuristic(
+        metadata = gguf.Metadata.apply_metadata_heuristic(
             gguf.Metadata(),
             _model_card(folder),
             {"_name_or_path": origin} if isinstance(origin, str) else {},
@@ -64,13 +64,13 @@ def general_metadata(
             f"{folder / MODEL_CARD}: this model card cannot be parsed: "
             f"{' '.join(str(error).split())}; correct or remove it"
         ) from None
-    held.name = held.name or name or folder.resolve().name
-    if held.size_label is None and total:
-        held.size_label = gguf.size_label(total, shared, expert, experts)
+    metadata.name = metadata.name or name or folder.resolve().name
+    if metadata.size_label is None and total:
+        metadata.size_label = gguf.size_label(total, shared, expert, experts)
     for field, value in _sampling(folder).items():
-        setattr(held, field, value)
+        setattr(metadata, field, value)
     collector = gguf.GGUFWriter(path=None, arch="")
-    held.set_gguf_meta_model(collector)
+    metadata.set_gguf_meta_model(collector)
     keys = _collected(folder, collector)
     _check_sampling(folder, keys)
     return {
@@ -112,11 +112,11 @@ def file_stem(metadata: Mapping[str, Value | RawValue], quant: str) -> str:
 def _sampling(folder: Path) -> dict[str, Any]:
     """Sampling defaults in generation_config.json, by their names in gguf.Metadata."""
     path = folder / GENERATION_CONFIG
-    held = read_json_object(path) if path.is_file() else {}
-    found = {f"sampling_{name}": held.get(name) for name in _SAMPLING}
-    found["sampling_temp"] = held.get("temperature")
+    settings = read_json_object(path) if path.is_file() else {}
+    found = {f"sampling_{name}": settings.get(name) for name in _SAMPLING}
+    found["sampling_temp"] = settings.get("temperature")
     if found["sampling_penalty_repeat"] is None:
-        found["sampling_penalty_repeat"] = held.get("repetition_penalty")
+        found["sampling_penalty_repeat"] = settings.get("repetition_penalty")
     return found
 
 
@@ -168,18 +168,18 @@ def _collected(folder: Path, writer: gguf.GGUFWriter) -> dict[str, Value]:
     CheckpointError if a model card has another type in place of a string.
     """
     keys = {}
-    for key, held in writer.kv_data[0].items():
+    for key, entry in writer.kv_data[0].items():
         if key == "general.architecture":
             continue
-        array = held.type is gguf.GGUFValueType.ARRAY  # all of these arrays contain strings
-        if array or held.type is gguf.GGUFValueType.STRING:
-            for text in held.value if array else [held.value]:
+        array = entry.type is gguf.GGUFValueType.ARRAY  # all of these arrays contain strings
+        if array or entry.type is gguf.GGUFValueType.STRING:
+            for text in entry.value if array else [entry.value]:
                 if not isinstance(text, str) or not _is_unicode(text):
                     source = folder / (GENERATION_CONFIG if ".sampling." in key else MODEL_CARD)
                     raise CheckpointError(f"{source}: {key}: expected text, found {text!r:.60}")
-            keys[key] = Value(ValueType.STRING, held.value)
+            keys[key] = Value(ValueType.STRING, entry.value)
         else:
-            keys[key] = Value(_VALUE_TYPES[held.type], held.value)
+            keys[key] = Value(_VALUE_TYPES[entry.type], entry.value)
     return keys
 
 

@@ -219,8 +219,8 @@ def _stored_type(weights: Checkpoint, target: Target) -> TensorType:
 
 def _output(model: Model, targets: tuple[Target, ...]) -> Target:
     """The target whose rows are the output vocabulary; the embedding if the model is tied."""
-    held = {t.name: t for t in targets}
-    output = held.get(OUTPUT_TENSOR) or held.get(EMBEDDING_TENSOR)
+    tensors = {t.name: t for t in targets}
+    output = tensors.get(OUTPUT_TENSOR) or tensors.get(EMBEDDING_TENSOR)
     n_vocab = model.vocabulary_size
     if output is None or output.shape[1:] != (n_vocab,):
         found = "none" if output is None else f"shape {list(output.shape)}"

@@ -284,9 +284,9 @@ class PackedWeight(_QuantizedWeight):
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """The values of these rows minus their zero points, multiplied by their scales."""
-        said = _read_all(self.shape_tensor).tolist()
-        if said != list(self.shape):
-            raise _fault(self, f"shape {list(self.shape)} by its parts", said)
+        stated = _read_all(self.shape_tensor).tolist()
+        if stated != list(self.shape):
+            raise _fault(self, f"shape {list(self.shape)} by its parts", stated)
         scale = _as_f32(_read_rows(self.scale, start, stop))
         values = _unpacked(_read_rows(self.values, start, stop), self.bits)
         grouped = values[:, : self.shape[1]].reshape(*scale.shape, -1).astype(np.int32)
@@ -327,11 +327,11 @@ class Nvfp4Weight(_QuantizedWeight):
         groups = columns // NVFP4_GROUP
         _check_part(self.values, (rows, groups * NVFP4_GROUP // 2), ("U8",), "for NVFP4")
         _check_part(self.scale, (rows, groups), ("F8_E4M3",), "for NVFP4")
-        for one in (self.second, self.inputs):
-            if one is not None and prod(one.stored.shape) != 1:
-                raise _fault(self, f"one value in {one.stored.name}", list(one.stored.shape))
-            if one is not None and one.stored.dtype not in PLAIN_DTYPES:
-                raise _fault(self, f"a float in {one.stored.name}", one.stored.dtype)
+        for scalar in (self.second, self.inputs):
+            if scalar is not None and prod(scalar.stored.shape) != 1:
+                raise _fault(self, f"one value in {scalar.stored.name}", list(scalar.stored.shape))
+            if scalar is not None and scalar.stored.dtype not in PLAIN_DTYPES:
+                raise _fault(self, f"a float in {scalar.stored.name}", scalar.stored.dtype)
 
     def tensor_scale(self) -> float:
         """The scale of the whole tensor, rounded to F32."""

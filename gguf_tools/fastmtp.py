@@ -54,11 +54,11 @@ def find_draft_vocabulary(
         source if isinstance(source, str) else None,
         coverage if isinstance(coverage, float) and 0 <= coverage <= 1 else None,
     )
-    held = file.keys.get(IDS_KEY)
-    if held is not None:
-        if not isinstance(held, ArrayRef) or held.type is not ValueType.U32 or not held.count:
+    array = file.keys.get(IDS_KEY)
+    if array is not None:
+        if not isinstance(array, ArrayRef) or array.type is not ValueType.U32 or not array.count:
             raise FormatError(f"{file.source.name}: {IDS_KEY}: expected a filled array of U32")
-        return StoredDraftVocabulary(DraftLayout.IDS, held.count, *about)
+        return StoredDraftVocabulary(DraftLayout.IDS, array.count, *about)
     id_map = tensors.get(ID_MAP_TENSOR)
     if id_map is None:
         return None

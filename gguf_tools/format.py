@@ -243,10 +243,10 @@ class GgufFile:
 
     def value(self, key: str) -> Value:
         """The value under `key`, which must exist, ready to be written to another file."""
-        held = self.keys[key]
-        if isinstance(held, ArrayRef):
-            return Value(held.type, self.array(key) or [])
-        return Value(self.types[key], held)
+        stored = self.keys[key]
+        if isinstance(stored, ArrayRef):
+            return Value(stored.type, self.array(key) or [])
+        return Value(self.types[key], stored)
 
     def raw(self, key: str) -> RawValue:
         """The bytes of the value under `key`, which must exist, to be copied without decoding."""

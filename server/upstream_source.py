@@ -62,15 +62,15 @@ def fetch_archive() -> Path:
     ServerError if pip fails or the file is not the pinned one.
     """
     folder = cache_folder("upstream")
-    kept = folder / f"{base().stem}.tar.gz"
-    if kept.is_file() and _sha256(kept) == base().sha256:
-        return kept
+    cached = folder / f"{base().stem}.tar.gz"
+    if cached.is_file() and _sha256(cached) == base().sha256:
+        return cached
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         _download(Path(scratch))
-        found = Path(scratch) / kept.name
+        found = Path(scratch) / cached.name
         check_archive(found)
-        found.replace(kept)
-    return kept
+        found.replace(cached)
+    return cached
 
 
 def check_archive(path: Path) -> None:
