@@ -95,7 +95,9 @@ def compare(
             metadata = compare_metadata(keys, _plain_metadata(other))
         else:
             two, expected = stack.enter_context(_checkpoint(model, second, revision))
-            shared = {k: v for k, v in keys.items() if k in expected or k.startswith("qwen")}
+            shared = {
+                k: v for k, v in keys.items() if k in expected or k.startswith(("qwen", "clip."))
+            }
             metadata = compare_metadata(shared, expected)
         hidden = _draft_rows(model) if two.exact else set()
         one, two = _Filtered(one, wanted, hidden), _Filtered(two, wanted, hidden)
@@ -153,7 +155,9 @@ def _checkpoint(
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     part = HeadChoice.NONE
-    if model.head.is_alone:
+    if model.tower:
+        part = HeadChoice.VISION
+    elif model.head.is_alone:
         part = HeadChoice.ALONE
     elif model.head.names:
         part = HeadChoice.WITH_TRUNK

@@ -29,13 +29,13 @@ from .options import (
 )
 from .plan_report import kernel_text, kernels, plan_json, plan_text, summary_json, summary_text
 from .progress import byte_progress, leaves_nothing, reports_errors
-from .written import head_verdict
+from .written import head_verdict, tower_verdict
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.pipeline import Outcome
 
-# A panel of the help.
-_PRECISION = "Precision"
+# Panels of the help.
+_PRECISION, _VISION = "Precision", "Vision tower"
 
 
 def _complete_mix(incomplete: str) -> list[str]:
@@ -144,6 +144,24 @@ def convert(
     ] = DraftLayout.IDS,
     fastmtp_corpus: FastMtpCorpus = None,
     fastmtp_ids: FastMtpIds = None,
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            "--mmproj",
+            metavar="[TYPE]",
+            rich_help_panel=_VISION,
+            help="Also write the vision tower: F16, BF16, F32 or Q8_0 (default: F16).",
+            autocompletion=_complete_type,
+        ),
+    ] = None,
+    mmproj_only: Annotated[
+        bool,
+        typer.Option(
+            "--mmproj-only",
+            rich_help_panel=_VISION,
+            help="Write only the vision tower, an mmproj file for llama.cpp.",
+        ),
+    ] = False,
     revision: Revision = None,
     tokenizer_pre: Annotated[
         str | None,
@@ -177,7 +195,8 @@ def convert(
 
     The final file is written in one pass over the safetensors files, in mixed precision: the base
     in the mix that llama-quantize would use, the head in its own type (default: Q8_0). Instead of
-    a checkpoint, MODEL can be a GGUF in 16 or 32 bits.
+    a checkpoint, MODEL can be a GGUF in 16 or 32 bits. --mmproj writes the vision tower, too, into
+    a file of its own beside the model.
 
     **Examples**
 
@@ -188,10 +207,13 @@ def convert(
     mtp-gguf convert ./Qwen3.5-4B --fastmtp 16384 --fastmtp-corpus notes.txt --dry-run
 
     mtp-gguf convert Qwen3.5-4B-BF16.gguf --also Q5_K_M,Q8_0
+
+    mtp-gguf convert Qwen/Qwen3.5-4B --mmproj
     """
     from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
+    from mtp_gguf.convert.plan_mmproj import MMPROJ_TYPES, parse_mmproj_type  # noqa: PLC0415
     from mtp_gguf.convert.precision import parse_override, parse_tensor_type  # noqa: PLC0415
 
     precisions = _precisions(quant, also)
@@ -208,9 +230,18 @@ def convert(
         head = HeadChoice.ALONE
     elif no_mtp:
         head = HeadChoice.NONE
+    if mmproj_only:
+        others = (head_only, no_mtp, mtp_from, draft.wanted, mtp_f16, mtp_type, also, imatrix)
+        if any((*others, tensor_type, split_max_size)):
+            raise typer.BadParameter(
+                "--mmproj-only cannot be combined with options for the language model"
+            )
+        head = HeadChoice.VISION
+        mmproj = mmproj or MMPROJ_TYPES[0]
     try:
         head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
         overrides = tuple(parse_override(text) for text in tensor_type or ())
+        tower_type = parse_mmproj_type(mmproj) if mmproj else None
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
     shard_size = parse_bytes(split_max_size) if split_max_size else None
@@ -218,6 +249,7 @@ def convert(
     request = Request(
         quant=precisions[0],
         also=precisions[1:],
+        mmproj=tower_type,
         head=head,
         head_type=head_type,
         overrides=overrides,
@@ -246,9 +278,12 @@ def convert(
     if as_json:
         typer.echo(summary_json(plans, outcome, found))
         return
-    report = read_listing(plans[0].shards[0].path).head
+    listings = [read_listing(plan.shards[0].path) for plan in plans]
+    towers = [tower_verdict(listing.tower) for listing in listings if listing.tower]
+    report = listings[0].head
     assert report is not None
-    typer.echo(summary_text(plans, outcome, report, head_verdict(report)))
+    abilities = towers if mmproj_only else [head_verdict(report), *towers]
+    typer.echo(summary_text(plans, outcome, report, abilities))
 
 
 def _precisions(quant: str, also: str | None) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ def planned(
     mtp_from: another model, from which the head is taken.
     """
     if is_gguf(model):
+        if request.mmproj is not None:
+            raise typer.BadParameter(
+                "--mmproj needs the original checkpoint: a GGUF of a language model has no vision "
+                "tower"
+            )
         if revision or request.tokenizer_pre:
             raise typer.BadParameter("--revision and --tokenizer-pre are for checkpoints")
         found = local_model(model, drafts=False)
@@ -65,7 +70,8 @@ def planned(
     from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
-    with open_checkpoint(model, revision, request.head, mtp_from) as checkpoint:
+    vision = request.mmproj is not None
+    with open_checkpoint(model, revision, request.head, mtp_from, vision=vision) as checkpoint:
         plans = make_plans(checkpoint, replace(request, model_name=model_name(model)))
         yield Planned(plans, checkpoint, checkpoint.files())
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose
+from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, with_tower
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
@@ -53,6 +53,10 @@ def doctor(
             help="Measure the head against the original: folder, OWNER/NAME or a GGUF.",
         ),
     ] = None,
+    mmproj: Annotated[
+        Path | None,
+        typer.Option("--mmproj", metavar="FILE", help="Examine this vision tower, too."),
+    ] = None,
     load: Annotated[
         bool,
         typer.Option(
@@ -87,6 +91,8 @@ def doctor(
 
     mtp-gguf doctor trunk.gguf --head mtp-trunk.gguf
 
+    mtp-gguf doctor model.gguf --mmproj mmproj-model.gguf
+
     mtp-gguf doctor download.gguf --load
     """
     folder, on_hub = Path(model), hub_model(model)
@@ -97,8 +103,8 @@ def doctor(
         folder, model = found.path, str(found.path)
         head = None if found.head is None else str(found.head)
     if folder.is_dir() or on_hub:
-        if head or source:
-            raise typer.BadParameter("--head and --from are for GGUF files")
+        if head or source or mmproj:
+            raise typer.BadParameter("--head, --from and --mmproj are for GGUF files")
         from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
 
         if on_hub:
@@ -112,6 +118,9 @@ def doctor(
             else:
                 with open_any_model(head) as separate:
                     diagnosis = _examined(opened, separate, source, context, depth)
+            if mmproj is not None:
+                with open_any_model(str(mmproj)) as tower:
+                    diagnosis = with_tower(diagnosis, opened, tower)
         if load and diagnosis.can_draft:
             diagnosis = _tried(diagnosis, folder, Path(head) if head else None)
     if as_json:
@@ -121,7 +130,7 @@ def doctor(
             typer.echo(printable(line))
         if load and diagnosis.can_draft:
             typer.echo("loaded: it runs and drafts")
-    if not diagnosis.can_draft:
+    if not diagnosis.is_sound:
         raise typer.Exit(_FAULTY)
 
 
@@ -200,9 +209,15 @@ def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
 
 
 def _report(diagnosis: Diagnosis) -> Iterator[str]:
-    yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot draft'}"
-    if diagnosis.head:
-        yield f"head: {diagnosis.head}"
+    tower = diagnosis.tower
+    if tower and diagnosis.head is None and diagnosis.is_sound:
+        yield f"{diagnosis.path}: {tower.text}"
+    else:
+        yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot draft'}"
+        if diagnosis.head:
+            yield f"head: {diagnosis.head}"
+        if tower and diagnosis.is_sound:
+            yield f"sees pictures: {tower.text}"
     if diagnosis.can_draft and diagnosis.draft:
         yield (
             f"draft vocabulary: {diagnosis.draft.size} tokens, "

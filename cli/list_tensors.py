@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.safetensors import read_safetensors
 
 from .options import AsJson, Filter, parse_filter
 from .progress import count_types, human_bytes, printable, reports_errors
-from .written import head_verdict
+from .written import head_verdict, tower_verdict
 
 # Types of weights that are not quantized.
 _PLAIN = ("F64", "F32", "F16", "BF16")
@@ -66,7 +66,10 @@ def list_tensors(
         raise RequestError(f"--filter: no tensor of {model} has a name that matches {pattern!r}")
     if as_json:
         report = asdict(listing.head) if listing.head else None
-        typer.echo(json.dumps({"tensors": [asdict(t) for t in shown], "head": report}, indent=1))
+        fields = {"tensors": [asdict(t) for t in shown], "head": report}
+        if listing.tower:
+            fields["tower"] = asdict(listing.tower)
+        typer.echo(json.dumps(fields, indent=1))
         return
     for line in _table(shown):
         typer.echo(line)
@@ -160,4 +163,4 @@ def _verdict(listing: Listing, refusal: str | None) -> str:
         if count:
             return f"can draft once converted: {count} mtp.* tensors found"
         return "cannot draft: no mtp.* tensors found"
-    return head_verdict(listing.head)
+    return tower_verdict(listing.tower) if listing.tower else head_verdict(listing.head)

@@ -5,12 +5,12 @@ llama.cpp, which are accepted but not shown in the help.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.format import MAGIC
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .progress import USAGE_ERROR, print_json_error
 
@@ -188,16 +189,18 @@ Rounds: TypeAlias = Annotated[
 
 
 class Command(TyperCommand):
-    """A command that accepts lists of files, a bare `--fastmtp` and earlier spellings.
+    """A command that accepts lists of files, bare options and earlier spellings.
 
     An option with a metavar such as `FILE…` takes all files that follow it (`--corpus notes/*.txt
-    MODEL`), and `--fastmtp` without a number takes its default size.
+    MODEL`), and one such as `[N]` its default if no number follows.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; with --json, print a usage error as JSON too."""
         try:
-            return super().parse_args(ctx, _with_lists(args, set(self._list_options())))
+            return super().parse_args(
+                ctx, _with_lists(args, set(self._list_options()), self._bare_options())
+            )
         except USAGE_ERROR as error:
             if "--json" in args:
                 print_json_error(error.format_message(), error.exit_code)
@@ -219,6 +222,11 @@ class Command(TyperCommand):
         names = dict.fromkeys(old for name in param.opts for old in _EARLIER.get(name, ()))
         return [name for name in names if name not in used]
 
+    def _bare_options(self) -> dict[str, "_Bare"]:
+        """Return the options that may lack their value, by spelling."""
+        held = ((param, _BARE.get(param.metavar or "")) for param in self.params)
+        return {name: bare for param, bare in held if bare for name in param.opts}
+
     def _list_options(self) -> Iterator[str]:
         """Yield the spellings of options that take a list of files."""
         for param in self.params:
@@ -226,8 +234,22 @@ class Command(TyperCommand):
                 yield from (*param.opts, *self._earlier(param))
 
 
-def _with_lists(args: Sequence[str], lists: set[str]) -> list[str]:
-    """Give a bare `--fastmtp` its value, and repeat a list option before each of its files.
+class _Bare(NamedTuple):
+    """An option that may lack its value: whether a word is one, and the default."""
+
+    fits: Callable[[str], bool]
+    default: str
+
+
+# By metavar.
+_BARE = {
+    "[N]": _Bare(str.isdecimal, str(DEFAULT_SIZE)),
+    "[TYPE]": _Bare(lambda word: word.upper() in BY_NAME, "F16"),
+}
+
+
+def _with_lists(args: Sequence[str], lists: set[str], bare: Mapping[str, "_Bare"]) -> list[str]:
+    """Give a bare option its value, and repeat a list option before each of its files.
 
     A list ends before an argument that is not a file, and before a GGUF, which is the model.
     """
@@ -245,8 +267,8 @@ def _with_lists(args: Sequence[str], lists: set[str]) -> list[str]:
             option = arg
         given.append(arg)
         following = args[index + 1] if index + 1 < len(args) else ""
-        if arg == "--fastmtp" and not following.isdecimal():
-            given.append(str(DEFAULT_SIZE))
+        if arg in bare and not bare[arg].fits(following):
+            given.append(bare[arg].default)
     return given
 
 

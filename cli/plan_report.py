@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.vision import PART
 
 from .progress import count_types, human_bytes, printable
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from mtp_gguf.convert.pipeline import Outcome
     from mtp_gguf.convert.plan import Plan, PlannedTensor
 
-_PARTS = ("base", "head", "draft vocabulary")
+_PARTS = ("base", "head", "draft vocabulary", PART)
 
 
 def plan_text(plans: Sequence["Plan"]) -> str:
@@ -26,7 +27,8 @@ def plan_text(plans: Sequence["Plan"]) -> str:
 
 
 def _heading(plan: "Plan", plans: Sequence["Plan"]) -> list[str]:
-    return [f"{plan.quant}:"] if len(plans) > 1 else []
+    vision = "mmproj " if all(tensor.part == PART for tensor in plan.tensors) else ""
+    return [f"{vision}{plan.quant}:"] if len(plans) > 1 else []
 
 
 def _table(plan: "Plan") -> Iterator[str]:
@@ -54,9 +56,9 @@ def plan_json(plans: Sequence["Plan"], kernels: Mapping[str, str] | None) -> str
 
 
 def summary_text(
-    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, head_line: str
+    plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, abilities: Sequence[str]
 ) -> str:
-    """Return what was written, its cost, and the next command."""
+    """Return what was written, its cost, what the files can do, and the next command."""
     next_step = f"mtp-gguf list-tensors {shlex.quote(str(plans[0].shards[0].path))}"
     if report.ready:
         next_step += " --mtp"
@@ -66,7 +68,7 @@ def summary_text(
     lines += [
         f"took {outcome.seconds:.1f} s, {outcome.cores} cores {outcome.utilisation:.0%} busy, "
         f"peak memory {human_bytes(outcome.peak_bytes)}",
-        head_line,
+        *abilities,
         f"next: {next_step}",
     ]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.vision import VisionTower
 
 from .progress import byte_progress, count_types, human_bytes, printable
 
@@ -65,6 +66,12 @@ def report_file(output: Path, next_command: str | None = None, *, as_json: bool 
     typer.echo(head_verdict(head_of(output)))
     if next_command:
         typer.echo(f"next: {next_command.format(shlex.quote(str(output)))}")
+
+
+def tower_verdict(tower: VisionTower) -> str:
+    """Return one line that says what an mmproj file contains, and whether it can be used."""
+    faults = "".join(f"; cannot be used: {fault}" for fault in tower.faults)
+    return printable(f"{tower.text} ({count_types(tower.types)}){faults}")
 
 
 def head_verdict(report: HeadReport) -> str:

@@ -14,13 +14,15 @@ class HeadChoice(Enum):
     """The part of the model to convert: trunk and MTP head, only the trunk, or only the head.
 
     ALONE includes embedding and output, so that a runtime can load the file. BLOCK is only the MTP
-    block, to be added to a model that has its own embedding and output.
+    block, to be added to a model that has its own embedding and output. VISION is the vision tower,
+    which goes into a file of its own (`plan_mmproj`) and has no blueprint.
     """
 
     WITH_TRUNK = "with the trunk"
     NONE = "none"
     ALONE = "alone"
     BLOCK = "block"
+    VISION = "vision tower"
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,6 +119,11 @@ def is_head(name: str) -> bool:
     return canonical_name(name).startswith("mtp.")
 
 
+def is_vision(name: str) -> bool:
+    """Whether a tensor belongs to the vision tower."""
+    return canonical_name(name).startswith(("model.visual.", "visual."))
+
+
 def canonical_name(name: str) -> str:
     """A tensor's name as in a plain text model, without the prefixes of wrappers.
 

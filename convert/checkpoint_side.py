@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.format import Scalar, ValueType
 
-from .blueprint import HeadChoice
+from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .family import find_family
 from .source_rows import SourceRows
+from .vision import Tower, vision_tower
 from .weights import PLAIN_DTYPES
 
 _NAMES = {dtype: name for name, dtype in PLAIN_DTYPES.items()}
@@ -26,25 +27,29 @@ class CheckpointSide:
 
     def __init__(self, checkpoint: Checkpoint, head: HeadChoice) -> None:
         self.name = str(checkpoint.folder)
-        family = find_family(checkpoint.config, checkpoint.folder / "config.json")
-        blueprint = family.blueprint(checkpoint, head)
+        made: Blueprint | Tower
+        if head is HeadChoice.VISION:
+            made = vision_tower(checkpoint)
+        else:
+            family = find_family(checkpoint.config, checkpoint.folder / "config.json")
+            made = family.blueprint(checkpoint, head)
         self._rows = SourceRows(checkpoint)
-        for target in blueprint.targets:
+        for target in made.targets:
             self._rows.check(target)
-        self._targets = {target.name: target for target in blueprint.targets}
+        self._targets = {target.name: target for target in made.targets}
         self._tensors = {
             name: (target.shape, _NAMES[self._rows.dtype(target)])
             for name, target in self._targets.items()
         }
         self.metadata: dict[str, Scalar | tuple[Scalar, ...]] = {
-            "general.architecture": blueprint.architecture
+            "general.architecture": made.architecture
         }
-        for key, value in blueprint.hparams.items():
-            held = value.data
-            if value.type is ValueType.F32:
-                assert isinstance(held, float)
-                held = float(np.float32(held))  # as it is read back from a GGUF
-            self.metadata[key] = held if isinstance(held, Scalar) else tuple(held)
+        for key, value in made.hparams.items():
+            held = value.data if isinstance(value.data, Scalar) else tuple(value.data)
+            if value.type is ValueType.F32:  # as they are read back from a GGUF
+                numbers = np.array(held, np.float32).tolist()
+                held = tuple(numbers) if isinstance(held, tuple) else numbers
+            self.metadata[key] = held
 
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and type of each tensor; the type is that in which the converter computes it."""

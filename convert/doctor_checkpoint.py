@@ -90,7 +90,7 @@ class _Examined:
 
 def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
     """Examine a checkpoint on the hub by its small files and the headers of its weights."""
-    folder = download(hub_id, revision, None)
+    folder = download(hub_id, revision, ())
     examined = _Examined(folder, str(HubModel(hub_id, revision)), on_hub=True)
     return _diagnosed(examined, shards_on_hub(hub_id, folder))
 

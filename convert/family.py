@@ -1,15 +1,21 @@
 """The registry of model families."""
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from . import qwen3_5
-from .blueprint import Family
+from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
 _FAMILIES: tuple[Family, ...] = (qwen3_5,)
+
+
+def wanted(family: Family, parts: Collection[HeadChoice]) -> Callable[[str], bool]:
+    """Whether a conversion of any of these parts of the model reads a source tensor."""
+    return lambda name: any(family.wants(name, part) for part in parts)
 
 
 def find_family(config: dict[str, Any], where: Path) -> Family:

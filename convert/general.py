@@ -40,11 +40,16 @@ _CardLoader.yaml_implicit_resolvers = {
 
 
 def general_metadata(
-    folder: Path, name: str | None, targets: Sequence[Target], file_type: int
+    folder: Path,
+    name: str | None,
+    targets: Sequence[Target],
+    file_type: int,
+    kind: str = "model",
 ) -> dict[str, Value]:
     """The metadata that identify the model, from its card, its config and its folder's name.
 
-    name: the model's name if the folder is named after a commit (a cache of the hub).
+    name: the model's name if the folder is named after a commit (a cache of the hub). kind: of the
+    file (`general.type`).
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
     total, shared, expert, experts = _parameters(targets)
@@ -74,7 +79,7 @@ def general_metadata(
     keys = _collected(folder, collector)
     _check_sampling(folder, keys)
     return {
-        "general.type": Value(ValueType.STRING, "model"),
+        "general.type": Value(ValueType.STRING, kind),
         **keys,
         "general.file_type": Value(ValueType.U32, file_type),
         "general.quantization_version": Value(ValueType.U32, gguf.GGML_QUANT_VERSION),

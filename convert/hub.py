@@ -4,6 +4,7 @@ That library handles resuming, caching, tokens, HF_ENDPOINT and offline mode.
 """
 
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,31 +24,31 @@ from mtp_gguf.gguf_tools.safetensors import (
 
 from .blueprint import HeadChoice
 from .checkpoint import read_config, read_weight_map
-from .family import find_family
+from .family import find_family, wanted
 
 # All files other than weights that a converter or a runtime reads.
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "README.md", "LICENSE*"]
 
 
-def download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
+def download(hub_id: str, revision: str | None, parts: Collection[HeadChoice]) -> Path:
     """Download the checkpoint's small files and the shards that this conversion reads.
 
-    head: None downloads no weights.
+    parts: those of the model to convert; without any, no weights are downloaded.
     Returns the folder. CheckpointError says why it failed and what to do.
     """
     with hub_errors(HubModel(hub_id, revision), CheckpointError):
-        return _download(hub_id, revision, head)
+        return _download(hub_id, revision, parts)
 
 
-def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Path:
+def _download(hub_id: str, revision: str | None, parts: Collection[HeadChoice]) -> Path:
     try:
         config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError:
         raise CheckpointError(_what_it_is(hub_id, revision)) from None
-    family = find_family(read_config(config.parent), config)
-    if head is None:
+    wants = wanted(find_family(read_config(config.parent), config), parts)
+    if not parts:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_SMALL_FILES))
     try:
         index = hf_hub_download(hub_id, INDEX_NAME, revision=revision)
@@ -60,7 +61,7 @@ def _download(hub_id: str, revision: str | None, head: HeadChoice | None) -> Pat
     else:
         weight_map = read_weight_map(Path(index).parent) or {}
         patterns = _SMALL_FILES
-        shards = sorted({file for name, file in weight_map.items() if family.wants(name, head)})
+        shards = sorted({file for name, file in weight_map.items() if wants(name)})
     folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     for shard in shards:
         # One by one and in this thread: snapshot_download's threads would finish their files before

@@ -30,7 +30,7 @@ from .hub import download
 
 def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> Checkpoint:
     """Open a model on the hub, reading only headers; CheckpointError or RemoteError on failure."""
-    folder = download(hub_id, revision, None)
+    folder = download(hub_id, revision, ())
     family = find_family(read_config(folder), folder / "config.json")
     return open_checkpoint(
         folder, lambda name: family.wants(name, head), shards_on_hub(hub_id, folder)
@@ -39,13 +39,13 @@ def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> 
 
 def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
     """Like `open_hub_checkpoint`, with only the tensors of the MTP head."""
-    folder = download(hub_id, revision, None)
+    folder = download(hub_id, revision, ())
     return open_checkpoint(folder, is_head, shards_on_hub(hub_id, folder))
 
 
 def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:
     """The weight files of a model on the hub, of which only the headers are read."""
-    folder = download(hub_id, revision, None)
+    folder = download(hub_id, revision, ())
     names = sorted(set((read_weight_map(folder) or {"": "model.safetensors"}).values()))
     open_shard = shards_on_hub(hub_id, folder)
     with ExitStack() as opened:

@@ -77,7 +77,7 @@ def run(
     progress: Callable[[int], None],
     workers: int | None = None,
 ) -> Outcome:
-    """Write the files of all plans, which must have the same content (`plans_of`).
+    """Write the files of all plans; tensors of one name have the same content in all of them.
 
     Each source row is read once. All files appear under their names at the end; on any exception
     none does, and no temporary files are left.
@@ -96,17 +96,21 @@ def run(
             outputs.append(output)
             for tensor, offset in zip(shard.tensors, shard.layout.offsets, strict=True):
                 places[tensor.spec.name][tensor.spec.type].append(_Place(output, offset))
-        _work(_slices(plans[0], places, workers), rows, plans[0].imatrix, progress, workers)
+        tensors = {t.spec.name: t for plan in reversed(plans) for t in plan.tensors}
+        ordered = [tensors[name] for name in places]
+        _work(_slices(ordered, places, workers), rows, plans[0].imatrix, progress, workers)
         rows.check_unchanged()
         commit_all(outputs)
     return Outcome(meter.seconds, meter.busy_seconds, meter.cores, peak_memory())
 
 
 def _slices(
-    plan: Plan, places: dict[str, dict[TensorType, list[_Place]]], workers: int
+    tensors: Sequence[PlannedTensor],
+    places: dict[str, dict[TensorType, list[_Place]]],
+    workers: int,
 ) -> Iterator[_Slice]:
     values = min(_SLICE_VALUES, _SLICE_BUDGET_BYTES // (workers * _BYTES_PER_VALUE))
-    for tensor in plan.tensors:
+    for tensor in tensors:
         if tensor.target is None:
             yield _Slice(tensor, 0, 1, places[tensor.spec.name])
             continue

@@ -45,12 +45,14 @@ class Request:
     """The user's request. `quant` and the entries of `also` are distinct keys of FILE_TYPES.
 
     also: further precisions, each written to a separate file next to the first.
+    mmproj: type of the mmproj file; None without one.
     """
 
     quant: str
     head: HeadChoice
     head_type: TensorType
     also: tuple[str, ...] = ()
+    mmproj: TensorType | None = None
     overrides: tuple[Override, ...] = ()
     imatrix: Imatrix | None = None
     draft: DraftRequest | None = None

@@ -15,11 +15,12 @@ from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
 from . import draft_vocabulary
 from .blueprint import Blueprint, HeadChoice
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_vision
 from .draft_vocabulary import DraftVocabulary
 from .family import find_family
 from .general import general_metadata
 from .plan import Content, DraftRequest, Plan, Request, imatrix_metadata, plans_of
+from .plan_mmproj import plan_mmproj
 from .precision import FILE_TYPES
 from .quantized import wants_16_bit_inputs
 from .recipe import Recipe, Target
@@ -30,8 +31,18 @@ from .weights import Nvfp4Weight
 
 
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
-    """Decide everything about a conversion; all errors of the request are raised here."""
-    return plans_of(make_content(checkpoint, request), request)
+    """Decide everything about a conversion; all errors of the request are raised here.
+
+    The plan of an mmproj file comes last.
+    """
+    vision = () if request.mmproj is None else (plan_mmproj(checkpoint, request),)
+    if request.head is HeadChoice.VISION:
+        return vision
+    content = make_content(checkpoint, request)
+    if vision:
+        skipped = {name: why for name, why in content.skipped.items() if not is_vision(name)}
+        content = replace(content, skipped=skipped)
+    return (*plans_of(content, request), *vision)
 
 
 def make_content(checkpoint: Checkpoint, request: Request) -> Content:

@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
 from .blueprint import Blueprint, HeadChoice
-from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head
+from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head, is_vision
 from .config import LARGEST_SIZE, ConfigReader, is_whole
 from .quantized import check_schemes, weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
@@ -279,10 +279,7 @@ EMBEDDING = Entry("model.embed_tokens.weight", "token_embd.weight", lambda d: (d
 OUTPUT_NORM = _norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidden,))
 OUTPUT = Entry("lm_head.weight", "output.weight", lambda d: (d.vocab, d.hidden))
 
-VISION = ("model.visual.", "visual.")
-VISION_NOTE = (
-    "vision tower; make the mmproj file with llama.cpp's convert_hf_to_gguf.py --mmproj FOLDER"
-)
+VISION_NOTE = "vision tower; --mmproj writes it into a file of its own"
 # Buffers that older versions of transformers saved, although all versions compute them.
 COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 COMPUTED_NOTE = "computed by the runtime, not stored"
@@ -291,8 +288,8 @@ LORA = ".lora_"
 
 def wants(name: str, head: HeadChoice) -> bool:
     """Whether a conversion of this part of the model reads the source tensor `name`."""
-    if canonical_name(name).startswith(VISION):
-        return False
+    if is_vision(name) or head is HeadChoice.VISION:
+        return is_vision(name) and head is HeadChoice.VISION
     if head is HeadChoice.NONE:
         return not is_head(name)
     if head is HeadChoice.BLOCK:
@@ -390,7 +387,7 @@ class _Claims:
         self._taken: set[str] = set()
         for name in self._weights.by_name:
             canonical = canonical_name(name)
-            if canonical.startswith(VISION):
+            if is_vision(name):
                 self._unused[name] = VISION_NOTE
                 continue
             if canonical.endswith(COMPUTED):

@@ -1,5 +1,6 @@
 """Opens the checkpoint that the user's argument names."""
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
 from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
-from .family import find_family
+from .family import find_family, wanted
 from .hub import download
 from .hub_checkpoint import open_hub_checkpoint, open_hub_head
 
@@ -20,14 +21,20 @@ def model_name(model: str) -> str | None:
 
 
 def open_model(
-    model: str, revision: str | None, head: HeadChoice, mtp_from: str | None
+    model: str,
+    revision: str | None,
+    head: HeadChoice,
+    mtp_from: str | None,
+    *,
+    vision: bool = False,
 ) -> Checkpoint:
     """Open a hub id or a folder; `mtp_from` names another one to take the head from.
 
-    For a donor on the hub only headers are fetched; `with_local_head` downloads the head.
+    vision: the vision tower is needed, too. For a donor on the hub only headers are fetched;
+    `with_local_head` downloads the head.
     """
     own = HeadChoice.NONE if mtp_from else head
-    checkpoint = _open(model, revision, own)
+    checkpoint = _open(model, revision, (own, HeadChoice.VISION) if vision else (own,))
     if mtp_from is None:
         return checkpoint
     with ExitStack() as opened:
@@ -44,7 +51,7 @@ def open_donor(model: str) -> Checkpoint:
     """Open a hub id or a folder for its head; for a hub id only headers are fetched."""
     if hub := hub_model(model):
         return open_hub_checkpoint(*hub, HeadChoice.BLOCK)
-    return _open(model, None, HeadChoice.BLOCK)
+    return _open(model, None, (HeadChoice.BLOCK,))
 
 
 def _open_head(model: str) -> Checkpoint:
@@ -53,13 +60,13 @@ def _open_head(model: str) -> Checkpoint:
     return open_checkpoint(_local_folder(model), is_head)
 
 
-def _open(model: str, revision: str | None, head: HeadChoice) -> Checkpoint:
+def _open(model: str, revision: str | None, parts: Collection[HeadChoice]) -> Checkpoint:
     if hub := hub_model(model):
-        folder = download(hub.hub_id, revision or hub.revision, head)
+        folder = download(hub.hub_id, revision or hub.revision, parts)
     else:
         folder = _local_folder(model)
     family = find_family(read_config(folder), folder / "config.json")
-    return open_checkpoint(folder, lambda name: family.wants(name, head))
+    return open_checkpoint(folder, wanted(family, parts))
 
 
 def _local_folder(model: str) -> Path:

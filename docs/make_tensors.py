@@ -20,6 +20,7 @@ from mtp_gguf.convert.precision import Override, choose_types
 from mtp_gguf.convert.quantized import SCHEMES
 from mtp_gguf.convert.qwen3_5 import Dims, Entry
 from mtp_gguf.convert.recipe import Target
+from mtp_gguf.gguf_tools import vision
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
@@ -79,10 +80,10 @@ a test compares the two.
 Shapes are in ggml order (row length first) and are those of the 9B dense model and of 35B-A3B. `i`
 counts the trunk's layers; the MTP block is block `N`, where N is the number of trunk layers, and
 `block_count` is N + 1. Multimodal checkpoints name the trunk's tensors `model.language_model.`
-instead of `model.`. Tensors under `model.visual.` are skipped, and so are computed buffers
-(`rotary_emb.inv_freq`). Prefixes that torch.compile and PEFT add to names (`_orig_mod.`,
-`base_model.model.`) are removed. If the config does not give the number of the head's layers
-(`mtp_num_hidden_layers` missing, null or 0), they are counted by its tensors.
+instead of `model.`. Tensors under `model.visual.` go into a [file of their own](#vision-tower);
+computed buffers (`rotary_emb.inv_freq`) are skipped. Prefixes that torch.compile and PEFT add to
+names (`_orig_mod.`, `base_model.model.`) are removed. If the config does not give the number of the
+head's layers (`mtp_num_hidden_layers` missing, null or 0), they are counted by its tensors.
 
 The types are those of `mtp-gguf convert` without options: a Q4_K_M base, in llama.cpp's mix, and a
 Q8_0 head. Several types in one cell mean that layers differ.
@@ -121,6 +122,22 @@ In addition to `general.*` (from the model card, the config and the folder's nam
 the `gguf` package) and `tokenizer.*`, a file has:
 """
 
+
+VISION = """
+## Vision tower
+
+`--mmproj` writes the tensors under `model.visual.` into an mmproj file (architecture `clip`), with
+the bytes of `convert_hf_to_gguf.py --mmproj` (`tests/test_mmproj.py`). `i` counts the tower's
+layers. Every tensor of the table has a weight and a bias, except the positions.
+
+| Hugging Face | GGUF | type |
+| --- | --- | --- |"""
+
+VISION_TYPES = """
+Biases and norms are F32. Rows that are not a multiple of Q8_0's block of 32 fall back to F16. The
+kernel of the patch embedding spans two frames of a video and becomes two tensors. A tower for
+another width than the language model's, or with `deepstack_visual_indexes`, is refused.
+"""
 
 QUANTIZED = """
 ## Quantized checkpoints
@@ -186,6 +203,9 @@ def page() -> str:
         f"`blk.N.{qwen3_5.MTP_EMBEDDING.target}`.\n",
         DIFFERENCES,
         *_metadata(dense, moe),
+        VISION,
+        *_vision(),
+        VISION_TYPES,
         QUANTIZED,
         *_schemes(),
         TOOLS,
@@ -304,6 +324,15 @@ def _metadata(dense: _Model, moe: _Model) -> Iterator[str]:
         kind = f"array of {value.type.name}" if value.is_array else value.type.name
         cells = [_shown(hparams.get(key)) for hparams in both]
         yield f"| `{{arch}}.{key}` | {kind} | {cells[0]} | {cells[1]} |"
+
+
+def _vision() -> Iterator[str]:
+    patches = f"`{vision.PATCHES}`, `{vision.SECOND_PATCHES}`"
+    yield f"| `patch_embed.proj` | {patches} | F16 in F16 files, else F32 |"
+    yield f"| `pos_embed.weight` | `{vision.POSITIONS}` | F32 |"
+    names = {f"blocks.i.{s}": f"v.blk.i.{t}" for s, t in vision.BLOCK.items()} | vision.MERGER
+    for source, target in names.items():
+        yield f"| `{source}` | `{target}` | {'F32' if 'norm' in source else 'as requested'} |"
 
 
 def _schemes() -> Iterator[str]:

@@ -24,6 +24,7 @@ from .memory import DraftMemory, draft_memory
 from .model import Model
 from .remote import download_command, is_remote
 from .tensor_types import F32
+from .vision import VisionTower, misfits
 
 _HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
 # Bits per weight of IQ4_XS, the smallest type that did not hurt acceptance in tests of published
@@ -68,7 +69,8 @@ class Diagnosis:
     """The result of examining a model.
 
     head: a short description of the head, None if there is none. runs_with: commands that draft
-    with it. memory: the memory that drafting takes, None if the model cannot draft.
+    with it. memory: the memory that drafting takes, None if the model cannot draft. tower: the
+    vision tower, of an mmproj file or of the one that was examined with the model.
     """
 
     path: str
@@ -77,11 +79,17 @@ class Diagnosis:
     runs_with: tuple[str, ...]
     memory: DraftMemory | None
     findings: tuple[Finding, ...]
+    tower: VisionTower | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no fault was found."""
+        return not any(f.severity is Severity.FAULT for f in self.findings)
 
     @property
     def can_draft(self) -> bool:
-        """Whether the model has no fault that prevents drafting."""
-        return not any(f.severity is Severity.FAULT for f in self.findings)
+        """Whether the model has a head, and no fault that prevents drafting."""
+        return self.head is not None
 
 
 def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> Diagnosis:
@@ -89,6 +97,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
 
     context, depth: tokens of context and tokens per draft, for the memory estimate.
     """
+    if model.tower:
+        return _tower_alone(model, model.tower)
     head = separate or model
     findings = []
     draft = None
@@ -113,6 +123,29 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         memory=draft_memory(model, head, draft, context, depth) if sound else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
     )
+
+
+def with_tower(diagnosis: Diagnosis, model: Model, file: Model) -> Diagnosis:
+    """The diagnosis of `model` with what the mmproj `file` adds to it."""
+    tower = file.tower
+    fix = f"mtp-gguf convert {original_of(model)} --mmproj-only"
+    if tower is None:
+        texts = [f"{file.path}: expected an mmproj file, found architecture {file.architecture!r}"]
+    else:
+        width = model.first.integer(f"{model.architecture}.embedding_length")
+        texts = [
+            f"{file.path}: {t}" for t in (tower.faults or misfits(tower, model.architecture, width))
+        ]
+    found = tuple(Finding("mmproj", Severity.FAULT, text, fix) for text in texts)
+    return replace(diagnosis, findings=(*found, *diagnosis.findings), tower=tower)
+
+
+def _tower_alone(model: Model, tower: VisionTower) -> Diagnosis:
+    fix = f"mtp-gguf convert {original_of(model)} --mmproj-only"
+    faults = [Finding("mmproj", Severity.FAULT, text, fix) for text in tower.faults]
+    note = f"doctor MODEL --mmproj {_quoted(model)} says whether it fits a model"
+    findings = (*faults, Finding("mmproj", Severity.NOTE, note))
+    return Diagnosis(str(model.path), None, None, (), None, findings, tower)
 
 
 def original_of(model: Model) -> str:

@@ -17,6 +17,7 @@ from .loader_rules import refusals
 from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
 from .torch_file import open_weights
+from .vision import PART, VisionTower, read_tower
 
 Metadata = dict[str, Value | RawValue]
 
@@ -98,8 +99,15 @@ class Model:
         return MtpHead(self.path, self.first, self.tensors)
 
     @cached_property
+    def tower(self) -> VisionTower | None:
+        """The vision tower, if this is an mmproj file."""
+        return read_tower(self.first, self.tensors)
+
+    @cached_property
     def report(self) -> HeadReport:
         """Whether the model can draft: its head is valid and llama.cpp can load the file."""
+        if self.tower:
+            return self.head.refusal(f"{self.tower.text}; it is no language model")
         report = self.head.report
         faults = refusals(self.head) if report.ready else []
         return self.head.refusal(faults[0]) if faults else report
@@ -202,10 +210,12 @@ class Listing:
     """The tensors of a model, and the report on its head.
 
     head: for GGUF; None for safetensors, where the tensors' names say whether there is one.
+    tower: the vision tower, if it is an mmproj file.
     """
 
     tensors: tuple[ListedTensor, ...]
     head: HeadReport | None
+    tower: VisionTower | None = None
 
 
 def list_tensors(path: Path) -> Listing:
@@ -231,12 +241,12 @@ def list_model(model: Model) -> Listing:
             t.type.name,
             t.nbytes,
             t.offset,
-            part_of(t.name, report.block, layout),
+            PART if model.tower else part_of(t.name, report.block, layout),
             Path(model.source_of(t.name).name).name,
         )
         for t in model.tensors.values()
     )
-    return Listing(tensors, report)
+    return Listing(tensors, report, model.tower)
 
 
 def _list_local_weights(paths: list[Path]) -> Listing:

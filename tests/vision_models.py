@@ -1,0 +1,60 @@
+"""Small random Qwen3.5 checkpoints with a vision tower, as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints import Spec, write_checkpoint
+
+# Small, with an odd number of positions along no side; wider than tall in every matrix.
+TOWER = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "num_position_embeddings": 64,
+    "patch_size": 16,
+}
+PROCESSOR = {
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.25, 0.5],
+    "image_std": [0.5, 0.5, 0.125],
+    "processor_class": "Qwen3VLProcessor",
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+}
+
+
+def write_vision_checkpoint(
+    folder: Path, spec: Spec, tower: Mapping[str, Any] = TOWER, dtype: str = "bfloat16"
+) -> Path:
+    """Save a random model of the spec's sizes with a vision tower; it has no MTP head."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from transformers import models  # noqa: PLC0415
+
+    transformers.utils.logging.disable_progress_bar()
+    source = write_checkpoint(folder.parent / f"{folder.name}-source", spec)
+    text = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    text = text.get("text_config", text)
+    vision = {**tower, "out_hidden_size": spec.hidden}
+    torch.manual_seed(0)
+    if spec.experts:
+        kinds = models.qwen3_5_moe
+        config = kinds.Qwen3_5MoeConfig(text_config=text, vision_config=vision)
+        model = kinds.Qwen3_5MoeForConditionalGeneration(config)
+    else:
+        config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+        model = transformers.Qwen3_5ForConditionalGeneration(config)
+    with torch.no_grad():  # transformers starts biases at 0 and norms at 1
+        for parameter in model.model.visual.parameters():
+            parameter.add_(torch.randn_like(parameter) / 8)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    return folder
