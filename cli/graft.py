@@ -143,8 +143,12 @@ def graft(
     typer.echo(f"next: mtp-gguf list-tensors {shlex.quote(str(target))} --mtp")
 
 
-def _checked(path: Path) -> AcceptanceCheck:
-    draft = head_of(path).draft
+def _checked(path: Path) -> AcceptanceCheck | None:
+    """Measure the acceptance rate; None if only llama-server drafts with the architecture."""
+    report = head_of(path)
+    draft = report.draft
+    if not report.ours:
+        return None
     return check_acceptance(path, has_list=draft is not None and draft.layout is DraftLayout.IDS)
 
 

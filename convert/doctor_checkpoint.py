@@ -138,7 +138,7 @@ def _diagnosed(
 def original_of_checkpoint(model: str) -> str | None:
     """The model on the hub that a checkpoint names as its origin; None if it names none."""
     hub = hub_model(model)
-    folder = Path(model) if hub is None else download(*hub, None)
+    folder = Path(model) if hub is None else download(*hub, ())
     origin = _Examined(folder, str(hub or model), on_hub=hub is not None).original
     return None if origin == _UNKNOWN else origin
 

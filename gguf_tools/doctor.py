@@ -22,6 +22,7 @@ from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
+from .nextn import BLOCKS
 from .remote import download_command, is_remote
 from .tensor_types import F32
 from .vision import VisionTower, misfits
@@ -33,6 +34,8 @@ _LEAST_BITS = 4.25
 # Norm weights in a GGUF are the checkpoint's plus 1, so they lie around 1. No published or
 # synthetic head has a negative weight after that; before it, a large share is negative.
 _NEGATIVE_SHARE = 0.02
+
+_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.ours}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
 _TOKENIZER_ARRAYS = {
@@ -109,8 +112,9 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     if not findings:
         findings = [*_load_findings(model, head), *_norms(head, model)]
         findings += [*_precision(head), *_tokens(head)]
-        draft, on_draft = _draft_vocabulary(head)
-        findings += on_draft
+        if head.head.kind.ours:
+            draft, on_draft = _draft_vocabulary(head)
+            findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += _unloadable(model)
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
@@ -120,7 +124,9 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         head=_head_text(head.head) if sound else None,
         draft=draft,
         runs_with=tuple(_runs_with(model, head, draft)) if sound else (),
-        memory=draft_memory(model, head, draft, context, depth) if sound else None,
+        memory=draft_memory(model, head, draft, context, depth)
+        if sound and head.head.kind.ours
+        else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
     )
 
@@ -151,9 +157,13 @@ def _tower_alone(model: Model, tower: VisionTower) -> Diagnosis:
 def original_of(model: Model) -> str:
     """The hub id of the original checkpoint, or the placeholder ORIGINAL.
 
+    For architectures whose checkpoints are not read here, the placeholder OTHER.gguf.
+
     `general.base_model` is the original only if the file names a quantizer. In other files it is
     the model that this one was fine-tuned from, which has a different head.
     """
+    if model.architecture in _NOT_CONVERTED:
+        return "OTHER.gguf"
     url = None
     if "general.quantized_by" in model.first.keys:
         url = model.first.keys.get("general.base_model.0.repo_url")
@@ -224,6 +234,8 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
                 "not-finite", Severity.FAULT, f"{name} has values that are not finite", fix
             )
             return
+    if not head.head.kind.ours:
+        return  # other families store norm weights as they are
     never = [n for n, v in norms.items() if sum(x < 0 for x in v) > _NEGATIVE_SHARE * len(v)]
     if never:
         yield Finding(
@@ -332,6 +344,8 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
         yield f"llama-server {files} --spec-type draft-mtp"
     option = f" --head {_quoted(head)}" if separate else ""
     yield f"mtp-gguf serve {trunk}{option}" + ("" if stock else "  (patched server)")
+    if not head.head.kind.ours:
+        return
     if separate:
         path = "TRUNK.gguf" if model.head.is_alone else str(model.path)
         yield f"python: mtp_gguf.native.MTPLlama({path!r}, mtp_head={str(head.path)!r})"
@@ -342,7 +356,7 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
 
 def _head_text(head: MtpHead) -> str:
     types = ", ".join(f"{count} {kind}" for kind, count in head.types.items())
-    return f"block {head.trunk_layers} ({types})"
+    return f"{head.blocks_text} ({types})"
 
 
 def _is_norm(model: Model, name: str) -> bool:
@@ -371,7 +385,12 @@ def _regraft(head: Model, source: str) -> str:
 
 
 def _runnable(fix: str, *models: Model) -> str:
-    """The command with remote files downloaded first, unless it reads remote files itself."""
+    """The command with remote files downloaded first, unless it reads remote files itself.
+
+    Empty for a conversion of an architecture that `convert` does not know.
+    """
+    if fix.startswith("mtp-gguf convert") and models[0].architecture in _NOT_CONVERTED:
+        return ""
     if not fix or fix.startswith(("mtp-gguf graft", "mtp-gguf convert")):
         return fix
     for path in dict.fromkeys(str(model.path) for model in models):

@@ -22,7 +22,7 @@ from .head import block_of
 from .model import Model, header_keys
 from .rewrite import OutputSpec, TensorCopy, inserted
 from .tensor_types import I64
-from .transplant import extract
+from .transplant import check_takes_a_list, extract
 
 
 def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> OutputSpec:
@@ -92,6 +92,7 @@ def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> OutputSpec:
 
 def check_head(model: Model) -> None:
     """RequestError if the model has no complete MTP head to use a draft vocabulary."""
+    check_takes_a_list(model)
     missing = model.head.missing
     if missing:
         raise RequestError(

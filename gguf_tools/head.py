@@ -5,7 +5,7 @@ This is the only definition of a complete head; `Model.head` computes it once an
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,69 +22,24 @@ from .fastmtp import (
     vocabulary_size,
 )
 from .format import ArrayRef, GgufFile, Scalar, TensorInfo
+from .nextn import ARCHITECTURES, BLOCKS, FUSED_SUFFIXES, NextnBlock
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
-_KINDS = {"qwen35": "dense", "qwen35moe": "mixture of experts"}
-ARCHITECTURES = tuple(_KINDS)
 OUTPUT_NORM_TENSOR = "output_norm.weight"
 TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp treats a file without it as head-only
 
-_ATTENTION = (
-    "nextn.eh_proj.weight",
-    "nextn.enorm.weight",
-    "nextn.hnorm.weight",
-    "attn_norm.weight",
-    "attn_q.weight",
-    "attn_k.weight",
-    "attn_v.weight",
-    "attn_output.weight",
-    "attn_q_norm.weight",
-    "attn_k_norm.weight",
-    "post_attention_norm.weight",
+# Metadata that a head-only file repeats; where both files have them, the values must be the same.
+_SHARED_KEYS = (
+    *("embedding_length", "feed_forward_length"),
+    *("attention.head_count", "attention.head_count_kv", "attention.sliding_window"),
+    *("attention.key_length", "attention.value_length"),
+    *("attention.key_length_mla", "attention.value_length_mla"),
+    *("attention.q_lora_rank", "attention.kv_lora_rank"),
+    *("rope.dimension_count", "rope.dimension_sections"),
+    *("expert_count", "expert_used_count", "expert_shared_count"),
+    *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+    *("hyper_connection.count", "kda.head_dim"),
 )
-# What llama.cpp requires of the MTP block (load_arch_tensors in qwen35.cpp and qwen35moe.cpp).
-REQUIRED_SUFFIXES: Mapping[str, Sequence[str]] = {
-    "qwen35": (*_ATTENTION, "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
-    "qwen35moe": (
-        *_ATTENTION,
-        "ffn_gate_inp.weight",
-        "ffn_gate_exps.weight",
-        "ffn_up_exps.weight",
-        "ffn_down_exps.weight",
-        "ffn_gate_inp_shexp.weight",
-        "ffn_gate_shexp.weight",
-        "ffn_up_shexp.weight",
-        "ffn_down_shexp.weight",
-    ),
-}
-# Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and
-# create_tensor_gate_up_exps in llama-model.cpp). They are the concatenation of the parts' rows;
-# upstream's converter writes them with --fuse-qkv and --fuse-gate-up-exps.
-FUSED_SUFFIXES: Mapping[str, Sequence[str]] = {
-    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
-    "ffn_gate_up_exps.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-}
-
-# Metadata that a head-only file repeats; the values must equal those of the trunk.
-_DENSE_KEYS = (
-    "embedding_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "rope.dimension_count",
-    "rope.dimension_sections",
-)
-_SHARED_KEYS = {
-    "qwen35": (*_DENSE_KEYS, "feed_forward_length"),
-    "qwen35moe": (
-        *_DENSE_KEYS,
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-        "expert_shared_feed_forward_length",
-    ),
-}
 # Publishers name the unused ids of the same vocabulary differently. If more tokens than this
 # differ, it is another tokenizer.
 _SAME_TOKENIZER = 0.01
@@ -105,7 +60,7 @@ class HeadReport:
     ready: the head exists and is complete. reason: one sentence that says so, or what is missing.
     block: index of the MTP block; None if the file has neither its tensors nor metadata for it.
     types: number of matrices of the head by tensor type. stock: whether an unpatched llama.cpp
-    loads the file.
+    loads the file. ours: whether our runtime drafts with it; else llama-server does.
     """
 
     ready: bool
@@ -114,6 +69,7 @@ class HeadReport:
     types: Mapping[str, int]
     draft: StoredDraftVocabulary | None
     stock: bool
+    ours: bool = False
 
 
 def block_of(name: str) -> int | None:
@@ -125,7 +81,8 @@ def block_of(name: str) -> int | None:
 def part_of(name: str, head_block: int | None, layout: DraftLayout | None) -> str:
     """The part of a model that a tensor belongs to: base, head or draft vocabulary."""
     short_output = layout is DraftLayout.SIDECAR and name == OUTPUT_TENSOR
-    if name == ID_MAP_TENSOR or short_output or name.endswith(SHORT_HEAD_SUFFIX):
+    short_head = layout is DraftLayout.TABLE and name.endswith(SHORT_HEAD_SUFFIX)
+    if name == ID_MAP_TENSOR or short_output or short_head:
         return "draft vocabulary"
     block = block_of(name)
     return "base" if block is None or head_block is None or block < head_block else "head"
@@ -156,13 +113,31 @@ class MtpHead:
     @cached_property
     def architecture(self) -> str:
         """The model's architecture; RequestError if its heads are not supported."""
-        architecture = self.file.scalar("general.architecture")
-        if architecture not in ARCHITECTURES:
-            raise RequestError(
-                f"{self._path}: architecture {architecture!r} is not one of "
-                f"{', '.join(ARCHITECTURES)}"
-            )
-        return str(architecture)
+        if not self.is_known:
+            raise RequestError(f"{self._path}: {self._unknown_text}")
+        return str(self.file.scalar("general.architecture"))
+
+    @cached_property
+    def kind(self) -> NextnBlock:
+        """The row of the architecture; RequestError if its heads are not supported."""
+        return BLOCKS[self.architecture]
+
+    @property
+    def _unknown_text(self) -> str:
+        """Why the heads of an unknown architecture are left alone."""
+        found = self.file.keys.get("general.architecture")
+        found = "an array" if isinstance(found, ArrayRef) else repr(found)
+        own = self._nextn_blocks
+        held = (
+            f", whose NextN block (block {min(own)}) llama.cpp does not draft with," if own else ""
+        )
+        return f"architecture {found}{held} is not one of {', '.join(ARCHITECTURES)}"
+
+    @cached_property
+    def _nextn_blocks(self) -> set[int]:
+        """Blocks with tensors of a NextN block."""
+        names = (name for name in self.tensors if ".nextn." in name)
+        return {block for name in names if (block := block_of(name)) is not None}
 
     @property
     def is_known(self) -> bool:
@@ -176,9 +151,7 @@ class MtpHead:
         RequestError if tensors and metadata do not determine it, or if blocks are missing.
         """
         present = {b for name in self.tensors if (b := block_of(name)) is not None}
-        own = {
-            b for name in self.tensors if ".nextn." in name and (b := block_of(name)) is not None
-        }
+        own = self._nextn_blocks
         blocks, claimed = self._block_count, self.claimed_layers
         if own:
             first = min(own)
@@ -244,11 +217,17 @@ class MtpHead:
     @cached_property
     def missing(self) -> list[str]:
         """Suffixes of required tensors that the MTP block lacks; all of them without a head."""
-        present = set(self.suffixes.values())
-        for fused, parts in FUSED_SUFFIXES.items():
-            if fused in present:
-                present.update(parts)
-        return [s for s in REQUIRED_SUFFIXES[self.architecture] if s not in present]
+        shared_experts = self.file.keys.get(f"{self.architecture}.expert_shared_count") != 0
+        first = self.trunk_layers
+        missing: list[str] = []
+        for block in range(first, first + max(self.layers, 1)):
+            prefix = f"blk.{block}."
+            present = {s for name, s in self.suffixes.items() if name.startswith(prefix)}
+            for fused, parts in FUSED_SUFFIXES.items():
+                if fused in present:
+                    present.update(parts)
+            missing += self.kind.missing(present, shared_experts)
+        return missing
 
     def fused_parts(self, name: str) -> dict[str, int]:
         """The parts of the fused tensor `name` with their number of rows; empty if not fused.
@@ -283,10 +262,7 @@ class MtpHead:
         Metadata of a wrong type are reported as a fault, not raised.
         """
         if not self.is_known:
-            found = self.file.keys.get("general.architecture")
-            found = "an array" if isinstance(found, ArrayRef) else repr(found)
-            text = f"architecture {found} is not one of {', '.join(ARCHITECTURES)}"
-            return (HeadFault("architecture", text),)
+            return (HeadFault("architecture", self._unknown_text),)
         try:
             _ = self.layers
             stages = (self._presence_faults, self._list_faults, self._shape_faults)
@@ -325,8 +301,15 @@ class MtpHead:
             return self.refusal(fault.text + hint)
         stock = self.draft is None or self.draft.layout is DraftLayout.IDS
         alone = "a head alone, " if self.is_alone else ""
-        reason = f"{alone}MTP head in block {self.trunk_layers}"
-        return HeadReport(True, reason, self.trunk_layers, self.types, self.draft, stock)
+        reason = f"{alone}MTP head in {self.blocks_text}"
+        block, ours = self.trunk_layers, self.kind.ours
+        return HeadReport(True, reason, block, self.types, self.draft, stock, ours)
+
+    @property
+    def blocks_text(self) -> str:
+        """Where the head is: its block, or its blocks."""
+        first, last = self.trunk_layers, self.trunk_layers + self.layers - 1
+        return f"block {first}" if first == last else f"blocks {first} to {last}"
 
     def refusal(self, reason: str) -> HeadReport:
         """The report of a model that cannot draft."""
@@ -337,11 +320,10 @@ class MtpHead:
         ours, theirs = base.architecture, self.architecture
         if theirs != ours:
             raise RequestError(
-                f"{self._path} is {theirs} ({_KINDS[theirs]}), but {base._path} is {ours} "
-                f"({_KINDS[ours]}): its head does not fit"
+                f"{self._path} is {theirs}, but {base._path} is {ours}: its head does not fit"
             )
-        for key in _SHARED_KEYS[ours]:
-            given, wanted = self.parameter(key), base.parameter(key)
+        for key in _SHARED_KEYS:
+            given, wanted = self._shared(key, base), base._shared(key, self)
             if given != wanted and None not in (given, wanted):
                 raise RequestError(
                     f"{self._path} has {key} {given}, but {base._path} has {wanted}: "
@@ -364,6 +346,8 @@ class MtpHead:
     def _block(self) -> int | None:
         """The block of the head, or the block that it should be in."""
         try:
+            if not self.is_known:
+                return min(self._nextn_blocks, default=None)
             return self.trunk_layers if self.suffixes or self.claimed_layers else None
         except (RequestError, FormatError):
             return None
@@ -395,17 +379,19 @@ class MtpHead:
                 f"the MTP head is there (block {trunk}), but {key} is missing or 0, so llama.cpp "
                 "will not use it",
             )
-        elif claimed != 1 or self.layers != 1:
+        elif claimed != self.layers or (self.kind.single and claimed != 1):
+            expected = 1 if self.kind.single else self.layers
             yield HeadFault(
                 "layers",
-                f"expected 1 MTP layer, found {claimed} by {key} and {self.layers} by the tensors",
+                f"expected {expected} MTP layer{'s' if expected > 1 else ''}, found {claimed} by "
+                f"{key} and {self.layers} by the tensors",
             )
         elif blocks != trunk + claimed:
             yield HeadFault(
                 "block-count",
                 f"{self.architecture}.block_count is {'missing' if blocks is None else blocks}, "
                 f"expected {trunk + claimed}: "
-                f"{trunk} trunk layers and {claimed} MTP layer",
+                f"{trunk} trunk layers and {claimed} MTP layer{'s' if claimed > 1 else ''}",
             )
         for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
             if self.suffixes and needed not in self.tensors:
@@ -447,7 +433,8 @@ class MtpHead:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes in ggml order of an MTP block's tensors by suffix, from the trunk's sizes.
 
-        Tensors whose sizes are missing from the metadata are omitted.
+        Tensors whose sizes are missing from the metadata are omitted, and so are those of attention
+        and feed-forward networks whose sizes only llama.cpp knows.
         """
         width, heads, kv = map(
             self._size, ("embedding_length", "attention.head_count", "attention.head_count_kv")
@@ -458,7 +445,7 @@ class MtpHead:
         experts, expert_ffn = self._size("expert_count"), self._size("expert_feed_forward_length")
         queries, keys, values = 2 * heads * key, kv * key, kv * value
         fused = queries + keys + values if min(queries, keys, values) else 0
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "nextn.eh_proj.weight": (2 * width, width),
             "nextn.enorm.weight": (width,),
             "nextn.hnorm.weight": (width,),
@@ -466,6 +453,9 @@ class MtpHead:
             "nextn.embed_tokens.weight": (width, self.vocabulary_size or 0),
             "attn_norm.weight": (width,),
             "post_attention_norm.weight": (width,),
+            "ffn_norm.weight": (width,),
+        }
+        sizes: dict[str, tuple[int, ...]] = {
             "attn_q.weight": (width, queries),
             "attn_k.weight": (width, keys),
             "attn_v.weight": (width, values),
@@ -486,6 +476,7 @@ class MtpHead:
             "ffn_up_shexp.weight": (width, shared),
             "ffn_down_shexp.weight": (shared, width),
         }
+        shapes |= sizes if self.kind.ours else {}
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
     def _check_vocabulary(self, base: "MtpHead") -> None:
@@ -508,8 +499,20 @@ class MtpHead:
         found = self.parameter(key)
         return found if isinstance(found, int) else 0
 
+    def _shared(self, key: str, other: "MtpHead") -> Scalar | tuple[Scalar, ...] | None:
+        """A hyperparameter to compare with that of another file of the same architecture.
+
+        If both have one entry per layer, those of the trunk; else the last one.
+        """
+        full = f"{self.architecture}.{key}"
+        both = (isinstance(head.file.keys.get(full), ArrayRef) for head in (self, other))
+        if all(both):
+            entries = self.file.array(full) or []
+            return tuple(entries[: min(self.trunk_layers, other.trunk_layers)])
+        return self.parameter(key)
+
     def parameter(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
-        """A hyperparameter of the head: a per-layer array's last entry, else the whole value."""
+        """A hyperparameter: the last entry of a per-layer array, else the value or whole array."""
         full = f"{self.architecture}.{key}"
         if not isinstance(self.file.keys.get(full), ArrayRef):
             return self.file.scalar(full)

@@ -13,8 +13,9 @@ from pathlib import Path
 from .errors import FormatError
 from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from .format import ArrayRef, GgufFile, TensorInfo, ValueType, open_gguf
-from .head import ARCHITECTURES, OUTPUT_NORM_TENSOR, TRUNK_TENSOR
+from .head import OUTPUT_NORM_TENSOR, TRUNK_TENSOR
 from .model import Model
+from .nextn import OUR_ARCHITECTURES
 from .tensor_types import F32
 
 # llama-hparams.h: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
@@ -42,13 +43,13 @@ def load_faults(model: Model) -> list[str]:
 def vocabulary_faults(path: Path) -> list[str]:
     """Like `load_faults`, but only for the tokenizer, which is in the file `path` itself."""
     with open_gguf(path) as file:
-        ours = file.scalar("general.architecture") in ARCHITECTURES
+        ours = file.scalar("general.architecture") in OUR_ARCHITECTURES
         return [*_tokens(file), *(_vocabulary(file) if ours else ())]
 
 
 def _faults(model: Model, keys: "_Keys") -> Iterator[str]:
     yield from chain(_layers(keys), _experts(keys), _scaling(keys), _tokens(model.first))
-    if model.architecture in ARCHITECTURES:
+    if model.architecture in OUR_ARCHITECTURES:
         yield from chain(_numbers(keys), _sizes(keys), _attention(keys), _rotation(keys))
         yield from chain(_states(keys), _vocabulary(model.first), _tensors(keys, model.tensors))
 

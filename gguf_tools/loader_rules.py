@@ -21,12 +21,11 @@ from .fastmtp import (
 )
 from .format import ArrayRef, ValueType
 from .head import (
-    FUSED_SUFFIXES,
     OUTPUT_NORM_TENSOR,
-    REQUIRED_SUFFIXES,
     MtpHead,
     plain_shape,
 )
+from .nextn import FUSED_SUFFIXES
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape | None]  # None if the metadata do not determine the shape
@@ -154,8 +153,11 @@ def refusals(head: MtpHead) -> list[str]:
 
     For models whose head is valid, and for the trunk of a separate head. A draft vocabulary with
     rows of its own is accepted, as in the patched llama.cpp. Tensors of the MTP block that the
-    native draft graph does not support are reported, too.
+    native draft graph does not support are reported, too. Nothing is reported for architectures
+    whose rules are not known here.
     """
+    if not head.kind.ours:
+        return []
     try:
         stages = (_key_faults, _layer_faults, _tensor_faults)
         return next((found for stage in stages if (found := list(stage(head)))), [])
@@ -261,7 +263,7 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
     output = head.tensors.get(OUTPUT_TENSOR) or head.tensors.get(EMBEDDING_TENSOR)
     if output is not None and output.type.name == "NVFP4":
         optional |= {"output.scale": (1,), "output.input_scale": (1,)}
-    feed_forward = [s for s in REQUIRED_SUFFIXES[head.architecture] if s.startswith("ffn_")]
+    feed_forward = [s for s in head.kind.required if s.startswith("ffn_")]
     recurrent, linear = sizes.recurrent(), sizes.linear_attention()
     for layer in range(head.trunk_layers):
         block = f"blk.{layer}."
@@ -283,7 +285,7 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
         trunk = {}
     if head.suffixes:
         block = f"blk.{head.trunk_layers}."
-        suffixes = _unfused(block, REQUIRED_SUFFIXES[head.architecture], head)
+        suffixes = _unfused(block, head.kind.required, head)
         trunk |= {block + s: head.shapes.get(s) for s in suffixes}
         own = ("nextn.shared_head_norm.weight", "nextn.embed_tokens.weight")
         optional |= {block + s: head.shapes.get(s) for s in own}

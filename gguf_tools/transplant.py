@@ -16,30 +16,28 @@ from .draft_list import (
 )
 from .errors import RequestError
 from .fastmtp import (
-    EMBEDDING_TENSOR,
     ID_MAP_TENSOR,
     IDS_KEY,
-    OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
     DraftLayout,
 )
 from .format import ArrayRef, Scalar, Value, ValueType
 from .head import block_of
 from .model import Metadata, Model
+from .nextn import OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
 
-# Keys that may be arrays with one entry per block (llama.cpp's get_key_or_arr). The MTP block has
-# full attention and uses the sizes of the trunk's last layer.
+# Keys that may be arrays with one entry per block (llama.cpp's get_key_or_arr).
 _RECURRENT = "attention.recurrent_layers"
 _PER_LAYER = (
-    _RECURRENT,
-    "attention.head_count",
-    "attention.head_count_kv",
-    "feed_forward_length",
+    *("attention.head_count", "attention.head_count_kv", _RECURRENT),
+    *("feed_forward_length", "expert_feed_forward_length", "expert_used_count"),
+    *("swiglu_clamp_exp", "swiglu_clamp_shexp"),
+    *("attention.sliding_window_pattern", "attention.compress_ratios", "attention.indexer.types"),
 )
+_TRUNK_ONLY = "attention.indexer.types"  # may have no entries for MTP layers (glm-dsa.cpp)
 # llama.cpp's converter puts the keys in front of these: linear attention, then the tokenizer.
 _BEFORE_SSM = (".ssm.", ".attention.recurrent_layers")
-_SHARED_TENSORS = (EMBEDDING_TENSOR, "output_norm.weight", OUTPUT_TENSOR)
 
 
 def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -> OutputSpec:
@@ -55,23 +53,29 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
     donor.head.check_fit(base.head)
     if draft is None:
         draft = _carried(donor, base)
+    else:
+        check_takes_a_list(base)
     names = donor.head.names
     if IDS_KEY in draft:
         names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
     head = [TensorCopy.of(donor, name) for name in names]
-    return with_head(base, head, draft, donor.head.layers)
+    return with_head(base, head, draft, donor.head.layers, donor)
 
 
 def with_head(
-    base: Model, head: Sequence[TensorCopy], keys: Mapping[str, Value], layers: int = 1
+    base: Model,
+    head: Sequence[TensorCopy],
+    keys: Mapping[str, Value],
+    layers: int = 1,
+    donor: Model | None = None,
 ) -> OutputSpec:
     """`base` with these tensors as its MTP head and draft vocabulary, in place of any it has.
 
     head: the tensors of `layers` MTP layers, named for this base. keys: of the draft vocabulary,
-    and others to add.
+    and others to add. donor: the file that the head is from, for what its layers say of themselves.
     """
     trunk, taken = base.head.trunk_layers, set(base.head.names)
-    metadata = without_draft_keys(_with_layers(base, base.head.architecture, trunk, layers))
+    metadata = without_draft_keys(_with_layers(base, base.head.architecture, trunk, layers, donor))
     tensors = (
         *(t for t in head if t.name == ID_MAP_TENSOR),
         *(TensorCopy.of(base, name) for name in base.tensors if name not in taken),
@@ -85,9 +89,7 @@ def head_alone(spec: OutputSpec, base: Model) -> OutputSpec:
     """The head-only file of a model that `with_head` described for `base`."""
     trunk = base.head.trunk_layers
     wanted = tuple(
-        t
-        for t in spec.tensors
-        if t.name in (*_SHARED_TENSORS, ID_MAP_TENSOR) or (block_of(t.name) or 0) >= trunk
+        t for t in spec.tensors if (block := block_of(t.name)) is None or block >= trunk
     )
     return OutputSpec(spec.metadata, wanted)
 
@@ -104,6 +106,15 @@ def check_takes_a_head(base: Model) -> str:
             f"first: mtp-gguf strip {base.path}"
         )
     return architecture
+
+
+def check_takes_a_list(model: Model) -> None:
+    """RequestError if no runtime would use a draft vocabulary in the model."""
+    if not model.head.kind.ours:
+        raise RequestError(
+            f"{model.path}: draft vocabularies are for {', '.join(OUR_ARCHITECTURES)}, found "
+            f"{model.head.architecture}, which drafts over the whole vocabulary"
+        )
 
 
 def strip(model: Model) -> OutputSpec:
@@ -125,14 +136,15 @@ def strip(model: Model) -> OutputSpec:
 def extract(model: Model) -> OutputSpec:
     """The head of `model` as a head-only file, in llama.cpp's `mtp-` layout.
 
-    It contains the MTP block, the embedding, the output norm, the output if it is not tied to the
-    embedding, and the draft vocabulary in the model's layout.
+    It contains the MTP block, the tensors outside the blocks (the embedding, the output norm, the
+    output if it is not tied to the embedding), and the draft vocabulary in the model's layout.
     """
     model.head.check_complete()
     if model.head.is_alone:
         raise RequestError(f"{model.path} is a head alone already")
-    wanted = {*_SHARED_TENSORS, *model.head.names}
-    tensors = tuple(TensorCopy.of(model, name) for name in model.tensors if name in wanted)
+    head = {*model.head.names}
+    wanted = (name for name in model.tensors if name in head or block_of(name) is None)
+    tensors = tuple(TensorCopy.of(model, name) for name in wanted)
     return relabelled(model, OutputSpec(model.metadata(), tensors))
 
 
@@ -150,8 +162,10 @@ def _carried(donor: Model, base: Model) -> dict[str, Value]:
     return draft.metadata(with_ids=draft.header.layout is not DraftLayout.TABLE)
 
 
-def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Metadata:
-    """The model's metadata for `trunk` trunk layers followed by `layers` MTP layers."""
+def _with_layers(
+    model: Model, architecture: str, trunk: int, layers: int, donor: Model | None = None
+) -> Metadata:
+    """The model's metadata for `trunk` trunk layers followed by `layers` MTP layers of `donor`."""
     metadata = model.metadata()
     blocks = {f"{architecture}.block_count": Value(ValueType.U32, trunk + layers)}
     key = f"{architecture}.nextn_predict_layers"
@@ -165,15 +179,29 @@ def _with_layers(model: Model, architecture: str, trunk: int, layers: int) -> Me
         array_key = f"{architecture}.{suffix}"
         array = model.first.keys.get(array_key)
         if isinstance(array, ArrayRef):
-            entries = _resized(
-                model, array_key, trunk, layers, last=False if suffix == _RECURRENT else None
-            )
-            metadata[array_key] = Value(array.type, entries)
+            own = None if donor is None else _of_head(donor, array_key, trunk, layers)
+            metadata[array_key] = Value(array.type, _resized(model, array_key, trunk, layers, own))
     return metadata
 
 
-def _resized(model: Model, key: str, trunk: int, layers: int, last: Scalar | None) -> list[Scalar]:
-    """A per-layer array of `trunk + layers` entries; new entries are `last` or the trunk's last."""
+def _of_head(donor: Model, key: str, trunk: int, layers: int) -> list[Scalar] | None:
+    """The donor's entries of a per-layer array for the MTP layers; None if it has none."""
+    if not isinstance(donor.first.keys.get(key), ArrayRef):
+        return None
+    entries = donor.first.array(key) or []
+    if len(entries) == trunk and key.endswith(_TRUNK_ONLY):
+        return []
+    return entries[trunk:] if len(entries) == trunk + layers else None
+
+
+def _resized(
+    model: Model, key: str, trunk: int, layers: int, own: list[Scalar] | None
+) -> list[Scalar]:
+    """A per-layer array of the trunk's entries and those of the MTP layers.
+
+    own: those of the MTP layers, none if they need none. None repeats the trunk's last, except that
+    an MTP layer is not recurrent.
+    """
     entries = model.first.array(key) or []
     if len(entries) < trunk:
         raise RequestError(
@@ -181,4 +209,6 @@ def _resized(model: Model, key: str, trunk: int, layers: int, last: Scalar | Non
             f"found {len(entries)}"
         )
     trunk_entries = entries[:trunk]
-    return [*trunk_entries, *([trunk_entries[-1] if last is None else last] * layers)]
+    if own is None:
+        own = [False if key.endswith(_RECURRENT) else trunk_entries[-1]] * layers
+    return [*trunk_entries, *own]

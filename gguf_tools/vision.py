@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .errors import FormatError
 from .format import GgufFile, TensorInfo
-from .head import ARCHITECTURES
+from .nextn import OUR_ARCHITECTURES
 
 ARCHITECTURE = "clip"
 FILE_PREFIX = "mmproj-"
@@ -81,7 +81,7 @@ def misfits(tower: VisionTower, architecture: str | None, width: int | None) -> 
     width: the model's embedding length.
     """
     found = []
-    if architecture in ARCHITECTURES and tower.projector != PROJECTOR:
+    if architecture in OUR_ARCHITECTURES and tower.projector != PROJECTOR:
         found.append(
             f"expected the projector {PROJECTOR} for {architecture}, found {tower.projector}"
         )

@@ -801,6 +801,8 @@ def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> 
             report = opened.head.report
     except (MtpGgufError, OSError):
         return None
+    if report.ready and not report.ours:
+        return f"architecture {opened.architecture} drafts with llama-server only (mtp-gguf serve)"
     return None if report.ready else report.reason
 
 

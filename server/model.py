@@ -65,7 +65,7 @@ class ServedModel:
         llama-server and a head that is right 80 % of the time: 37 / 36 / 31 tokens per second at
         depth 1 / 2 / 3 for a 0.8B model, 10.2 / 10.4 / 9.7 for a 4B model.
         """
-        moe = self.file.architecture == "qwen35moe"
+        moe = self.file.architecture != "qwen35"  # all others are mixtures of experts
         return 1 if moe or self.file.weights < _SMALL else 2
 
 

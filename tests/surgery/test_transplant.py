@@ -202,7 +202,7 @@ def other(**changes: object) -> Spec:
         (other(head_dim=32), ("attention.key_length 32", "has 64")),
         (other(intermediate=512), ("feed_forward_length 512", "has 256")),
         (other(layers=8), ("8 trunk layers", "has 4")),
-        (MOE, ("qwen35moe (mixture of experts)", "qwen35 (dense)")),
+        (MOE, ("is qwen35moe", "is qwen35: its head")),
     ],
 )
 def test_a_head_of_another_model(

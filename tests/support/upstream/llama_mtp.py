@@ -46,7 +46,7 @@ class LlamaMtp:
         if not self._model:
             raise RuntimeError(f"llama.cpp does not load {path}")
         self._cleanup.callback(llama_cpp.llama_model_free, self._model)
-        self.hidden = llama_cpp.llama_model_n_embd(self._model)
+        self.hidden = llama_cpp.llama_model_n_embd_out(self._model)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
 

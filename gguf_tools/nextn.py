@@ -1,0 +1,134 @@
+"""Which tensors make an MTP head: one row for each architecture that llama.cpp drafts with.
+
+The rows follow load_arch_tensors and the MTP graph of src/models/ in the pinned llama.cpp. A test
+leaves out each tensor of a small file of each architecture and asks llama.cpp whether it still
+drafts (tests/surgery/test_architectures.py).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+Suffixes = tuple[str, ...]
+
+
+def _weights(*names: str) -> Suffixes:
+    return tuple(f"{name}.weight" for name in names)
+
+
+@dataclass(frozen=True)
+class NextnBlock:
+    """The MTP block of an architecture.
+
+    required: suffixes of its tensors (the parts after `blk.N.`). choices: groups of alternatives,
+    of which one must be complete, such as a dense or a mixed feed-forward network. single: whether
+    llama.cpp drafts with one block only. ours: whether our runtime drafts with it and doctor knows
+    the whole model; the others draft with llama-server.
+    """
+
+    required: Suffixes
+    choices: tuple[tuple[Suffixes, ...], ...] = ()
+    single: bool = True
+    ours: bool = False
+
+    def missing(self, present: Collection[str], shared_experts: bool) -> list[str]:
+        """Suffixes that a block lacks.
+
+        present: those that it has, with the parts of fused tensors. shared_experts: whether the
+        model has any.
+        """
+        wanted = [*self.required]
+        for group in self.choices:
+            wanted += min(group, key=lambda names: sum(name not in present for name in names))
+        if not shared_experts:
+            wanted = [name for name in wanted if name not in _SHARED]
+        return [name for name in wanted if name not in present]
+
+    @property
+    def suffixes(self) -> Iterator[str]:
+        """All suffixes of the row."""
+        yield from self.required
+        yield from (name for group in self.choices for names in group for name in names)
+
+
+_CORE = _weights("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm", "attn_output")
+_QKV = _weights("attn_q", "attn_k", "attn_v")
+_QK_NORMS = _weights("attn_q_norm", "attn_k_norm")
+_POST_NORM = _weights("post_attention_norm")
+_FFN_NORM = _weights("ffn_norm")
+_DENSE = _weights("ffn_gate", "ffn_up", "ffn_down")
+_EXPERTS = _weights("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_SHARED = _weights("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+_GATED_SHARED = (*_weights("ffn_gate_inp_shexp"), *_SHARED)
+_GATES = _weights("ffn_gate_exps", "ffn_gate_shexp")  # of gated networks
+_BIAS = ("exp_probs_b.bias",)
+_LATENT = _weights("attn_kv_a_mqa", "attn_kv_a_norm")  # multi-head latent attention
+_LATENT_VALUES = _weights("attn_k_b", "attn_v_b")
+_LOW_RANK_Q = _weights("attn_q_a", "attn_q_a_norm", "attn_q_b")
+_ANY_Q = (_weights("attn_q"), _LOW_RANK_Q)
+_INDEXER = (
+    *_weights("indexer.proj", "indexer.attn_k", "indexer.attn_q_b", "indexer.k_norm"),
+    "indexer.k_norm.bias",
+)
+_STREAMS = _weights(  # hyper-connections
+    *(f"hc_{place}_{part}" for place in ("attn", "ffn") for part in ("fn", "base", "scale"))
+)
+_QWEN_ATTENTION = (*_CORE, *_QKV, *_QK_NORMS, *_POST_NORM)
+_QWEN_MOE = (*_QWEN_ATTENTION, *_EXPERTS, *_GATED_SHARED)
+
+BLOCKS: Mapping[str, NextnBlock] = {
+    "qwen35": NextnBlock((*_QWEN_ATTENTION, *_DENSE), ours=True),
+    "qwen35moe": NextnBlock(_QWEN_MOE, ours=True),
+    "qwen3next": NextnBlock(_QWEN_MOE),
+    "glm4moe": NextnBlock((*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED)),
+    "deepseek2": NextnBlock(
+        (*_CORE, *_LATENT, *_FFN_NORM, *_EXPERTS, *_SHARED),
+        (_ANY_Q, (_LATENT_VALUES, _weights("attn_kv_b"))),
+    ),
+    "deepseek32": NextnBlock(
+        (
+            *(*_CORE, *_LATENT, *_LATENT_VALUES, *_LOW_RANK_Q),
+            *(*_INDEXER, *_FFN_NORM, *_EXPERTS, *_SHARED),
+        )
+    ),
+    "deepseek4": NextnBlock(
+        (
+            *(name for name in _CORE if name != "attn_output.weight"),
+            *_weights("attn_output_a", "attn_output_b", "attn_sinks", "attn_kv", "attn_kv_a_norm"),
+            *(*_LOW_RANK_Q, *_STREAMS, *_FFN_NORM, *_EXPERTS, *_BIAS, *_SHARED),
+        )
+    ),
+    "glm-dsa": NextnBlock(
+        (*_CORE, *_LATENT, *_LATENT_VALUES, *_LOW_RANK_Q, *_FFN_NORM, *_EXPERTS, *_SHARED)
+    ),
+    "mimo2": NextnBlock((*_CORE, *_weights("attn_qkv"), *_FFN_NORM, *_DENSE), single=False),
+    "step35": NextnBlock(
+        (*_CORE, *_QKV, *_FFN_NORM), ((_DENSE, (*_EXPERTS, *_SHARED)),), single=False
+    ),
+    "hy_v3": NextnBlock(
+        (*_CORE, *_QKV, *_QK_NORMS, *_FFN_NORM), ((_DENSE, (*_EXPERTS, *_SHARED)),), single=False
+    ),
+    "nemotron_h_moe": NextnBlock(
+        (
+            *(*_CORE, *_QKV, *_POST_NORM, *_BIAS, *_weights("nextn.shared_head_norm")),
+            *(name for name in (*_EXPERTS, *_SHARED) if name not in _GATES),
+        )
+    ),
+    "cohere2moe": NextnBlock((*_CORE, *_QKV, *_EXPERTS, *_SHARED)),
+    "bailingmoe3": NextnBlock(
+        (
+            *(*_CORE, *_LATENT, *_LATENT_VALUES, *_weights("attn_gate", "layer_output_norm")),
+            *(*_FFN_NORM, *_EXPERTS, *_BIAS, *_SHARED),
+        ),
+        (_ANY_Q,),
+    ),
+}
+ARCHITECTURES = tuple(BLOCKS)
+OUR_ARCHITECTURES = tuple(name for name, block in BLOCKS.items() if block.ours)
+
+# Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and
+# create_tensor_gate_up_exps in llama-model.cpp). They are the concatenation of the parts' rows;
+# upstream's converter writes them with --fuse-qkv and --fuse-gate-up-exps.
+FUSED_SUFFIXES: Mapping[str, Suffixes] = {
+    "attn_qkv.weight": _QKV,
+    "ffn_gate_up_exps.weight": _weights("ffn_gate_exps", "ffn_up_exps"),
+}

@@ -1,0 +1,40 @@
+"""`serve` drafts with every architecture that llama.cpp gives a NextN block.
+
+The files are synthetic: their heads predict nothing, but the text must be the same as without them.
+One architecture is tested every day, all of them with: python -m pytest -m slow THIS_FILE
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from upstream.nextn_models import write_models
+
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from server.test_real_server import running
+
+pytestmark = pytest.mark.server
+
+OTHERS = [name for name in ARCHITECTURES if name not in OUR_ARCHITECTURES]
+PROMPT = [1, 2, 3, 4, 9, 7, 5]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["glm4moe", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS if n != "glm4moe")],
+)
+def test_the_text_is_the_same(
+    name: str, patched_server: Path, free_port: int, tmp_path: Path
+) -> None:
+    model = write_models(tmp_path, [name])[name]
+    texts, drafted = [], []
+    for options in (["--no-draft"], ["--depth", 2], ["--depth", "auto"]):
+        common = ("--ctx-size", 256, "--parallel", 1)
+        with running(patched_server, model, free_port, *common, options=options) as client:
+            result = client.complete(PROMPT)
+        texts.append(result["tokens"])
+        drafted.append(result["timings"].get("draft_n", 0))
+    assert texts[1:] == texts[:1] * 2
+    assert drafted[0] == 0
+    assert min(drafted[1:]) > 0
