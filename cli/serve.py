@@ -5,6 +5,7 @@ import shlex
 import sys
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,10 @@ import typer
 
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
-from mtp_gguf.server.command import ServerCommand, server_command
+from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command
 from mtp_gguf.server.find import VARIABLE, ask, find_server
 from mtp_gguf.server.launch import RunningServer
-from mtp_gguf.server.model import ServedModel, check_loads, choose_head, open_model
+from mtp_gguf.server.model import ServedModel, check_loads, choose_head, choose_mmproj, open_model
 
 from .local_model import local_model
 from .options import AsJson, Command, Threads
@@ -120,6 +121,14 @@ def serve(
             "beside it).",
         ),
     ] = None,
+    mmproj: Annotated[
+        Path | None,
+        typer.Option(
+            "--mmproj",
+            metavar="FILE",
+            help="See pictures with this vision tower (default: the one beside the model).",
+        ),
+    ] = None,
     depth: Annotated[
         str | None,
         typer.Option(
@@ -153,8 +162,9 @@ def serve(
 ) -> None:
     """Serve a model with llama-server, drafting with its MTP head.
 
-    Before the server starts, its features are queried and the model is checked. The exit code is
-    the server's.
+    Before the server starts, its features are queried and the model is checked. A head
+    (`mtp-*.gguf`) and a vision tower (`mmproj-*.gguf`) beside the model are used if they fit it.
+    The exit code is the server's.
 
     **Examples**
 
@@ -187,6 +197,10 @@ def serve(
     found = local_model(model, head, drafts=not no_draft)
     file = open_model(found.path)
     served = ServedModel(file, None) if no_draft else choose_head(file, found.head)
+    tower, several = None, ""
+    if mmproj or not any(option in passed for option in MMPROJ_OPTIONS):
+        tower, several = choose_mmproj(file, mmproj)
+    served = replace(served, mmproj=tower)
     check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
@@ -196,7 +210,7 @@ def serve(
     command = server_command(
         server, served, address, wanted, settings, rpc, allow_public, [*given, *passed]
     )
-    for note in (ignored, *command.notes) if ignored else command.notes:
+    for note in filter(None, (several, ignored, *command.notes)):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
         typer.echo(json.dumps(_fields(command)) if as_json else shlex.join(command.words))

@@ -28,6 +28,8 @@ _STEPWISE = (
     *("--spec-draft-type-k", "-ctkd", "--cache-type-k-draft"),
     *("--spec-draft-type-v", "-ctvd", "--cache-type-v-draft"),
 )
+# Options of llama-server that say where the vision tower is, or that there shall be none.
+MMPROJ_OPTIONS = ("-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj")
 _KEYS = ("--api-key", "--api-key-file")
 _KEY_VARIABLES = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
 
@@ -81,6 +83,8 @@ def server_command(
     notes = [*_check_layouts(server, model)]
     words = [str(server.path), "-m", str(model.file.path)]
     words += ["--host", address.host, "--port", str(address.port)]
+    if model.mmproj:
+        words += ["--mmproj", str(model.mmproj)]
     if rpc:
         words += ["--rpc", rpc]
     if model.head_file:

@@ -11,6 +11,7 @@ from mtp_gguf.gguf_tools.head_files import heads_beside
 from mtp_gguf.gguf_tools.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
 from mtp_gguf.gguf_tools.sources import what_is_at
+from mtp_gguf.gguf_tools.vision import FILE_PREFIX, VisionTower, misfits
 
 _SMALL = 1.5e9  # weights
 
@@ -22,6 +23,7 @@ class ModelFile:
     path: the file passed to llama.cpp, the first shard. alone: a complete head without a trunk.
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
     including all experts. faults: why llama.cpp would crash on it; empty if nothing is found.
+    tower: the vision tower, if it is an mmproj file.
     """
 
     path: Path
@@ -31,6 +33,7 @@ class ModelFile:
     embedding: tuple[int, ...]
     weights: int
     faults: tuple[str, ...] = ()
+    tower: VisionTower | None = None
 
     def fits(self, other: "ModelFile") -> bool:
         """Whether one can be the head of the other, judging by the headers."""
@@ -39,10 +42,15 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model to serve. head_file: the file with its head; None if it cannot draft."""
+    """A model to serve.
+
+    head_file: the file with its head; None if it cannot draft. mmproj: that with its vision tower;
+    None if it sees no pictures.
+    """
 
     file: ModelFile
     head_file: ModelFile | None
+    mmproj: Path | None = None
 
     @property
     def separate_head(self) -> Path | None:
@@ -84,6 +92,7 @@ def open_model(path: Path) -> ModelFile:
             embedding=embedding.shape if embedding else (),
             faults=tuple(load_faults(model)),
             weights=sum(math.prod(tensor.shape) for tensor in model.tensors.values()),
+            tower=model.tower,
         )
 
 
@@ -120,6 +129,41 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
             "or name a file that has its head with --head"
         )
     return ServedModel(model, beside[0])
+
+
+def choose_mmproj(model: ModelFile, named: Path | None) -> tuple[Path | None, str]:
+    """Find the vision tower of `model`: the `named` file, or the only one beside it.
+
+    Returns None if there is none, and a note if there are several to choose from. RequestError if
+    the named one cannot be used.
+    """
+    if named:
+        file = open_model(named)
+        if file.tower is None:
+            raise RequestError(
+                f"{named}: expected an mmproj file, found architecture {file.architecture}"
+            )
+        for fault in _unusable(file.tower, model):
+            raise RequestError(f"{named}: {fault}")
+        return file.path, ""
+    beside = []
+    for path in sorted(model.path.parent.glob(f"{FILE_PREFIX}*.gguf")):
+        try:
+            file = open_model(path)
+        except FormatError:  # naming it explicitly reports the error
+            continue
+        if file.tower is not None and not _unusable(file.tower, model):
+            beside.append(file.path)
+    if len(beside) > 1:
+        names = ", ".join(path.name for path in beside)
+        return None, f"several vision towers are beside it ({names}); choose one with --mmproj"
+    return (beside[0] if beside else None), ""
+
+
+def _unusable(tower: VisionTower, model: ModelFile) -> list[str]:
+    """Why the vision tower cannot be served with the model."""
+    width = model.embedding[0] if model.embedding else None
+    return [*tower.faults, *misfits(tower, model.architecture, width)]
 
 
 def check_loads(served: ServedModel) -> None:

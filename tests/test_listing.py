@@ -193,6 +193,7 @@ def test_json_of_a_gguf(model: Path) -> None:
         "block": 2,
         "types": {"F16": 8},
         "stock": True,
+        "ours": True,
     }
     assert list(draft) == ["layout", "size", "source", "coverage"]
     assert (draft["layout"], draft["size"]) == ("ids", DRAFT)
@@ -207,6 +208,7 @@ def test_json_without_a_head(folder: Path, models: Models) -> None:
         "types": {},
         "draft": None,
         "stock": False,
+        "ours": False,
     }
     assert as_json(model, "--mtp")["tensors"] == []
 

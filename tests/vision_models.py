@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from checkpoints import Spec, write_checkpoint
 
 # Small, with an odd number of positions along no side; wider than tall in every matrix.
@@ -58,3 +61,20 @@ def write_vision_checkpoint(
     transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
     return folder
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    """A picture of noise (of one color if it is large), as a PNG file."""
+    if width * height > 1 << 20:
+        row = b"\0" + bytes(3 * width)
+        rows = zlib.compress(row * height, 1)
+    else:
+        noise = np.random.default_rng(seed).integers(0, 256, (height, width * 3), np.uint8)
+        rows = zlib.compress(np.pad(noise, ((0, 0), (1, 0))).tobytes())
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -1,6 +1,6 @@
 """The file tools on every architecture that llama.cpp gives a NextN block.
 
-The files are synthetic (`upstream.nextn_models`), made and judged by stock llama.cpp: whether it
+The files are synthetic (`upstream.nextn_models`), made and tried by stock llama.cpp: whether it
 loads what the tools write, and drafts the same with it.
 
 All tensors of all architectures: python -m pytest -m slow THIS_FILE

@@ -1,0 +1,214 @@
+"""A llama-server with our patches sees pictures and drafts: same answers, same acceptance.
+
+The vision tower is random, so a picture says nothing; but its rows stand in the trunk's memory, and
+its positions run in three dimensions. The demo model's head drafts well only if it follows both.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversions import TINY, converted, invoke
+from vision_models import png, write_vision_checkpoint
+
+from server.conftest import DEMO
+from server.test_real_server import Client, running
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
+
+DEMO_WIDTH = 256
+SETTINGS = ("--ctx-size", 2048, "--parallel", 2, "--threads", 1)
+DEPTHS = (1, 2, 3, 4, "auto")
+TOKENS = 60
+LEAST_ACCEPTED = 0.5  # of the first drafts; measured: 0.9
+
+
+def picture(data: bytes) -> dict[str, Any]:
+    text = base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+
+
+def says(*parts: str | dict[str, Any], role: str = "user") -> dict[str, Any]:
+    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return {"role": role, "content": content}
+
+
+WIDE, SMALL = picture(png(160, 96)), picture(png(64, 64, 1))
+CHATS = {
+    "one picture": [says("def is_prime(n):\n", WIDE, "for name in ")],
+    "two pictures": [says(SMALL, " and ", WIDE, "?")],
+    "a picture in the middle": [
+        says("What does os.path.join do?"),
+        says("It joins paths.", role="assistant"),
+        says("And this? ", WIDE),
+    ],
+    "text": [says("What does len do?")],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo model and a vision tower beside it."""
+    made = tmp_path_factory.mktemp("pictures")
+    converted(DEMO, made / "model.gguf", "--quant", "F16", "--mtp-f16")
+    spec = replace(TINY, mtp=False, hidden=DEMO_WIDTH)
+    tower = write_vision_checkpoint(made / "checkpoint", spec)
+    converted(tower, made / "mmproj-model.gguf", "--mmproj-only")
+    return made
+
+
+def ask(client: Client, messages: list[dict[str, Any]], patience: float = 120.0) -> Any:
+    """The answer to a chat: text, tokens drafted, tokens accepted; or the text of an error."""
+    body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0}
+    url = client.url.replace("/completion", "/v1/chat/completions")
+    data = json.dumps(body | {"ignore_eos": True}).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=patience) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        return json.load(error)["error"]["message"]
+    message, timings = answer["choices"][0]["message"], answer["timings"]
+    text = f"{message.get('content')}|{message.get('reasoning_content')}"
+    return text, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+
+
+def answers(client: Client) -> list[Any]:
+    """Each chat, then the first one again, whose prompt is reused."""
+    chats = [*CHATS.values(), CHATS["one picture"]]
+    return [ask(client, chat) for chat in chats]
+
+
+def test_the_answers_are_the_same_at_every_depth(
+    folder: Path, patched_server: Path, free_port: int
+) -> None:
+    model = folder / "model.gguf"
+    with running(patched_server, model, free_port, *SETTINGS, options=["--no-draft"]) as client:
+        want = answers(client)
+    assert len({text for text, _, _ in want}) == len(CHATS)
+    for depth in DEPTHS:
+        with running(
+            patched_server, model, free_port, *SETTINGS, options=["--depth", depth]
+        ) as client:
+            found = answers(client)
+            together = at_once(client)
+        assert [text for text, _, _ in found] == [text for text, _, _ in want], depth
+        assert together == [text for text, _, _ in want[:2]], depth
+        if depth == 1:
+            shares = [accepted / drafted for _, drafted, accepted in found[:3]]
+            assert min(shares) > LEAST_ACCEPTED, shares
+
+
+def at_once(client: Client) -> list[str]:
+    """The first two chats, in two slots at the same time."""
+    texts = ["", ""]
+
+    def run(index: int, chat: list[dict[str, Any]]) -> None:
+        texts[index] = ask(client, chat)[0]
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate([*CHATS.values()][:2])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return texts
+
+
+def test_fused_drafts_are_those_of_llama_cpp(
+    folder: Path, patched_server: Path, free_port: int
+) -> None:
+    """As many drafts are accepted after pictures as llama.cpp's own draft-mtp has accepted."""
+    model, counts = folder / "model.gguf", []
+    for fused in ((), ("--no-spec-draft-fused",)):
+        options = ["--depth", 1]
+        with running(
+            patched_server, model, free_port, *SETTINGS, *fused, options=options
+        ) as client:
+            counts.append([ask(client, chat)[1:] for chat in CHATS.values()])
+    assert counts[0] == counts[1]
+
+
+BAD: dict[str, Callable[[], bytes]] = {
+    "no picture": lambda: b"no picture at all" * 10,
+    "cut off": lambda: png(160, 96)[:2000],
+    "10,000 × 10,000": lambda: png(10000, 10000),
+    "1 × 1": lambda: png(1, 1),
+}
+
+
+def test_bad_pictures(folder: Path, patched_server: Path, free_port: int) -> None:
+    """The same errors with and without drafting, and the same answer after them."""
+    said = []
+    for options in (["--no-draft"], ["--depth", 2]):
+        with running(
+            patched_server, folder / "model.gguf", free_port, *SETTINGS, options=options
+        ) as client:
+            said.append([ask(client, [says("x", picture(make()))]) for make in BAD.values()])
+            with pytest.raises(TimeoutError):  # cancelled while the picture is encoded
+                ask(client, [says("x", picture(png(900, 900)))], patience=0.02)
+            said[-1].append(ask(client, CHATS["one picture"]))
+    texts = [[found if isinstance(found, str) else found[0] for found in run] for run in said]
+    assert texts[0] == texts[1]
+    assert texts[0][0] == texts[0][1] == "Failed to load image or audio file"
+    assert "exceeds the available context size" in texts[0][2]
+    assert isinstance(said[0][3], tuple)  # enlarged to the smallest size
+
+
+# ----------------------------------------------------------------------------- finding the file
+
+
+def command(model: Path, *options: object) -> list[str]:
+    """The command that `serve` prints."""
+    result = invoke("serve", model, "--no-draft", "--print-command", "--json", *options)
+    assert result.exit_code == 0, result.output + result.stderr
+    words: list[str] = json.loads(result.stdout)["command"]
+    return words
+
+
+def test_the_tower_beside_the_model(
+    folder: Path, patched_server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MTP_GGUF_LLAMA_SERVER", str(patched_server))
+    model, tower = folder / "model.gguf", folder / "mmproj-model.gguf"
+    words = command(model)
+    assert words[words.index("--mmproj") + 1] == str(tower)
+    assert "--mmproj" not in command(model, "--", "--no-mmproj")
+    alone = tmp_path / "model.gguf"
+    alone.write_bytes(model.read_bytes())
+    assert "--mmproj" not in command(alone)
+    words = command(alone, "--mmproj", tower)
+    assert words[words.index("--mmproj") + 1] == str(tower)
+    for name in ("mmproj-a.gguf", "mmproj-b.gguf"):
+        (tmp_path / name).write_bytes(tower.read_bytes())
+    (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
+    result = invoke("serve", alone, "--no-draft", "--print-command")
+    assert "several vision towers are beside it (mmproj-a.gguf, mmproj-b.gguf)" in result.stderr
+    assert "--mmproj " not in result.stdout
+
+
+def test_towers_that_do_not_fit(folder: Path, patched_server: Path, tmp_path: Path) -> None:
+    tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
+    narrow = tmp_path / "narrow.gguf"
+    converted(tower, narrow, "--mmproj-only")
+    model = folder / "model.gguf"
+    result = invoke("serve", model, "--no-draft", "--mmproj", narrow, "--print-command")
+    assert result.exit_code == 1
+    assert "expected the vision tower of a model with embeddings of 256, found one for 64" in (
+        result.stderr
+    )
+    result = invoke("serve", model, "--no-draft", "--mmproj", model, "--print-command")
+    assert "expected an mmproj file, found architecture qwen35" in result.stderr
