@@ -14,26 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from checkpoints import Spec, write_checkpoint, write_safetensors
-from conversions import (
-    TINY,
-    check_refusal,
-    converted,
-    edit_json,
-    edit_tensors,
-    invoke,
-    read_tensors,
-    refused,
-    spawn,
-    tensors_of,
-)
-from hub_server import Hub
-from surgery.models import edited
-from upstream.converter_pool import ConverterPool
-from vision_models import write_vision_checkpoint
 
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
+from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
+from support.checkpoints import TINY, Spec, write_checkpoint, write_safetensors
+from support.commands import check_refusal, invoke, spawn
+from support.conversions import converted, refused
+from support.gguf_files import edited, tensors_of
+from support.hub_server import Hub
+from support.upstream.converter_pool import ConverterPool
+from support.vision_models import write_vision_checkpoint
 
 pytestmark = [
     pytest.mark.upstream,
@@ -55,13 +46,6 @@ def pool() -> Iterator[ConverterPool]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_checkpoint(tmp_path_factory.mktemp("vision") / "seeing", TEXT)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    folder = tmp_path / "output"
-    folder.mkdir()
-    return folder
 
 
 def upstream(pool: ConverterPool, model: Path, out: Path, kind: str) -> bytes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from upstream.nextn_models import write_models
 
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
-from server.test_real_server import running
+from support.real_server import running
+from support.upstream.nextn_models import write_models
 
 pytestmark = pytest.mark.server
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversions import TINY, converted, invoke
-from vision_models import png, write_vision_checkpoint
 
-from server.conftest import DEMO
-from server.test_real_server import Client, running
+from support.checkpoints import TINY
+from support.commands import invoke
+from support.conversions import converted
+from support.models import DEMO
+from support.real_server import STEPS, Client, running
+from support.vision_models import png, write_vision_checkpoint
 
 pytestmark = [
     pytest.mark.server,
@@ -133,7 +135,7 @@ def test_fused_drafts_are_those_of_llama_cpp(
 ) -> None:
     """As many drafts are accepted after pictures as llama.cpp's own draft-mtp has accepted."""
     model, counts = folder / "model.gguf", []
-    for fused in ((), ("--no-spec-draft-fused",)):
+    for fused in ((), (STEPS,)):
         options = ["--depth", 1]
         with running(
             patched_server, model, free_port, *SETTINGS, *fused, options=options

@@ -12,15 +12,20 @@ import json
 from pathlib import Path
 
 import pytest
-from conversions import held, invoke
-from upstream.nextn_models import LAYERS, drafts, trunk_layers, trunk_tokens, write_models
 
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
-
-from .models import edited, refused, succeed
+from support.commands import held, invoke, refused, succeed
+from support.gguf_files import edited
+from support.upstream.nextn_models import (
+    LAYERS,
+    drafts,
+    trunk_layers,
+    trunk_tokens,
+    write_models,
+)
 
 OTHERS = [name for name in ARCHITECTURES if name not in OUR_ARCHITECTURES]
 EVERYDAY = ("glm4moe",)

@@ -4,11 +4,11 @@ No converter is needed: `llama_model_init_from_user` makes a model from metadata
 which tensors, optional ones included, the architecture has and in which shapes. The files get
 random weights and a tokenizer of 128 tokens.
 
-    cd tests; python -m upstream.nextn_models write FOLDER ARCHITECTURE...
+    cd tests; python -m support.upstream.nextn_models write FOLDER ARCHITECTURE...
 
 writes FOLDER/ARCHITECTURE.gguf, and
 
-    cd tests; python -m upstream.nextn_models draft FILE...
+    cd tests; python -m support.upstream.nextn_models draft FILE...
 
 prints for each file what its head drafts, as JSON. Each is done in a process of its own, which may
 abort.
@@ -32,7 +32,7 @@ import numpy as np
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 TRUNK = 2  # layers
 WIDTH, HEADS, FFN, TOKENS, EXPERTS = 64, 2, 96, 128, 2
 SEED = 3
@@ -187,7 +187,7 @@ def trunk_tokens(paths: Sequence[Path]) -> list[list[int] | None]:
 
 def _run(*arguments: str) -> str:
     env = os.environ | {"PYTHONPATH": str(TESTS), "MTP_GGUF_LIBS": "stock"}
-    command = [sys.executable, "-m", "upstream.nextn_models", *arguments]
+    command = [sys.executable, "-m", "support.upstream.nextn_models", *arguments]
     done = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
@@ -210,9 +210,8 @@ class _Tensor(ctypes.Structure):
 
 def _shapes(architecture: str, header: Path) -> dict[str, tuple[int, ...]]:
     """Every tensor that llama.cpp makes for the metadata in a file."""
-    from ggml_reader import ggml_base  # noqa: PLC0415
-
     from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
+    from support.ggml_reader import ggml_base  # noqa: PLC0415
 
     found: dict[str, tuple[int, ...]] = {}
     base = ggml_base()

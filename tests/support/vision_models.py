@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import Spec, write_checkpoint
+
+from support.checkpoints import Spec, write_checkpoint
 
 # Small, with an odd number of positions along no side; wider than tall in every matrix.
 TOWER = {
