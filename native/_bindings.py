@@ -334,6 +334,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
     lib.mtp_session_sync.restype = c_int32
     lib.mtp_session_sync.argtypes = [c_void_p, c_int32]
+    # mtp_status mtp_session_skip(mtp_session * session, int32_t seq, int64_t length);
+    lib.mtp_session_skip.restype = c_int32
+    lib.mtp_session_skip.argtypes = [c_void_p, c_int32, c_int64]
     # mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
     lib.mtp_seq_cp.restype = c_int32
     lib.mtp_seq_cp.argtypes = [c_void_p, c_int32, c_int32]

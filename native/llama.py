@@ -75,24 +75,6 @@ def _streaming(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatena
     return read
 
 
-def _text_only(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
-    """Reject images in a chat: llama_cpp's handlers evaluate them without the session."""
-
-    @wraps(method)
-    def chat(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        handler = llm.chat_handler or llm._chat_handlers.get(llm.chat_format)
-        find = getattr(handler, "get_image_urls", None)  # only multimodal handlers have it
-        messages = options["messages"] if "messages" in options else args[0]
-        if not llm._plain and find is not None and find(messages):
-            raise NativeError(
-                "messages: expected text, found images, which are not supported with drafting; "
-                "load the model as llama_cpp.Llama for them"
-            )
-        return method(llm, *args, **options)
-
-    return chat
-
-
 class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
@@ -162,6 +144,7 @@ class MTPLlama(llama_cpp.Llama):
         self._session: Session | None = None
         self._head: Head | None = None
         self._prompt: Checkpoint | None = None
+        self._n_tokens = self._pictures = 0
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if options.get("draft_model") is not None:
@@ -356,6 +339,20 @@ class MTPLlama(llama_cpp.Llama):
         self._context_params = params
 
     @property
+    def n_tokens(self) -> int:
+        """Number of evaluated positions; llama_cpp's handlers set it after a picture."""
+        return self._n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, length: int) -> None:
+        session = self._session
+        if session is not None and not session.closed and length > session.length():
+            held = llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) + 1
+            if held > session.length():
+                self._follow(length)
+        self._n_tokens = length
+
+    @property
     def session(self) -> Session:
         """The underlying session; NativeError if the model is closed or has none."""
         if self._session is None:
@@ -439,7 +436,8 @@ class MTPLlama(llama_cpp.Llama):
             self._requires_eval = False
 
     embed = _exclusive(llama_cpp.Llama.embed)
-    create_chat_completion = _text_only(llama_cpp.Llama.create_chat_completion)
+    # llama_cpp's handlers of pictures evaluate the prompt here, in several steps.
+    create_chat_completion = _exclusive(llama_cpp.Llama.create_chat_completion)
     _create_completion = _streaming(llama_cpp.Llama._create_completion)
 
     def _bind(self, method: Any) -> Any:
@@ -621,11 +619,14 @@ class MTPLlama(llama_cpp.Llama):
         known = self._input_ids[: max(len(tokens) - 1, 0)]
         differs = np.flatnonzero(known != np.asarray(tokens[: len(known)]))
         common = int(differs[0]) if len(differs) else len(known)
+        while 0 < common < self.n_tokens and self.input_ids[common - 1] == self._cut(common):
+            common -= 1  # to the beginning of a picture
         if 0 < common < self.session.length():
             try:
                 self.session.remove(common)
             except NativeError:
                 common = self._restore_prompt(common)
+        _check_text(tokens[common:])
         if common == 0:
             self.reset()
         self.n_tokens = common
@@ -642,9 +643,30 @@ class MTPLlama(llama_cpp.Llama):
         try:
             self.session.remove(self.n_tokens)
         except NativeError:
+            tokens = self._input_ids.tolist()
             self.session.remove(0)
-            if self.n_tokens:
-                self.session.decode(self._input_ids.tolist())
+            if min(tokens, default=0) < 0:
+                self.n_tokens = 0
+            _check_text(tokens)
+            if tokens:
+                self.session.decode(tokens)
+
+    def _cut(self, position: int) -> int | None:
+        """The picture's id if `position` is in one; else None."""
+        found = int(self.input_ids[position])
+        return found if found < 0 else None
+
+    def _follow(self, length: int) -> None:
+        """Follow llama_cpp's handlers, which evaluate pictures without the session.
+
+        length: positions from here on are free. The positions of a picture get an id of its own, so
+        that no prompt takes it for another one or for text.
+        """
+        known = self.session.length()
+        self.session.skip(length)
+        self._pictures += 1
+        self.input_ids[known:length] = -self._pictures
+        self._requires_eval = True
 
     def _restore_prompt(self, most: int) -> int:
         """Restore the prompt's checkpoint if it has `most` tokens at most; its length or 0."""
@@ -696,9 +718,9 @@ class MTPLlama(llama_cpp.Llama):
                     new = session.step(token, self.depth, sampler=chain)
                 self.input_ids[at : at + len(new)] = [token, *new[:-1]]
                 for self._origin, token in enumerate(new[:-1], 1):
-                    self.n_tokens += 1
+                    self._n_tokens += 1
                     yield token
-                self.n_tokens += 1
+                self._n_tokens += 1
                 token = new[-1]
                 continue
             drafts = session.begin(token, self.depth)
@@ -709,7 +731,7 @@ class MTPLlama(llama_cpp.Llama):
                     row = session.row(accepted)
                     if self._logits_all:
                         self._store_scores(at + accepted, row)
-                    self.n_tokens = at + 1 + accepted
+                    self._n_tokens = at + 1 + accepted
                     token = session.argmax(row) if greedy else self._sample(row)
                     if failures:
                         raise failures[0]
@@ -741,6 +763,15 @@ class MTPLlama(llama_cpp.Llama):
             return
         with suppress(NativeError):
             self._session.remove(self.n_tokens)
+
+
+def _check_text(tokens: Sequence[int]) -> None:
+    """NativeError if tokens stand for a picture, which can only be evaluated by its handler."""
+    if min(tokens, default=0) < 0:
+        raise NativeError(
+            "prompt: expected text, found the place of a picture that is no longer in the context; "
+            "ask with the picture again"
+        )
 
 
 class _Closed:

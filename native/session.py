@@ -251,6 +251,10 @@ class Session(Owner):
         """Update the session after the trunk's memory was changed from outside."""
         self._call(library().mtp_session_sync, seq)
 
+    def skip(self, length: int, seq: int = 0) -> None:
+        """As `sync`, after a picture: the next token is at position `length`."""
+        self._call(library().mtp_session_skip, seq, length)
+
     def save(self, kind: CheckpointKind = CheckpointKind.WHOLE, seq: int = 0) -> Checkpoint:
         """Save a checkpoint of a sequence, which must not be empty."""
         return Checkpoint(lambda out: self._call(library().mtp_checkpoint_save, seq, kind, out))

@@ -333,6 +333,11 @@ MTP_API mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, in
  * The head's rows of the sequence are dropped; it starts again with the tokens that follow. */
 MTP_API mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
 
+/* As mtp_session_sync, where the next token is at position `length`: a picture that was decoded from
+ * outside advances the positions of M-RoPE by more than the last one in the memory. It occupies more
+ * cells than positions, so the context may be full earlier. */
+MTP_API mtp_status mtp_session_skip(mtp_session * session, int32_t seq, int64_t length);
+
 /* Replaces sequence `to` with a copy of sequence `from`, in trunk and head. The attention cache is shared
  * if llama.cpp supports it; the recurrent state is copied. A later rollback in one sequence does not
  * affect the other. If the call fails, `to` is empty. */

@@ -216,7 +216,7 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
-        if (error.status == MTP_ERROR_FULL) {
+        if (error.status == MTP_ERROR_FULL && !s.foreign) {
             throw Error(MTP_ERROR_STATE, format("%s, where the session counts %lld: expected mtp_session_sync after "
                                                 "another change of its memory", error.what(), (long long) room(seq)));
         }
@@ -698,6 +698,20 @@ void Session::sync(int32_t seq) {
     check_idle();
     sequence(seq);
     set_length(seq, trunk_.length(seq));
+}
+
+void Session::skip(int32_t seq, int64_t length) {
+    check_idle();
+    Sequence & s = sequence(seq);
+    const int64_t held = trunk_.length(seq);
+    require_range(length, std::max<int64_t>(held, 1), trunk_.n_ctx(), "length");
+    if (s.decoded != s.length) {
+        clear_sequence(seq); // rejected drafts are below the new rows
+        throw Error(MTP_ERROR_STATE, "the memory was changed from outside while rejected drafts were in it: expected "
+                                     "mtp_seq_rm first");
+    }
+    set_length(seq, length);
+    s.foreign = true;
 }
 
 } // namespace mtp

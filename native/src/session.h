@@ -46,6 +46,7 @@ public:
     int32_t step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out);
     void remove(int32_t seq, int64_t p0, int64_t p1);
     void sync(int32_t seq);
+    void skip(int32_t seq, int64_t length);
     Checkpoint save(int32_t seq, int32_t kind);
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
@@ -84,6 +85,8 @@ private:
         std::vector<uint64_t> marks;
 
         PendingOutcome pending;
+
+        bool foreign = false; // the memory has rows that were decoded from outside
 
         int64_t text_first = 0; // position of this sequence's first token in texts_
     };

@@ -94,6 +94,10 @@ mtp_status mtp_session_sync(mtp_session * session, int32_t seq) {
     return guard([&] { require(session, "session")->sync(seq); });
 }
 
+mtp_status mtp_session_skip(mtp_session * session, int32_t seq, int64_t length) {
+    return guard([&] { require(session, "session")->skip(seq, length); });
+}
+
 mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms, int32_t n_verify,
                                  const double * draft_ms, int32_t n_draft) {
     return guard([&] { require(session, "session")->set_costs(verify_ms, n_verify, draft_ms, n_draft); });

@@ -218,52 +218,6 @@ def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial: Dial, rollb
             assert [*begun, *rest] == want
 
 
-# ----------------------------------------------------------------------------- pictures
-
-
-class PictureHandler:
-    """The two methods by which llama_cpp's handlers evaluate images without the session."""
-
-    def __init__(self) -> None:
-        self.called = 0
-
-    @staticmethod
-    def get_image_urls(messages: Any) -> list[str]:
-        from llama_cpp.llama_chat_format import Llava15ChatHandler  # noqa: PLC0415
-
-        return Llava15ChatHandler.get_image_urls(messages)
-
-    def __call__(self, *, llama: Any, messages: Any, **options: Any) -> Any:
-        self.called += 1
-        llama.reset()
-        llama._ctx.kv_cache_clear()
-        llama.eval(PROMPT)
-        return llama.create_completion(llama.input_ids[: llama.n_tokens].tolist(), **GREEDY)
-
-
-@pytest.mark.parametrize("depth", [0, 3])
-def test_images_are_rejected_before_anything_is_evaluated(dial: Dial, depth: int) -> None:
-    from llama_cpp.llama_chat_format import Llava15ChatHandler, MTMDChatHandler  # noqa: PLC0415
-
-    parts: Any = [
-        {"type": "text", "text": "what is it?"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-    ]
-    path = dial("tiny")
-    handler = PictureHandler()
-    for real in (Llava15ChatHandler, MTMDChatHandler):
-        assert real.get_image_urls([{"role": "user", "content": parts}])
-    with load(path, depth=depth, chat_handler=handler) as llm:
-        for arguments in ({"messages": [{"role": "user", "content": parts}]},):
-            with pytest.raises(NativeError, match=r"messages: expected text, found images"):
-                llm.create_chat_completion(**arguments)
-        with pytest.raises(NativeError, match=r"messages: expected text, found images"):
-            llm.create_chat_completion([{"role": "user", "content": parts}])
-        assert (handler.called, llm.n_tokens, llm.session.length()) == (0, 0, 0)
-        answer: Any = llm.create_chat_completion([{"role": "user", "content": "no picture"}])
-        assert (handler.called, answer["choices"][0]["text"]) == (1, text(llm))
-
-
 # ----------------------------------------------------------------------- models that cannot draft
 
 

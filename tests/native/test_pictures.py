@@ -1,0 +1,210 @@
+"""MTPLlama with llama_cpp's handler of pictures: drafting goes on, the text stays the same.
+
+The vision tower is random, but its rows stand in the trunk's memory and its positions run in three
+dimensions, so that a wrong state changes the text or the acceptance rate.
+"""
+
+from __future__ import annotations
+
+import base64
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.runtime import llama_cpp
+from support.checkpoints import TINY
+from support.conversions import converted
+from support.gguf_files import edited
+from support.models import DEMO
+from support.vision_models import png, write_vision_checkpoint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
+
+DEMO_WIDTH = 256
+# As the demo's own, for contents of several parts as well.
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.content is string %}{{- message.content }}{%- else %}"
+    "{%- for part in message.content %}{{- part.text }}{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+SMALL = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0, "max_tokens": 40}
+DEPTHS: tuple[Any, ...] = (0, 1, 2, 3, 4, "auto")
+LEAST_ACCEPTED = 0.5  # of the first drafts; measured: 0.8
+
+
+def picture(data: bytes) -> dict[str, Any]:
+    text = base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+
+
+def says(*parts: str | dict[str, Any], role: str = "user") -> Any:
+    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return {"role": role, "content": content}
+
+
+WIDE, NARROW = picture(png(160, 96)), picture(png(64, 64, 1))
+CHATS: list[Any] = [
+    [says("def is_prime(n):\n", WIDE, "for name in ")],
+    [says(NARROW, " and ", WIDE, "?")],
+    [
+        says("What does os.path.join do?"),
+        says("It joins paths.", role="assistant"),
+        says("And this? ", WIDE),
+    ],
+    [says("What does len do?")],
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo model and a vision tower."""
+    made = tmp_path_factory.mktemp("pictures")
+    converted(DEMO, made / "demo.gguf", "--quant", "F16", "--mtp-f16")
+
+    def with_template(keys: Metadata) -> None:
+        keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
+
+    edited(made / "demo.gguf", made / "model.gguf", metadata=with_template)
+    spec = replace(TINY, mtp=False, hidden=DEMO_WIDTH)
+    tower = write_vision_checkpoint(made / "checkpoint", spec)
+    converted(tower, made / "mmproj.gguf", "--mmproj-only")
+    return made
+
+
+def handler(folder: Path) -> Any:
+    from llama_cpp.llama_chat_format import MTMDChatHandler  # noqa: PLC0415
+
+    return MTMDChatHandler(str(folder / "mmproj.gguf"), verbose=False, use_gpu=False)
+
+
+def load(folder: Path, **options: Any) -> closing[MTPLlama]:
+    chat_handler = handler(folder)
+    options = {**SMALL, "chat_handler": chat_handler, **options}
+    return closing(MTPLlama(str(folder / "model.gguf"), **options))
+
+
+def answer(llm: llama_cpp.Llama, messages: Any, **options: Any) -> str:
+    said: Any = llm.create_chat_completion(messages, **{**GREEDY, **options})
+    return str(said["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    """The answers of llama_cpp.Llama itself."""
+    options: dict[str, Any] = {**SMALL, "chat_handler": handler(folder)}
+    with closing(llama_cpp.Llama(str(folder / "model.gguf"), **options)) as llm:
+        return [answer(llm, chat) for chat in CHATS]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_text_is_the_same(depth: Any, folder: Path, expected: list[str]) -> None:
+    with load(folder, depth=depth) as llm:
+        for chat, text in zip(CHATS, expected, strict=True):
+            assert answer(llm, chat) == text
+        if depth == 1:
+            stats = llm.mtp_stats
+            assert sum(stats.accepted) > LEAST_ACCEPTED * sum(stats.drafted)
+    assert len(set(expected)) == len(CHATS)
+
+
+@pytest.mark.parametrize("rollback", ["checkpoint", "two-phase", "host"])
+def test_every_rollback(rollback: str, folder: Path, expected: list[str]) -> None:
+    with load(folder, depth=3, rollback=rollback) as llm:
+        assert [answer(llm, chat) for chat in CHATS] == expected
+
+
+def test_a_picture_after_a_rollback(folder: Path, expected: list[str]) -> None:
+    """A stream that ends between accepted drafts, and one that is left open."""
+    with load(folder, depth=3) as llm:
+        for read in (2, 3, 4):
+            stream: Any = llm.create_chat_completion(CHATS[3], stream=True, **GREEDY)
+            for _ in range(read):
+                next(stream)
+            assert answer(llm, CHATS[0]) == expected[0]
+
+
+def test_streams_and_states(folder: Path, expected: list[str]) -> None:
+    with load(folder, depth=3) as llm:
+        stream: Any = llm.create_chat_completion(CHATS[1], stream=True, **GREEDY)
+        chunks = [chunk["choices"][0]["delta"].get("content", "") for chunk in stream]
+        assert "".join(chunks) == expected[1]
+        answer(llm, CHATS[0], max_tokens=4)
+        state = llm.save_state()
+        tokens = [*llm.input_ids[: llm.n_tokens].tolist(), *llm.tokenize(b" and", add_bos=False)]
+        texts = []
+        for _ in range(2):
+            said: Any = llm.create_completion(tokens, **GREEDY)
+            texts.append(said["choices"][0]["text"])
+            answer(llm, CHATS[3])
+            llm.load_state(state)
+        assert texts[0]
+        assert texts[0] == texts[1]
+
+
+def test_a_picture_is_not_taken_for_another(folder: Path) -> None:
+    """The ids of a prompt with a picture that is no longer there are refused, not read as text."""
+    with load(folder, depth=2) as llm:
+        answer(llm, [says("a", WIDE, "b")], max_tokens=2)
+        tokens = llm.input_ids[: llm.n_tokens].tolist()
+        assert min(tokens) < 0
+        for other in (CHATS[3], [says("a", picture(png(160, 96, 5)), "b")]):
+            answer(llm, other, max_tokens=2)
+            with pytest.raises(NativeError, match="a picture that is no longer in the context"):
+                llm.create_completion(tokens, max_tokens=2)
+            assert answer(llm, CHATS[3], max_tokens=8)
+
+
+def test_bad_pictures(folder: Path, expected: list[str]) -> None:
+    """The errors of llama_cpp, and the same answers after them."""
+    with load(folder, depth=2, n_ctx=128) as llm:
+        for data, words in (
+            (b"no picture at all" * 10, "Failed to create bitmap"),
+            (png(160, 96)[:2000], "Failed to create bitmap"),
+            (png(2000, 2000), "Prompt exceeds n_ctx"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                answer(llm, [says("x", picture(data))])
+            assert answer(llm, CHATS[0]) == expected[0]
+        assert answer(llm, [says("x", picture(png(1, 1)))])
+
+
+def test_a_tower_of_another_model(folder: Path, tmp_path: Path) -> None:
+    tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
+    converted(tower, tmp_path / "mmproj.gguf", "--mmproj-only")
+    with (
+        load(folder, depth=2, chat_handler=handler(tmp_path)) as llm,
+        pytest.raises(ValueError, match="Failed to load mtmd context"),
+    ):
+        answer(llm, CHATS[0])
+
+
+def test_skipping_positions(folder: Path) -> None:
+    with load(folder, depth=2) as llm:
+        session = llm.session
+        for length in (0, -1, 10**6):
+            with pytest.raises(NativeError, match="length: expected 1 to"):
+                session.skip(length)
+        session.decode([1, 2, 3])
+        with pytest.raises(NativeError, match="length: expected 3 to"):
+            session.skip(2)
+        session.skip(8)
+        session.decode([4, 5])
+        assert session.length() == 10
+        session.step(6, 2)
+        if session.length() != 11 + 2:  # a draft was rejected, and is still in the memory
+            with pytest.raises(NativeError, match="while rejected drafts were in it"):
+                session.skip(20)
+            assert session.length() == 0
