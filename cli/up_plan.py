@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.doctor import original_of
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.head import ARCHITECTURES
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.profile import find_profile
 from mtp_gguf.gguf_tools.remote import (
     HubGguf,
@@ -104,13 +104,15 @@ class Asked:
 class _Made:
     """How the model is made: the steps, and then its name or path and that of its head.
 
-    why_plain: why it cannot draft; "" if it can.
+    why_plain: why it cannot draft; "" if it can. ours: whether our runtime drafts with it, which
+    measures for `tune`.
     """
 
     steps: tuple[Step, ...]
     model: str
     head: str | None = None
     why_plain: str = ""
+    ours: bool = True
 
 
 def make_plan(asked: Asked) -> list[Step]:
@@ -196,6 +198,7 @@ def _gguf_on_hub(asked: Asked, name: HubGguf) -> _Made:
     size = files.nbytes or 0
     with open_any_model(str(on_hub.cached(files) or model)) as opened:
         why_plain = "" if opened.report.ready else opened.report.reason
+        ours = opened.architecture in OUR_ARCHITECTURES
         if why_plain and opened.architecture in ARCHITECTURES and files.beside:
             why_plain = ""  # it is downloaded with the model, and checked then
             size += files.beside[0][1] or 0
@@ -208,7 +211,7 @@ def _gguf_on_hub(asked: Asked, name: HubGguf) -> _Made:
     done = "it is in the cache" if on_hub.cached(files) else ""
     seconds = size / _DOWNLOAD_RATE
     step = Step(StepName.DOWNLOAD, (str(model),), human_bytes(size), size, seconds, done)
-    return _Made((step,), str(model), why_plain=why_plain)
+    return _Made((step,), str(model), why_plain=why_plain, ours=ours)
 
 
 def _local_gguf(asked: Asked, path: Path) -> _Made:
@@ -225,7 +228,8 @@ def _local_gguf(asked: Asked, path: Path) -> _Made:
         _refuse_corpus(asked)
         return _Made((), str(path), why_plain=_left_plain(asked, served.head.reason))
     _refuse_corpus(asked)
-    return _Made((), str(path), head=str(separate) if separate else None)
+    ours = served.architecture in OUR_ARCHITECTURES
+    return _Made((), str(path), head=str(separate) if separate else None, ours=ours)
 
 
 def _graft(asked: Asked, base: str, size: int, original: str, *, remote: bool) -> _Made:
@@ -242,7 +246,7 @@ def _original(asked: Asked, model: Model, hub: HubModel | None) -> str | None:
     """The model to take the head from: as asked for, else as the file or its card names it."""
     if asked.original is not None:
         return asked.original
-    if model.architecture not in ARCHITECTURES:
+    if model.architecture not in OUR_ARCHITECTURES:
         return None
     if (named := original_of(model)) != _NO_ORIGINAL:
         return named
@@ -277,6 +281,8 @@ def _tune(asked: Asked, made: _Made, kernels: str) -> Step:
         done = "as asked (--skip)"
     elif made.why_plain:
         done = "the model cannot draft"
+    elif not made.ours:
+        done = "llama-server drafts with this architecture by its own defaults"
     elif not any(not step.done for step in made.steps):
         path = _local_path(made.model)
         if path is not None and find_profile(path, kernels, None)[0] is not None:

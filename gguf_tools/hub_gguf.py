@@ -27,12 +27,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import FormatError, RemoteError
-from .head import ARCHITECTURES
+from .errors import FormatError, RemoteError, RequestError
 from .head_files import PREFIX as HEAD_PREFIX
 from .head_files import is_head_of
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
+from .nextn import ARCHITECTURES
 from .remote import HubGguf, HubModel, hub_gguf, open_remote_model
 from .safetensors import TORCH_PATTERN
 

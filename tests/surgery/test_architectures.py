@@ -199,3 +199,10 @@ def test_unknown_architectures(files: dict[str, Path], tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert said in result.output
     assert held(tmp_path) == before
+
+
+def test_up_does_not_tune(files: dict[str, Path]) -> None:
+    """`tune` measures our runtime, which drafts with none of these."""
+    result = invoke("up", files["glm4moe"], "--dry-run", "--skip", "serve")
+    assert result.exit_code == 0, result.output + result.stderr
+    assert "tune: nothing to do, llama-server drafts with this architecture" in result.stdout
