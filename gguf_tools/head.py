@@ -126,12 +126,17 @@ class MtpHead:
     def _unknown_text(self) -> str:
         """Why the heads of an unknown architecture are left alone."""
         found = self.file.keys.get("general.architecture")
-        found = "an array" if isinstance(found, ArrayRef) else repr(found)
-        own = self._nextn_blocks
-        held = (
-            f", whose NextN block (block {min(own)}) llama.cpp does not draft with," if own else ""
+        known = ", ".join(ARCHITECTURES)
+        if not isinstance(found, str):
+            found = "an array" if isinstance(found, ArrayRef) else repr(found)
+            return f"architecture {found} is not one of {known}"
+        blocks = self._nextn_blocks
+        block = (
+            f", whose NextN block (block {min(blocks)}) llama.cpp does not draft with,"
+            if blocks
+            else ""
         )
-        return f"architecture {found}{held} is not one of {', '.join(ARCHITECTURES)}"
+        return f"architecture {found!r}{block} is not one of {known}"
 
     @cached_property
     def _nextn_blocks(self) -> set[int]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from .errors import FormatError, RequestError
-from .head import ARCHITECTURES
 from .model import Model, open_model
+from .nextn import ARCHITECTURES
 
 PREFIX = "mtp-"
 

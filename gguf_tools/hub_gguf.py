@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from .errors import FormatError, RemoteError, RequestError
+from .errors import FormatError, RemoteError
 from .head_files import PREFIX as HEAD_PREFIX
 from .head_files import is_head_of
 from .hub_errors import first_line, hub_errors

@@ -88,9 +88,7 @@ def with_head(
 def head_alone(spec: OutputSpec, base: Model) -> OutputSpec:
     """The head-only file of a model that `with_head` described for `base`."""
     trunk = base.head.trunk_layers
-    wanted = tuple(
-        t for t in spec.tensors if (block := block_of(t.name)) is None or block >= trunk
-    )
+    wanted = tuple(t for t in spec.tensors if (block := block_of(t.name)) is None or block >= trunk)
     return OutputSpec(spec.metadata, wanted)
 
 

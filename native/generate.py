@@ -110,7 +110,7 @@ def chat_renderer(template: str | None) -> Callable[[list[dict[str, str]]], str]
     except TEMPLATE_ERRORS as error:
         raise RequestError(template_fault(error)) from None
 
-    def render(messages: list[dict[str, str]]) -> str:
+    def render(messages: list[Any]) -> str:
         try:
             return str(formatter(messages=messages).prompt)
         except Exception as error:  # a template is code from the model file: anything may be raised

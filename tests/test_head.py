@@ -10,12 +10,14 @@ import pytest
 
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary
 from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.head import ARCHITECTURES, REQUIRED_SUFFIXES, HeadReport, MtpHead, part_of
+from mtp_gguf.gguf_tools.head import HeadReport, MtpHead, part_of
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, I64, TensorType
 from support.byte_source import ByteSource
 
 HEAD = 3  # block of the head: the trunk has blocks 0 to 2
 PREFIX = f"blk.{HEAD}."
+KNOWN = ", ".join(ARCHITECTURES)
 Shape = tuple[int, ...]
 Tensors = Mapping[str, tuple[Shape, TensorType]]
 
@@ -49,7 +51,7 @@ def sound_tensors(architecture: str) -> dict[str, tuple[Shape, TensorType]]:
         "output_norm.weight": ((WIDTH,), F32),
     }
     tensors |= {f"blk.{i}.attn_norm.weight": ((WIDTH,), F32) for i in range(HEAD)}
-    for suffix in REQUIRED_SUFFIXES[architecture]:
+    for suffix in BLOCKS[architecture].required:
         one_row = "norm" in suffix
         tensors[PREFIX + suffix] = ((WIDTH,), F32) if one_row else ((WIDTH, 2), F16)
     return tensors
@@ -76,7 +78,7 @@ class Model:
 def moved(target: int) -> dict[str, Any]:
     """The head's tensors in another block."""
     old = sound_tensors("qwen35")
-    suffixes = REQUIRED_SUFFIXES["qwen35"]
+    suffixes = BLOCKS["qwen35"].required
     return {
         **without(*suffixes),
         **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes},
@@ -87,7 +89,7 @@ def without(*suffixes: str) -> dict[str, None]:
     return {PREFIX + s: None for s in suffixes}
 
 
-NO_HEAD = without(*REQUIRED_SUFFIXES["qwen35"])
+NO_HEAD = without(*BLOCKS["qwen35"].required)
 NEXTN, COUNT = "qwen35.nextn_predict_layers", "qwen35.block_count"
 
 NOT_READY: dict[str, tuple[Model, str]] = {
@@ -132,7 +134,7 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     "dense head on an MoE base": (
         Model(
             tensors={
-                **{PREFIX + s: None for s in REQUIRED_SUFFIXES["qwen35moe"] if "ffn" in s},
+                **{PREFIX + s: None for s in BLOCKS["qwen35moe"].required if "ffn" in s},
                 f"{PREFIX}ffn_up.weight": ((WIDTH, 2), F16),
             },
             architecture="qwen35moe",
@@ -166,15 +168,16 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "another architecture": (
         Model({"general.architecture": text("llama")}),
-        "architecture 'llama' is not one of qwen35, qwen35moe",
+        "architecture 'llama', whose NextN block (block 3) llama.cpp does not draft with, is not "
+        f"one of {KNOWN}",
     ),
     "no architecture": (
         Model({"general.architecture": None}),
-        "architecture None is not one of qwen35, qwen35moe",
+        f"architecture None is not one of {KNOWN}",
     ),
     "architecture a list": (
         Model({"general.architecture": Value(ValueType.STRING, ["qwen35"])}),
-        "architecture an array is not one of qwen35, qwen35moe",
+        f"architecture an array is not one of {KNOWN}",
     ),
     "block_count a text": (
         Model({COUNT: text("4")}),
@@ -223,7 +226,7 @@ def test_says_what_is_missing(model: Model, reason: str) -> None:
     assert (report.ready, report.stock, report.draft) == (False, False, None)
 
 
-@pytest.mark.parametrize("suffix", REQUIRED_SUFFIXES["qwen35moe"])
+@pytest.mark.parametrize("suffix", BLOCKS["qwen35moe"].required)
 def test_every_required_tensor_is_missed(suffix: str) -> None:
     report = Model(tensors=without(suffix), architecture="qwen35moe").report()
     half = ", its experts are half present" if "_exps." in suffix else ""
@@ -231,9 +234,9 @@ def test_every_required_tensor_is_missed(suffix: str) -> None:
     assert report.reason == text
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OUR_ARCHITECTURES)
 def test_a_whole_head_is_ready(architecture: str) -> None:
-    matrices = sum("norm" not in suffix for suffix in REQUIRED_SUFFIXES[architecture])
+    matrices = sum("norm" not in suffix for suffix in BLOCKS[architecture].required)
     assert Model(architecture=architecture).report() == HeadReport(
         ready=True,
         reason="MTP head in block 3",
@@ -241,6 +244,7 @@ def test_a_whole_head_is_ready(architecture: str) -> None:
         types={"F16": matrices},
         draft=None,
         stock=True,
+        ours=True,
     )
 
 

@@ -20,8 +20,9 @@ from torch.nn import functional
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX
-from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR, REQUIRED_SUFFIXES
+from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.native import ggml
 
 from .config import BlockConfig, Rope
@@ -277,7 +278,7 @@ def fresh_weights(model: Model, seed: int) -> Weights:
     """
     random = np.random.default_rng(seed)
     out: Weights = {}
-    for suffix in REQUIRED_SUFFIXES[model.head.architecture]:
+    for suffix in BLOCKS[model.head.architecture].required:
         shape = model.head.shapes[suffix][::-1]
         if suffix.endswith("norm.weight"):
             out[suffix] = np.ones(shape, np.float32)

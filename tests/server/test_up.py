@@ -215,7 +215,7 @@ class TestRun:
         self, hub: Hub, home: Path, patched_server: Path, free_port: int
     ) -> None:
         """With the real server: convert, serve, and the program for the openai client as it is."""
-        words = ("up", DEMO, "--skip", "tune", "--port", free_port)
+        words: tuple[object, ...] = ("up", DEMO, "--skip", "tune", "--port", free_port)
         words = (*words, "--llama-server", patched_server, "--", "-c", "512", "-t", "2")
         env = environment(hub, home)
         answers = []

@@ -140,7 +140,7 @@ def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
     trunk = tmp_path / "trunk.gguf"
     succeed("strip", files["glm4moe"], "-o", trunk)
     out = ("-o", tmp_path / "x.gguf")
-    words = ("is mimo2, but", "is glm4moe: its head does not fit")
+    words: tuple[str, ...] = ("is mimo2, but", "is glm4moe: its head does not fit")
     refused(tmp_path, "graft", trunk, "--from", files["mimo2"], *out, words=words)
     words = ("has an MTP head in block 2 already",)
     refused(tmp_path, "graft", files["glm4moe"], "--from", files["glm4moe"], *out, words=words)

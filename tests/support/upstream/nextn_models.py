@@ -217,7 +217,7 @@ def _shapes(architecture: str, header: Path) -> dict[str, tuple[int, ...]]:
     base = ggml_base()
     base.ggml_get_name.argtypes, base.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
 
-    @llama_cpp.llama_model_set_tensor_data_t
+    @llama_cpp.llama_model_set_tensor_data_t  # type: ignore[untyped-decorator]
     def note(tensor: int, _: Any) -> None:
         held = _Tensor.from_address(tensor)
         name = base.ggml_get_name(tensor).decode()
