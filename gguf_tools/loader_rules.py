@@ -26,6 +26,7 @@ from .head import (
     plain_shape,
 )
 from .nextn import FUSED_SUFFIXES
+from .vision import TENSOR_PREFIXES
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape | None]  # None if the metadata do not determine the shape
@@ -244,7 +245,7 @@ def _tensor_faults(head: MtpHead) -> Iterator[str]:
 def _left_over(names: list[str], head: MtpHead) -> str:
     others = f" and {len(names) - 1} more are" if names[1:] else " is"
     text = f"{names[0]}{others} not part of a {head.architecture} model in llama.cpp"
-    if any(name.startswith(("v.", "mm.")) for name in names):
+    if any(name.startswith(TENSOR_PREFIXES) for name in names):
         return f"{text}; a vision tower belongs into a file of its own (mmproj)"
     scales = [name for name in names if name in head.suffixes and _SCALE.search(name)]
     if scales:

@@ -26,6 +26,7 @@ from .head import block_of
 from .model import Metadata, Model
 from .nextn import OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
+from .vision import TENSOR_PREFIXES
 
 # Keys that may be arrays with one entry per block (llama.cpp's get_key_or_arr).
 _RECURRENT = "attention.recurrent_layers"
@@ -135,13 +136,19 @@ def extract(model: Model) -> OutputSpec:
     """The head of `model` as a head-only file, in llama.cpp's `mtp-` layout.
 
     It contains the MTP block, the tensors outside the blocks (the embedding, the output norm, the
-    output if it is not tied to the embedding), and the draft vocabulary in the model's layout.
+    output if it is not tied to the embedding, but no vision tower), and the draft vocabulary in the
+    model's layout.
     """
     model.head.check_complete()
     if model.head.is_alone:
         raise RequestError(f"{model.path} is a head alone already")
     head = {*model.head.names}
-    wanted = (name for name in model.tensors if name in head or block_of(name) is None)
+    outside = {
+        name
+        for name in model.tensors
+        if block_of(name) is None and not name.startswith(TENSOR_PREFIXES)
+    }
+    wanted = (name for name in model.tensors if name in head or name in outside)
     tensors = tuple(TensorCopy.of(model, name) for name in wanted)
     return relabelled(model, OutputSpec(model.metadata(), tensors))
 

@@ -15,6 +15,7 @@ from .nextn import OUR_ARCHITECTURES
 ARCHITECTURE = "clip"
 FILE_PREFIX = "mmproj-"
 PART = "vision tower"
+TENSOR_PREFIXES = ("v.", "mm.")
 PROJECTOR = "qwen3vl_merger"  # that of Qwen3.5 (PROJECTOR_TYPE_QWEN3VL in clip-impl.h)
 
 # The tensors of Qwen3.5's tower. Those of a block and of the merger have a weight and a bias; the
@@ -32,7 +33,7 @@ PATCHES = "v.patch_embd.weight"
 SECOND_PATCHES = f"{PATCHES}.1"  # of the second frame of a video
 PATCH_BIAS = "v.patch_embd.bias"
 POSITIONS = "v.position_embd.weight"
-_LARGEST = 1 << 20
+_MOST = {"projection_dim": 1 << 20, "block_count": 512}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def read_tower(file: GgufFile, tensors: Mapping[str, TensorInfo]) -> VisionTower
     kinds = Counter(t.type.name for t in tensors.values() if len(t.shape) > 1)
     types = dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
     try:
-        width, blocks = (_size(file, f"vision.{key}") for key in ("projection_dim", "block_count"))
+        width, blocks = (_size(file, key) for key in ("projection_dim", "block_count"))
     except FormatError as error:
         return VisionTower(projector, 0, 0, types, (str(error),))
     # Towers of other families are only described.
@@ -117,8 +118,8 @@ def _text(file: GgufFile, key: str) -> str | None:
 
 def _size(file: GgufFile, key: str) -> int:
     """A positive number of the metadata, which a file of any origin may lack."""
-    full = f"{ARCHITECTURE}.{key}"
+    full = f"{ARCHITECTURE}.vision.{key}"
     found = file.integer(full)
-    if found is None or not 0 < found <= _LARGEST:
-        raise FormatError(f"{full}: expected a number from 1 to {_LARGEST}, found {found}")
+    if found is None or not 0 < found <= _MOST[key]:
+        raise FormatError(f"{full}: expected a number from 1 to {_MOST[key]}, found {found}")
     return found

@@ -275,6 +275,13 @@ def test_doctor_of_towers(files: Path, output: Path) -> None:
     found = examined(broken, code=1)["findings"]
     assert "incomplete: mm.2.bias is missing" in str(found)
 
+    def many(keys: Metadata) -> None:
+        keys["clip.vision.block_count"] = Value(ValueType.U32, 1 << 31)
+
+    broken = edited(files / "half.gguf", output / "y.gguf", metadata=many)
+    found = examined(broken, code=1)["findings"]
+    assert "block_count: expected a number from 1 to 512, found 2147483648" in str(found)
+
 
 def test_doctor_of_pairs(files: Path, head_model: Path, output: Path) -> None:
     fields = examined(head_model, "--mmproj", files / "half.gguf", code=0)

@@ -9,6 +9,7 @@ All tensors of all architectures: python -m pytest -m slow THIS_FILE
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,20 @@ def test_draft_vocabularies(files: dict[str, Path], tmp_path: Path) -> None:
     out = ("-o", tmp_path / "x.gguf")
     words = ("draft vocabularies are for qwen35, qwen35moe, found glm4moe",)
     refused(tmp_path, "fastmtp", "add", files["glm4moe"], "-n", "32", *out, words=words)
+
+
+def test_an_embedded_vision_tower_stays_behind(files: dict[str, Path], tmp_path: Path) -> None:
+    def embed(tensors: dict[str, TensorCopy]) -> None:
+        norm = tensors["output_norm.weight"]
+        tensors["v.post_ln.weight"] = replace(
+            norm, spec=replace(norm.spec, name="v.post_ln.weight")
+        )
+
+    path = edited(files["qwen35"], tmp_path / "x.gguf", tensors=embed)
+    succeed("extract", path, "-o", tmp_path / "head.gguf")
+    with open_model(tmp_path / "head.gguf") as model:
+        assert "v.post_ln.weight" not in model.tensors
+        assert model.head.report.ready
 
 
 def test_unknown_architectures(files: dict[str, Path], tmp_path: Path) -> None:
