@@ -230,6 +230,12 @@ def _read_shard(path: Path, width: int) -> Iterator[Sample]:
     tokens = len(arrays["tokens"])
     if hidden.shape != (tokens, width) or sequences.shape[1:] != (3,):
         raise FormatError(f"{path}: expected states of width {width}, found {list(hidden.shape)}")
+    lengths, starts = sequences[:, 0], sequences[:, 1]
+    whole = len(lengths) and lengths.min() > 0 and lengths.sum(dtype=np.int64) == tokens
+    if not whole or starts.min() < 0 or (starts >= lengths).any():
+        raise FormatError(f"{path}: expected sequences that cover its {tokens} tokens")
+    if min(arrays["tokens"].min(), arrays["greedy"].min()) < 0:
+        raise FormatError(f"{path}: expected token ids from 0, found a negative one")
     at = 0
     for length, start, held_out in sequences.tolist():
         end = at + length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.native.llama import MTPLlama
@@ -130,6 +132,36 @@ def test_damage_is_found(data: Path, tmp_path: Path, damage: str) -> None:
         width, words = 128, "expected states of width 128, found"
     with pytest.raises(FormatError, match=words):
         open_data(tmp_path, width)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("sequences", [[3, 0, 0]], "sequences that cover its 4 tokens"),
+        ("sequences", [[5, 0, 0], [-1, 0, 0]], "sequences that cover its 4 tokens"),
+        ("sequences", [[4, 4, 0]], "sequences that cover its 4 tokens"),
+        ("greedy", [0, 1, -2, 3], "token ids from 0, found a negative one"),
+        ("tokens", [0, 1, 2], "expected states of width 8, found"),
+        ("log_sum", [0, 1], "expected log_sum as <f4, found another tensor"),
+    ],
+)
+def test_shards_that_contradict_themselves(
+    tmp_path: Path, name: str, value: list[Any], words: str
+) -> None:
+    ints, floats = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
+    writer = DataWriter(tmp_path, {})
+    writer.add(Sample(ints, np.ones((4, 8), np.float16), ints, floats, 0, False))
+    writer.finish()
+    assert len(open_data(tmp_path, 8)) == 1
+    path = tmp_path / "shard-00000.safetensors"
+    arrays = load_file(path)
+    arrays[name] = np.asarray(value, np.float64 if name == "log_sum" else arrays[name].dtype)
+    save_file(arrays, path)
+    index = json.loads((tmp_path / INDEX_NAME).read_text())
+    index["shards"][0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / INDEX_NAME).write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=words):
+        open_data(tmp_path, 8)
 
 
 @pytest.mark.parametrize(
