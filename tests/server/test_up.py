@@ -215,8 +215,8 @@ class TestRun:
         self, hub: Hub, home: Path, patched_server: Path, free_port: int
     ) -> None:
         """With the real server: convert, serve, and the program for the openai client as it is."""
-        words: tuple[object, ...] = ("up", DEMO, "--skip", "tune", "--port", free_port)
-        words = (*words, "--llama-server", patched_server, "--", "-c", "512", "-t", "2")
+        options = ("--skip", "tune", "--port", free_port, "--llama-server", patched_server)
+        words = ("up", DEMO, *options, "--", "-c", "512", "-t", "2")
         env = environment(hub, home)
         answers = []
 

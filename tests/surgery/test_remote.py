@@ -637,7 +637,12 @@ def test_offline_nothing_is_asked_for(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    refused(tmp_path, "list-tensors", "hf://a/b/c.gguf", words=("offline mode is set",))
+    refused(
+        tmp_path,
+        "list-tensors",
+        "hf://a/b/c.gguf",
+        words=("not in the local cache", "offline mode"),
+    )
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     refused(tmp_path, "graft", trunk, "--from", "a/b", "-o", tmp_path / "x", words=("a/b",))
 
