@@ -59,6 +59,10 @@ void Distribution::remove(int32_t token) {
     total = std::accumulate(weights.begin(), weights.end(), 0.0);
 }
 
+bool Sampling::above(const Candidate & a, const Candidate & b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
+
 Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(params.seed) {
     if (!(params.temperature > 0) || !std::isfinite(params.temperature)) {
         throw Error(MTP_ERROR_ARGUMENT, format("temperature: expected more than 0, found %g", double(params.temperature)));
@@ -71,20 +75,13 @@ Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(param
     }
 }
 
-void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out) {
-    const auto above = [](const Candidate & a, const Candidate & b) {
-        return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-    };
-    const double largest = logits[likeliest];
-    const size_t k = params_.top_k > 0 ? size_t(std::min<int64_t>(params_.top_k, n)) : size_t(n);
-
-    // The k largest: most logits are skipped by comparing them to the smallest, at the top of a heap.
-    candidates_.clear();
+// Collects the k largest: most logits are skipped by comparing them to the smallest, at the top of a heap.
+void Sampling::collect_largest(const float * logits, int64_t n, size_t k) {
     for (int64_t i = 0; i < n; ++i) {
         const Candidate candidate = {logits[i], int32_t(i)};
         if (candidates_.size() < k) {
             candidates_.push_back(candidate);
-            if (candidates_.size() == k && k < size_t(n)) {
+            if (candidates_.size() == k) {
                 std::make_heap(candidates_.begin(), candidates_.end(), above);
             }
         } else if (above(candidate, candidates_.front())) {
@@ -93,15 +90,63 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
             std::push_heap(candidates_.begin(), candidates_.end(), above);
         }
     }
-    if (k < size_t(n) || params_.top_p < 1) { // without top-k and top-p no order is needed
+}
+
+// Collects at least those that reach this part of the sum of all exp(logit - largest), and returns the sum. There are
+// few of them in most texts, so a logarithmic number of passes is much faster than sorting all.
+double Sampling::collect_part(const float * logits, int64_t n, double largest, double part) {
+    exponentials_.resize(size_t(n));
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        total += exponentials_[size_t(i)] = std::exp(logits[i] - largest);
+    }
+    // Sorting changes the order of a sum, and with it the last bits: a little more than the part is collected.
+    const double enough = part * total * (1 + 1e-9);
+    double sum = 0;
+    for (double reach = 2; sum < enough && candidates_.size() < size_t(n); reach *= 2) {
+        candidates_.clear();
+        sum = 0;
+        const double least = reach < 1000 ? largest - reach : -INFINITY;
+        for (int64_t i = 0; i < n; ++i) {
+            if (logits[i] >= least) {
+                candidates_.push_back({logits[i], int32_t(i)});
+                sum += exponentials_[size_t(i)];
+            }
+        }
+    }
+    return total;
+}
+
+void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out) {
+    const double largest = logits[likeliest];
+    const bool by_rank = params_.top_k > 0 && params_.top_k < n;
+    const bool by_sum = params_.top_p < 1;
+    // min-p: relative to the largest probability
+    const double lowest = params_.min_p > 0 ? largest + std::log(double(params_.min_p)) : -INFINITY;
+
+    candidates_.clear();
+    double total = 0;
+    if (by_rank) {
+        collect_largest(logits, n, size_t(params_.top_k));
+    } else if (by_sum) {
+        total = collect_part(logits, n, largest, params_.top_p);
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            if (logits[i] >= lowest) {
+                candidates_.push_back({logits[i], int32_t(i)});
+            }
+        }
+    }
+    if (by_rank || by_sum) { // without top-k and top-p no order is needed
         std::sort(candidates_.begin(), candidates_.end(), above);
     }
 
-    // top-p: as few tokens as reach the sum, at least one. min-p: relative to the largest probability.
-    if (params_.top_p < 1) {
-        double total = 0;
-        for (const Candidate & c : candidates_) {
-            total += std::exp(c.logit - largest);
+    // top-p: as few tokens as reach the sum, at least one
+    if (by_sum) {
+        if (by_rank) {
+            for (const Candidate & c : candidates_) {
+                total += std::exp(c.logit - largest);
+            }
         }
         double sum = 0;
         size_t kept = 0;
@@ -113,7 +158,6 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
         }
         candidates_.resize(kept);
     }
-    const double lowest = params_.min_p > 0 ? largest + std::log(double(params_.min_p)) : -INFINITY;
 
     out.tokens.clear();
     out.weights.clear();

@@ -48,10 +48,17 @@ private:
         int32_t token;
     };
 
+    static bool above(const Candidate & a, const Candidate & b);
+
+    void collect_largest(const float * logits, int64_t n, size_t k);
+    double collect_part(const float * logits, int64_t n, double largest, double part);
+
     mtp_sampling params_;
     std::mt19937_64 random_;
     float reach_ = 0;
-    std::vector<Candidate> candidates_; // scratch
+    // scratch
+    std::vector<Candidate> candidates_;
+    std::vector<double> exponentials_;
 };
 
 } // namespace mtp

@@ -150,6 +150,23 @@ def test_a_row_comes_as_its_logits_say(dial: Dial, gain: float) -> None:
         check(Counter(drawn.session.sample() for _ in range(2000)), drawn.chances, 64)
 
 
+@pytest.mark.parametrize("part", [0.3, 0.99])
+@pytest.mark.parametrize("gain", [FLAT, 1.6], ids=GAINS)
+def test_top_p_without_top_k_keeps_the_likeliest(dial, gain, part) -> None:
+    with opened(dial, SMALL, gain) as drawn:
+        drawn.session.set_sampling(1.0, top_p=part, seed=29)
+        counts = Counter(drawn.session.sample() for _ in range(500))
+        order = np.argsort(-drawn.chances, kind="stable")
+        kept = order[: int(np.searchsorted(drawn.chances[order].cumsum(), part)) + 1]
+        # rounding decides about the last one, and about tokens as likely as it
+        least = drawn.chances[kept[-1]] * (1 - 1e-6)
+        assert set(counts) <= set(np.flatnonzero(drawn.chances >= least).tolist())
+        chances = np.zeros_like(drawn.chances)
+        chances[kept] = drawn.chances[kept] / drawn.chances[kept].sum()
+        if len(kept) > 1:
+            check(counts, chances, 32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("missed", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
