@@ -24,7 +24,7 @@ HERE = Path(__file__).with_suffix("")
 SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}
 REPACKED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
 TYPES = (*REPACKED, "IQ4_XS", "F16", "BF16", "F32")
-COLUMNS = (1, 2, 3, 4, 8)
+COLUMNS = (1, 2, 3, 4, 8, 64)
 N, ROWS = 1024, (128, 384)
 
 

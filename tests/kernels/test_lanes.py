@@ -167,6 +167,17 @@ def test_copies_fill_their_rows_and_no_others(sweep: Sweep) -> None:
         assert (found[key][1::2] == 1).all(), key
 
 
+def test_the_maximum_is_the_last_of_equal_ones(sweep: Sweep) -> None:
+    found = sweep("")
+    cases = [key.split("/")[1] for key in found if key.startswith("likeliest/")]
+    assert len(cases) == 10
+    for n in cases:
+        np.testing.assert_array_equal(found[f"likeliest/{n}"], found[f"last largest/{n}"], n)
+        rows = found[f"rows/{n}"][:12].astype(np.float64)
+        exact = np.exp(rows - 9) / np.exp(rows - 9).sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(found[f"softmax/{n}"][:12], exact, rtol=1e-5, err_msg=n)
+
+
 def test_activations_are_quantized_to_the_bytes_of_the_reference(sweep: Sweep) -> None:
     found = sweep("")
     ours, reference = found["q8_K"], found["q8_K reference"]

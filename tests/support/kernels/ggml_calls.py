@@ -83,6 +83,15 @@ class Ggml:
             ("ggml_concat", tensor, context, tensor, tensor, c_int),
             ("ggml_transpose", tensor, context, tensor),
             ("ggml_ssm_conv", tensor, context, tensor, tensor),
+            ("ggml_silu", tensor, context, tensor),
+            ("ggml_argmax", tensor, context, tensor),
+            ("ggml_soft_max", tensor, context, tensor),
+            ("ggml_scale", tensor, context, tensor, c_float),
+            ("ggml_set_input", None, tensor),
+            ("ggml_set_output", None, tensor),
+            ("ggml_gallocr_new", c_void_p, c_void_p),
+            ("ggml_gallocr_alloc_graph", c_bool, c_void_p, c_void_p),
+            ("ggml_gallocr_free", None, c_void_p),
             ("ggml_view_3d", tensor, context, tensor, *[c_int64] * 3, *[c_size_t] * 3),
             ("ggml_cpy", tensor, context, tensor, tensor),
             ("quantize_row_q8_K_ref", None, c_void_p, c_void_p, c_int64),
@@ -107,6 +116,7 @@ class Ggml:
             ("ggml_backend_cpu_init", c_void_p),
             ("ggml_backend_cpu_set_n_threads", None, c_void_p, c_int),
             ("ggml_backend_cpu_reg", c_void_p),
+            ("ggml_backend_cpu_buffer_type", c_void_p),
             ("quantize_row_q8_K", None, c_void_p, c_void_p, c_int64),
         ):
             function = getattr(self.cpu, name)
@@ -274,6 +284,60 @@ class Ggml:
         inputs: list[Input] = [(F32, (n, channels, sequences), x), (F32, (taps, channels), weights)]
         out = self.run(threads, lambda c, t: self.base.ggml_ssm_conv(c, *t), inputs)
         return out.reshape(sequences, n - taps + 1, channels)
+
+    def gated_convolution(
+        self, past: Floats, tokens: Floats, weights: Floats, threads: int, *, apart: bool
+    ) -> Floats:
+        """SiLU of the convolution of `past` and `tokens`, [sequences, n, channels] each, in memory
+        that ggml's allocator reuses as in a model: [sequences, tokens, channels].
+
+        apart: keep the joined inputs and the convolution, so that nothing is fused.
+        """
+        base = self.base
+        size = base.ggml_tensor_overhead() * 32 + base.ggml_graph_overhead()
+        context = base.ggml_init(_InitParams(size, None, True))
+        inputs = []
+        for x in (past, tokens, weights):
+            shape = (*x.shape[::-1], *[1] * (4 - x.ndim))
+            inputs.append(base.ggml_new_tensor_4d(context, F32, *shape))
+            base.ggml_set_input(inputs[-1])
+        # results of other operations, as in a model, whose memory may be reused
+        first, second = (base.ggml_scale(context, tensor, 1.0) for tensor in inputs[:2])
+        across = [base.ggml_transpose(context, tensor) for tensor in (first, second)]
+        joined = base.ggml_concat(context, *across, 0)
+        convolved = base.ggml_ssm_conv(context, joined, inputs[2])
+        result = base.ggml_silu(context, convolved)
+        for tensor in (joined, convolved) if apart else ():
+            base.ggml_set_output(tensor)
+        base.ggml_set_output(result)
+        graph = base.ggml_new_graph(context)
+        for tensor in (first, second, result):
+            base.ggml_build_forward_expand(graph, tensor)
+        allocator = base.ggml_gallocr_new(self.cpu.ggml_backend_cpu_buffer_type())
+        assert base.ggml_gallocr_alloc_graph(allocator, graph)
+        for tensor, x in zip(inputs, (past, tokens, weights), strict=True):
+            base.ggml_backend_tensor_set(tensor, x.ctypes.data, 0, x.nbytes)
+        self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
+        assert base.ggml_backend_graph_compute(self.backend, graph) == 0
+        out = np.empty(tokens.shape, np.float32)
+        base.ggml_backend_tensor_get(result, out.ctypes.data, 0, out.nbytes)
+        base.ggml_gallocr_free(allocator)
+        base.ggml_free(context)
+        return out
+
+    def likeliest(self, rows: Floats) -> npt.NDArray[np.int32]:
+        """The index of the maximum of each row [n, length]."""
+        out = self.run(
+            1, lambda c, t: self.base.ggml_argmax(c, *t), [(F32, rows.shape[::-1], rows)]
+        )
+        return out.view(np.int32)
+
+    def soft_max(self, rows: Floats) -> Floats:
+        """The softmax of each row [n, length]."""
+        out = self.run(
+            1, lambda c, t: self.base.ggml_soft_max(c, *t), [(F32, rows.shape[::-1], rows)]
+        )
+        return out.reshape(rows.shape)
 
     def replay(
         self,

@@ -251,6 +251,47 @@ def convolutions(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
+def gated_convolutions(ggml: Ggml) -> dict[str, Floats]:
+    """As one operation and as three; channels that fill no block, more sequences than are fused."""
+    found = {}
+    rng = np.random.default_rng(9)
+    for sequences, channels in ((1, 50), (1, 1003), (3, 384), (17, 40)):
+        weights = rng.standard_normal((channels, 4), np.float32)
+        past = rng.standard_normal((sequences, 3, channels), np.float32)
+        x = rng.standard_normal((sequences, 40, channels), np.float32)
+        for batch in (1, 2, 3, 4, 5, 9, 40):
+            tokens = np.ascontiguousarray(x[:, :batch])
+            name = f"{sequences} {channels} {batch}"
+            found[f"gated apart/{name}"] = ggml.gated_convolution(
+                past, tokens, weights, 1, apart=True
+            )
+            for threads in (1, 2, 3, 4):
+                found[f"gated/{name}/{threads}"] = ggml.gated_convolution(
+                    past, tokens, weights, threads, apart=False
+                )
+    return found
+
+
+def maxima(ggml: Ggml) -> dict[str, Any]:
+    """Rows whose maximum is anywhere, or stands there twice, or is -inf, of lengths that fill no
+    vector and several parts.
+    """
+    found: dict[str, Any] = {}
+    rng = np.random.default_rng(10)
+    for n in (1, 5, 31, 32, 33, 255, 256, 257, 700, 32_768):
+        rows = rng.standard_normal((24, n), np.float32)
+        for row in rows[:12]:
+            row[rng.integers(0, n, 2)] = 9
+        rows[12] = 1
+        rows[13, n // 2 :] = -np.inf
+        found[f"rows/{n}"] = rows
+        found[f"softmax/{n}"] = ggml.soft_max(rows)
+        rows[14] = -np.inf
+        found[f"likeliest/{n}"] = ggml.likeliest(rows)
+        found[f"last largest/{n}"] = n - 1 - rows[:, ::-1].argmax(axis=1)
+    return found
+
+
 def copies(ggml: Ggml) -> dict[str, Floats]:
     """Rows fewer and more than threads, of a size that no slice divides."""
     found = {}
@@ -283,7 +324,8 @@ def main() -> None:
     found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **golden(ggml)}
     found |= attention(ggml)
     found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
-    found |= {**joins(ggml), **convolutions(ggml)}
+    found |= {**joins(ggml), **convolutions(ggml), **gated_convolutions(ggml)}
+    found |= maxima(ggml)
     found["lanes"] = np.array(ggml.features().get("LANES", ""))
     np.savez(sys.argv[2], **found)
 
