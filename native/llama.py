@@ -295,6 +295,8 @@ class MTPLlama(llama_cpp.Llama):
                 fastmtp_size=settings.fastmtp_size,
             )
             self._stack.callback(self._head.close)
+        if self._mode is Rollback.SNAPSHOT and self._max_lookup and not self._keeps_snapshots():
+            self._mode = Rollback.CHECKPOINT
         self._session = Session(
             self._ctx.ctx,
             self._head,
@@ -306,6 +308,14 @@ class MTPLlama(llama_cpp.Llama):
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
+
+    def _keeps_snapshots(self) -> bool:
+        """Whether the context keeps those it needs; llama.cpp has none for most architectures."""
+        model = self._model.model
+        recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(
+            model
+        )
+        return not recurrent or llama_cpp.llama_n_rs_seq(self._ctx.ctx) > 0
 
     # llama_cpp.Llama's constructor sets these two; there is no other way to change the parameters.
 

@@ -82,7 +82,8 @@ double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, 
         uses += cell->second.uses;
     }
     if (uses == 0) {
-        return ms(size, otherwise);
+        const bool between = !cells_.empty() && cells_.begin()->first < size && size < cells_.rbegin()->first;
+        return ms(size, otherwise) * (between ? std::exp(-kMostDoubt - kWarmUp) : 1);
     }
     const double error = std::min(kMostDoubt, kDoubt * machine.noise / std::sqrt(uses));
     return ms(size, otherwise) * std::exp(-error - (uses == 1 ? kWarmUp : 0));
