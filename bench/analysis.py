@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtp_gguf.gguf_tools.profile import AUTO
-
 from .result import ALL, TextResult
 
 # A smaller gain counts as none: runs on a quiet machine differ by about as much.
@@ -36,7 +34,7 @@ class Analysis:
 
 def best_drafting(texts: Sequence[TextResult]) -> TextResult | None:
     """The fastest fixed depth above 0 over all texts, or None."""
-    drafting = [t for t in texts if t.kind == ALL and t.depth not in (0, AUTO)]
+    drafting = [t for t in texts if t.kind == ALL and t.depth and isinstance(t.depth, int)]
     return max(drafting, key=lambda t: t.tok_s.median, default=None)
 
 

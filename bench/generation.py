@@ -23,8 +23,8 @@ class Generation:
 class TracedToken:
     """One token of an answer.
 
-    origin: 0 if sampled from the trunk, i for the i-th draft of a chain. rejected: the wrong draft
-    that this token replaced, or None.
+    origin: 0 if sampled from the trunk, i for the i-th draft of a chain, -1 for a draft from the
+    text. rejected: the wrong draft that this token replaced, or None.
     """
 
     token: int
@@ -85,7 +85,7 @@ def trace(
             if accepted == len(drafts) or token != drafts[accepted]:
                 break
             accepted += 1
-            out.append(TracedToken(token, accepted))
+            out.append(TracedToken(token, session.origin(accepted)))
         session.end(accepted)
         rejected = drafts[accepted] if accepted < len(drafts) else None
         out.append(TracedToken(token, 0, rejected))

@@ -21,11 +21,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the settings that are compared. fastmtp_size: rows asked for, 0 for the file's own."""
+    """One of the settings that are compared. fastmtp_size: rows asked for, 0 for the file's own.
+
+    name: the depth in results, where that is more than a depth.
+    """
 
     setting: Setting
     depth: Depth
     fastmtp_size: int = 0
+    name: str = ""
 
 
 class InterleavedRuns:
@@ -104,7 +108,7 @@ class InterleavedRuns:
             if not runs:
                 continue
             variant = self._variants[key]
-            depth = 0 if variant.depth is None else variant.depth
+            depth = variant.name or variant.depth or 0
             by_kind = {kind: [run[kind] for run in runs] for kind in self._prompts}
             by_kind[ALL] = [[text for texts in run.values() for text in texts] for run in runs]
             out += [
@@ -145,6 +149,7 @@ def text_result(
         median(t.rollback_ms for t in totals),
         median(t.rest_ms for t in totals),
         median(t.limit_tok_s for t in totals),
+        sum(text.stats.text_accepted for text in texts) / max(1, generated),
     )
 
 

@@ -25,13 +25,15 @@ N_BATCH = 512
 class Setting:
     """The settings of a session that cannot change from cycle to cycle.
 
-    max_depth: 0 runs without a head. draft_threads: 0 for as many as the trunk.
+    max_depth: 0 runs without a head. draft_threads: 0 for as many as the trunk. lookup: tokens
+    drafted from the text at most.
     """
 
     max_depth: int
     fastmtp_size: int = 0
     rollback: Rollback = Rollback.SNAPSHOT
     draft_threads: int = 0
+    lookup: int = 0
 
 
 class BenchModel:
@@ -102,7 +104,7 @@ class BenchModel:
         reused by later sessions of the same kind, until another kind is needed.
         """
         depth, mode = setting.max_depth, setting.rollback
-        snapshots = depth if mode is Rollback.SNAPSHOT else 0
+        snapshots = max(depth, setting.lookup) if mode is Rollback.SNAPSHOT else 0
         contexts = self._contexts.setdefault(snapshots, [])
         context = contexts.pop() if contexts else self._new_context(snapshots)
         heads = self._heads.setdefault(
@@ -112,7 +114,9 @@ class BenchModel:
         try:
             if depth:
                 head = heads.pop() if heads else self._new_head(setting, context)
-            with Session(context, head, max_depth=depth, rollback=mode) as session:
+            with Session(
+                context, head, max_depth=depth, rollback=mode, max_lookup=setting.lookup
+            ) as session:
                 try:
                     yield session
                 finally:

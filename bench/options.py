@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 
 from .prompts import SETS
+from .result import NAMED
 
 if TYPE_CHECKING:
     from mtp_gguf.server.find import LlamaServer
@@ -22,8 +23,9 @@ class BenchOptions:
     """What to measure.
 
     budget: seconds, None for unlimited. kinds: built-in prompt sets. own: the user's prompts, each
-    a set of its own by name. depths: numbers and "auto". sizes: rows of the draft vocabulary to
-    compare with the file's own, -1 for the whole vocabulary. contexts: tokens before the prompts.
+    a set of its own by name. depths: numbers and names of result.NAMED. sizes: rows of the draft
+    vocabulary to compare with the file's own, -1 for the whole vocabulary. contexts: tokens before
+    the prompts.
     prompts of each kind, tokens of each answer and rounds: None for as many as the budget allows.
     Fields that end in `_asked`: whether the user named them; such parts are never skipped.
     """
@@ -31,7 +33,7 @@ class BenchOptions:
     budget: float | None = None
     kinds: Sequence[str] = tuple(SETS)
     own: dict[str, str] = field(default_factory=dict)
-    depths: Sequence[int | str] = (0, 1, 2, 3, 4, 6, "auto")
+    depths: Sequence[int | str] = (0, 1, 2, 3, 4, 6, *NAMED)
     depths_asked: bool = False
     sizes: Sequence[int] = ()
     sizes_asked: bool = False

@@ -38,6 +38,33 @@ SETS: dict[str, tuple[str, ...]] = {
         '  "/books": {"get": {"summary": "List all books", "responses": {',
         '{"type": "FeatureCollection", "features": [\n  {"type": "Feature", "geometry": ',
     ),
+    # The answer repeats most of the prompt.
+    "edit": (
+        "Rename the parameter `path` to `file` and change nothing else.\n\n"
+        "def read_table(path, separator):\n"
+        "    rows = []\n"
+        "    with open(path) as handle:\n"
+        "        for line in handle:\n"
+        "            cells = line.strip().split(separator)\n"
+        "            if len(cells) > 1:\n"
+        "                rows.append([cell.strip() for cell in cells])\n"
+        '    print(f"{len(rows)} rows in {path}")\n'
+        "    return rows\n\n"
+        "The renamed function:\n\n"
+        "def read_table(file, separator):\n",
+        "The table as CSV, then the same table as JSON.\n\n"
+        "name,city,born,field\n"
+        "Ada Lovelace,London,1815,mathematics\n"
+        "Emmy Noether,Erlangen,1882,algebra\n"
+        "Lise Meitner,Vienna,1878,physics\n"
+        "Grace Hopper,New York,1906,computing\n\n"
+        '[\n  {"name": "Ada Lovelace", "city": "London", "born": 1815, "field": "mathematics"},\n',
+        "Notice: The library in Mill Street is open on weekdays from nine to six and on Saturdays "
+        "from ten to one. Books can be kept for four weeks, films for one. Whoever brings them "
+        "back later pays ten cents for each day and item, at most five euros. The reading room on "
+        "the first floor needs no card.\n\n"
+        "The same notice, corrected: The library in Mill Street is open on weekdays from",
+    ),
 }
 ALL_SETS = ",".join(SETS)
 

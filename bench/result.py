@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mtp_gguf.gguf_tools.profile import AUTO
+
 if TYPE_CHECKING:
     from .analysis import Analysis
     from .costs import CycleCosts, PrefillCosts
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from .stats import Stats
 
 FORMAT = 4
+# Depths that are names: what drafts. "auto" is the head alone, as the numbers are.
+LOOKUP, BOTH = "lookup", "auto+lookup"
+NAMED = (AUTO, LOOKUP, BOTH)
+
 ALL = "all"  # the kind that sums up all others
 
 # State of a benchmark. A result is written after each part, so a file can say RUNNING for ever.
@@ -25,10 +31,12 @@ PLANNED, SHORT, SKIPPED = "planned", "fewer rounds", "skipped"
 class TextResult:
     """One kind of text at one depth. Times are milliseconds per cycle.
 
-    kind: name of the prompt set, or ALL. context: tokens before the prompts. rows: size of the
-    draft vocabulary that was used; fastmtp_size: size that was asked for, 0 for the file's own.
+    kind: name of the prompt set, or ALL. depth: a number, or a name of NAMED. context: tokens
+    before the prompts. rows: size of the draft vocabulary that was used; fastmtp_size: size that
+    was asked for, 0 for the file's own.
     acceptance: by position, over all verified drafts. rest_ms: what is in no other part.
     limit_tok_s: tokens over the time of verification alone, which is the speed with free drafts.
+    text_share: the share of the generated tokens that were drafted from the text.
     """
 
     kind: str
@@ -45,6 +53,7 @@ class TextResult:
     rollback_ms: float
     rest_ms: float
     limit_tok_s: float
+    text_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,8 @@ class ServerResult:
 class SampleToken:
     """One token of a sample text. rejected: text of the wrong draft that it replaced, or None.
 
-    origin: 0 for a token sampled from the trunk, i for the i-th draft of a chain.
+    origin: 0 for a token sampled from the trunk, i for the i-th draft of a chain, -1 for a draft
+    from the text.
     """
 
     text: str

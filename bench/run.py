@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH
+from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
@@ -27,7 +27,9 @@ from .plan import FULL, Plan
 from .prompts import CHAT, SETS
 from .result import (
     ALL,
+    BOTH,
     DONE,
+    LOOKUP,
     RUNNING,
     STOPPED,
     BenchResult,
@@ -208,14 +210,18 @@ class _Bench:
                 return
 
     def _generate_samples(self, model: BenchModel, prefix: Checkpoint | None) -> None:
-        """The first text of each kind at the best drafting depth, token by token."""
+        """The first text of each kind at the best drafting depth, token by token.
+
+        With drafts from the text, if they were measured, too.
+        """
         best = best_drafting(self._texts[0].results())
         if best is None:
             return
         depth = int(best.depth)
         n = min(self._schedule.amount.tokens, SAMPLE_TOKENS)
         samples = []
-        with model.session(Setting(depth)) as session:
+        lookup = LOOKUP_TOKENS if self._schedule.plan.has(("depth", BOTH)) else 0
+        with model.session(Setting(depth, lookup=lookup)) as session:
             for kind, prompts in self._planned_prompts().items():
                 tokens = tuple(
                     SampleToken(
@@ -416,6 +422,10 @@ def _decoded(model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | 
 def _variant(depth: int | str) -> Variant:
     if depth == AUTO:
         return Variant(Setting(AUTO_MAX_DEPTH), AUTO)
+    if depth == LOOKUP:
+        return Variant(Setting(0, lookup=LOOKUP_TOKENS), 0, name=LOOKUP)
+    if depth == BOTH:
+        return Variant(Setting(AUTO_MAX_DEPTH, lookup=LOOKUP_TOKENS), AUTO, name=BOTH)
     return Variant(Setting(int(depth)), int(depth))
 
 

@@ -81,8 +81,12 @@ def make_tasks(
             if depth in o.server_depths and (found.drafts or not depth)
         ]
 
-    essential = [d for d in o.depths if d in (*_ESSENTIAL_DEPTHS, AUTO)]
-    others = sorted(int(d) for d in o.depths if d not in essential)
+    essential: list[int | str] = [d for d in o.depths if d in (*_ESSENTIAL_DEPTHS, AUTO)]
+    named = [d for d in o.depths if isinstance(d, str) and d != AUTO]
+    others: list[int | str] = [
+        *named,
+        *sorted(d for d in o.depths if isinstance(d, int) and d not in essential),
+    ]
     other_server_depths = [d for d in o.server_depths if d not in _ESSENTIAL_SERVER_DEPTHS]
     return [
         Task(COSTS, "costs of a cycle", f"chains of 0 to {COST_DEPTH} drafts", costs, needed=True),

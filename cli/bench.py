@@ -12,11 +12,12 @@ import typer
 
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
+from mtp_gguf.bench.result import NAMED
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
-from mtp_gguf.gguf_tools.profile import AUTO, MAX_DEPTH
+from mtp_gguf.gguf_tools.profile import MAX_DEPTH
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, usable_cores
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
     from mtp_gguf.bench.result import BenchResult
 
-_DEPTHS = "0,1,2,3,4,6,auto"
+_DEPTHS = "0,1,2,3,4,6,auto,lookup,auto+lookup"
 
 
 @reports_errors
@@ -244,13 +245,16 @@ def _new_folder(model: Path) -> Path:
 
 
 def parse_depths(text: str) -> list[int | str]:
-    """Parse depths such as `0,1,2,auto`; RequestError for anything else."""
+    """Parse depths such as `0,1,2,auto,lookup`; RequestError for anything else."""
     out: list[int | str] = []
     for part in text.split(","):
         word = part.strip()
-        if word != AUTO and not (word.isascii() and word.isdigit() and int(word) <= MAX_DEPTH):
-            raise RequestError(f"--depths: expected 0 to {MAX_DEPTH} or auto, found {word!r}")
-        depth: int | str = word if word == AUTO else int(word)
+        if word not in NAMED and not (word.isascii() and word.isdigit() and int(word) <= MAX_DEPTH):
+            raise RequestError(
+                f"--depths: expected 0 to {MAX_DEPTH}, {', '.join(NAMED[:-1])} or {NAMED[-1]}, "
+                f"found {word!r}"
+            )
+        depth: int | str = word if word in NAMED else int(word)
         if depth not in out:
             out.append(depth)
     return out

@@ -103,20 +103,20 @@ def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:
     plain = whole.get(0)
     yield ""
     yield f"texts after {context} tokens" if context else "texts"
-    yield "depth   tok/s    ±  times 0  tokens/cycle    limit  accepted by position"
+    yield "depth        tok/s    ±  times 0  tokens/cycle    limit  from text  accepted by position"
     for depth, t in whole.items():
         times = f"{t.tok_s.median / plain.tok_s.median:9.2f}" if plain else " " * 9
         yield (
-            f"{depth!s:>5}{t.tok_s.median:8.1f} {t.tok_s.half_range:4.1f}{times}"
-            f"{t.tokens_per_cycle:16.2f}{t.limit_tok_s:7.1f}  {_accepted(t)}"
+            f"{depth!s:<11}{t.tok_s.median:7.1f} {t.tok_s.half_range:4.1f}{times}"
+            f"{t.tokens_per_cycle:16.2f}{t.limit_tok_s:7.1f}{t.text_share:11.0%}  {_accepted(t)}"
         ).rstrip()
     kinds = [kind for kind in dict.fromkeys(t.kind for t in texts) if kind != ALL]
     if len(kinds) < 2:
         return
     speeds = {(t.kind, t.depth): t.tok_s.median for t in texts}
-    yield "tok/s" + "".join(f"{kind[:12]:>14}" for kind in kinds)
+    yield "tok/s      " + "".join(f"{kind[:12]:>14}" for kind in kinds)
     for depth in whole:
-        yield f"{depth!s:>5}" + "".join(f"{speeds[kind, depth]:14.1f}" for kind in kinds)
+        yield f"{depth!s:<11}" + "".join(f"{speeds[kind, depth]:14.1f}" for kind in kinds)
 
 
 def _size(text: "TextResult") -> str:
@@ -141,7 +141,7 @@ def _server(server: "ServerResult") -> str:
 
 def _accepted(text: "TextResult") -> str:
     if not text.acceptance:
-        return "no drafts made" if text.depth != 0 else ""
+        return "no drafts made" if text.depth != 0 and not text.text_share else ""
     return " ".join(f"{share:.0%}" for share in text.acceptance)
 
 

@@ -56,6 +56,7 @@ OPTION_NAMES = {
     "fastmtp_size:": "--fastmtp-size:",
     "draft_threads:": "--draft-threads:",
     "mtp_head:": "--head:",
+    "lookup files:": "--lookup-file:",
 }
 
 
@@ -191,6 +192,14 @@ def generate(
             help="Also draft from earlier text if it repeats.",
         ),
     ] = False,
+    lookup_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            rich_help_panel=_DRAFTING,
+            help="Also draft from this text file or folder of them; repeatable.",
+        ),
+    ] = None,
     rollback: Annotated[
         RollbackMode | None,
         typer.Option(
@@ -242,7 +251,8 @@ def generate(
     """Complete a text, drafting with the model's MTP head.
 
     On a terminal each token shows its source: accepted drafts are colored and underlined, with one
-    color for each position in the draft; tokens sampled by the trunk are plain.
+    color for each position in the draft and one for drafts from the text; tokens sampled by the
+    trunk are plain.
 
     **Examples**
 
@@ -290,6 +300,7 @@ def generate(
                 rollback=rollback.value if rollback else None,
                 exact=exact,
                 lookup=lookup,
+                lookup_files=lookup_file or (),
                 fastmtp_size=fastmtp_size,
                 mtp_head=str(found.head) if found.head else None,
                 draft_threads=draft_threads,
@@ -351,9 +362,11 @@ def generate(
         typer.echo(json.dumps(record))
         return
     sys.stdout.write(pieces[-1] + "\n")
-    if terminal and any(did.drafted):
+    if terminal and (any(did.drafted) or did.text_drafted):
         colored = colored and sys.stderr.isatty()
-        sys.stderr.write(token_colors.table(generated, did.acceptance, colored=colored) + "\n")
+        from_text = did.text_accepted / did.text_drafted if did.text_drafted else None
+        table = token_colors.table(generated, did.acceptance, from_text, colored=colored)
+        sys.stderr.write(table + "\n")
     if stats:
         sys.stderr.write(report(did, generated.total(), seconds))
         sys.stderr.write(

@@ -8,9 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from mtp_gguf.gguf_tools.profile import FROM_TEXT
+
 # Colors of drafts 1, 2, 3, … and of all deeper ones: the nearest colors of the 256-color palette to
 # those of the report (bench/report/style.css) that are legible on light and dark backgrounds.
 COLORS = (32, 172, 70, 134, 168)
+TEXT_COLOR = 109  # drafts from the text
 RESET = "\x1b[0m"
 # Generated text may contain control codes (C0, DEL and C1); a terminal shows them escaped.
 _CODES = (*range(32), *range(127, 160))
@@ -25,10 +28,14 @@ def wanted(stream: IO[str]) -> bool:
 
 
 def style(origin: int, *, dimmed: bool = False) -> str:
-    """Return the escape sequence before a token. origin: 0 for the trunk, i for the i-th draft."""
+    """Return the escape sequence before a token.
+
+    origin: 0 for the trunk, i for the i-th draft, FROM_TEXT for a draft from the text.
+    """
     codes = ["2"] if dimmed else []
     if origin:
-        codes += ["4", "38", "5", str(COLORS[min(origin, len(COLORS)) - 1])]
+        color = TEXT_COLOR if origin == FROM_TEXT else COLORS[min(origin, len(COLORS)) - 1]
+        codes += ["4", "38", "5", str(color)]
     return f"\x1b[{';'.join(codes)}m" if codes else ""
 
 
@@ -46,17 +53,29 @@ def styled(text: str, origin: int, *, colored: bool, terminal: bool, dimmed: boo
     return "\n".join(f"{before}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
-def table(generated: Mapping[int, int], acceptance: Sequence[float], *, colored: bool) -> str:
+def table(
+    generated: Mapping[int, int],
+    acceptance: Sequence[float],
+    text_acceptance: float | None = None,
+    *,
+    colored: bool,
+) -> str:
     """Return a narrow table of tokens by source, which is also the legend of the colors.
 
-    generated: number of tokens by origin. acceptance: by position of the draft.
+    generated: number of tokens by origin. acceptance: by position of the head's draft.
+    text_acceptance: of drafts from the text; None if there were none.
     """
     lines = ["source      tokens  accepted", f"trunk       {generated.get(0, 0):6}"]
+
+    def line(name: str, origin: int, accepted: float | None) -> str:
+        before, after = (style(origin), RESET) if colored else ("", "")
+        share = "" if accepted is None else f"{accepted:10.0%}"
+        return f"{before}{name}{after}{'':{12 - len(name)}}{generated.get(origin, 0):6}{share}"
+
     for i in range(1, max(generated, default=0) + 1):
-        before, after = (style(i), RESET) if colored else ("", "")
-        share = f"{acceptance[i - 1]:10.0%}" if i <= len(acceptance) else ""
-        name = f"draft {i}"
-        lines.append(f"{before}{name}{after}{'':{12 - len(name)}}{generated.get(i, 0):6}{share}")
+        lines.append(line(f"draft {i}", i, acceptance[i - 1] if i <= len(acceptance) else None))
+    if text_acceptance is not None:
+        lines.append(line("the text", FROM_TEXT, text_acceptance))
     return "\n".join(lines)
 
 

@@ -141,6 +141,11 @@ def _page_cache(stat: Path, keys: tuple[str, ...]) -> int:
     return 0
 
 
+def cache_root() -> Path:
+    """Our part of the user's cache folder (XDG base directory rules); it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtp-gguf"
+
+
 def shared_library(name: str) -> str:
     """The file name of a shared library on this system, such as libllama.so for llama."""
     if sys.platform == "win32":

@@ -311,6 +311,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
     lib.mtp_cycle_end.restype = c_int32
     lib.mtp_cycle_end.argtypes = [c_void_p, c_int32]
+    # mtp_status mtp_cycle_from_text(const mtp_session * session, bool * out);
+    lib.mtp_cycle_from_text.restype = c_int32
+    lib.mtp_cycle_from_text.argtypes = [c_void_p, POINTER(c_bool)]
     # mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
     #     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
     lib.mtp_session_step.restype = c_int32
@@ -397,6 +400,31 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_session_set_costs.restype = c_int32
     lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
 
+    # mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n,
+    #                             int32_t n_vocab, uint64_t tokenizer);
+    lib.mtp_corpus_write.restype = c_int32
+    lib.mtp_corpus_write.argtypes = [c_char_p, i32_p, c_int64, c_int32, c_uint64]
+    # mtp_status mtp_corpus_open(const char * path, int32_t n_vocab, uint64_t tokenizer,
+    #                            mtp_corpus ** out);
+    lib.mtp_corpus_open.restype = c_int32
+    lib.mtp_corpus_open.argtypes = [c_char_p, c_int32, c_uint64, POINTER(c_void_p)]
+    # void mtp_corpus_free(mtp_corpus * corpus);
+    lib.mtp_corpus_free.restype = None
+    lib.mtp_corpus_free.argtypes = [c_void_p]
+    # mtp_status mtp_corpus_match(const mtp_corpus * corpus, const int32_t * tokens, int64_t n,
+    #                             int64_t * out_length, int64_t * out_next);
+    lib.mtp_corpus_match.restype = c_int32
+    lib.mtp_corpus_match.argtypes = [c_void_p, i32_p, c_int64, POINTER(c_int64), POINTER(c_int64)]
+    # mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t * tokens, int64_t n,
+    #                               int32_t * out, int32_t n_out, int32_t * out_n);
+    lib.mtp_corpus_propose.restype = c_int32
+    lib.mtp_corpus_propose.argtypes = [c_void_p, i32_p, c_int64, i32_p, c_int32, i32_p]
+    # mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
+    lib.mtp_session_set_corpus.restype = c_int32
+    lib.mtp_session_set_corpus.argtypes = [c_void_p, c_void_p]
+    # mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
+    lib.mtp_session_tokenizer.restype = c_int32
+    lib.mtp_session_tokenizer.argtypes = [c_void_p, POINTER(c_uint64)]
     # mtp_status mtp_suffix_index_new(mtp_suffix_index ** out);
     lib.mtp_suffix_index_new.restype = c_int32
     lib.mtp_suffix_index_new.argtypes = [POINTER(c_void_p)]

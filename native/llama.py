@@ -19,6 +19,8 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
+    FROM_TEXT,
+    LOOKUP_TOKENS,
     Costs,
     DraftSettings,
     find_profile,
@@ -32,6 +34,7 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
+from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
 from .runtime import llama_cpp, runtime
@@ -47,10 +50,6 @@ DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 # tokens differently. The margin is still large enough for an efficient batch.
 MIN_CHECKPOINTED_PROMPT = 256
 CHECKPOINT_MARGIN = 64
-
-# Most tokens drafted from the text in one cycle: a batch of 16 with the token before them, up to
-# which a token's bits do not depend on its batch (docs/verification.md).
-LOOKUP_TOKENS = 15
 
 
 def _exclusive(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -98,6 +97,8 @@ class MTPLlama(llama_cpp.Llama):
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
     - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
       memory, so that the next prompt with the same prefix is not evaluated from the start.
+    - lookup_files: text files of yours, and folders of them, to draft from as well; this implies
+      lookup. They are indexed once, in the user's cache.
     - lookup: also draft from the text itself, up to 15 tokens at a time, if a copy of earlier text
       promises more tokens per millisecond than the head; this works without a head, too. With
       rollback "snapshot" it needs memory for 15 snapshots unless the libraries replay
@@ -137,6 +138,7 @@ class MTPLlama(llama_cpp.Llama):
         profile: bool = True,
         busy: Literal["wait", "raise"] = "wait",
         lookup: bool = False,
+        lookup_files: Sequence[str | os.PathLike[str]] = (),
         **options: Any,
     ) -> None:
         self._model_lock = ModelLock(wait=busy == "wait")
@@ -147,6 +149,10 @@ class MTPLlama(llama_cpp.Llama):
         self._n_tokens = self._pictures = 0
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
+        if isinstance(lookup_files, str | bytes | os.PathLike):
+            raise NativeError(f"lookup_files: expected a list of paths, found {lookup_files!r}")
+        lookup = lookup or bool(lookup_files)
+        self._lookup_files = [Path(path) for path in lookup_files]
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected None, because the model drafts with its head")
         if runtime.note:
@@ -210,6 +216,7 @@ class MTPLlama(llama_cpp.Llama):
             "profile": False,
             "busy": busy,
             "lookup": lookup,
+            "lookup_files": self._lookup_files,
         }
         self._batches = Batches()
         if exact:
@@ -308,6 +315,15 @@ class MTPLlama(llama_cpp.Llama):
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
+        if self._lookup_files:
+            corpus = open_lookup_files(
+                self._lookup_files,
+                self._session,
+                self._n_vocab,
+                lambda text: self.tokenize(text, add_bos=False, special=False),
+            )
+            self._stack.callback(corpus.close)
+            self._session.set_corpus(corpus)
 
     def _keeps_snapshots(self) -> bool:
         """Whether the context keeps those it needs; llama.cpp has none for most architectures."""
@@ -383,7 +399,10 @@ class MTPLlama(llama_cpp.Llama):
 
     @property
     def token_origin(self) -> int:
-        """The origin of the last token that `generate` yielded: 0 the trunk, i the i-th draft."""
+        """The origin of the last token that `generate` yielded.
+
+        0: the trunk; i: the i-th draft of the head; -1: a draft from the text.
+        """
         return self._origin
 
     def is_end(self, token: int) -> bool:
@@ -727,7 +746,10 @@ class MTPLlama(llama_cpp.Llama):
                     chain = None if greedy else sampler.sampler
                     new = session.step(token, self.depth, sampler=chain)
                 self.input_ids[at : at + len(new)] = [token, *new[:-1]]
-                for self._origin, token in enumerate(new[:-1], 1):
+                step = 0 if len(new) > 1 and session.origin(1) == FROM_TEXT else 1
+                self._origin = 0 if step else FROM_TEXT
+                for token in new[:-1]:
+                    self._origin += step
                     self._n_tokens += 1
                     yield token
                 self._n_tokens += 1
@@ -747,7 +769,7 @@ class MTPLlama(llama_cpp.Llama):
                         raise failures[0]
                     if accepted == len(drafts) or token != drafts[accepted]:
                         break
-                    self._origin = accepted + 1
+                    self._origin = session.origin(accepted + 1)
                     yield token
                     self.input_ids[self.n_tokens] = token
                     accepted += 1

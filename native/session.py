@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.profile import FROM_TEXT
+
 from ._bindings import DEPTH_AUTO, MAX_DEPTH, Sampling, SessionParams, SessionStats, check, library
 from ._owner import Owner
 from .checkpoint import Checkpoint, CheckpointKind
@@ -215,6 +217,21 @@ class Session(Owner):
         n = self._number(library().mtp_cycle_begin, seq, token, wanted, out, chances)
         return out[:n]
 
+    def set_corpus(self, corpus: Owner | None) -> None:
+        """Also draft from an index of lookup files, which must outlive the session; None: no more.
+
+        Needs max_lookup of 1 or more.
+        """
+        self._corpus = corpus  # kept alive
+        handle = None if corpus is None else corpus.handle
+        self._call(library().mtp_session_set_corpus, handle)
+
+    def tokenizer(self) -> int:
+        """Return a fingerprint of the model's vocabulary."""
+        out = ctypes.c_uint64()
+        self._call(library().mtp_session_tokenizer, ctypes.byref(out))
+        return out.value
+
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
         """Give the depth "auto" initial costs, used until it has measured its own.
 
@@ -238,6 +255,12 @@ class Session(Owner):
     def end(self, accepted: int) -> None:
         """End the cycle. accepted: how many of its drafts were accepted."""
         self._call(library().mtp_cycle_end, accepted)
+
+    def origin(self, accepted: int) -> int:
+        """Return the origin of the last cycle's accepted draft number `accepted`, from 1 on."""
+        out = ctypes.c_bool()
+        self._call(library().mtp_cycle_from_text, ctypes.byref(out))
+        return FROM_TEXT if out.value else accepted
 
     def argmax(self, row: int = -1) -> int:
         """Return the most likely token of a row, an index from `row`; -1 is the last row."""

@@ -3,6 +3,8 @@
 set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include)
 set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/acceptance.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/corpus.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/corpus_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/costs.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth_api.cpp

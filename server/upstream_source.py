@@ -5,7 +5,6 @@ verified and it is kept in the user's cache folder.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.system import cache_root
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ def base() -> Base:
 
 def cache_folder(name: str) -> Path:
     """The folder `name` in our part of the user's cache (XDG rules), created if needed."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "mtp-gguf" / name
+    folder = cache_root() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from mtp_gguf.gguf_tools.profile import AUTO
+from mtp_gguf.gguf_tools.profile import AUTO, FROM_TEXT
 
 from ..analysis import Analysis
 from ..result import (
     ALL,
+    BOTH,
     DONE,
+    LOOKUP,
     PLANNED,
     SHORT,
     SKIPPED,
@@ -106,8 +108,15 @@ def _state(result: BenchResult) -> str:
     return "".join(f'<p class="note">{escape(text)}</p>' for text in notes)
 
 
+_DEPTH_LABELS = {
+    0: "no drafting",
+    LOOKUP: "lookup alone",
+    BOTH: "depth auto and lookup",
+}
+
+
 def _depth_label(depth: int | str) -> str:
-    return "no drafting" if depth == 0 else f"depth {depth}"
+    return _DEPTH_LABELS.get(depth, f"depth {depth}")
 
 
 def _summary(result: BenchResult) -> str:
@@ -245,8 +254,10 @@ def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
 def _samples(samples: Sequence[Sample]) -> str:
     if not samples:
         return ""
-    deepest = max((t.origin for s in samples for t in s.tokens), default=0)
-    names = "".join(
+    origins = {t.origin for s in samples for t in s.tokens}
+    deepest = max(origins, default=0)
+    names = '<li><span class="text-draft">the text</span></li>' if FROM_TEXT in origins else ""
+    names += "".join(
         f'<li><span class="o{i}">draft {i}'
         f"{' and deeper' if i == _DEEPEST_STYLE < deepest else ''}</span></li>"
         for i in range(1, min(deepest, _DEEPEST_STYLE) + 1)
@@ -261,7 +272,8 @@ def _samples(samples: Sequence[Sample]) -> str:
         "The source of each token",
         f"Generated at depth {samples[0].depth}. Underlined tokens are accepted drafts, plain ones "
         "were sampled from the trunk. A dotted line above marks a token that replaced a rejected "
-        "draft: point at it, or move to it with the Tab key, to see the draft.",
+        "draft: point at it, or move to it with the Tab key, to see the draft. Drafts from the "
+        "text continue an earlier occurrence of the text's last tokens.",
         f'<ul class="key"><li>trunk</li>{names}</ul>'
         '<input type="checkbox" id="rejected"> '
         '<label for="rejected">show rejected drafts in the text</label><br>'
@@ -274,6 +286,8 @@ def _samples(samples: Sequence[Sample]) -> str:
 
 def _token(token: SampleToken) -> str:
     text = escape(token.text)
+    if token.origin == FROM_TEXT:
+        return f'<span class="text-draft" data-draft="t">{text}</span>'
     if origin := token.origin:
         style = f"o{min(origin, _DEEPEST_STYLE)}"
         return f'<span class="{style}" data-draft="{origin}">{text}</span>'
@@ -287,7 +301,7 @@ def _token(token: SampleToken) -> str:
 
 
 def _deepest(main: Sequence[TextResult]) -> int:
-    return max((int(t.depth) for t in main if t.depth != "auto"), default=0)
+    return max((int(t.depth) for t in main if isinstance(t.depth, int)), default=0)
 
 
 def _acceptance(main: Sequence[TextResult]) -> str:
@@ -453,6 +467,7 @@ def _numbers(result: BenchResult) -> str:
                 "tokens per cycle",
                 "limit",
                 *(f"{name}, ms" for name in _CYCLE_PARTS),
+                "from text",
                 "accepted",
             ],
             [
@@ -466,6 +481,7 @@ def _numbers(result: BenchResult) -> str:
                     f"{t.tokens_per_cycle:.2f}",
                     f"{t.limit_tok_s:.1f}",
                     *(f"{ms:.2f}" for ms in _cycle_parts(t)),
+                    f"{t.text_share:.0%}",
                     " ".join(f"{a:.0%}" for a in t.acceptance),
                 ]
                 for t in (*result.texts, *result.sizes)

@@ -285,6 +285,9 @@ MTP_API mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * o
  * longer. */
 MTP_API mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted);
 
+/* Returns whether the drafts of the last cycle came from the text rather than from the head. */
+MTP_API mtp_status mtp_cycle_from_text(const mtp_session * session, bool * out);
+
 /* Runs a whole cycle. sampler: chooses and accepts each token; NULL takes the most likely token. A draft
  * is accepted if the sampler chooses the same token. depth and out are as in mtp_cycle_begin, except
  * that `out` holds one more token. *out_n tokens are new. The last one is not decoded yet: pass it to
@@ -480,6 +483,38 @@ MTP_API mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int3
 
 /* Returns the index's memory in bytes. */
 MTP_API mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t * out);
+
+/* ---- index of lookup files ----
+ *
+ * An index of texts that do not change, such as the files of a project: a file that is written once,
+ * mapped read-only and shared by sessions and processes. Sessions also draft from it. 8 bytes per token. */
+
+typedef struct mtp_corpus mtp_corpus;
+
+/* Writes an index. tokens: the texts one after another, each followed by -1; n: at most MTP_MAX_INDEXED.
+ * tokenizer: identifies the vocabulary, see mtp_session_tokenizer. */
+MTP_API mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n, int32_t n_vocab,
+                                    uint64_t tokenizer);
+
+/* Maps an index. The file is fully validated: MTP_ERROR_FORMAT if it is damaged or was written for another
+ * vocabulary. */
+MTP_API mtp_status mtp_corpus_open(const char * path, int32_t n_vocab, uint64_t tokenizer, mtp_corpus ** out);
+MTP_API void       mtp_corpus_free(mtp_corpus * corpus);
+
+/* Finds the longest suffix of `tokens` that occurs in a text and does not end it. out_length: its length, at
+ * most 32, 0 if there is none. out_next: the position of the token that follows it. */
+MTP_API mtp_status mtp_corpus_match(const mtp_corpus * corpus, const int32_t * tokens, int64_t n,
+                                    int64_t * out_length, int64_t * out_next);
+
+/* Copies up to n_out tokens that follow the match of mtp_corpus_match, to the end of that text. */
+MTP_API mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t * tokens, int64_t n, int32_t * out,
+                                      int32_t n_out, int32_t * out_n);
+
+/* Lets a session with max_lookup > 0 draft from an index, too, which must outlive it; NULL: no longer. */
+MTP_API mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
+
+/* Returns a fingerprint of the texts of all tokens of the session's model. */
+MTP_API mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 // The opaque types of mtp.h.
 
 #include "checkpoint.h"
+#include "corpus_handle.h"
 #include "head_handle.h"
 #include "session.h"
 

@@ -343,6 +343,19 @@ int32_t Session::draft_from_text(int32_t seq, int32_t depth, int32_t room, int32
     return rate > chooser.expected_rate(depth, room) ? n : 0;
 }
 
+void Session::set_corpus(const Corpus * corpus) {
+    if (!looking_up()) {
+        throw Error(MTP_ERROR_STATE, "max_lookup: expected 1 or more for an index of lookup files, found 0");
+    }
+    if (corpus != nullptr && corpus->n_vocab() != trunk_.n_vocab()) {
+        throw Error(MTP_ERROR_ARGUMENT, format("corpus: expected one of %lld tokens, found one of %d",
+                                               (long long) trunk_.n_vocab(), corpus->n_vocab()));
+    }
+    for (TextDrafts & text : texts_) {
+        text.set_corpus(corpus);
+    }
+}
+
 // Removes the text from position `length` on.
 void Session::truncate_text(int32_t seq, int64_t length) {
     if (!looking_up()) {

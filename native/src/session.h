@@ -39,6 +39,7 @@ public:
                   const Drawing * drawing = nullptr);
     int32_t row(int32_t row);
     void end(int32_t n_accepted);
+    bool from_text() const { return cycle_.from_text; }
     int32_t step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out);
     int32_t argmax(int32_t row);
     void set_sampling(const mtp_sampling & params) { sampling_ = std::make_unique<Sampling>(params); }
@@ -50,6 +51,8 @@ public:
     Checkpoint save(int32_t seq, int32_t kind);
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
+    void set_corpus(const Corpus * corpus);
+    uint64_t tokenizer() const { return trunk_.tokenizer(); }
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
         depth_choosers_.front().set_costs(verify_ms, n_verify, draft_ms, n_draft); // all choosers share costs
     }

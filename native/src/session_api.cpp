@@ -58,6 +58,10 @@ mtp_status mtp_cycle_end(mtp_session * session, int32_t n_accepted) {
     return guard([&] { require(session, "session")->end(n_accepted); });
 }
 
+mtp_status mtp_cycle_from_text(const mtp_session * session, bool * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->from_text(); });
+}
+
 mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler,
                             int32_t * out, int32_t * out_n) {
     return guard([&] {
@@ -96,6 +100,14 @@ mtp_status mtp_session_sync(mtp_session * session, int32_t seq) {
 
 mtp_status mtp_session_skip(mtp_session * session, int32_t seq, int64_t length) {
     return guard([&] { require(session, "session")->skip(seq, length); });
+}
+
+mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus) {
+    return guard([&] { require(session, "session")->set_corpus(corpus); });
+}
+
+mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out) {
+    return guard([&] { *require(out, "out") = require(session, "session")->tokenizer(); });
 }
 
 mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms, int32_t n_verify,

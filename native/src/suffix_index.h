@@ -25,6 +25,7 @@ public:
 
     int64_t size() const { return int64_t(tokens_.size()); }
     int32_t token(int64_t position) const { return tokens_[size_t(position)]; }
+    const int32_t * tokens() const { return tokens_.data(); }
     size_t bytes() const;
 
     void append(int32_t token);

@@ -22,33 +22,49 @@ size_t bucket_of(int64_t length) {
 
 } // namespace
 
+void TextDrafts::Record::add(int64_t length, bool right) {
+    Bucket & bucket = buckets_[bucket_of(length)];
+    bucket.right = bucket.right * (1 - 1 / kKept) + right;
+    bucket.all = bucket.all * (1 - 1 / kKept) + 1;
+}
+
+double TextDrafts::Record::chance(int64_t length) const {
+    const Bucket & bucket = buckets_[bucket_of(length)];
+    const double prior = double(length) / (double(length) + kDoubt);
+    return (bucket.right + kPrior * prior) / (bucket.all + kPrior);
+}
+
 void TextDrafts::read(const int32_t * tokens, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
         index_.append(tokens[i]);
     }
 }
 
+Corpus::Match TextDrafts::match_corpus() const {
+    return corpus_ != nullptr ? corpus_->match(index_.tokens(), index_.size()) : Corpus::Match();
+}
+
 void TextDrafts::generated(int32_t token) {
     const SuffixIndex::Match match = index_.match();
     if (match.length > 0) {
-        Bucket & bucket = buckets_[bucket_of(match.length)];
-        bucket.right = bucket.right * (1 - 1 / kKept) + (index_.token(match.next) == token);
-        bucket.all = bucket.all * (1 - 1 / kKept) + 1;
+        of_index_.add(match.length, index_.token(match.next) == token);
+    }
+    const Corpus::Match elsewhere = match_corpus();
+    if (elsewhere.length > 0) {
+        of_corpus_.add(elsewhere.length, corpus_->token(elsewhere.next) == token);
     }
     index_.append(token);
 }
 
-double TextDrafts::chance(int64_t length) const {
-    const Bucket & bucket = buckets_[bucket_of(length)];
-    const double prior = double(length) / (double(length) + kDoubt);
-    return (bucket.right + kPrior * prior) / (bucket.all + kPrior);
-}
-
 int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {
     const SuffixIndex::Match match = index_.match();
-    const int32_t proposed = index_.propose(match, out, n);
-    for (int32_t i = 0; i < proposed; ++i) {
-        chances[size_t(i)] = chance(match.length + i); // each accepted draft lengthens the match
+    const Corpus::Match elsewhere = match_corpus();
+    const double chance = match.length > 0 ? of_index_.chance(match.length) : 0;
+    const bool from_corpus = elsewhere.length > 0 && of_corpus_.chance(elsewhere.length) > chance;
+    const int32_t proposed = from_corpus ? corpus_->propose(elsewhere, out, n) : index_.propose(match, out, n);
+    const int64_t length = from_corpus ? elsewhere.length : match.length;
+    for (int32_t i = 0; i < proposed; ++i) { // each accepted draft lengthens the match
+        chances[size_t(i)] = (from_corpus ? of_corpus_ : of_index_).chance(length + i);
     }
     return proposed;
 }

@@ -1,12 +1,14 @@
 #pragma once
 // Drafts from the text itself (prompt lookup): the tokens that followed the earlier occurrence of the
-// text's longest repeated suffix. Independent of ggml and llama.cpp.
+// text's longest repeated suffix, in the text or in an index of other texts. Independent of ggml and
+// llama.cpp.
 //
 // The acceptance of such drafts depends mostly on the length of the match, so it is estimated by length.
 // That is free: every generated token shows whether a draft from the text would have been right, even if
 // none was made.
 
 #include "acceptance.h"
+#include "corpus.h"
 #include "suffix_index.h"
 
 #include <array>
@@ -17,6 +19,9 @@ namespace mtp {
 class TextDrafts {
 public:
     int64_t size() const { return index_.size(); }
+
+    // Also drafts from other texts; null: no longer. The index must outlive this object.
+    void set_corpus(const Corpus * corpus) { corpus_ = corpus; }
 
     // Adds tokens of a prompt. They do not change the estimates, because repetitions by a user say little
     // about those of the model.
@@ -31,20 +36,31 @@ public:
     void clear() { index_ = SuffixIndex(); }
 
     // Proposes up to n tokens, with the acceptance probability of each if those before it are accepted.
+    // They come from the source whose first token is more likely to be accepted.
     int32_t propose(int32_t * out, int32_t n, Chances & chances) const;
 
 private:
-    static constexpr int kBuckets = 8;
+    // How often drafts of one source were right, by length of the match.
+    class Record {
+    public:
+        void add(int64_t length, bool right);
+        double chance(int64_t length) const;
 
-    struct Bucket {
-        double right = 0;
-        double all = 0;
+    private:
+        struct Bucket {
+            double right = 0;
+            double all = 0;
+        };
+
+        std::array<Bucket, 8> buckets_;
     };
 
-    double chance(int64_t length) const;
+    Corpus::Match match_corpus() const;
 
     SuffixIndex index_;
-    std::array<Bucket, kBuckets> buckets_;
+    const Corpus * corpus_ = nullptr;
+    Record of_index_;
+    Record of_corpus_;
 };
 
 } // namespace mtp

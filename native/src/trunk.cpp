@@ -7,6 +7,7 @@
 #include "trunk_state.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace mtp {
 
@@ -172,6 +173,16 @@ void Trunk::copy(int32_t from, int32_t to, int64_t length) {
         // state would be wrong, and a restored one would be overwritten.
         restore_whole(to, length, save_whole(from, length));
     }
+}
+
+uint64_t Trunk::tokenizer() const {
+    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(context_));
+    Fingerprint out;
+    for (int32_t i = 0; i < int32_t(n_vocab_); ++i) {
+        const char * text = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : llama_vocab_get_text(vocab, i);
+        out.add(text, std::strlen(text) + 1);
+    }
+    return out.value();
 }
 
 uint64_t Trunk::fingerprint() const {

@@ -82,6 +82,9 @@ public:
     // A fingerprint of the model, from its metadata and the size of its weights.
     uint64_t fingerprint() const;
 
+    // A fingerprint of the vocabulary: the texts of all tokens.
+    uint64_t tokenizer() const;
+
     llama_context * context() const { return context_; }
 
 private:

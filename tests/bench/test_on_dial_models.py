@@ -117,6 +117,20 @@ def test_contexts_sizes_and_coverage(dial: Any) -> None:
         run_bench(path, options(own={"mine": "word " * 4000}))
 
 
+def test_drafts_from_the_text_are_rows_of_their_own(dial: Any) -> None:
+    """Lookup alone has no head, both together has: the same texts, the share from the text."""
+    path = dial("tiny", hit=0.9)
+    wanted = options(kinds=("code", "edit"), depths=(0, 1, "lookup", "auto+lookup"), tokens=12)
+    record = run_bench(path, wanted).to_json()
+    texts = {t["depth"]: t for t in record["texts"] if t["kind"] == "all"}
+    assert list(texts) == [0, 1, "lookup", "auto+lookup"]
+    assert texts["lookup"]["rows"] == 0 < texts["auto+lookup"]["rows"]
+    assert texts["lookup"]["acceptance"] == ()
+    assert texts[1]["text_share"] == 0 <= texts["auto+lookup"]["text_share"] <= 1
+    assert record["analysis"]["best_drafting"] == 1  # a number, which the report's charts need
+    assert {sample["kind"] for sample in record["samples"]} == {"code", "edit"}
+
+
 def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = dial("tiny", hit=0.9)
     space = Space((1, 2), rollbacks=("snapshot", "checkpoint"), draft_threads=(0,))
@@ -187,8 +201,11 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
     [
         (["--prompts", "code,poems"], "--prompts: expected some of code, chat, .* found 'poems'"),
         (["--prompts", ","], "--prompts: expected some of .* found none"),
-        (["--depths", "0,17"], "--depths: expected 0 to 16 or auto, found '17'"),
-        (["--depths", "-1"], "--depths: expected 0 to 16 or auto, found '-1'"),
+        (
+            ["--depths", "0,17"],
+            "--depths: expected 0 to 16, auto, lookup or auto.lookup, found '17'",
+        ),
+        (["--depths", "-1"], "--depths: expected 0 to 16, auto, lookup or auto.lookup, found '-1'"),
         (["--ctx", "4kk"], "--ctx: expected numbers of tokens such as 0,4k; found '4kk'"),
         (["--ctx", "9999999k"], "--ctx: expected numbers"),
         (["--fastmtp-sizes", "0"], "--fastmtp-sizes: expected numbers or -1, found '0'"),

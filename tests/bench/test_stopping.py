@@ -148,7 +148,7 @@ def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("mtp-gguf: interrupted; not measured: texts token by token; ")
     assert f"written: {out / 'report.html'}" in stdout
-    assert "depth   tok/s" in stdout
+    assert "depth        tok/s" in stdout
     record = json.loads((out / "bench.json").read_text("utf-8"))
     assert record["state"] == "stopped"
     assert {p.name for p in out.iterdir()} == {"bench.json", "report.html"}

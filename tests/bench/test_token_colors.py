@@ -72,6 +72,12 @@ def test_the_table_of_who_wrote_what() -> None:
     for i in (1, 2, 3):
         assert f"{style(i)}draft {i}{RESET}" in colored
     assert table({}, (), colored=False).splitlines()[1] == "trunk            0"
+    from_text = table({0: 4, -1: 90}, (), 0.75, colored=True).splitlines()
+    assert [strip(line) for line in from_text[1:]] == [
+        "trunk            4",
+        "the text        90       75%",
+    ]
+    assert from_text[-1].startswith(f"{style(-1)}the text{RESET}")
 
 
 def test_the_colors_are_those_of_the_report() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.gguf_tools.profile import FROM_TEXT
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import NativeError
@@ -188,8 +189,15 @@ def test_mtp_llama_looks_up(dial: Any, tmp_path: Path, with_head: bool) -> None:
             warnings.simplefilter("ignore")  # a file without a head is said to have none
             llm = MTPLlama(str(path), n_ctx=256, n_threads=1, lookup=lookup, profile=False)
         with closing(llm):
-            texts.append(list(islice(llm.generate(prompt, temp=0.0), 60)))
+            stream = llm.generate(prompt, temp=0.0)
+            origins = []
+            texts.append([])
+            for token in islice(stream, 60):
+                texts[-1].append(token)
+                origins.append(llm.token_origin)
+            stream.close()
             stats.append(llm.mtp_stats)
     assert texts[0] == texts[1]
     assert stats[0].text_cycles == 0
     assert stats[1].text_accepted > 0
+    assert 0 < origins.count(FROM_TEXT) <= stats[1].text_accepted  # the last cycle may be cut off

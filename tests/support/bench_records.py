@@ -65,6 +65,7 @@ def result() -> BenchResult:
         SampleToken("(left", 2, None),
         SampleToken("),\n", 3, None),
         SampleToken("right", 0, "wrong\n"),
+        SampleToken("copied", -1, None),
         SampleToken(HOSTILE, 0, HOSTILE),
         SampleToken(HOSTILE, 1, None),
     )
