@@ -138,7 +138,16 @@ def serve(
             "if the server supports it, else by model size).",
         ),
     ] = None,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Serve without drafting.")] = False,
+    no_draft: Annotated[
+        bool, typer.Option("--no-draft", help="Serve without drafting with a head.")
+    ] = False,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            "--lookup/--no-lookup",
+            help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone.",
+        ),
+    ] = False,
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -208,7 +217,15 @@ def serve(
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
     command = server_command(
-        server, served, address, wanted, settings, rpc, allow_public, [*given, *passed]
+        server,
+        served,
+        address,
+        wanted,
+        settings,
+        rpc,
+        allow_public,
+        [*given, *passed],
+        lookup=lookup,
     )
     for note in filter(None, (several, ignored, *command.notes)):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)

@@ -400,6 +400,33 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_session_set_costs.restype = c_int32
     lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
 
+    # mtp_status mtp_text_drafts_new(mtp_text_drafts ** out);
+    lib.mtp_text_drafts_new.restype = c_int32
+    lib.mtp_text_drafts_new.argtypes = [POINTER(c_void_p)]
+    # void mtp_text_drafts_free(mtp_text_drafts * text);
+    lib.mtp_text_drafts_free.restype = None
+    lib.mtp_text_drafts_free.argtypes = [c_void_p]
+    # mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, int64_t n,
+    #                                bool generated);
+    lib.mtp_text_drafts_set.restype = c_int32
+    lib.mtp_text_drafts_set.argtypes = [c_void_p, i32_p, c_int64, c_bool]
+    # mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth,
+    #                                 int32_t head_depth, int32_t room, int32_t * out, int32_t n,
+    #                                 int32_t * out_n);
+    lib.mtp_text_drafts_plan.restype = c_int32
+    lib.mtp_text_drafts_plan.argtypes = [
+        c_void_p,
+        c_void_p,
+        c_int32,
+        c_int32,
+        i32_p,
+        c_int32,
+        i32_p,
+    ]
+    # mtp_status mtp_depth_report_text(mtp_depth * depth, int32_t n_verified, int32_t n_accepted,
+    #                                  double verify_ms, double undo_ms);
+    lib.mtp_depth_report_text.restype = c_int32
+    lib.mtp_depth_report_text.argtypes = [c_void_p, c_int32, c_int32, c_double, c_double]
     # mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n,
     #                             int32_t n_vocab, uint64_t tokenizer);
     lib.mtp_corpus_write.restype = c_int32

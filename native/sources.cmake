@@ -20,4 +20,5 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/weights.cpp)

@@ -56,6 +56,8 @@ def server_command(
     rpc: str | None,
     allow_public: bool,
     passed: Sequence[str],
+    *,
+    lookup: bool = False,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -66,6 +68,7 @@ def server_command(
         tuned: settings of the model's profile.
         rpc: `HOST:PORT,…` of ggml's RPC servers.
         passed: the user's llama-server options, appended unchanged.
+        lookup: draft from the text of each slot, too; also without a head.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -87,6 +90,12 @@ def server_command(
         words += ["--mmproj", str(model.mmproj)]
     if rpc:
         words += ["--rpc", rpc]
+    if lookup and not server.lookup:
+        raise ServerError(
+            f"{server.path} ({server.version}): cannot draft from the text; build one that can "
+            "with mtp-gguf build-server, or serve with --no-lookup"
+        )
+    types = ["lookup"] if lookup else []
     if model.head_file:
         if not server.drafts:
             raise ServerError(
@@ -102,14 +111,18 @@ def server_command(
             depth = _depth(server, model, tuned, passed)
         if depth == 0:
             notes.append(
-                "serving without drafting, which was the fastest setting when the model was tuned"
+                f"serving without {'the head' if lookup else 'drafting'}, which was the fastest "
+                "setting when the model was tuned"
             )
         else:
-            words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
+            types.insert(0, "draft-mtp")
+            words += ["--spec-type", ",".join(types), "--spec-draft-n-max", str(depth)]
             if model.separate_head:
                 words += ["-md", str(model.separate_head)]
             if tuned and server.fused:
                 words += _tuned_words(tuned)
+    if types == ["lookup"]:
+        words += ["--spec-type", "lookup"]
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
     return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", tuple(notes))

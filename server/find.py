@@ -13,7 +13,8 @@ from .build import find_build
 
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 
-_CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N")  # as spelled in --help
+# As spelled in --help.
+_CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N", ",lookup")
 
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
@@ -24,7 +25,7 @@ class LlamaServer:
 
     version: the first line of --version. drafts: supports `--spec-type draft-mtp`. The others need
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
-    graph. auto: chooses the depth itself.
+    graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too.
     """
 
     path: Path
@@ -33,6 +34,7 @@ class LlamaServer:
     fastmtp: bool
     fused: bool
     auto: bool
+    lookup: bool
 
     @property
     def kernels(self) -> str:

@@ -1,15 +1,11 @@
 // The C functions of the depth chooser: they check arguments that need no object, then call it.
 
-#include "depth.h"
+#include "depth_handle.h"
 #include "error.h"
 
 using mtp::guard;
 using mtp::require;
 using mtp::require_range;
-
-struct mtp_depth : mtp::Depth {
-    using Depth::Depth;
-};
 
 mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out) {
     return guard([&] {

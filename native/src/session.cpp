@@ -332,17 +332,6 @@ void Session::get_hidden(int64_t n, float * out, size_t size) const {
     std::copy(last, last + n * width, out);
 }
 
-// Drafts up to `room` tokens from the text, which ends with the cycle's first token, if they promise more
-// tokens per millisecond than `depth` drafts of the head; otherwise none.
-int32_t Session::draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out) {
-    const Depth & chooser = depth_choosers_[size_t(seq)];
-    Chances chances = {};
-    const int32_t proposed = texts_[size_t(seq)].propose(out, std::min(params_.max_lookup, room), chances);
-    double rate = 0;
-    const int32_t n = chooser.plan_free(chances, proposed, rate);
-    return rate > chooser.expected_rate(depth, room) ? n : 0;
-}
-
 void Session::set_corpus(const Corpus * corpus) {
     if (!looking_up()) {
         throw Error(MTP_ERROR_STATE, "max_lookup: expected 1 or more for an index of lookup files, found 0");
@@ -425,7 +414,8 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         if (looking_up()) {
             Stopwatch watch(stats_.draft_ms);
             texts_[size_t(seq)].generated(token);
-            from_text = draft_from_text(seq, !drafting() ? 0 : automatic ? MTP_DEPTH_AUTO : most, left, out_tokens);
+            from_text = texts_[size_t(seq)].plan(chooser, !drafting() ? 0 : automatic ? MTP_DEPTH_AUTO : most, left,
+                                                 out_tokens, std::min(params_.max_lookup, left));
         }
         const int32_t wanted = from_text > 0 ? 0 : automatic ? chooser.plan(most) : most;
         int32_t ignored_tokens[1];

@@ -133,7 +133,6 @@ private:
     void feed_head(int32_t seq);
     void verify_more();
     void report_outcome(int32_t seq, int32_t token, double rollback_ms);
-    int32_t draft_from_text(int32_t seq, int32_t depth, int32_t room, int32_t * out);
     void truncate_text(int32_t seq, int64_t length);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing);

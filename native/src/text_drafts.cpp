@@ -56,6 +56,23 @@ void TextDrafts::generated(int32_t token) {
     index_.append(token);
 }
 
+void TextDrafts::set(const int32_t * tokens, int64_t n, bool are_generated) {
+    const int64_t common = std::min(n, size());
+    const int64_t same = std::mismatch(tokens, tokens + common, index_.tokens()).first - tokens;
+    truncate(same);
+    for (int64_t i = same; i < n; ++i) {
+        are_generated ? generated(tokens[i]) : index_.append(tokens[i]);
+    }
+}
+
+int32_t TextDrafts::plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const {
+    Chances chances = {};
+    const int32_t proposed = propose(out, n, chances);
+    double rate = 0;
+    const int32_t best = depth.plan_free(chances, proposed, rate);
+    return rate > depth.expected_rate(head_depth, room) ? best : 0;
+}
+
 int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {
     const SuffixIndex::Match match = index_.match();
     const Corpus::Match elsewhere = match_corpus();

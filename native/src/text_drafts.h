@@ -9,6 +9,7 @@
 
 #include "acceptance.h"
 #include "corpus.h"
+#include "depth.h"
 #include "suffix_index.h"
 
 #include <array>
@@ -30,6 +31,10 @@ public:
     // Adds a generated token and updates the estimates.
     void generated(int32_t token);
 
+    // Makes the text equal to `tokens`; costs a comparison with what is known, and the difference.
+    // are_generated: whether the tokens that are new were generated; else they were read.
+    void set(const int32_t * tokens, int64_t n, bool are_generated);
+
     void truncate(int64_t size) { index_.truncate(size); }
 
     // Clears the text and keeps the estimates.
@@ -38,6 +43,10 @@ public:
     // Proposes up to n tokens, with the acceptance probability of each if those before it are accepted.
     // They come from the source whose first token is more likely to be accepted.
     int32_t propose(int32_t * out, int32_t n, Chances & chances) const;
+
+    // Proposes up to n tokens if they promise more tokens per millisecond than `head_depth` drafts of the
+    // head (or MTP_DEPTH_AUTO), else none. room: the most tokens that the head may draft.
+    int32_t plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const;
 
 private:
     // How often drafts of one source were right, by length of the match.

@@ -1,14 +1,18 @@
-// libFuzzer over mtp.h: whatever bytes are given as a GGUF or as a checkpoint, the library answers with
-// a status, and the session goes on. docs/native.md has the commands.
+// libFuzzer over mtp.h: whatever bytes are given as a GGUF, as a checkpoint or as an index of lookup
+// files, the library answers with a status, and the session goes on. docs/native.md has the commands.
 //
-// Bytes that begin with 'G' are loaded as a head, all others are restored as a checkpoint into a
-// session on the model that the environment variable MTP_FUZZ_MODEL names.
+// Bytes that begin with 'G' are loaded as a head, those that begin with "MTPT" as an index of lookup
+// files, and those that begin with 'S' are steps of a suffix index, whose matches are compared with a
+// naive search. All others are restored as a checkpoint into a session on the model that the
+// environment variable MTP_FUZZ_MODEL names.
 
 #include "llama.h"
 #include "mtp.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -107,9 +111,87 @@ static void restore(const uint8_t * data, size_t n) {
     mtp_checkpoint_free(checkpoint);
 }
 
+// The file's checksum and what it was written for are made right, as a forger would.
+static void search(const uint8_t * data, size_t n) {
+    const int32_t n_vocab = 16;
+    const size_t header = 48;
+    std::vector<uint8_t> bytes(data, data + n);
+    if (n >= header) {
+        uint64_t sum = 0;
+        for (size_t at = header; at + 4 <= n; at += 4) {
+            uint32_t value;
+            memcpy(&value, data + at, 4);
+            sum = (sum ^ value) * 0x9e3779b97f4a7c15ull;
+            sum ^= sum >> 29;
+        }
+        memset(&bytes[8], 0, 8);
+        memcpy(&bytes[32], &sum, 8);
+        memcpy(&bytes[40], &n_vocab, 4);
+    }
+    const int file = memfd_create("index", MFD_CLOEXEC);
+    must(file >= 0 && write(file, bytes.data(), n) == ssize_t(n), "a file in memory");
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    mtp_corpus * corpus = nullptr;
+    if (mtp_corpus_open(path.c_str(), n_vocab, 0, &corpus) == MTP_OK) {
+        for (int32_t first = 0; first < n_vocab; ++first) {
+            const int32_t text[3] = {first, first, (first + 1) % n_vocab};
+            int32_t out[20];
+            int32_t count = -1;
+            must(mtp_corpus_propose(corpus, text, 3, out, 20, &count) == MTP_OK, "an index answers");
+            must(count >= 0 && count <= 20, "as many drafts as were asked for at most");
+            for (int32_t i = 0; i < count; ++i) {
+                must(out[i] >= 0 && out[i] < n_vocab, "a draft is a token");
+            }
+        }
+        mtp_corpus_free(corpus);
+    } else {
+        must(corpus == nullptr && mtp_last_error()[0] != '\0', "a refusal has a sentence and no handle");
+    }
+    close(file);
+}
+
+// A byte below 200 appends one of four tokens, another one truncates to a share of the text.
+static void index_text(const uint8_t * data, size_t n) {
+    mtp_suffix_index * index = nullptr;
+    must(mtp_suffix_index_new(&index) == MTP_OK, "an index is made");
+    std::vector<int32_t> text;
+    for (size_t at = 0; at < std::min<size_t>(n, 400); ++at) {
+        if (data[at] < 200) {
+            const int32_t token = data[at] % 4;
+            text.push_back(token);
+            must(mtp_suffix_index_append(index, &token, 1) == MTP_OK, "a token is appended");
+        } else {
+            text.resize(text.size() * (data[at] - 200) / 56);
+            must(mtp_suffix_index_truncate(index, int64_t(text.size())) == MTP_OK, "a text is truncated");
+        }
+        const int64_t size = int64_t(text.size());
+        int64_t longest = 0;
+        for (int64_t end = 0; end + 1 < size; ++end) {
+            int64_t length = 0;
+            while (length <= end && text[size_t(end - length)] == text[size_t(size - 1 - length)]) {
+                ++length;
+            }
+            longest = std::max(longest, length);
+        }
+        int64_t length = -1;
+        int64_t next = -1;
+        must(mtp_suffix_index_match(index, &length, &next) == MTP_OK, "an index answers");
+        must(length == longest, "the longest repeated suffix is found");
+        must(length == 0 || (next >= length && next < size), "it is followed by a token");
+        for (int64_t i = 0; i < length; ++i) {
+            must(text[size_t(next - 1 - i)] == text[size_t(size - 1 - i)], "its earlier occurrence is one");
+        }
+    }
+    mtp_suffix_index_free(index);
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
     if (n > 0 && data[0] == 'G') {
         load(data, n);
+    } else if (n >= 4 && memcmp(data, "MTPT", 4) == 0) {
+        search(data, n);
+    } else if (n > 0 && data[0] == 'S') {
+        index_text(data + 1, n - 1);
     } else {
         restore(data, n);
     }

@@ -1,4 +1,6 @@
-"""What the native fuzz target starts from: a tiny model, and heads and checkpoints of its shape.
+"""What the native fuzz target starts from.
+
+A tiny model, heads and checkpoints of its shape, and indexes of texts.
 
     python tests/fuzz/native_corpus.py FOLDER
 
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
+from mtp_gguf.native.lookup_files import Corpus
 from support.checkpoints import Spec
 from support.models import Models
 from support.native_trunk import opened_session
@@ -102,13 +105,23 @@ def checkpoints(path: Path) -> list[bytes]:
     return out
 
 
+def indexes(folder: Path) -> list[bytes]:
+    """Two indexes of lookup files, and steps of a suffix index."""
+    out = []
+    for texts in ([[1, 2, 3, 1, 2, 4]], [[], [5], [5, 5, 5, 5, 5]]):
+        Corpus.write(folder / "texts.index", texts, n_vocab=16, tokenizer=0)
+        out.append((folder / "texts.index").read_bytes())
+    return [*out, b"S" + bytes(i * i % 7 for i in range(90)) + b"\xe0\0\1\xd0\2" * 9]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     (folder / "corpus").mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         models = Models(Path(scratch))
         model = Path(shutil.copy(models.gguf(DENSE), folder / "model.gguf"))
-        for index, data in enumerate([*heads(models), *checkpoints(model)]):
+        inputs = [*heads(models), *checkpoints(model), *indexes(Path(scratch))]
+        for index, data in enumerate(inputs):
             (folder / "corpus" / f"{index:02}").write_bytes(data)
 
 

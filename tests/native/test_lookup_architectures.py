@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from server.tiny_llama import VOCABULARY, write_tiny_llama, write_tiny_mamba
 
 from mtp_gguf.native import MTPLlama
+from support.tiny_llama import VOCABULARY, write_tiny_llama, write_tiny_mamba
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 3
 TOKENS = 150

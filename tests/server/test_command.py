@@ -68,6 +68,22 @@ def test_a_patched_server_drafts_with_every_whole_model(
     ).split(" ")
 
 
+def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
+    """With a head, without one, and where a profile says that the head does not pay."""
+    model = tmp_path / "model.gguf"
+    shutil.copy(files("plain"), model)
+    assert "draft-mtp,lookup" in printed(patched, model, "--lookup")
+    assert printed(patched, model, "--lookup", "--no-draft")[-2:] == ["--spec-type", "lookup"]
+    assert "lookup" not in " ".join(printed(patched, model, "--no-lookup"))
+    assert "cannot draft from the text" in refusal(stock, model, "--lookup")
+    machine = this_machine(ask(patched).kernels)
+    tuned = Profile(identify(model), machine, DraftSettings(depth=0), "2026-01-01", "v", 1, 1)
+    write_profile(profile_path(model), tuned)
+    words = printed(patched, model, "--lookup")
+    assert words[-2:] == ["--spec-type", "lookup"]
+    assert "--spec-draft-n-max" not in words
+
+
 def test_a_server_chooses_how_deep_where_it_can(
     patched: Path, stock: Path, files: Files, tmp_path: Path
 ) -> None:
