@@ -2,29 +2,42 @@
 
     python benchmarks/lookup.py --work FOLDER [--shape 0.8b] [--hit 0.8] [--threads 2]
         [--shares 0,25,50,90,100] [--stretch 100] [--tokens 384] [--rounds 3]
+    python benchmarks/lookup.py --model MODEL.gguf [--server PATH] [--threads 2] [--tokens 384]
 
 Uses the synthetic model of dial_model.py, whose trunk follows one fixed cycle of tokens: the answer
 is known beforehand, so the prompt can contain any share of it. The answer alternates between copied
 stretches of --stretch tokens and novel text. Four settings are interleaved in every round: no
 drafts, drafts from the text alone, the head alone (depth auto), and both. The table shows median
 tokens per second without the prompt, and the ratios of "both" to the others. All settings must
-generate the same tokens.
+generate the same tokens. With shares of 0 and 100, "switches" is the speed of "both" over that of
+the same tokens without any change between copied and novel text, from the speeds of both at 0 and
+100 %.
+
+With --model, the prompts of kind "edit" of `mtp-gguf bench` (rename in a Python function, a table
+as JSON, a notice again) are answered by any model instead. --server adds llama-server's own types
+of n-gram drafts on the same prompts, alone and with its draft-mtp, and its `lookup` if it has it
+(patches/).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import subprocess
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decode import dial_file
+from decode import dial_file, server, server_round
 from dial_model import SHAPES, cycle_of
 
+from mtp_gguf.bench.prompts import SETS
 from mtp_gguf.native import MTPLlama
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Name of a setting: depth, and whether it drafts from the text.
 SETTINGS: dict[str, tuple[Any, bool]] = {
@@ -33,7 +46,16 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
     "head": ("auto", False),
     "both": ("auto", True),
 }
+# llama-server's types of drafts, each with and without those of the head.
+SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 LEAD = 4  # tokens of the answer before each copied stretch, by which the copy is recognized
+
+
+def copied_tokens(share: float, stretch: int, n: int) -> int:
+    """How many of n tokens the prompt of `copied_prompt` contains."""
+    period = stretch if share >= 1 else round(stretch / share) if share > 0 else n
+    starts = range(LEAD, n, period) if share > 0 else ()
+    return sum(min(stretch, n - start) for start in starts)
 
 
 def copied_prompt(cycle: list[int], share: float, stretch: int, n: int) -> list[int]:
@@ -61,9 +83,73 @@ def speed(llm: MTPLlama, prompt: list[int], n: int) -> tuple[float, list[int]]:
     return (n - 1) / seconds, tokens
 
 
+def texts(arguments: argparse.Namespace) -> None:
+    """Real prompts, with any model: a table of tokens per second."""
+    path, n = arguments.model, arguments.tokens
+    rows: dict[str, list[list[float]]] = {}
+    with ExitStack() as stack:
+        models = {
+            name: stack.enter_context(closing(opened(path, arguments, depth, lookup)))
+            for name, (depth, lookup) in SETTINGS.items()
+        }
+        llm = next(iter(models.values()))
+        prompts = [llm.tokenize(text.encode(), special=True) for text in SETS["edit"]]
+        servers = dict(server_settings(arguments, stack))
+        for i in range(arguments.rounds + 1):  # the first round warms up
+            for prompt_index, prompt in enumerate(prompts):
+                for name, model in models.items():
+                    tok_s, tokens = speed(model, prompt, n)
+                    if name == "off":
+                        expected = tokens
+                    assert tokens == expected, f"{name}: other tokens"
+                    keep(rows, name, prompt_index, tok_s, i)
+                for name, url in servers.items():
+                    keep(rows, name, prompt_index, server_round(url, prompt, n), i)
+    print("| drafts | rename | table as JSON | notice |\n| --- | --- | --- | --- |")
+    for name, values in rows.items():
+        print(f"| {name} | {' | '.join(f'{median(v):.1f}' for v in values)} |")
+
+
+def keep(rows: dict[str, list[list[float]]], name: str, at: int, tok_s: float, i: int) -> None:
+    if i:
+        rows.setdefault(name, [[] for _ in SETS["edit"]])[at].append(tok_s)
+
+
+def server_settings(arguments: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str, str]]:
+    """Running servers, as names and URLs: each type of drafts alone and with the head."""
+    if not arguments.server:
+        return
+    usage = subprocess.run([arguments.server, "--help"], capture_output=True, text=True, check=True)
+    own = ("lookup",) if ",lookup" in usage.stdout else ()
+    for kind in (*SERVER_TYPES, *own):
+        for types in (kind, f"draft-mtp,{kind}"):
+            options = ["--spec-type", types]
+            if "mtp" in types:
+                options += ["--spec-draft-n-max", "auto" if kind == "lookup" else "2"]
+            url = stack.enter_context(
+                server(arguments.server, str(arguments.model), 0, arguments.threads, *options)
+            )
+            yield f"llama-server, {types}", url
+
+
+def opened(path: Path, arguments: argparse.Namespace, depth: Any, lookup: bool) -> MTPLlama:
+    return MTPLlama(
+        str(path),
+        depth=depth,
+        lookup=lookup,
+        n_ctx=max(4 * arguments.tokens, 1024),
+        n_threads=arguments.threads,
+        n_threads_batch=arguments.threads,
+        profile=False,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--work", type=Path)
+    source.add_argument("--model", type=Path)
+    parser.add_argument("--server")
     parser.add_argument("--shape", default="0.8b", choices=SHAPES)
     parser.add_argument("--hit", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
@@ -72,29 +158,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.model:
+        texts(arguments)
+        return
     path = dial_file(arguments.shape, arguments.hit, arguments.work)
     cycle = cycle_of(SHAPES[arguments.shape]).tolist()
     n, names = arguments.tokens, list(SETTINGS)
-    print(f"| copied | {' | '.join(names)} | both / head | both / off |")
-    print("| --- " * (len(names) + 3) + "|")
+    print(f"| copied | {' | '.join(names)} | both / head | both / off | switches |")
+    print("| --- " * (len(names) + 4) + "|")
+    pure: dict[int, float] = {}  # speed of "both" at 0 and 100 %
     with ExitStack() as stack:
         models = {
-            name: stack.enter_context(
-                closing(
-                    MTPLlama(
-                        str(path),
-                        depth=depth,
-                        lookup=lookup,
-                        n_ctx=4 * n,
-                        n_threads=arguments.threads,
-                        n_threads_batch=arguments.threads,
-                        profile=False,
-                    )
-                )
-            )
+            name: stack.enter_context(closing(opened(path, arguments, depth, lookup)))
             for name, (depth, lookup) in SETTINGS.items()
         }
-        for share in map(int, arguments.shares.split(",")):
+        shares = [int(share) for share in arguments.shares.split(",")]
+        for share in sorted(shares, key=lambda share: (share not in (0, 100), share)):
             prompt = copied_prompt(cycle, share / 100, arguments.stretch, n)
             speeds: dict[str, list[float]] = {name: [] for name in names}
             for i in range(arguments.rounds + 1):  # the first round warms up
@@ -106,7 +185,12 @@ def main() -> None:
             medians = {name: median(values) for name, values in speeds.items()}
             both = medians["both"]
             row = " | ".join(f"{medians[name]:.1f}" for name in names)
-            ratios = f"{both / medians['head']:.2f} | {both / medians['off']:.2f}"
+            ratios = f"{both / medians['head']:.2f} | {both / medians['off']:.2f} | "
+            if share in (0, 100):
+                pure[share] = both
+            elif len(pure) == 2:
+                copied = copied_tokens(share / 100, arguments.stretch, n)
+                ratios += f"{both * (copied / pure[100] + (n - copied) / pure[0]) / n:.2f}"
             print(f"| {share} % | {row} | {ratios} |", flush=True)
 
 

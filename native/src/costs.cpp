@@ -20,6 +20,7 @@ constexpr double kNoiseUses = 32;    // measurements over which the noise is ave
 constexpr double kDoubt = 1.5;       // standard errors that an optimistic cost is below the mean,
 constexpr double kMostDoubt = 0.1;   // but at most this much, in logarithms
 constexpr double kWarmUp = 0.06;     // by how much a first measurement may be too high, in logarithms
+constexpr double kTrialDoubt = 0.35; // by how much a size that is to be tried may be cheaper, in logarithms
 constexpr double kNextStep = 0.6;    // step beyond the measured sizes, relative to the last known step
 
 } // namespace
@@ -75,15 +76,17 @@ double Costs::ms(int32_t size, double otherwise) const {
     return least;
 }
 
-double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near) const {
+double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near, int32_t trials) const {
     double uses = 0;
     const auto end = cells_.lower_bound(size + near);
     for (auto cell = cells_.upper_bound(size - near); cell != end; ++cell) {
         uses += cell->second.uses;
     }
+    if (uses < trials) {
+        return ms(size, otherwise) * std::exp(-kTrialDoubt);
+    }
     if (uses == 0) {
-        const bool between = !cells_.empty() && cells_.begin()->first < size && size < cells_.rbegin()->first;
-        return ms(size, otherwise) * (between ? std::exp(-kMostDoubt - kWarmUp) : 1);
+        return ms(size, otherwise);
     }
     const double error = std::min(kMostDoubt, kDoubt * machine.noise / std::sqrt(uses));
     return ms(size, otherwise) * std::exp(-error - (uses == 1 ? kWarmUp : 0));

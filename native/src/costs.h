@@ -26,8 +26,9 @@ public:
     double ms(int32_t size, double otherwise) const;
 
     // An optimistic estimate: the lower the number of measurements, the lower it is. Measurements of sizes
-    // that differ by less than `near` count.
-    double least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near = 1) const;
+    // that differ by less than `near` count. Sizes with fewer than `trials` of them count as much cheaper,
+    // so that they are tried.
+    double least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near = 1, int32_t trials = 0) const;
 
 private:
     struct Cell {

@@ -18,6 +18,10 @@ constexpr double kTrialChance = 0.5;    // acceptance of the first draft from wh
 constexpr double kMostDebt = 1;         // single-token decodes that a probe or a trial counts at most
 constexpr double kEvidenceKept = 512;   // drafts over which evidence about the head's probabilities decays
 constexpr double kEvidenceWeight = 16;  // prior, in drafts, that the head's probabilities are uninformative
+// A single slow time of a large batch would hide all that cost as much, so free drafts try each size
+// this often, where they are as sure as this and a trial loses little.
+constexpr int32_t kTrials = 2;
+constexpr double kSure = 0.5;
 constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // bucket boundaries of the head's probability
 
 int bucket_of(float probability) {
@@ -76,10 +80,10 @@ double Depth::sharpen(double chance, float probability) const {
     return odds / (1 + odds);
 }
 
-double Depth::verify_ms(int32_t rows) const {
+double Depth::verify_ms(int32_t rows, int32_t trials) const {
     const int32_t n = n_sequences_;
     const double otherwise = n * (1 + kLeastStep * (rows - 1));
-    return costs_->verify.least_ms(n * rows, otherwise, costs_->machine, n) / n;
+    return costs_->verify.least_ms(n * rows, otherwise, costs_->machine, n, trials) / n;
 }
 
 double Depth::draft_ms(int32_t depth) const {
@@ -88,9 +92,9 @@ double Depth::draft_ms(int32_t depth) const {
 }
 
 // The expected time of a cycle. all_accepted: the probability that no draft is rejected.
-double Depth::cycle_ms(int32_t depth, double all_accepted, double draft_ms) const {
+double Depth::cycle_ms(int32_t depth, double all_accepted, double draft_ms, int32_t trials) const {
     const double rollback = depth ? (1 - all_accepted) * costs_->rollback.ms(1, 0) : 0;
-    return draft_ms + verify_ms(depth + 1) + rollback;
+    return draft_ms + verify_ms(depth + 1, trials) + rollback;
 }
 
 // Returns the highest expected tokens per millisecond of all depths up to `room` and stores that depth.
@@ -104,7 +108,8 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, 
             all *= chances[size_t(d - 1)];
             tokens += all;
         }
-        const double rate = tokens / cycle_ms(d, all, free ? 0 : draft_ms(d));
+        const int32_t trials = free && d > 0 && all >= kSure ? kTrials : 0;
+        const double rate = tokens / cycle_ms(d, all, free ? 0 : draft_ms(d), trials);
         if (rate > best) {
             best = rate;
             depth = d;

@@ -73,9 +73,9 @@ private:
     };
 
     double sharpen(double chance, float probability) const;
-    double verify_ms(int32_t rows) const;
+    double verify_ms(int32_t rows, int32_t trials = 0) const;
     double draft_ms(int32_t depth) const;
-    double cycle_ms(int32_t depth, double all_accepted, double draft_ms) const;
+    double cycle_ms(int32_t depth, double all_accepted, double draft_ms, int32_t trials = 0) const;
     double best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free = false) const;
     void learn_probability(double right, float probability);
 
