@@ -18,7 +18,7 @@ struct Header {
     uint64_t tokenizer; // fingerprint of the vocabulary that the tokens belong to
     int64_t n_tokens;
     int64_t n_sorted;
-    uint64_t checksum; // of everything after the header
+    uint64_t checksum; // of all bytes after the header
     int32_t n_vocab;
     int32_t zero;
 };

@@ -183,7 +183,8 @@ def test_mtp_llama_looks_up(dial: Any, tmp_path: Path, with_head: bool) -> None:
         assert invoke("strip", path, "-o", tmp_path / "trunk.gguf").exit_code == 0
         path = tmp_path / "trunk.gguf"
     prompt = copied_prompt(dial)
-    texts, stats = [], []
+    texts: list[list[int]] = []
+    stats = []
     for lookup in (False, True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a file without a head is said to have none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.native import MTPLlama, lookup_files
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.lookup_files import Corpus, open_lookup_files
@@ -35,7 +37,8 @@ def test_matches_are_the_longest_and_real(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], query: list[int]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "naive.index"
-    longest, followers = 0, []
+    longest = 0
+    followers: list[list[int]] = []
     for text in texts:
         for next_ in range(1, len(text)):
             n = 0
@@ -52,7 +55,7 @@ def test_matches_are_the_longest_and_real(
 
 @pytest.mark.parametrize("kind", ["one token", "two tokens", "period"])
 def test_time_grows_nearly_linearly(tmp_path: Path, kind: str) -> None:
-    pattern = {
+    pattern: dict[str, Callable[[int], int]] = {
         "one token": lambda i: 5,
         "two tokens": lambda i: i * 7 >> 3 & 1,
         "period": lambda i: i % 8,
@@ -230,7 +233,7 @@ def test_a_file_that_changes_while_it_is_read(
 ) -> None:
     path = tmp_path / "log.txt"
     path.write_text("some text")
-    read = lookup_files.FileSource.read
+    read = FileSource.read
 
     def read_and_append(source: Any, offset: int, length: int) -> bytes:
         raw = read(source, offset, length)
@@ -238,7 +241,7 @@ def test_a_file_that_changes_while_it_is_read(
             file.write("more")
         return raw
 
-    monkeypatch.setattr(lookup_files.FileSource, "read", read_and_append)
+    monkeypatch.setattr(FileSource, "read", read_and_append)
     with pytest.raises(MtpGgufError, match="the file changed while it was read"):
         opened(path)
 
