@@ -130,7 +130,7 @@ def test_copies_keep_and_checkpoints_drop_the_text(dial: Any) -> None:
         saved = stack.enter_context(session.save(CheckpointKind.WHOLE))
         expected = session.begin(token, 0)
         session.end(0)
-        assert len(expected) > 4
+        assert len(expected) > 1
         copied = session.begin(token, 0, seq=1)
         session.end(0)
         assert copied == expected
