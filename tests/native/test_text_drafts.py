@@ -1,0 +1,97 @@
+"""The choice between drafts from the text and those of a head, on costs from a table."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from mtp_gguf.native._bindings import DEPTH_AUTO, check, library
+from mtp_gguf.native.depth import DepthChooser, Outcome
+from mtp_gguf.native.errors import NativeError
+
+# Milliseconds of batches of 1 to 16 tokens: one thread, a model of the 0.8B shape.
+VERIFY = [22.0, 26.0, 30.5, 35.0, 38.5, 46.0, 53.0, 66.0, 70.0, 76.0, 84.0, 90.0, 96.0, 101.0]
+VERIFY += [112.0, 175.0]
+PERIOD = 100
+
+
+class TextDrafts:
+    """mtp_text_drafts of a text, beside a chooser of depths."""
+
+    def __init__(self, chooser: DepthChooser) -> None:
+        self.chooser = chooser
+        self.handle = ctypes.c_void_p()
+        check(library().mtp_text_drafts_new(ctypes.byref(self.handle)))
+
+    def set(self, tokens: list[int], *, generated: bool) -> None:
+        values = (ctypes.c_int32 * len(tokens))(*tokens)
+        check(library().mtp_text_drafts_set(self.handle, values, len(tokens), generated))
+
+    def plan(self, n: int = 15, depth: int = DEPTH_AUTO) -> list[int]:
+        out, found = (ctypes.c_int32 * 16)(), ctypes.c_int32()
+        arguments = (self.chooser._handle, depth, 4, out, n, ctypes.byref(found))
+        check(library().mtp_text_drafts_plan(self.handle, *arguments))
+        return out[: found.value]
+
+    def report(self, verified: int, accepted: int, ms: float) -> None:
+        arguments = (verified, accepted, ctypes.c_double(ms), ctypes.c_double(0.0))
+        check(library().mtp_depth_report_text(self.chooser._handle, *arguments))
+
+
+@pytest.fixture
+def text() -> Iterator[TextDrafts]:
+    chooser = DepthChooser(4)
+    drafts = TextDrafts(chooser)
+    yield drafts
+    library().mtp_text_drafts_free(drafts.handle)
+
+
+@pytest.mark.parametrize("first", [1.0, 1.4])
+def test_a_copy_is_drafted_at_nearly_the_best_size(text: TextDrafts, first: float) -> None:
+    """Although the first time of each batch size is longer by this factor."""
+    words = [i % PERIOD for i in range(2 * PERIOD)]
+    text.set(words, generated=False)
+    seen: Counter[int] = Counter()
+    chosen = []
+    for _ in range(100):
+        drafts = text.plan()
+        size = 1 + len(drafts)
+        ms = VERIFY[size - 1] * (first if not seen[size] else 1.0)
+        seen[size] += 1
+        if drafts:
+            text.report(len(drafts), len(drafts), ms)
+        else:
+            text.chooser.report(Outcome([], 0, 0, None, 0.0, ms))
+        words += [i % PERIOD for i, _ in zip(count(len(words)), range(size), strict=False)]
+        text.set(words, generated=True)
+        chosen.append(size)
+    best = max(size / ms for size, ms in enumerate(VERIFY, 1))
+    late = chosen[50:]
+    assert sum(late) / sum(VERIFY[size - 1] for size in late) > 0.95 * best
+
+
+def test_the_text_may_change_in_any_way(text: TextDrafts) -> None:
+    """Drafts are those of the text that was set last."""
+    text.set([1, 2, 3, 4, 5, 6, 7, 8], generated=False)
+    assert text.plan() == []
+    text.set([1, 2, 3, 4, 9, 9, 1, 2, 3], generated=True)
+    assert text.plan(n=2) in ([], [4], [4, 9])
+    assert text.plan(n=2, depth=0) in ([4], [4, 9])
+    text.set([], generated=False)
+    assert text.plan() == []
+
+
+def test_arguments_are_checked(text: TextDrafts) -> None:
+    for tokens in ([-1], [2, -7]):
+        with pytest.raises(NativeError, match="tokens: expected 0 to"):
+            text.set(tokens, generated=False)
+    with pytest.raises(NativeError, match="n: expected 0 to 16, found 17"):
+        text.plan(n=17)
+    with pytest.raises(NativeError, match="head_depth: expected -1 to 4, found 5"):
+        text.plan(depth=5)
+    with pytest.raises(NativeError, match="n_accepted: expected 0 to 2, found 3"):
+        text.report(2, 3, 1.0)
