@@ -233,7 +233,7 @@ def test_tune_as_json(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     options = ("--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1", "--prompts", "code")
     done = invoke("tune", path, *options, "--max-depth", "1", "--json")
     assert done.exit_code == 0, done.output
-    assert f"this measures {kernels()} kernels; `serve m.gguf` runs " in done.stderr
+    assert f"this measures {kernels()} kernels; `serve {path}` runs " in done.stderr
     assert f"({server}) and will not use the result" in done.stderr
     found = json.loads(done.stdout)
     assert found["profile"] == str(profile_path(path))
