@@ -152,7 +152,7 @@ def test_a_row_comes_as_its_logits_say(dial: Dial, gain: float) -> None:
 
 @pytest.mark.parametrize("part", [0.3, 0.99])
 @pytest.mark.parametrize("gain", [FLAT, 1.6], ids=GAINS)
-def test_top_p_without_top_k_keeps_the_likeliest(dial, gain, part) -> None:
+def test_top_p_without_top_k_keeps_the_likeliest(dial: Dial, gain: float, part: float) -> None:
     with opened(dial, SMALL, gain) as drawn:
         drawn.session.set_sampling(1.0, top_p=part, seed=29)
         counts = Counter(drawn.session.sample() for _ in range(500))
