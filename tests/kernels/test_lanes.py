@@ -54,7 +54,7 @@ def found(request: pytest.FixtureRequest, sweep: Sweep, has_kernels: bool) -> Ar
     return results
 
 
-@pytest.mark.parametrize("kind", ["product", "experts", "attention", "recurrence"])
+@pytest.mark.parametrize("kind", ["product", "many", "experts", "attention", "recurrence"])
 def test_a_column_is_the_same_in_every_batch_and_for_any_threads(found: Arrays, kind: str) -> None:
     assert len(list(cases(found, kind))) > 20
     assert differing(found, kind) == []
@@ -114,7 +114,7 @@ def test_quants_of_256_have_the_same_bits_on_every_instruction_set(sweep: Sweep)
     best, lower = sweep(""), sweep(LOWER)
     if best["lanes"] == lower["lanes"]:
         pytest.skip("this CPU has one set of kernels")
-    keys = [key for key in best if key.startswith(("product/", "experts/"))]
+    keys = [key for key in best if key.startswith(("product/", "many/", "experts/"))]
     keys = [key for key in keys if key.split("/")[1].startswith(SUPER_BLOCKS)]
     assert len(keys) > 100
     assert [key for key in keys if best[key].tobytes() != lower[key].tobytes()] == []

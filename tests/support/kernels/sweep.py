@@ -24,6 +24,7 @@ SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
 LARGE = (16, 17, 33)  # more: quants of 256 alone keep their bits
 COLUMNS = max(LARGE)
+MANY = (64, 257, 512)  # more than a call of the kernels takes
 THREADS = (1, 3)
 LENGTHS = (64, 300, 512, 513, 1100)  # of a KV cache
 CACHES = ("F16", "F32", "Q8_0", "BF16")
@@ -75,6 +76,26 @@ def products(ggml: Products) -> dict[str, Any]:
     return found
 
 
+def many_columns(ggml: Ggml) -> dict[str, Floats]:
+    """Quants of 256 in prompts, with rows that fill no panel; the same columns five at a time."""
+    found = {}
+    n = 768
+    x = np.random.default_rng(9).standard_normal((max(MANY), n), np.float32)
+    for name in SUPER_BLOCKS:
+        for rows in (16, 75):
+            encoded = ggml.encode(TYPES[name], weights(name, n, rows))
+            few = [
+                ggml.product(TYPES[name], encoded, rows, x[c : c + 5], 1)
+                for c in range(0, len(x), 5)
+            ]
+            found[f"many/{name} {n}x{rows}/1/1"] = np.concatenate(few)
+            for batch in MANY:
+                for threads in (1, 2, 3, 4):
+                    y = ggml.product(TYPES[name], encoded, rows, x[:batch], threads)
+                    found[f"many/{name} {n}x{rows}/{threads}/{batch}"] = y
+    return found
+
+
 def expert_products(ggml: Products) -> dict[str, Floats]:
     """Four experts, two per token: one is used by all tokens, another by none."""
     found = {}
@@ -84,13 +105,14 @@ def expert_products(ggml: Products) -> dict[str, Floats]:
         rows = 148 if name == "F32" else 20  # more pieces of 128 KB than threads
         encoded = ggml.encode(type_, weights(name, n, rows * experts))
         x = columns(n)
-        for batch in (1, 2, 3, 7, 8, 15):
+        most = COLUMNS if name in SUPER_BLOCKS else 15
+        for batch in {1, 2, 3, 7, 8, 15, most}:
             for threads in THREADS:
                 y = ggml.expert_product(type_, encoded, rows, x[:batch], ids[:batch], threads)
                 found[f"experts/{name}/{threads}/{batch}"] = y
         each = [
             ggml.expert_product(type_, encoded, rows, x[c : c + 1], ids[c : c + 1], 1)
-            for c in range(15)
+            for c in range(most)
         ]
         found[f"experts/{name}/1/1"] = np.concatenate(each)
     return found
@@ -322,7 +344,7 @@ def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
 def main() -> None:
     ggml = Ggml(Path(sys.argv[1]))
     found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **golden(ggml)}
-    found |= attention(ggml)
+    found |= {**many_columns(ggml), **attention(ggml)}
     found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
     found |= {**joins(ggml), **convolutions(ggml), **gated_convolutions(ggml)}
     found |= maxima(ggml)
