@@ -37,7 +37,12 @@ OF_OPERATION = {
     **dict.fromkeys(("FLASH_ATTN_EXT", "SOFT_MAX", "ROPE", "SET_ROWS"), "attention"),
     **dict.fromkeys(("ARGSORT", "TOP_K"), "choice of experts"),
 }
-OF_NAME = {"result_output": "head", "kq": "attention", "kqv": "attention"}
+OF_NAME = {
+    "result_output": "head",
+    "kq": "attention",
+    "kqv": "attention",
+    "conv_output_silu": "convolution and its inputs",  # fused with them
+}
 
 
 class Stops:
