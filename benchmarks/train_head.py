@@ -56,10 +56,10 @@ def made(path: Path, *words: object) -> Path:
 class Case:
     """A folder with texts, and what is made and measured in it."""
 
-    def __init__(self, work: Path, threads: int, tokens: int, own_tokens: int) -> None:
+    def __init__(self, work: Path, threads: int, tokens: int) -> None:
         self.work = work
         self.threads = threads
-        self.tokens, self.own_tokens = tokens, own_tokens
+        self.tokens = tokens
         self.rows: list[dict[str, Any]] = []
         work.mkdir(parents=True, exist_ok=True)
         self.f16 = made(work / "f16.gguf", "convert", DEMO, "--quant", "F16", "--mtp-f16")
@@ -91,10 +91,12 @@ class Case:
         """`model` with a trained head."""
         return made(path, "train-head", model, *words, "-t", self.threads)
 
-    def trained_on_answers(self, path: Path, model: Path, prompts: Path, *words: object) -> Path:
+    def trained_on_answers(
+        self, path: Path, model: Path, prompts: Path, tokens: int = 60_000, epochs: int = 5
+    ) -> Path:
         """`model` with its head trained on its own text."""
-        options = ("--raw", "--length", 192, "--tokens", self.own_tokens, "--epochs", 5)
-        return self.trained(path, model, "--prompt-file", prompts, *options, *words)
+        options = ("--raw", "--length", 192, "--tokens", tokens, "--epochs", epochs)
+        return self.trained(path, model, "--prompt-file", prompts, *options)
 
     def measure(self, case: str, name: str, path: Path, prompts: list[str]) -> list[float]:
         """Acceptance by position at temperature 0; prints it at every temperature."""
@@ -229,7 +231,7 @@ def case_b(case: Case) -> str:
     folder = fine_tuned(case, learned)
     stale = made(case.work / "b-stale.gguf", "convert", folder, "--quant", "F16", "--mtp-f16")
     prompts = case.prompts(learned, "b", 300)
-    tuned = case.trained_on_answers(case.work / "b.gguf", stale, prompts)
+    tuned = case.trained_on_answers(case.work / "b.gguf", stale, prompts, 150_000, 4)
     asked = beginnings(unseen, ASKED)
     own = case.measure("b", "own head, original trunk", case.f16, asked)
     before = case.measure("b", "stale head, fine-tuned trunk", stale, asked)
@@ -278,9 +280,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=160_000, help="tokens of text for case a")
-    parser.add_argument("--own-tokens", type=int, default=60_000, help="of own text for the others")
     args = parser.parse_args()
-    case = Case(args.work, args.threads, args.tokens, args.own_tokens)
+    case = Case(args.work, args.threads, args.tokens)
     results = {name: CASES[name](case) for name in args.cases}
     print("\n| case | head | temperature | draft 1 | draft 2 | draft 3 | draft 4 |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
