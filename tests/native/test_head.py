@@ -229,8 +229,8 @@ def test_a_cache_takes_memory_as_it_fills(models: Models, hidden: np.ndarray) ->
         assert resident() - before < 100 << 20
         row = head.cache_bytes // 16 // ((1 << 17) + 256)
         draft_all(head, hidden)
+        states = np.ones((20_000, head.n_embd), np.float32)  # resident, unlike zeros
         first = resident()
-        states = np.zeros((20_000, head.n_embd), np.float32)
         head.feed([1] * len(states), states, 0, seq=5)
         assert resident() - first < 2 * len(states) * row + (20 << 20)
         again = draft_all(head, hidden, seq=7)
