@@ -10,11 +10,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -27,6 +28,7 @@ from . import token_colors
 from .generate import OPTION_NAMES, parse_depth, report
 from .local_model import local_model
 from .options import (
+    AsJson,
     Context,
     GpuLayers,
     HeadFile,
@@ -93,12 +95,14 @@ def chat(
     plain: Annotated[
         bool, typer.Option("--no-color", help="Do not color tokens by their source.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Chat with a model in the terminal, drafting with its MTP head.
 
     Uses the model's chat template. Accepted drafts are colored and underlined, as by `generate`;
     the model's thinking is dimmed. /help lists the commands. If standard input is not a terminal,
-    each line is a message, and only the answers are printed.
+    each line is a message, and only the answers are printed; with --json, the conversation at its
+    end.
 
     **Examples**
 
@@ -146,7 +150,8 @@ def chat(
                 f"{model}: expected a model with a chat template, found none; use mtp-gguf generate"
             )
         conversation = Conversation(llm, render, system, n, temperature)
-        terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+        terminal = not as_json and sys.stdin is not None and sys.stdin.isatty()
+        terminal = terminal and sys.stdout.isatty()
         colored = not plain and token_colors.wanted(sys.stdout)
         if terminal:
             typer.echo("/help lists the commands, Ctrl-D ends the chat.", err=True)
@@ -155,7 +160,9 @@ def chat(
                 if not _obey(conversation, message):
                     break
             else:
-                _answer(conversation, message, colored=colored, terminal=terminal)
+                _answer(conversation, message, colored=colored, terminal=terminal, quiet=as_json)
+        if as_json:
+            typer.echo(json.dumps(conversation.record(), ensure_ascii=False))
 
 
 class Conversation:
@@ -188,6 +195,15 @@ class Conversation:
         if any(did.drafted):
             lines += token_colors.table(self._generated, did.acceptance, colored=False)
         return lines.rstrip("\n")
+
+    def record(self) -> dict[str, Any]:
+        """Return the conversation and its statistics for --json."""
+        return {
+            "messages": self.messages,
+            "generated": self._generated.total(),
+            "seconds": self._seconds,
+            **asdict(self._llm.mtp_stats),
+        }
 
     def reset(self) -> None:
         """Forget everything but the system message."""
@@ -277,13 +293,15 @@ class ThinkingText:
             yield self._waiting, self._thinking
 
 
-def _answer(conversation: Conversation, message: str, *, colored: bool, terminal: bool) -> None:
-    """Print the answer to a message; on a terminal Ctrl-C stops it."""
+def _answer(
+    conversation: Conversation, message: str, *, colored: bool, terminal: bool, quiet: bool
+) -> None:
+    """Print the answer to a message unless `quiet`; on a terminal Ctrl-C stops it."""
     shown, before = "", False
     with _stop_button(terminal) as stopped:
         try:
             for piece, origin, thought in conversation.answer(message, stopped):
-                if thought and not terminal:
+                if quiet or (thought and not terminal):
                     continue
                 if before and not thought and terminal:
                     sys.stdout.write("\n")  # between thinking and answer
@@ -297,7 +315,7 @@ def _answer(conversation: Conversation, message: str, *, colored: bool, terminal
             if not terminal:
                 raise
             typer.echo(f"mtp-gguf: {error}", err=True)
-    sys.stdout.write("" if shown.endswith("\n") else "\n")
+    sys.stdout.write("" if quiet or shown.endswith("\n") else "\n")
     sys.stdout.flush()
 
 

@@ -444,7 +444,7 @@ class TestReport:
         arguments = ["convert", models.checkpoint(NESTED), "-o", tmp_path / "x.gguf"]
         result = invoke(*arguments)
         assert "note: 8 source tensors skipped: vision tower" in result.stdout
-        assert "convert_hf_to_gguf.py --mmproj" in result.stdout
+        assert "--mmproj writes it into a file of its own" in result.stdout
         assert not [name for name in tensors_of(tmp_path / "x.gguf") if "visual" in name]
         plan = json.loads(invoke(*arguments, "--dry-run", "--json").stdout)
         assert len(plan["skipped"]) == 8

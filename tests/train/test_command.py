@@ -229,7 +229,7 @@ def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: P
     )
     target = ("-o", tmp_path / "out.gguf", *FAST)
     refused(
-        tmp_path, "train-head", llama, "--text", text, *target, words=("'llama' is not one of",)
+        tmp_path, "train-head", llama, "--text", text, *target, words=("architecture 'llama'",)
     )
 
 
