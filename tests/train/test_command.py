@@ -228,9 +228,7 @@ def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: P
         metadata=lambda m: m.update({"general.architecture": Value(ValueType.STRING, "llama")}),
     )
     target = ("-o", tmp_path / "out.gguf", *FAST)
-    refused(
-        tmp_path, "train-head", llama, "--text", text, *target, words=("architecture 'llama'",)
-    )
+    refused(tmp_path, "train-head", llama, "--text", text, *target, words=("architecture 'llama'",))
 
 
 def test_a_head_with_nan(demo: Path, text: Path, tmp_path: Path) -> None:
