@@ -213,7 +213,6 @@ def train_head(
         threads=threads,
         gpu_layers=gpu_layers,
         work=work,
-        as_json=as_json,
     )
     fields = run(job)
     if as_json:
@@ -245,10 +244,10 @@ def _texts(files: Sequence[Path]) -> tuple[str, ...]:
 def _report(fields: dict[str, Any]) -> list[str]:
     """Return the lines on acceptance and speed."""
     lines = []
-    for name, title in (("before", "before"), ("after", "after")):
-        if rates := fields["acceptance"][name]:
+    for when in ("before", "after"):
+        if rates := fields["acceptance"][when]:
             shown = " / ".join(f"{rate:.0%}" for rate in rates)
-            lines.append(f"accepts {title} training: {shown} of drafts 1 / 2 / … (greedy)")
+            lines.append(f"accepts {when} training: {shown} of drafts 1 / 2 / … (greedy)")
     lines.append(
         f"trained {fields['steps']} steps on {fields['tokens']} tokens in "
         f"{fields['seconds'] / 60:.1f} min, best at step {fields['best_step']}: {fields['stopped']}"

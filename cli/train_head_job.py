@@ -94,7 +94,6 @@ class Job:
     threads: int | None
     gpu_layers: int
     work: Path | None
-    as_json: bool
 
     @property
     def folder(self) -> Path:
@@ -198,7 +197,7 @@ def _check_resources(job: Job, config: BlockConfig, weights: Weights, model: Mod
     )
     needed = max(size, training) + _OVERHEAD
     free = system.free_memory()
-    if free is not None and free < needed:
+    if free < needed:
         raise RequestError(
             f"{job.model}: training its head takes about {human_bytes(needed)} of memory, and "
             f"{human_bytes(free)} are free; try --rank 16, or a smaller --tokens"
@@ -244,12 +243,12 @@ def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> DraftVocab
     A model that has one keeps its size unless --fastmtp gives another.
     """
     n_vocab, required = model.vocabulary_size or 0, required_ids(model)
-    held = read_draft_list(model)
-    if job.fastmtp is None and held is None:
+    present = read_draft_list(model)
+    if job.fastmtp is None and present is None:
         return None
     size = job.fastmtp
     if size is None or size == DEFAULT_SIZE:
-        size = default_size(n_vocab, len(required)) if held is None else len(held.ids)
+        size = default_size(n_vocab, len(required)) if present is None else len(present.ids)
     counts = _counts(train, n_vocab)
     source = f"counted on {counts.sum()} tokens of its own output"
     return rank_by_counts(counts, source, required, size)
@@ -336,11 +335,9 @@ def _write(
         "steps": job.steps,
         "updates": outcome.step,
         "seed": job.seed,
-        "acceptance_before": before.rates if before else [],
+        **({"acceptance_before": before.rates} if before else {}),
         "acceptance_after": outcome.after.rates,
     }
-    if not facts["acceptance_before"]:
-        del facts["acceptance_before"]
     after, speed = outcome.after, None
     if job.target.suffix == ".safetensors":
         _write_checkpoint(job.target, outcome.weights, facts)
