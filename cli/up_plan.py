@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.doctor import original_of
+from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, original_of
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
@@ -35,8 +35,6 @@ _CONVERT_RATE = 100e6  # bytes of weights a second and core; two Zen 5 cores rea
 _COPY_RATE = 300e6  # bytes a second that a graft copies
 _CHECK_SECONDS = 15.0  # of a graft's check of the acceptance rate
 _BUILD_SECONDS = 600.0
-
-_NO_ORIGINAL = "ORIGINAL"
 
 
 class StepName(str, Enum):
@@ -248,7 +246,7 @@ def _original(asked: Asked, model: Model, hub: HubModel | None) -> str | None:
         return asked.original
     if model.architecture not in OUR_ARCHITECTURES:
         return None
-    if (named := original_of(model)) != _NO_ORIGINAL:
+    if (named := original_of(model)) != UNKNOWN_ORIGINAL:
         return named
     if hub is None:
         return None

@@ -20,7 +20,7 @@ from mtp_gguf.gguf_tools.compare import (
     TensorDifference,
     compare_tensors,
 )
-from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity
+from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, Diagnosis, Finding, Severity
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.model import Model
@@ -45,7 +45,6 @@ from .hub_checkpoint import shards_on_hub
 from .plan import Request
 from .plan_checkpoint import make_content
 
-_UNKNOWN = "ORIGINAL"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _Side: TypeAlias = CheckpointSide | GgufSide
 _SLICE_ROWS = 1024  # rows of a matrix that are compared at a time, in F32
@@ -73,7 +72,7 @@ class _Examined:
         for named in (_config_origin(self.folder), _card_origin(self.folder)):
             if named and _HUB_ID.fullmatch(named) and named != self.name.partition("@")[0]:
                 return named
-        return _UNKNOWN
+        return UNKNOWN_ORIGINAL
 
     @property
     def refetch(self) -> str:
@@ -84,7 +83,7 @@ class _Examined:
         if self.on_hub:
             return ""
         named = _config_origin(self.folder)
-        origin = named if named and _HUB_ID.fullmatch(named) else _UNKNOWN
+        origin = named if named and _HUB_ID.fullmatch(named) else UNKNOWN_ORIGINAL
         return f"hf download {origin} --local-dir {shlex.quote(f'{self.folder}-again')}"
 
 
@@ -140,7 +139,7 @@ def original_of_checkpoint(model: str) -> str | None:
     hub = hub_model(model)
     folder = Path(model) if hub is None else download(*hub, ())
     origin = _Examined(folder, str(hub or model), on_hub=hub is not None).original
-    return None if origin == _UNKNOWN else origin
+    return None if origin == UNKNOWN_ORIGINAL else origin
 
 
 def original_by_card(model: HubModel) -> str | None:

@@ -35,6 +35,9 @@ _LEAST_BITS = 4.25
 # synthetic head has a negative weight after that; before it, a large share is negative.
 _NEGATIVE_SHARE = 0.02
 
+# In place of the original, in commands that are printed.
+UNKNOWN_ORIGINAL = "ORIGINAL"
+
 _NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.ours}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
@@ -155,7 +158,7 @@ def _tower_alone(model: Model, tower: VisionTower) -> Diagnosis:
 
 
 def original_of(model: Model) -> str:
-    """The hub id of the original checkpoint, or the placeholder ORIGINAL.
+    """The hub id of the original checkpoint, or UNKNOWN_ORIGINAL.
 
     For architectures whose checkpoints are not read here, the placeholder OTHER.gguf.
 
@@ -168,7 +171,7 @@ def original_of(model: Model) -> str:
     if "general.quantized_by" in model.first.keys:
         url = model.first.keys.get("general.base_model.0.repo_url")
     match = _HUB_URL.fullmatch(url) if isinstance(url, str) else None
-    return match[1] if match else "ORIGINAL"
+    return match[1] if match else UNKNOWN_ORIGINAL
 
 
 def _trunk_findings(model: Model) -> Iterator[Finding]:
