@@ -6,7 +6,6 @@ import secrets
 import signal
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,13 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
-from mtp_gguf.gguf_tools.sources import what_is_at
 
 from . import token_colors
-from .generate import OPTION_NAMES, parse_depth, report
-from .local_model import local_model
+from .drafting_model import drafting_model
+from .generate import parse_depth, report
 from .options import (
     AsJson,
     Context,
@@ -35,8 +32,6 @@ from .options import (
     ModelName,
     Temperature,
     Threads,
-    note_missing_gpu,
-    spelled,
 )
 from .progress import reports_errors
 
@@ -113,35 +108,9 @@ def chat(
     echo "What is a GGUF?" | mtp-gguf chat model.gguf --temp 0
     """
     wanted = parse_depth(depth)
-    found = local_model(model, head, drafts=wanted != 0)
-    if not found.path.is_file():
-        raise RequestError(
-            f"{model}: expected a GGUF file, found {what_is_at(found.path)}; create one with "
-            "mtp-gguf convert, or name one on the hub: OWNER/NAME:QUANT"
-        )
-    with open_model(found.path):
-        pass  # report an invalid file with our errors, before llama.cpp reads it
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-
-    tell_crashes()
+    llm = drafting_model(model, head, wanted, context, threads, gpu_layers)
     from mtp_gguf.native.generate import chat_renderer  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
 
-    note_missing_gpu(gpu_layers)
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        with spelled(OPTION_NAMES):
-            llm = MTPLlama(
-                str(found.path),
-                depth=wanted,
-                mtp_head=str(found.head) if found.head else None,
-                n_ctx=context,
-                n_threads=threads,
-                n_threads_batch=threads,
-                n_gpu_layers=gpu_layers,
-            )
-    for note in notes:
-        typer.echo(f"mtp-gguf: {note.message}", err=True)
     with closing(llm):
         llm.set_seed(secrets.randbelow(1 << 32) if seed == -1 else seed)
         render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))

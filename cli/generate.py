@@ -3,7 +3,6 @@
 import json
 import secrets
 import sys
-import warnings
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
@@ -16,12 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
-from mtp_gguf.gguf_tools.sources import what_is_at
 
 from . import token_colors
-from .local_model import local_model
+from .drafting_model import drafting_model
 from .options import (
     AsJson,
     Context,
@@ -30,8 +27,6 @@ from .options import (
     ModelName,
     Temperature,
     Threads,
-    note_missing_gpu,
-    spelled,
 )
 from .progress import reports_errors
 
@@ -44,20 +39,6 @@ _SAMPLING, _DRAFTING = "Sampling", "Drafting"
 
 _LARGEST_INPUT = 16 << 20  # bytes of a prompt, a grammar or a schema
 _SEEDS = (1 << 32) - 1  # llama.cpp's -1, which stands for a random seed
-
-
-# Arguments of MTPLlama, and the options of this command.
-OPTION_NAMES = {
-    "n_batch:": "--ctx:",
-    "n_batch and n_ubatch:": "--ctx:",
-    "n_ctx:": "--ctx:",
-    "depth:": "--depth:",
-    "max_depth:": "--max-depth:",
-    "fastmtp_size:": "--fastmtp-size:",
-    "draft_threads:": "--draft-threads:",
-    "mtp_head:": "--head:",
-    "lookup files:": "--lookup-file:",
-}
 
 
 class RollbackMode(str, Enum):
@@ -273,47 +254,27 @@ def generate(
     constraint = _constraint(grammar_file, json_schema)
     if seed in (-1, _SEEDS):
         seed = secrets.randbelow(_SEEDS)
-    found = local_model(model, head, drafts=wanted != 0)
-    if not found.path.is_file():
-        raise RequestError(
-            f"{model}: expected a GGUF file, found {what_is_at(found.path)}; create one with "
-            "mtp-gguf convert, or name one on the hub: OWNER/NAME:QUANT"
-        )
-    with open_model(found.path):
-        pass  # report an invalid file with our errors, before llama.cpp reads it
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-
-    tell_crashes()
-
+    llm = drafting_model(
+        model,
+        head,
+        wanted,
+        context,
+        threads,
+        gpu_layers,
+        max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
+        rollback=rollback.value if rollback else None,
+        exact=exact,
+        lookup=lookup,
+        lookup_files=lookup_file or (),
+        fastmtp_size=fastmtp_size,
+        draft_threads=draft_threads,
+        profile=not no_profile,
+    )
     from mtp_gguf.native.libraries import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
 
-    note_missing_gpu(gpu_layers)
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        with spelled(OPTION_NAMES):
-            llm = MTPLlama(
-                str(found.path),
-                depth=wanted,
-                max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
-                rollback=rollback.value if rollback else None,
-                exact=exact,
-                lookup=lookup,
-                lookup_files=lookup_file or (),
-                fastmtp_size=fastmtp_size,
-                mtp_head=str(found.head) if found.head else None,
-                draft_threads=draft_threads,
-                profile=not no_profile,
-                n_ctx=context,
-                n_threads=threads,
-                n_threads_batch=threads,
-                n_gpu_layers=gpu_layers,
-            )
-        llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
-    for note in notes:
-        typer.echo(f"mtp-gguf: {note.message}", err=True)
     with closing(llm):
+        llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
         tokens = llm.tokenize((_in_template(llm, text) if chat else text).encode(), special=True)
         if not 0 < len(tokens) < llm.n_ctx():
             source = "--prompt" if prompt is not None else "--prompt-file"
