@@ -77,8 +77,8 @@ def doctor(
 ) -> None:
     """Report whether a model can draft, and if not, why and how to fix it.
 
-    Also reports what it drafts with and the memory that drafting takes. The exit code is 0 if the
-    model can draft, else 1. Warnings are about heads that draft badly. --from also measures what
+    Also reports what it drafts with and the memory that drafting takes. The exit code is 1 if a
+    fault was found, else 0. Warnings are about heads that draft badly. --from also measures what
     the file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of
     another fine-tune. --load also runs the model, to find files that crash llama.cpp and heads with
     a low acceptance rate, such as that of a base model on its fine-tune.

@@ -67,7 +67,7 @@ def serve(
             "-hf",
             "--hf-repo",
             metavar="OWNER/NAME[:QUANT]",
-            help="Serve this model of the hub, as MODEL does.",
+            help="Serve this model on the hub, like MODEL.",
         ),
     ] = None,
     llama_server: Annotated[

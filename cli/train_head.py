@@ -96,14 +96,20 @@ def train_head(
         typer.Option(
             "--minutes",
             min=0.01,
-            help="Finish in about N minutes (default: when nothing is gained any more).",
+            help="Finish in about N minutes (default: stop when acceptance no longer rises).",
         ),
     ] = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=256, help="Train on at most N tokens.")
     ] = 200_000,
     length: Annotated[
-        int, typer.Option("--length", min=32, max=8192, help="Cut the text into N tokens.")
+        int,
+        typer.Option(
+            "--length",
+            min=32,
+            max=8192,
+            help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
+        ),
     ] = 512,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
@@ -117,7 +123,10 @@ def train_head(
     rate: Annotated[
         float | None,
         typer.Option(
-            "--rate", min=0.0, help="Highest learning rate (default: 0.25 / width of the model)."
+            "--rate",
+            min=0.0,
+            help="Highest learning rate (default: 0.25 / width of the model; with --from-scratch "
+            "three times that).",
         ),
     ] = None,
     rank: Annotated[
@@ -154,7 +163,7 @@ def train_head(
     for a fine-tune with the head of its base model, for a trunk that lost its head, for strong
     quantization, and for small draft vocabularies. The trunk's tensors are not changed.
 
-    An interrupted run goes on where it stopped when the same command is given again.
+    An interrupted run continues where it stopped if the same command is run again.
     docs/train.md says how much text and time it takes, and when it cannot help.
 
     **Examples**
