@@ -55,9 +55,9 @@ def build_server(
 ) -> None:
     """Build llama.cpp with the patches of this project, once.
 
-    pip fetches the pinned sources; nothing else is downloaded, except that npm, if it is there,
-    fetches what builds llama-server's web page. Builds llama-server, llama-quantize, llama-bench,
-    ggml-rpc-server and the shared libraries. The environment variable CMAKE_ARGS is used too.
+    pip fetches the pinned sources; npm, if installed, what llama-server's web page is made of;
+    nothing else is downloaded. Builds llama-server, llama-quantize, llama-bench, ggml-rpc-server
+    and the shared libraries. The environment variable CMAKE_ARGS is used too.
 
     **Examples**
 

@@ -18,9 +18,7 @@ from .up_plan import Asked, Step, StepName, headline, make_plan
 
 _BUDGET = "1m"
 
-
-class CommandClass(ServeClass):
-    """The command; for an unknown option it explains how to pass it to llama-server."""
+CommandClass = ServeClass  # for an unknown option, it explains how to pass it to llama-server
 
 
 @reports_errors

@@ -12,7 +12,7 @@ from pathlib import Path
 # Held while the position of a descriptor matters.
 position = threading.Lock()
 
-# Windows keeps others from reading the bytes that are locked, so one far behind the end is.
+# Windows keeps other processes from reading locked bytes, so the lock is far behind the end.
 _LOCKED_BYTE = 1 << 40
 
 
@@ -58,7 +58,7 @@ def lock(fd: int, *, wait: bool = False) -> bool:
     wait: wait for the other process instead. Raises OSError if the file system has no locks.
     """
     if sys.platform == "win32":
-        import msvcrt  # noqa: PLC0415  (not everywhere)
+        import msvcrt  # noqa: PLC0415  (only on Windows)
 
         mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # LK_LOCK gives up after ten seconds
         while True:
@@ -71,7 +71,7 @@ def lock(fd: int, *, wait: bool = False) -> bool:
                     return False
             else:
                 return True
-    import fcntl  # noqa: PLC0415  (not everywhere)
+    import fcntl  # noqa: PLC0415  (not on Windows)
 
     try:
         fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
