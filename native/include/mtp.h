@@ -501,7 +501,7 @@ MTP_API mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * t
 
 /* Drafts the tokens that follow the text, at most n, if they promise more tokens per millisecond than
  * head_depth (or MTP_DEPTH_AUTO) drafts of a head whose costs and outcomes `depth` knows; 0 without a head.
- * room: the most tokens that the head may draft. out: [n]. out_n: 0 if the head promises more. */
+ * room: the most tokens that the head may draft with MTP_DEPTH_AUTO. out: [n]. out_n: 0 if the head promises more. */
 MTP_API mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth, int32_t head_depth,
                                         int32_t room, int32_t * out, int32_t n, int32_t * out_n);
 
@@ -527,8 +527,8 @@ MTP_API mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, i
 MTP_API mtp_status mtp_corpus_open(const char * path, int32_t n_vocab, uint64_t tokenizer, mtp_corpus ** out);
 MTP_API void       mtp_corpus_free(mtp_corpus * corpus);
 
-/* Finds the longest suffix of `tokens` that occurs in a text and does not end it. out_length: its length, at
- * most 32, 0 if there is none. out_next: the position of the token that follows it. */
+/* Finds the longest suffix of `tokens`, each >= 0, that occurs in a text and does not end it. out_length: its
+ * length, at most 32, 0 if there is none. out_next: the position of the token that follows it. */
 MTP_API mtp_status mtp_corpus_match(const mtp_corpus * corpus, const int32_t * tokens, int64_t n,
                                     int64_t * out_length, int64_t * out_next);
 

@@ -94,9 +94,14 @@ Corpus::Match Corpus::match(const int32_t * tokens, int64_t n) const {
     };
     const int32_t * at = std::lower_bound(sorted_, sorted_ + n_sorted_, 0, less);
     Match best;
-    for (const int32_t * candidate : {at - 1, at}) {
-        if (candidate >= sorted_ && candidate < sorted_ + n_sorted_ && shared(*candidate) > best.length) {
-            best = {shared(*candidate), *candidate};
+    for (const int64_t i : {at - sorted_ - 1, at - sorted_}) {
+        if (i < 0 || i >= n_sorted_) {
+            continue;
+        }
+        const int32_t position = sorted_[i]; // checked once more: another process may have changed the file
+        const int32_t length = position >= 1 && position < n_tokens_ ? shared(position) : 0;
+        if (length > best.length) {
+            best = {length, position};
         }
     }
     return best;
@@ -144,7 +149,7 @@ void Corpus::write(const std::string & path, const int32_t * tokens, int64_t n, 
     header.n_vocab = n_vocab;
     header.checksum = checksum(sorted.data(), sorted.size(), checksum(tokens, size_t(n), 0));
 
-    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "wb"), std::fclose);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(open_for_writing(path), std::fclose);
     const bool written = file && std::fwrite(&header, sizeof(header), 1, file.get()) == 1 &&
                          std::fwrite(tokens, sizeof(int32_t), size_t(n), file.get()) == size_t(n) &&
                          std::fwrite(sorted.data(), sizeof(int32_t), sorted.size(), file.get()) == sorted.size() &&

@@ -3,9 +3,19 @@
 #include "corpus_handle.h"
 #include "error.h"
 
+#include <algorithm>
+
 using mtp::guard;
 using mtp::require;
 using mtp::require_range;
+
+// Checks the tokens that a search compares. Negative ones would match the ends of texts.
+static void require_tokens(const int32_t * tokens, int64_t n) {
+    require_range(n, 0, INT64_MAX, "n");
+    for (int64_t i = std::max<int64_t>(0, n - mtp::Corpus::kMostContext); i < n; ++i) {
+        require_range(require(tokens, "tokens")[i], 0, INT32_MAX, "tokens");
+    }
+}
 
 mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n, int32_t n_vocab, uint64_t tokenizer) {
     return guard([&] {
@@ -36,10 +46,7 @@ mtp_status mtp_corpus_match(const mtp_corpus * corpus, const int32_t * tokens, i
                             int64_t * out_next) {
     return guard([&] {
         require(corpus, "corpus");
-        require_range(n, 0, INT64_MAX, "n");
-        if (n > 0) {
-            require(tokens, "tokens");
-        }
+        require_tokens(tokens, n);
         const mtp::Corpus::Match match = corpus->match(tokens, n);
         *require(out_length, "out_length") = match.length;
         *require(out_next, "out_next") = match.next;
@@ -50,11 +57,8 @@ mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t * tokens,
                               int32_t * out_n) {
     return guard([&] {
         require(corpus, "corpus");
-        require_range(n, 0, INT64_MAX, "n");
+        require_tokens(tokens, n);
         require_range(n_out, 0, INT32_MAX, "n_out");
-        if (n > 0) {
-            require(tokens, "tokens");
-        }
         if (n_out > 0) {
             require(out, "out");
         }

@@ -71,6 +71,10 @@ FileMap::~FileMap() {
     UnmapViewOfFile(data_);
 }
 
+std::FILE * open_for_writing(const std::string & path) {
+    return _wfopen(wide(path).c_str(), L"wb");
+}
+
 #else
 
 FileMap::FileMap(const std::string & path) {
@@ -100,6 +104,10 @@ FileMap::FileMap(const std::string & path) {
 
 FileMap::~FileMap() {
     munmap(const_cast<uint8_t *>(data_), size_);
+}
+
+std::FILE * open_for_writing(const std::string & path) {
+    return std::fopen(path.c_str(), "wb");
 }
 
 #endif

@@ -1,8 +1,9 @@
 #pragma once
-// A file that is mapped read-only as a whole.
+// A file that is mapped read-only as a whole. Paths are UTF-8, on Windows, too.
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 namespace mtp {
@@ -22,5 +23,8 @@ private:
     const uint8_t * data_ = nullptr;
     size_t size_ = 0;
 };
+
+// As std::fopen(path, "wb"); null with errno set if it fails.
+std::FILE * open_for_writing(const std::string & path);
 
 } // namespace mtp

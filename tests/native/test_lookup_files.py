@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.native import MTPLlama, lookup_files
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.lookup_files import Corpus, open_lookup_files
+from mtp_gguf.native.suffix_index import Match
 
 VOCABULARY, TOKENIZER = 9, 5
 HEADER = 48
@@ -74,7 +75,7 @@ def test_time_grows_nearly_linearly(tmp_path: Path, kind: str) -> None:
 
 
 def test_damaged_and_foreign_indexes_are_refused(tmp_path: Path) -> None:
-    """Every byte matters: any change is found, and none of them crashes."""
+    """Any change is found, except in the padding of the header, and none of them crashes."""
     path = tmp_path / "good.index"
     written(path, [[1, 2, 3, 1, 2], [3, 4]]).close()
     good = path.read_bytes()
@@ -92,7 +93,7 @@ def test_damaged_and_foreign_indexes_are_refused(tmp_path: Path) -> None:
     assert "found one of another tokenizer" in fault(good, tokenizer=6)
     assert "found one of another tokenizer" in fault(good, n_vocab=10)
     for at in range(len(good)):
-        if at < HEADER - 4:  # the last four bytes are zero and mean nothing
+        if at < HEADER - 4:  # the last four bytes are padding
             fault(good[:at] + bytes([good[at] ^ 0x81]) + good[at + 1 :])
         elif at >= HEADER:
             assert "content has changed" in fault(
@@ -244,6 +245,25 @@ def test_a_file_that_changes_while_it_is_read(
     monkeypatch.setattr(FileSource, "read", read_and_append)
     with pytest.raises(MtpGgufError, match="the file changed while it was read"):
         opened(path)
+
+
+def test_a_search_does_not_cross_the_end_of_a_text(tmp_path: Path) -> None:
+    with written(tmp_path / "a.index", [[1, 2], [3, 4]]) as corpus:
+        for search in (corpus.match, lambda tokens: corpus.propose(tokens, 5)):
+            with pytest.raises(NativeError, match="tokens: expected 0 to 2147483647, found -1"):
+                search([2, -1, 3])
+
+
+def test_an_index_that_changes_while_it_is_mapped(tmp_path: Path) -> None:
+    """Positions beyond the texts, written after the check, are not followed."""
+    path = tmp_path / "a.index"
+    with written(path, [[1, 2]]) as corpus, path.open("r+b") as file:
+        assert corpus.match([1]) == Match(1, 1)
+        for position in (-1, 3, 2**31 - 1):
+            file.seek(HEADER)
+            file.write(struct.pack("<4i", 1, 2, 1, position))  # the end of the text is gone, too
+            file.flush()
+            assert corpus.match([1]) == Match(0, 0)
 
 
 def test_wrong_tokens_are_not_written(tmp_path: Path) -> None:

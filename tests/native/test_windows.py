@@ -108,3 +108,4 @@ def test_the_same_results_under_wine(
     expected = call(here, *words, LD_LIBRARY_PATH=str(libraries))
     assert found.splitlines() == expected.splitlines()
     assert "drafts accepted 0" not in found
+    assert (tmp_path / "grün.index").exists()

@@ -35,6 +35,20 @@ static void refuse(const char * path) {
     std::printf("refused with status %d\n", mtp_head_load(path, &params, &head));
 }
 
+// Writes an index of lookup files and drafts from it.
+static void look_up() {
+    constexpr char kIndex[] = "gr\xc3\xbcn.index"; // UTF-8
+    constexpr int32_t kText[] = {1, 2, 3, 4, -1};
+    check(mtp_corpus_write(kIndex, kText, 5, /*n_vocab*/ 9, /*tokenizer*/ 0), "index");
+    mtp_corpus * corpus = nullptr;
+    check(mtp_corpus_open(kIndex, 9, 0, &corpus), "index");
+    int32_t drafts[2];
+    int32_t n = 0;
+    check(mtp_corpus_propose(corpus, kText, 2, drafts, 2, &n), "index");
+    std::printf("%d drafts from an index: %d %d\n", n, drafts[0], drafts[1]);
+    mtp_corpus_free(corpus);
+}
+
 static void generate(const char * path) {
     llama_model_params model_params = llama_model_default_params();
     model_params.load_mtp = false;
@@ -109,6 +123,7 @@ int main(int n, char ** words) {
     check(mtp_tell_crashes(), "crashes");
     check(mtp_check_runtime(), "runtime");
     generate(words[1]);
+    look_up();
     refuse("no such file");
     refuse(words[2]);
     for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS}) {
