@@ -33,7 +33,6 @@ PROMPT = TOKENS[:-1]
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 
 Folder = Callable[[Spec], Path]
-FOR_TRANSFORMERS = [s for s in SPECS.values() if not s.fp8 and not s.layout and s.rope != "yarn"]
 FOR_LLAMA_CPP = [
     SPECS[name]
     for name in ("dense-tied", "dense-3v", "dense-f16", "dense-fp8", "moe-fused", "moe-mixed")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from gguf import ReaderTensor
 
-from support.commands import check_refusal, held, invoke
+from support import commands
+from support.commands import succeed
 from support.gguf_files import tensors_of
 
 
 def converted(model: Path, output: Path, *options: object) -> dict[str, ReaderTensor]:
     """Convert, which must succeed; the tensors of the one file written."""
-    result = invoke("convert", model, "-o", output, *options)
-    assert result.exit_code == 0, result.output
+    succeed("convert", model, "-o", output, *options)
     return tensors_of(output)
 
 
@@ -33,9 +33,4 @@ def refused(arguments: Sequence[object], *words: str, output: Path, code: int = 
 
     words: what the message must say. output: the folder that must stay as it is.
     """
-    before = held(output)
-    result = invoke("convert", *arguments)
-    message = check_refusal(result.exit_code, result.stderr, *words, code=code)
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert held(output) == before
-    return message
+    return commands.refused(output, "convert", *arguments, words=words, code=code)
