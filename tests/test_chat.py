@@ -21,7 +21,7 @@ import pytest
 
 from mtp_gguf.cli.chat import ThinkingText
 from mtp_gguf.cli.token_colors import style
-from support.commands import check_refusal, invoke, spawn, succeed
+from support.commands import MAIN, check_refusal, invoke, spawn, succeed
 from support.models import DEMO, Models
 
 QUESTION = "def is_prime(n):"
@@ -46,9 +46,8 @@ class Terminal:
 
     def __init__(self, model: Path, *options: object) -> None:
         self._ours, theirs = pty.openpty()
-        code = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "chat", str(model), *OPTIONS, *map(str, options)],
+            [sys.executable, "-c", MAIN, "chat", str(model), *OPTIONS, *map(str, options)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools import os_files
+from support.commands import MAIN
 
 HIDE = """
 import os, signal, sys
@@ -33,14 +34,6 @@ for name in ("SIGHUP", "SIGKILL", "SIGALRM", "SIGBUS", "SIGUSR1", "setitimer", "
 from mtp_gguf.gguf_tools import os_files
 
 os_files.lock = lambda fd, wait=False: True  # Windows has msvcrt for it
-"""
-
-COMMANDS = """
-import sys
-from mtp_gguf.cli import main
-
-sys.argv[0] = "mtp-gguf"
-main()
 """
 
 IMPORTS = """
@@ -76,13 +69,13 @@ def test_the_same_file_and_text(tmp_path: Path) -> None:
     hidden.parent.mkdir()
     plain.parent.mkdir()
     tokens = ("-n", "12")
-    expected = run(COMMANDS, "demo", *tokens, "-o", plain)
-    found = run(HIDE + COMMANDS, "demo", *tokens, "-o", hidden)
+    expected = run(MAIN, "demo", *tokens, "-o", plain)
+    found = run(HIDE + MAIN, "demo", *tokens, "-o", hidden)
     assert generated(found) == generated(expected)
     assert hidden.read_bytes() == plain.read_bytes()
     trunk = hidden.with_name("trunk.gguf")
     for words in (["fastmtp", "remove", "--in-place"], ["strip", "-o", trunk]):
-        run(HIDE + COMMANDS, *words, hidden)
+        run(HIDE + MAIN, *words, hidden)
     assert hidden.read_bytes() != plain.read_bytes()
     assert sorted(hidden.parent.iterdir()) == [hidden, trunk]
 

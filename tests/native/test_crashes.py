@@ -12,10 +12,10 @@ import pytest
 from fuzz.native_corpus import DENSE
 
 from mtp_gguf.gguf_tools.format import ValueType
+from support.commands import MAIN
 from support.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
 from support.models import Models
 
-MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
 # Goes on after the end of the text, so that the file is still in use when it is cut off.
 ENDLESS = """
 import sys
