@@ -181,6 +181,20 @@ def test_bad_pictures(folder: Path, expected: list[str]) -> None:
         assert answer(llm, [says("x", picture(png(1, 1)))])
 
 
+def test_a_context_full_of_a_picture(folder: Path) -> None:
+    """A picture takes more cells than positions, so that memory ends before positions do."""
+    with load(folder, depth=0, n_ctx=128) as llm:
+        answer(llm, CHATS[0], max_tokens=1)
+        session = llm.session
+
+        def fill() -> None:
+            while session.length() < llm.n_ctx():
+                session.decode([5])
+
+        with pytest.raises(NativeError, match=r"has no room for 1 more tokens at position \d+$"):
+            fill()
+
+
 def test_a_tower_of_another_model(folder: Path, tmp_path: Path) -> None:
     tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
     converted(tower, tmp_path / "mmproj.gguf", "--mmproj-only")
