@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from mtp_gguf.cli import app
-from support.commands import invoke
+from support.commands import invoke, run_python
 from support.models import DEMO, ROOT, Models
 
 DOCS = ROOT / "docs"
@@ -153,15 +153,7 @@ def programs() -> list[Any]:
 def test_programs_run(program: str, models: Models, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(models.gguf("demo", "Q4_K_M", "F16"))
     code = re.sub(r"n_ctx=\d+", "n_ctx=512", program)  # the demo's longest context
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code, cwd=tmp_path)
 
 
 def test_links_lead_somewhere() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.commands import invoke, spawn
+from support.commands import invoke, run_python, spawn
 from support.hub_commands import downloaded, environment, run_commands
 from support.hub_server import Hub
 from support.models import DEMO
@@ -170,17 +168,8 @@ assert texts[0] == texts[1] == texts[2], texts
 print(texts[0])
 """
         home = tmp_path / "home"
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment(hub, home),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "return" in done.stdout
+        output = run_python(program, env=environment(hub, home), cwd=tmp_path)
+        assert "return" in output
         assert downloaded(home) == {"Demo-Q4_K_M.gguf"}
         shards = (tmp_path / "cache").glob("models--*/snapshots/*/F16/*.gguf")
         assert len([*shards]) == 3

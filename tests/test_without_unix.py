@@ -7,15 +7,13 @@ on every system.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.gguf_tools import os_files
-from support.commands import MAIN
+from support.commands import MAIN, run_python
 
 HIDE = """
 import os, signal, sys
@@ -50,16 +48,8 @@ for module in pkgutil.walk_packages(mtp_gguf.__path__, "mtp_gguf."):
 """
 
 
-def run(code: str, *words: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_every_module_can_be_imported() -> None:
-    imported = run(HIDE + IMPORTS).split()
+    imported = run_python(HIDE + IMPORTS).split()
     assert {"mtp_gguf.native.llama", "mtp_gguf.server.build", "mtp_gguf.train"} <= {*imported}
 
 
@@ -69,13 +59,13 @@ def test_the_same_file_and_text(tmp_path: Path) -> None:
     hidden.parent.mkdir()
     plain.parent.mkdir()
     tokens = ("-n", "12")
-    expected = run(MAIN, "demo", *tokens, "-o", plain)
-    found = run(HIDE + MAIN, "demo", *tokens, "-o", hidden)
+    expected = run_python(MAIN, "demo", *tokens, "-o", plain)
+    found = run_python(HIDE + MAIN, "demo", *tokens, "-o", hidden)
     assert generated(found) == generated(expected)
     assert hidden.read_bytes() == plain.read_bytes()
     trunk = hidden.with_name("trunk.gguf")
     for words in (["fastmtp", "remove", "--in-place"], ["strip", "-o", trunk]):
-        run(HIDE + MAIN, *words, hidden)
+        run_python(HIDE + MAIN, *words, hidden)
     assert hidden.read_bytes() != plain.read_bytes()
     assert sorted(hidden.parent.iterdir()) == [hidden, trunk]
 

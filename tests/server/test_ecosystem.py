@@ -7,14 +7,13 @@ not installed are skipped.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from support.commands import run_python
 from support.models import ROOT, Files
 from support.serving import serving
 
@@ -64,16 +63,8 @@ def test_runs(name: str, files: Files, tmp_path: Path, request: pytest.FixtureRe
     if PORT in code:
         code = code.replace(PORT, str(request.getfixturevalue("port")))
     (tmp_path / "model.gguf").symlink_to(files("ids", "demo"))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    output = run_python(code, cwd=tmp_path, timeout=300)
+    assert output.strip()
     if "mtp_stats" in code:
-        acceptance = done.stdout.splitlines()[-1]
+        acceptance = output.splitlines()[-1]
         assert re.search(r"0\.[1-9]|1\.0", acceptance), acceptance

@@ -55,6 +55,20 @@ def check_refusal(exit_code: int | None, stderr: str, *words: str, code: int = 1
     return message
 
 
+def run_python(code: str, *words: object, timeout: float = 180, **options: Any) -> str:
+    """Run a Python program in a process of its own, which must succeed; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        **options,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def spawn(*arguments: object, prelude: str = "", **options: Any) -> subprocess.Popen[str]:
     """Start `mtp-gguf ARGUMENTS` as a process of its own, after the Python code of `prelude`."""
     command = [sys.executable, "-c", f"{prelude}\n{MAIN}", *map(str, arguments)]
