@@ -111,6 +111,7 @@ class Session(Owner):
         self.max_depth = max_depth
         self.head = head  # kept alive
         self._context = context
+        self._corpora: list[Owner | None] = []
         self._lock = threading.Lock()
         self._probabilities = (ctypes.c_float * MAX_DEPTH)()
         params = SessionParams(rollback, max_depth, max_rows, min_rows, max_lookup)
@@ -222,9 +223,10 @@ class Session(Owner):
 
         Needs max_lookup of 1 or more.
         """
-        self._corpus = corpus  # kept alive
         handle = None if corpus is None else corpus.handle
+        self._corpora.append(corpus)  # kept alive, as is the one before: the call may fail
         self._call(library().mtp_session_set_corpus, handle)
+        del self._corpora[:-1]
 
     def tokenizer(self) -> int:
         """Return a fingerprint of the model's vocabulary."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
@@ -298,6 +300,22 @@ def test_mtp_llama_drafts_from_files(dial: Any, tmp_path: Path, cache: Path) -> 
             session.set_corpus(written(tmp_path / "other.index", [[1, 2]]))
     with pytest.raises(NativeError, match="lookup_files: expected a list of paths"):
         MTPLlama(str(path), lookup_files=str(tmp_path))
+
+
+def test_an_index_lives_as_long_as_its_session(dial: Any, tmp_path: Path) -> None:
+    """Also if the session refuses the next one."""
+    with closing(MTPLlama(str(dial("tiny")), n_ctx=256, lookup=True, profile=False)) as llm:
+        corpus = written_for(llm, tmp_path, [1, 2])
+        used = weakref.ref(corpus)
+        llm.session.set_corpus(corpus)
+        del corpus
+        with pytest.raises(NativeError, match="corpus: expected one of"):
+            llm.session.set_corpus(written(tmp_path / "other.index", [[1, 2]]))
+        gc.collect()
+        assert used() is not None
+        llm.session.set_corpus(None)
+        gc.collect()
+        assert used() is None
 
 
 def written_for(llm: MTPLlama, folder: Path, text: list[int]) -> Corpus:
