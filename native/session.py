@@ -169,6 +169,7 @@ class Session(Owner):
         """
         from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
+        _ = self.handle  # raises an error if the session is closed, whose context may be freed
         model = llama_cpp.llama_get_model(self._context)
         out = np.empty((max(n, 0), llama_cpp.llama_model_n_embd(model)), np.float32)
         pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support.models import Models
 from support.native_trunk import Trunk, opened_session
@@ -35,7 +36,7 @@ def test_states_equal_the_reference(models: Models, spec: str) -> None:
     assert np.abs(last - want[78:81]).max() < TOLERANCE
 
 
-def test_states_that_are_not_there(models: Models) -> None:
+def test_states_that_are_not_there(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened_session(models.gguf(), "snapshot", 2) as (session, _):
         session.decode(TOKENS[:4])
         with pytest.raises(NativeError, match=r"expected 1 to 0, .* found 1"):
@@ -49,3 +50,6 @@ def test_states_that_are_not_there(models: Models) -> None:
         session.step(token)
         with pytest.raises(NativeError, match=r"expected 1 to 0"):
             session.hidden(1)
+    monkeypatch.setattr(llama_cpp, "llama_get_model", None)  # would read the freed context
+    with pytest.raises(NativeError, match="the session is closed"):
+        session.hidden(1)
