@@ -27,9 +27,35 @@ from mtp_gguf.train.write_back import head_tensors
 from support.models import Models
 from support.upstream.llama_mtp import LlamaMtp
 
-TEXT = "\n".join(
-    Path(file).read_text(encoding="utf-8")
-    for file in (training.__file__, collect.__code__.co_filename)
+# The trunk's own answers to these are the training data, which no edit of a file changes.
+PROMPTS = tuple(
+    f'{start}\n    """'
+    for start in (
+        "def is_prime(n):",
+        "def read_lines(path):",
+        "def add(self, name, value):",
+        "def main(args=None):",
+        "def get_size(data):",
+        "def join(first, second):",
+        "def parse(text):",
+        "def close(self):",
+        "def sort(items, key=None):",
+        "def write(self, data):",
+        "def find(self, name):",
+        "def copy(source, target):",
+        "class Reader:",
+        "class Node(object):",
+        "class Queue:",
+        "class Error(Exception):",
+        "def test_list(self):",
+        "def split(path):",
+        "def __init__(self, size):",
+        "def update(self, other):",
+        "def encode(text):",
+        "def count(words):",
+        "def load(file):",
+        "def run(command):",
+    )
 )
 SETTINGS = TrainSettings(
     steps=3, epochs=2, batch=256, rate=1e-3, evaluations=4, held_out_tokens=400
@@ -43,9 +69,13 @@ def demo(models: Models) -> Path:
 
 @pytest.fixture(scope="module")
 def samples(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
-    folder = tmp_path_factory.mktemp("data")
-    settings = CollectSettings(length=64, tokens=1300)
-    collect(demo, folder, Texts((TEXT,), are_prompts=False), settings, threads=1)
+    return answers(demo, tmp_path_factory.mktemp("data"), 1300, 1)
+
+
+def answers(demo: Path, folder: Path, tokens: int, each: int) -> list[Sample]:
+    """The trunk's answers, `each` to every prompt, the first of them greedy."""
+    settings = CollectSettings(length=64, tokens=tokens, answers=each, chat=False)
+    collect(demo, folder, Texts(PROMPTS, are_prompts=True), settings, threads=1)
     return open_data(folder, 256)
 
 
@@ -96,9 +126,8 @@ def test_the_loss_is_the_formula() -> None:
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_training_recovers_a_damaged_head(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
+def test_training_recovers_a_damaged_head(demo: Path, weights: Weights, tmp_path: Path) -> None:
+    samples = answers(demo, tmp_path / "data", 7000, 5)
     whole = trainer(demo, samples, weights, tmp_path).evaluate()
     made = trainer(demo, samples, damaged(weights), tmp_path, epochs=5).run()
     assert made.before.rates[0] < 0.6 * whole.rates[0]
