@@ -101,6 +101,11 @@ class Job:
         return self.work or self.target.with_name(f"{self.target.name}.train")
 
     @property
+    def cores(self) -> int:
+        """How many threads train and measure."""
+        return self.threads or system.usable_cores()
+
+    @property
     def seconds(self) -> float:
         """The time budget."""
         return float("inf") if self.minutes is None else 60 * self.minutes
@@ -109,7 +114,7 @@ class Job:
 def run(job: Job) -> dict[str, Any]:
     """Train and write; return the fields for --json. An interrupted run can go on later."""
     began = time.monotonic()
-    torch.set_num_threads(job.threads or system.usable_cores())
+    torch.set_num_threads(job.cores)
     with open_model(job.model) as model:
         check_type(_head_type(job, model))
         with _weights(job, model) as weights:
@@ -325,7 +330,9 @@ def _write(
     """Write the output, measure it, and return the fields for --json."""
     before = None
     if model.head.report.ready and not job.start.from_scratch and job.start.head_from is None:
-        before = measure_file(model.paths[0], held_out, job.steps, rows=_MEASURED_ROWS)
+        before = measure_file(
+            model.paths[0], held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores
+        )
     elif not job.start.from_scratch:
         before = outcome.before
     facts: dict[str, Any] = {
@@ -351,7 +358,9 @@ def _write(
             spec = head_alone(spec, model)
         with byte_progress("train-head", spec.nbytes) as progress:
             write(job.target, spec, progress)
-        after = measure_file(job.target, held_out, job.steps, rows=_MEASURED_ROWS)
+        after = measure_file(
+            job.target, held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores
+        )
         speed = _predicted(job, before, after, held_out)
     return {
         "acceptance": {
@@ -418,7 +427,7 @@ def _predicted(
         with BenchModel(
             path,
             n_ctx=512,
-            threads=job.threads or system.usable_cores(),
+            threads=job.cores,
             gpu_layers=job.gpu_layers,
             head=head,
         ) as model:

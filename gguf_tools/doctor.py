@@ -137,7 +137,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
 def with_tower(diagnosis: Diagnosis, model: Model, file: Model) -> Diagnosis:
     """The diagnosis of `model` with what the mmproj `file` adds to it."""
     tower = file.tower
-    fix = f"mtp-gguf convert {original_of(model)} --mmproj-only"
+    fix = _runnable(f"mtp-gguf convert {original_of(model)} --mmproj-only", model)
     if tower is None:
         texts = [f"{file.path}: expected an mmproj file, found architecture {file.architecture!r}"]
     else:

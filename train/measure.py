@@ -68,7 +68,7 @@ def total(counts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Acce
 
 
 def measure_file(
-    path: Path, samples: Sequence[Sample], steps: int, *, rows: int, threads: int = 2
+    path: Path, samples: Sequence[Sample], steps: int, *, rows: int, threads: int
 ) -> Acceptance:
     """Measure the head of a GGUF with the draft graph, on at most `rows` positions.
 

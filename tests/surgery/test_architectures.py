@@ -221,3 +221,11 @@ def test_up_does_not_tune(files: dict[str, Path]) -> None:
     result = invoke("up", files["glm4moe"], "--dry-run", "--skip", "serve")
     assert result.exit_code == 0, result.output + result.stderr
     assert "tune: nothing to do, llama-server drafts with this architecture" in result.stdout
+
+
+def test_doctor_names_no_conversion_that_convert_refuses(files: dict[str, Path]) -> None:
+    """An architecture that `convert` does not know has no command for its mmproj file."""
+    model = files["glm4moe"]
+    result = invoke("doctor", model, "--mmproj", model)
+    assert "expected an mmproj file, found architecture 'glm4moe'" in result.stdout
+    assert "mtp-gguf convert" not in result.stdout
