@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
 from .progress import human_bytes, printable
@@ -62,7 +62,7 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
     try:
         from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
 
-        needed, free = memory_needed(path), system.free_memory()
+        needed, free = memory_needed(path), process_memory.free_memory()
         if free < needed:
             raise RequestError(
                 f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"

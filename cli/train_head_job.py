@@ -20,7 +20,7 @@ from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.precision import parse_tensor_type
-from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools import process_memory, system
 from mtp_gguf.gguf_tools.draft_list import read_draft_list, required_ids
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import Value
@@ -201,7 +201,7 @@ def _check_resources(job: Job, config: BlockConfig, weights: Weights, model: Mod
         min(n_vocab, job.tokens),
     )
     needed = max(size, training) + _OVERHEAD
-    free = system.free_memory()
+    free = process_memory.free_memory()
     if free < needed:
         raise RequestError(
             f"{job.model}: training its head takes about {human_bytes(needed)} of memory, and "

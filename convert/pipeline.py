@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.output import OutputFile, commit_all
-from mtp_gguf.gguf_tools.system import CoreMeter, peak_memory, usable_cores
+from mtp_gguf.gguf_tools.process_memory import peak_memory
+from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
 from mtp_gguf.gguf_tools.tensor_types import F32, NVFP4, TensorType
 from mtp_gguf.native import ggml
 

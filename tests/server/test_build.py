@@ -402,12 +402,12 @@ def test_two_installs_at_once_compile_once(
 def test_what_stops_an_install_is_a_sentence_with_the_ways_around_it(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """native/fast/make.py as CMake runs it: without an installed package, without network."""
+    """native/fast/make.py as CMake runs it: without installed packages (-S), without network."""
     script = ROOT / "native" / "fast" / "make.py"
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    for sdist, expected in (("", "pip could not fetch"), ("other.tar.gz", "other.tar.gz")):
-        command = [sys.executable, str(script), str(tmp_path / "made"), *([sdist] if sdist else [])]
+    for sdist, expected in (([], "pip could not fetch"), (["other.tar.gz"], "other.tar.gz")):
+        command = [sys.executable, "-S", str(script), str(tmp_path / "made"), *sdist]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stderr
         last = done.stdout.splitlines()[-1]

@@ -14,7 +14,7 @@ import pytest
 
 from mtp_gguf.cli import acceptance as graft_end
 from mtp_gguf.cli.progress import human_bytes
-from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
@@ -130,7 +130,7 @@ def test_the_cost_is_named_first_and_what_does_not_fit_is_skipped(
     assert "--no-check skips it" in result.stderr
     assert "% of first drafts (" in result.stdout
 
-    monkeypatch.setattr(system, "free_memory", lambda: 200 << 20)
+    monkeypatch.setattr(process_memory, "free_memory", lambda: 200 << 20)
     arguments = ("--from", demo / "hf", "-o", target, "--overwrite")
     result = invoke("graft", demo / "trunk.gguf", *arguments)
     assert result.exit_code == 0

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
-from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native.acceptance import measure_acceptance
@@ -255,7 +255,7 @@ def test_too_little_memory_or_disk(
     demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = ("train-head", demo, "--text", text, "-o", tmp_path / "out.gguf", *FAST)
-    monkeypatch.setattr(system, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(process_memory, "free_memory", lambda: 1 << 20)
     refused(tmp_path, *target, words=("of memory", "are free", "--rank 16"))
     monkeypatch.undo()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
