@@ -1,6 +1,6 @@
-"""The fuzz targets on their corpus and its mutants; and half a minute of atheris for each.
+"""The fuzz targets on their corpus and its mutants; and ten seconds of atheris for each.
 
-MTP_FUZZ_SECONDS changes the half minute: 300 for each target is the long run, 0 is none.
+MTP_FUZZ_SECONDS changes the ten seconds: 300 for each target is the long run, 0 is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fuzz.targets import TARGETS
 
 from support.golden_gguf import mutant
 
-SECONDS = int(os.environ.get("MTP_FUZZ_SECONDS", "30"))
+SECONDS = int(os.environ.get("MTP_FUZZ_SECONDS", "10"))
 MUTANTS = 20  # of each file of the corpus
 LEAST_COVERAGE = 50  # edges; both targets reach more at once, unless nothing is instrumented
 
