@@ -26,14 +26,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
 from .errors import LibraryMismatchError
 
@@ -152,9 +152,10 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
         machine, version = made_from["machine"], made_from["llama-cpp-python"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{marker}: expected what the libraries were made from, found {error}; {_REINSTALL}"
-    for name in ("ggml-base", "ggml-cpu", "llama"):
-        if not (fast / shared_library(name)).is_file():
-            return f"{fast}: expected {shared_library(name)}, found no such file; {_REINSTALL}"
+    own = map(fast.joinpath, map(shared_library, ("ggml-base", "llama")))
+    for path in (*own, _cpu_backend(fast)):
+        if not path.is_file():
+            return f"{path.parent}: expected {path.name}, found no such file; {_REINSTALL}"
     if machine != platform.machine():
         return f"{fast}: expected libraries for {platform.machine()}, found {machine}; {_REINSTALL}"
     try:
@@ -184,8 +185,20 @@ def _load_order(folder: Path, stock: Path) -> list[Path]:
     """
     if (folder / shared_library("ggml")).is_file():
         return []
-    own = [folder / shared_library(name) for name in ("ggml-base", "ggml-cpu")]
+    own = [folder / shared_library("ggml-base"), _cpu_backend(folder)]
     return [*(path for path in own if path.is_file()), stock / shared_library("ggml")]
+
+
+def _cpu_backend(folder: Path) -> Path:
+    """The libggml-cpu of `folder` for this CPU; portable libraries have several."""
+    backend = shared_library("ggml-cpu")
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        made_from = json.loads((folder / "build.json").read_text(encoding="utf-8"))
+        features = set(cpu_features().split())
+        for name, needs in made_from.get("cpu variants", {}).items():
+            if features.issuperset(needs):
+                return folder / name / backend
+    return folder / backend
 
 
 def _checked(folder: Path, variable: str, stock: Path) -> Path:

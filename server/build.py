@@ -7,6 +7,7 @@ Python. <additions> is a digest of the patches and of the head's sources, which 
         build.json                             what it was built from
         bin/                                   programs and shared libraries, side by side
     libraries/0.3.36-<patches>-<options>/      the finished libraries, with their build.json
+        <CPU>/                                 another libggml-cpu, if they are portable
     server/0.3.36-<patches>-<options>.work/    sources, objects, build.log
     server/0.3.36-<patches>-<options>.lock     held by the process that works there
 
@@ -28,13 +29,14 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
+from .cpu_variants import CpuVariant, cpu_variants
 from .patches import Addition, add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
@@ -166,38 +168,49 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
         if (done.root / MARKER).is_file():  # another process has built it meanwhile
             return done
         _compile(work, TARGETS, options, archive, jobs, lock, report, head=read_head_sources())
-        _keep_libraries(work, options)
+        if [*options] == library_options():
+            _keep_libraries(work, options)
         _keep_programs(work, done.root, options)
         shutil.rmtree(work)
     return done
 
 
 def build_libraries(
-    target: Path, archive: Path | None, jobs: int | None, report: Report
-) -> list[Path]:
+    target: Path,
+    archive: Path | None,
+    jobs: int | None,
+    report: Report,
+    *,
+    portable: bool = False,
+) -> None:
     """Put the libraries, and a marker with their versions, into the folder `target`.
 
     They are built unless they are cached; if another process is building them, this one waits.
-    Arguments and exceptions are those of `build`.
+    portable: for all CPUs of this kind of machine instead of this CPU. Other arguments and
+    exceptions are those of `build`.
     """
-    options = library_options()
-    work = _work_folder(options)
+    variants = cpu_variants() if portable else []
+    options = [*library_options(), *(variants[-1].options if variants else ())]
+    work = _work_folder(options, variants)
     kept = _libraries_folder(work)
     with _lock(work.with_suffix(".lock"), report) as lock:
         if not (kept / MARKER).is_file():
+            for variant in variants[:-1]:
+                report(f"libggml-cpu for {variant.name}")
+                _compile_variant(work, variant, archive, jobs, lock, report)
             _compile(work, LIBRARIES, options, archive, jobs, lock, report)
-            _keep_libraries(work, options)
-        target.mkdir(parents=True, exist_ok=True)
-        return [Path(shutil.copy2(file, target)) for file in sorted(kept.iterdir())]
+            _keep_libraries(work, options, variants[:-1])
+        shutil.copytree(kept, target, dirs_exist_ok=True)
 
 
 def _family() -> str:
     return f"{base().version}-{digest([*read_patches(), *read_head_sources()])[:10]}"
 
 
-def _work_folder(options: Sequence[str]) -> Path:
+def _work_folder(options: Sequence[str], variants: Sequence[CpuVariant] = ()) -> Path:
     """The work folder for these options on this CPU, for whose instruction sets ggml compiles."""
-    key = _short(json.dumps([*options, platform.machine(), cpu_features()]))
+    made_for = [astuple(variant) for variant in variants] or cpu_features()
+    key = _short(json.dumps([*options, platform.machine(), made_for]))
     patches = digest(read_patches())[:10]
     return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
 
@@ -259,17 +272,45 @@ def _compile(
     _run([cmake, "--build", objects, "--target", *targets, *parallel], work, lock, report)
 
 
-def _keep_libraries(work: Path, options: Sequence[str]) -> None:
-    """Cache the libraries of a build if it was made with `library_options`."""
+def _compile_variant(
+    work: Path,
+    variant: CpuVariant,
+    archive: Path | None,
+    jobs: int | None,
+    lock: int,
+    report: Report,
+) -> None:
+    """Build the libggml-cpu of `variant`, which an interrupted build may have left.
+
+    All variants use one build folder, so that only the objects of this library are compiled again.
+    """
+    name = shared_library("ggml-cpu")
+    done = work / "variants" / variant.name / name
+    if done.is_file():
+        return
+    options = [*library_options(), *variant.options]
+    _compile(work, ["ggml-cpu"], options, archive, jobs, lock, report)
+    done.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(work / "build" / "bin" / name, done.with_suffix(".copy"))
+    done.with_suffix(".copy").replace(done)
+
+
+def _keep_libraries(
+    work: Path, options: Sequence[str], variants: Sequence[CpuVariant] = ()
+) -> None:
+    """Cache the libraries of a build, and `variants` of libggml-cpu, unless they are cached."""
     kept = _libraries_folder(work)
-    if [*options] != library_options() or (kept / MARKER).is_file():
+    if (kept / MARKER).is_file():
         return
     collected = work / "libraries"
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
     for name in map(shared_library, LIBRARIES):
         shutil.copy2(work / "build" / "bin" / name, collected)
-    _publish(collected, kept, options)
+    for variant in variants:
+        shutil.copytree(work / "variants" / variant.name, collected / variant.name)
+    needs = {variant.name: variant.needs for variant in variants}
+    _publish(collected, kept, options, {"cpu variants": needs} if needs else None)
 
 
 def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:

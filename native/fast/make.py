@@ -1,7 +1,8 @@
-"""make.py FOLDER [SDIST]: build the patched llama.cpp libraries into FOLDER; run by CMake.
+"""make.py FOLDER [SDIST [PORTABLE]]: build the patched llama.cpp libraries; run by CMake.
 
-SDIST: llama-cpp-python's source distribution, instead of a download with pip. This runs in a source
-tree before the package is installed, so it imports the packages from their folders.
+SDIST: llama-cpp-python's source distribution, instead of a download with pip. PORTABLE: ON for
+libraries that run on every CPU of this kind of machine. This runs in a source tree before the
+package is installed, so it imports the packages from their folders.
 """
 
 import os
@@ -18,7 +19,7 @@ NEXT_STEP = (
 )
 
 
-def main(folder: str, sdist: str = "") -> int:
+def main(folder: str, sdist: str = "", portable: str = "OFF") -> int:
     """Build the libraries; on failure print one sentence and return exit code 1."""
     package = ModuleType("mtp_gguf")
     package.__path__ = [str(ROOT)]
@@ -38,7 +39,8 @@ def main(folder: str, sdist: str = "") -> int:
     try:
         if "XDG_CACHE_HOME" not in os.environ and not os.access(Path.home(), os.W_OK):
             os.environ["XDG_CACHE_HOME"] = str(target.parent / "cache")
-        build.build_libraries(target, Path(sdist) if sdist else None, None, report)
+        archive = Path(sdist) if sdist else None
+        build.build_libraries(target, archive, None, report, portable=portable == "ON")
     except (errors.MtpGgufError, OSError) as error:
         print(*getattr(error, "log", ()), f"mtp-gguf: {error}; {NEXT_STEP}", sep="\n")
         return 1

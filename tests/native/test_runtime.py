@@ -228,6 +228,39 @@ def test_errors_name_the_next_step(
         assert "install" in found
 
 
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ("fpu avx avx2 avx512f vnni", "best"),
+        ("avx2 avx", "good"),
+        ("avx", ""),
+        ("", ""),
+    ],
+)
+def test_portable_libraries_run_the_best_backend_for_the_cpu(
+    tmp_path: Path, features: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {"best": ["avx2", "avx512f"], "good": ["avx", "avx2"]}
+    (tmp_path / "build.json").write_text(json.dumps({**MARKER, "cpu variants": needs}))
+    monkeypatch.setattr(module, "cpu_features", lambda: features)
+    backend = tmp_path / expected / shared_library("ggml-cpu")
+    assert module._cpu_backend(tmp_path) == backend
+    for name in ("ggml-base", "llama"):
+        (tmp_path / shared_library(name)).touch()
+    said = module._obstacle(tmp_path, STOCK_FOLDER) or ""
+    assert said.startswith(f"{backend.parent}: expected {backend.name}, found no such file")
+    backend.parent.mkdir(exist_ok=True)
+    backend.touch()
+    assert module._obstacle(tmp_path, STOCK_FOLDER) is None
+    assert module._load_order(tmp_path, STOCK_FOLDER)[1] == backend
+
+
+@pytest.mark.parametrize("variants", [None, [], "x", {"best": 1}, {"best": None}])
+def test_variants_that_cannot_be_read_are_none(tmp_path: Path, variants: object) -> None:
+    (tmp_path / "build.json").write_text(json.dumps({**MARKER, "cpu variants": variants}))
+    assert module._cpu_backend(tmp_path) == tmp_path / shared_library("ggml-cpu")
+
+
 def test_no_fast_libraries(tmp_path: Path) -> None:
     assert "no fast libraries" in (module._obstacle(tmp_path / "fast", STOCK_FOLDER) or "")
 

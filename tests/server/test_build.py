@@ -11,13 +11,16 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -101,12 +104,14 @@ class Machine:
         """The server's builds, finished or not."""
         return sorted(entry for entry in self.cache.glob("*") if entry.is_dir())
 
-    def build_libraries(self, target: Path, said: list[str] | None = None) -> list[str]:
+    def build_libraries(
+        self, target: Path, said: list[str] | None = None, *, portable: bool = False
+    ) -> list[str]:
         """Put the libraries into `target`; the names of its files."""
         report = said.append if said is not None else lambda _: None
-        files = module.build_libraries(target, self.archive, None, report)
-        assert sorted(target.iterdir()) == sorted(files)
-        return [file.name for file in files]
+        module.build_libraries(target, self.archive, None, report, portable=portable)
+        files = [path for path in target.rglob("*") if path.is_file()]
+        return sorted(str(file.relative_to(target)) for file in files)
 
     def targets(self) -> list[str]:
         """What each call of cmake that built something was asked for."""
@@ -354,6 +359,51 @@ def test_backends_of_gpus_are_not_compiled_for_the_libraries(
     machine.build()
     assert len(machine.folders()) == 2  # the objects of another build are no use to this one
     assert len([*machine.libraries.iterdir()]) == 1
+
+
+def test_portable_libraries_have_a_cpu_backend_for_each_variant(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    backend = shared_library("ggml-cpu")
+    made = machine.build_libraries(tmp_path / "one", portable=True)
+    made_from = json.loads((tmp_path / "one" / "build.json").read_text())
+    needs = made_from["cpu variants"]
+    assert sorted(["build.json", *LIBRARIES, *(f"{name}/{backend}" for name in needs)]) == made
+    assert [*needs] == ["cooperlake", "cascadelake", "haswell"]
+    assert set(needs["haswell"]) == {"avx", "avx2", "f16c", "fma", "bmi2"}
+
+    # The libraries come last, for the baseline: SSE 4.2.
+    assert machine.targets() == ["ggml-cpu"] * 3 + ["ggml-base ggml-cpu llama"]
+    configured = [call for call in machine.calls.read_text().splitlines() if "--build" not in call]
+    assert "-DGGML_AVX512_BF16=ON" in configured[0]
+    assert all(call.count("-DGGML_NATIVE=OFF") == 1 for call in configured)
+    assert re.findall(r"-DGGML_(\w+)=ON", configured[-1].partition("NATIVE")[2]) == ["SSE42"]
+
+    # Another CPU takes them from the cache; libraries for this CPU are others.
+    monkeypatch.setattr(module, "cpu_features", lambda: "sse2")
+    assert machine.build_libraries(tmp_path / "two", portable=True) == made
+    assert len(machine.targets()) == 4
+    assert len(machine.build_libraries(tmp_path / "three")) == 4
+
+
+def test_an_interrupted_portable_build_keeps_its_variants(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    compile_ = module._compile
+
+    def interrupted(work: Path, targets: Sequence[str], *rest: Any) -> None:
+        if len(targets) > 1:
+            raise KeyboardInterrupt
+        compile_(work, targets, *rest)
+
+    monkeypatch.setattr(module, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.build_libraries(tmp_path / "one", portable=True)
+    monkeypatch.setattr(module, "_compile", compile_)
+    machine.build_libraries(tmp_path / "one", portable=True)
+    assert machine.targets() == ["ggml-cpu"] * 2 + ["ggml-base ggml-cpu llama"]
 
 
 def test_another_cpu_or_other_patches_make_other_libraries(
