@@ -63,7 +63,7 @@ class Runtime:
 
     kind: "fast", "stock", or "folder" if the user named a folder. folder: contains libllama.
     reason: why these were chosen. note: why stock libraries run although they were not requested,
-    and the next step; None otherwise.
+    or which GPU backend is gone, and the next step; None otherwise.
     """
 
     kind: Literal["fast", "stock", "folder"]
@@ -113,7 +113,7 @@ def _choose() -> Runtime:
     obstacle = _obstacle(fast, stock)
     if obstacle is None:
         reason = f"{VARIABLE}=fast" if asked else "the fast libraries, which the package ships"
-        return Runtime("fast", fast, reason)
+        return Runtime("fast", fast, reason, _lost_backends(fast.parent, stock))
     if asked:
         raise LibraryMismatchError(f"{VARIABLE}=fast: {obstacle}")
     note = f"llama.cpp runs without the fast kernels: {obstacle} ({VARIABLE}=stock hides this)"
@@ -175,6 +175,27 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
                 f"llama-cpp-python=={version} without GGML_BACKEND_DL"
             )
     return None
+
+
+def _lost_backends(own: Path, stock: Path) -> str | None:
+    """Which GPU backends this package was installed with that llama-cpp-python lacks; or None."""
+    try:
+        built = (own / "backends.txt").read_text(encoding="utf-8").split()
+    except OSError:
+        return None
+    lost = [
+        option
+        for option in built
+        if not (stock / shared_library(option.lower().replace("_", "-"))).is_file()
+    ]
+    if not lost:
+        return None
+    options = " ".join(f"-D{option}=on" for option in lost)
+    return (
+        f"mtp-gguf was installed with {' and '.join(lost)}, but the installed llama-cpp-python "
+        f'lacks it; CMAKE_ARGS="{options}" pip install --force-reinstall --no-deps --no-cache-dir '
+        f"--no-binary llama-cpp-python llama-cpp-python=={metadata.version('llama-cpp-python')}"
+    )
 
 
 def _load_order(folder: Path, stock: Path) -> list[Path]:

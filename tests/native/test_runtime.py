@@ -261,6 +261,35 @@ def test_variants_that_cannot_be_read_are_none(tmp_path: Path, variants: object)
     assert module._cpu_backend(tmp_path) == tmp_path / shared_library("ggml-cpu")
 
 
+@pytest.mark.parametrize(
+    ("built", "there", "lost"),
+    [
+        ("", [], ""),
+        ("GGML_CUDA\n", ["ggml-cuda"], ""),
+        ("GGML_CUDA\n", [], "-DGGML_CUDA=on"),
+        ("GGML_CUDA\nGGML_VULKAN\n", ["ggml-cuda"], "-DGGML_VULKAN=on"),
+        ("GGML_CUDA\nGGML_VULKAN\n", [], "-DGGML_CUDA=on -DGGML_VULKAN=on"),
+        (None, [], ""),
+    ],
+)
+def test_a_gpu_backend_that_is_gone_is_said(
+    tmp_path: Path, built: str | None, there: list[str], lost: str
+) -> None:
+    """pip keeps a llama-cpp-python that is installed already, without the backend asked for."""
+    if built is not None:
+        (tmp_path / "backends.txt").write_text(built)
+    for name in there:
+        (tmp_path / shared_library(name)).touch()
+    said = module._lost_backends(tmp_path, tmp_path)
+    assert (said is None) == (lost == "")
+    if said is not None:
+        assert f'CMAKE_ARGS="{lost}" pip install --force-reinstall' in said
+
+
+def test_the_installed_package_knows_its_backends() -> None:
+    assert (module.native_library("mtp").parent / "backends.txt").is_file()
+
+
 def test_no_fast_libraries(tmp_path: Path) -> None:
     assert "no fast libraries" in (module._obstacle(tmp_path / "fast", STOCK_FOLDER) or "")
 
