@@ -24,6 +24,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here and not in a fixture, so that all tests skipped for this reason are one line."""
+    if item.get_closest_marker("gpu") is not None:
+        from support.places import require_gpu  # noqa: PLC0415 - loads llama.cpp
+
+        require_gpu()
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Checkpoints and converted files, each made once."""

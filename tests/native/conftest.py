@@ -1,14 +1,22 @@
-"""A way to break GGUF files."""
+"""Where models run, and a way to break GGUF files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.gguf_tools.format import Value
+from support import places
 from support.gguf_files import Rewrite, Tensor, rewritten
+
+
+@pytest.fixture(autouse=True)
+def place(request: pytest.FixtureRequest) -> Iterator[places.Place]:
+    """Where the test's models run: the CPU, unless `places` has parametrized the test."""
+    with places.use(places.place(getattr(request, "param", "cpu"))) as chosen:
+        yield chosen
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from mtp_gguf.native import Checkpoint, CheckpointKind, Session
 from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
+from support import places
 from support.models import Dial, Models
 from support.native_trunk import Trunk, opened_session
 
@@ -37,6 +39,7 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int]
     return tokens, counts
 
 
+@places.everywhere
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_decoding_after_a_restore_repeats_the_original(
@@ -67,6 +70,7 @@ def test_decoding_after_a_restore_repeats_the_original(
                 assert np.array_equal(trunk.logits(), logits)
 
 
+@places.everywhere
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_after_a_prompt_and_after_a_rejection(dial: Dial, kind: CheckpointKind) -> None:
     for hit in (1.0, 0.0):
@@ -81,6 +85,7 @@ def test_right_after_a_prompt_and_after_a_rejection(dial: Dial, kind: Checkpoint
                 assert go_on(session, token, 12) == want
 
 
+@places.everywhere
 def test_bytes_outlive_the_session(dial: Dial) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", DEPTH) as (session, _):
@@ -113,6 +118,28 @@ def test_bytes_outlive_the_session(dial: Dial) -> None:
         assert go_on(session, token, 19)[0] == want[0][1:20]
 
 
+@places.there
+def test_checkpoints_move_between_devices(dial: Dial, place: places.Place) -> None:
+    """The text goes on, and so does the acceptance, which needs the head's rows."""
+    path, cycle = dial("tiny"), dial.successors("tiny")
+    for here, there in itertools.permutations((place, places.CPU)):
+        with places.use(here), opened_session(path, "snapshot", DEPTH) as (session, _):
+            session.decode(PROMPT)
+            start, _ = go_on(session, session.argmax(), 9)
+            with session.save() as saved:
+                data = saved.to_bytes()
+            want = go_on(session, start[-1], 20)
+        assert [cycle[t] for t in want[0][:-1]] == want[0][1:]
+        with (
+            places.use(there),
+            opened_session(path, "snapshot", DEPTH) as (session, _),
+            Checkpoint.from_bytes(data) as saved,
+        ):
+            session.restore(saved)
+            assert go_on(session, start[-1], 20) == want
+
+
+@places.everywhere
 def test_head_checkpoint(dial: Dial) -> None:
     """If the caller saves the trunk's state itself, acceptance continues as before."""
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, trunk):
@@ -128,6 +155,7 @@ def test_head_checkpoint(dial: Dial) -> None:
             assert go_on(session, start[-1], 20) == want
 
 
+@places.everywhere
 @pytest.mark.parametrize("mode", MODES)
 def test_copies_of_sequences_are_independent(dial: Dial, mode: str) -> None:
     with opened_session(dial("tiny"), mode, DEPTH, n_seq_max=3) as (session, trunk):
@@ -155,6 +183,7 @@ def test_copies_of_sequences_are_independent(dial: Dial, mode: str) -> None:
     assert np.abs(got - trunk_logits(dial("tiny"), [*PROMPT, *start[:-1], *want[0]])).max() < 0.04
 
 
+@places.everywhere
 def test_a_copy_is_complete_immediately(dial: Dial) -> None:
     """It can be saved, or restored into, before anything else is decoded."""
     with opened_session(dial("tiny"), "two-phase", DEPTH, n_seq_max=3) as (session, trunk):
@@ -182,6 +211,7 @@ def trunk_logits(path: Path, tokens: list[int]) -> np.ndarray:
         return trunk.logits()
 
 
+@places.everywhere
 def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial: Dial) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH, n_seq_max=2) as (session, _):
         session.decode(PROMPT)
@@ -196,6 +226,7 @@ def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial: Dial) ->
                 session.restore(saved, 0)
 
 
+@places.everywhere
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_checkpoints_of_removed_tokens_are_rejected(dial: Dial, kind: CheckpointKind) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
@@ -414,6 +445,7 @@ def test_arguments_are_checked(dial: Dial) -> None:
                 use()
 
 
+@places.everywhere
 def test_a_head_has_one_session_and_two_sessions_do_not_mix(dial: Dial) -> None:
     """Two contexts with two heads, interleaved; a head that is in use is rejected."""
     path = dial("tiny")

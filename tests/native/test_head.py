@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft
 from mtp_gguf.native.head import Head as AnyHead
+from support import places
 from support.gguf_files import Rewrite
 from support.models import Models
 from support.reference_model import ReferenceModel
@@ -29,8 +29,16 @@ CACHE_TOLERANCE = 0.01
 # starts from there. Measured: up to 0.05.
 QUANTIZED_RMS_TOLERANCE = 0.08
 
-# Tiny products gain nothing from threads, and lose much where other tests run at the same time.
-Head = partial(AnyHead, n_threads=1)
+
+class Head(AnyHead):
+    """On the test's device, with one thread.
+
+    Tiny products gain nothing from threads, and lose much where other tests run at the same time.
+    """
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **{"n_threads": 1, "device": places.current().head, **options})
+
 
 DEPTH = 4
 STATUS = Path("/proc/self/statm")
@@ -56,6 +64,7 @@ def logits_of(draft: Draft) -> np.ndarray:
     return draft.logits
 
 
+@places.everywhere
 @pytest.mark.parametrize(
     "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed"]
 )
@@ -73,6 +82,7 @@ def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     assert np.allclose(draft.probabilities, chances.max(1), rtol=0.02)
 
 
+@places.everywhere
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
 def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_type: str) -> None:
@@ -84,6 +94,7 @@ def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_ty
     assert np.sqrt(np.mean((logits_of(draft) - want) ** 2)) < QUANTIZED_RMS_TOLERANCE
 
 
+@places.everywhere
 def test_rope_scaling_is_that_of_the_metadata(models: Models) -> None:
     path = models.gguf("Qwen3.5-1.5M-Chat-v1.1")  # YaRN
     with LlamaMtp(path) as upstream, Head(path) as head:
@@ -101,6 +112,7 @@ def hidden(models: Models) -> np.ndarray:
     return models.reference("dense-tied").trunk(TOKENS)[1].astype(np.float32)
 
 
+@places.everywhere
 def test_feeding_in_pieces_is_feeding_at_once(models: Models, hidden: np.ndarray) -> None:
     path = models.gguf()
     rows = rows_for(hidden, len(TOKENS))
@@ -117,6 +129,7 @@ def test_feeding_in_pieces_is_feeding_at_once(models: Models, hidden: np.ndarray
     assert np.abs(logits_of(pieces) - logits_of(whole)).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 def test_a_cycle_like_decoding_equals_feeding_all(models: Models, hidden: np.ndarray) -> None:
     """Drafts leave nothing behind: feeding on after a draft is as if it had not been."""
     rows = rows_for(hidden, len(TOKENS))
@@ -131,6 +144,7 @@ def test_a_cycle_like_decoding_equals_feeding_all(models: Models, hidden: np.nda
     assert np.abs(logits_of(got) - logits_of(want)).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 def test_rollback_and_refeed_give_the_same_bits(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     with Head(models.gguf()) as head:
@@ -149,6 +163,7 @@ def test_rollback_and_refeed_give_the_same_bits(models: Models, hidden: np.ndarr
         assert np.array_equal(logits_of(first), logits_of(third))
 
 
+@places.everywhere
 def test_sequences_do_not_mix(models: Models, hidden: np.ndarray) -> None:
     other_tokens = TOKENS[::-1]
     with Head(models.gguf(), n_seq_max=3) as head:
@@ -170,6 +185,7 @@ def test_sequences_do_not_mix(models: Models, hidden: np.ndarray) -> None:
         assert np.abs(logits_of(a) - logits_of(b)).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray) -> None:
     """Without the row of zeros at position 0, as transformers has it."""
     reference = models.reference("dense-tied")
@@ -181,6 +197,7 @@ def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray
     assert np.abs(logits_of(got) - want[1]).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
 def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
     reference = models.reference("dense-tied")
@@ -192,6 +209,7 @@ def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
     assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 def test_sequences_that_grow_side_by_side(models: Models) -> None:
     """Each grows on its own, keeps its rows, and drafts bit for bit as it does alone."""
     length, piece = 1200, 40
@@ -248,6 +266,7 @@ def stored_ids(path: Path) -> list[int]:
         return np.frombuffer(file.source.read(d2t.offset, d2t.nbytes), np.int64).tolist()
 
 
+@places.everywhere
 @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
 @pytest.mark.parametrize("spec", ["dense-tied", "dense-untied", "moe-fused"])
 def test_draft_vocabularies_draft_what_the_reference_does_among_them(
@@ -268,6 +287,7 @@ def test_draft_vocabularies_draft_what_the_reference_does_among_them(
     assert draft.tokens == ids[want.argmax(1)].tolist()
 
 
+@places.everywhere
 def test_a_prefix_of_a_ranked_list(models: Models, hidden: np.ndarray) -> None:
     for layout in ("ids", "table"):
         path = models.gguf(layout=layout)
@@ -280,6 +300,7 @@ def test_a_prefix_of_a_ranked_list(models: Models, hidden: np.ndarray) -> None:
         assert head.draft_ids().tolist() == list(range(1024))
 
 
+@places.everywhere
 def test_a_quantized_row_is_gathered_exactly(models: Models, hidden: np.ndarray) -> None:
     path = models.gguf("dense-untied", "Q4_K_M", "F16", layout="ids")
     with Head(path) as short, Head(path, fastmtp_size=-1) as whole:
@@ -295,6 +316,7 @@ def test_nothing_of_the_file_is_copied_on_the_cpu_without_a_list(models: Models)
         assert head.tied
 
 
+@places.everywhere
 def test_own_embedding_and_head_of_the_block(
     models: Models, rewrite: Rewrite, hidden: np.ndarray
 ) -> None:
@@ -320,6 +342,7 @@ def test_own_embedding_and_head_of_the_block(
     assert np.abs(logits_of(b) - want).max() < CACHE_TOLERANCE
 
 
+@places.everywhere
 def test_not_finite_hidden_states_leave_drafts_in_range(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     rows[-1] = np.nan
@@ -387,6 +410,7 @@ def test_options_are_checked(models: Models, options: dict[str, Any], text: str)
         Head(models.gguf(), **options)
 
 
+@places.everywhere
 def test_rows_go_to_another_head_and_sequence(models: Models) -> None:
     """What is drafted after them is drafted there, too; what cannot be rows is refused."""
     path = models.gguf("dense-tied")

@@ -12,6 +12,7 @@ from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support import places
 from support.models import Dial, Models
 from support.native_trunk import Trunk, opened_session
 
@@ -40,6 +41,7 @@ def generate(session: Session, depth: int, n: int, seq: int = 0) -> list[int]:
     return tokens
 
 
+@places.in_all_places
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 3, 8])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
@@ -62,6 +64,7 @@ def test_text_and_state_equal_plain_decoding(dial: Dial, shape: str, depth: int,
     assert np.abs(got - plain_logits(path, PROMPT + tokens)).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("mode", MODES)
 def test_acceptance_matches_the_synthetic_model(dial: Dial, mode: str) -> None:
     """Full, partial and no rejection in sequence, exactly at the flagged tokens."""
@@ -81,6 +84,7 @@ def test_acceptance_matches_the_synthetic_model(dial: Dial, mode: str) -> None:
     assert {0, 4} < seen
 
 
+@places.everywhere
 @pytest.mark.parametrize("mode", MODES)
 def test_drafts_come_from_the_right_tokens_and_hidden_states(models: Models, mode: str) -> None:
     """On random weights, against the reference on the whole text, however many are accepted.
@@ -107,6 +111,7 @@ def test_drafts_come_from_the_right_tokens_and_hidden_states(models: Models, mod
         session.remove(len(text) - (1 if mode == "snapshot" else 0))
 
 
+@places.everywhere
 def test_repeated_rejections(dial: Dial) -> None:
     """A head that is never right: each cycle rolls back all its drafts."""
     path = dial("tiny", hit=0.0)
@@ -120,6 +125,7 @@ def test_repeated_rejections(dial: Dial) -> None:
         assert np.abs(got - plain_logits(path, PROMPT + tokens)).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
 def test_sequences_do_not_mix(dial: Dial, mode: str, unified: bool) -> None:
@@ -140,6 +146,7 @@ def test_sequences_do_not_mix(dial: Dial, mode: str, unified: bool) -> None:
     assert np.abs(got - plain_logits(path, PROMPT + texts[0])).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("mode", MODES)
 def test_pending_rollback_survives_a_decode_of_another_sequence(
@@ -166,6 +173,7 @@ def test_pending_rollback_survives_a_decode_of_another_sequence(
     assert np.abs(got - plain_logits(path, PROMPT + texts[0])).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("mode", MODES)
 def test_depth_can_change_from_cycle_to_cycle(dial: Dial, mode: str) -> None:
     path, cycle = dial("tiny"), dial.successors("tiny")
@@ -180,6 +188,7 @@ def test_depth_can_change_from_cycle_to_cycle(dial: Dial, mode: str) -> None:
     assert np.abs(got - plain_logits(path, PROMPT + tokens)).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 def test_the_context_can_be_filled_to_its_end(dial: Dial) -> None:
     for mode in MODES:
         with opened_session(dial("tiny"), mode, 6) as (session, trunk):
@@ -199,6 +208,7 @@ def test_the_context_can_be_filled_to_its_end(dial: Dial) -> None:
 # --------------------------------------------------------------------- removing tokens
 
 
+@places.everywhere
 def test_impossible_rollbacks_are_rejected_and_change_nothing(dial: Dial) -> None:
     path = dial("tiny")
     with opened_session(path, "snapshot", 3) as (session, trunk):
@@ -231,6 +241,7 @@ def test_impossible_rollbacks_are_rejected_and_change_nothing(dial: Dial) -> Non
         assert np.abs(trunk.logits() - again).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 @pytest.mark.parametrize("mode", ["snapshot", "checkpoint", "host"])
 def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial: Dial, mode: str) -> None:
     """This happens when a reader stops in the middle of a cycle's tokens."""
@@ -251,6 +262,7 @@ def test_accepted_tokens_can_be_rolled_back_with_the_rejected_ones(dial: Dial, m
         assert np.abs(got - want).max() < STATE_TOLERANCE
 
 
+@places.everywhere
 def test_position_zero(dial: Dial) -> None:
     """A prompt of one token, and a sequence that is emptied and used again."""
     path, cycle = dial("tiny"), dial.successors("tiny")

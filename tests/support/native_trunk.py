@@ -12,10 +12,11 @@ import numpy as np
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support import places
 
 
 class Trunk:
-    """One thread, no repacked weights."""
+    """One thread, no repacked weights, on the devices of `places.current()`."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Trunk:
     ) -> None:
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False
+        params.n_gpu_layers = places.current().gpu_layers
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self.model
         context = llama_cpp.llama_context_default_params()
@@ -76,7 +78,13 @@ def opened_session(
         # The context may be larger than asked for; the head must cover it.
         real = llama_cpp.llama_n_ctx_seq(trunk.context)
         with (
-            Head(path, n_ctx=real, n_seq_max=n_seq_max, n_threads=1) as head,
+            Head(
+                path,
+                device=places.current().head,
+                n_ctx=real,
+                n_seq_max=n_seq_max,
+                n_threads=1,
+            ) as head,
             Session(trunk.context, head, max_depth=depth, rollback=Rollback.parse(mode)) as session,
         ):
             yield session, trunk
