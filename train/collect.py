@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.llama import MTPLlama
@@ -264,12 +263,3 @@ def _held_out(count: int, most: int | None = None) -> list[bool]:
     """Which of `count` texts are held out: one in ten, or the last of a few; at most `most`."""
     every = min(_HELD_OUT_ONE_IN, max(count, 1))
     return [i % every == every - 1 and (most is None or i < most * every) for i in range(count)]
-
-
-def width_of(path: Path) -> int:
-    """The width of a model's hidden states."""
-    with open_model(path) as model:
-        found = model.head.parameter("embedding_length")
-    if not isinstance(found, int) or found < 1:
-        raise RequestError(f"{path}: embedding_length: expected a number from 1, found {found!r}")
-    return found

@@ -9,9 +9,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +72,9 @@ class DataWriter:
         self._shards: list[_Shard] = []
         self.finished = False
         if (folder / INDEX_NAME).exists():
-            index = _read_index(folder)
+            found, self.finished, self._shards = _read_index(folder)
             differing = sorted(
-                name
-                for name in {*index["key"], *self._key}
-                if index["key"].get(name) != self._key.get(name)
+                name for name in {*found, *self._key} if found.get(name) != self._key.get(name)
             )
             if differing:
                 raise RequestError(
@@ -84,8 +82,6 @@ class DataWriter:
                     f"(different {', '.join(differing)}); choose another --work folder, or remove "
                     "this one"
                 )
-            self._shards = [_Shard(**shard) for shard in index["shards"]]
-            self.finished = index["finished"]
 
     @property
     def samples(self) -> int:
@@ -164,7 +160,7 @@ def open_data(folder: Path, width: int) -> list[Sample]:
     FormatError if a shard is missing, differs from its checksum, or has states of another width.
     """
     samples: list[Sample] = []
-    for shard in (_Shard(**entry) for entry in _read_index(folder)["shards"]):
+    for shard in _read_index(folder)[2]:
         path = folder / Path(shard.name).name
         if not path.is_file() or _sha256(path) != shard.sha256:
             found = "other bytes" if path.is_file() else "no such file"
@@ -199,22 +195,33 @@ def split_data(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return train, held
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _read_index(folder: Path) -> tuple[dict[str, Any], bool, list[_Shard]]:
+    """(key, finished, shards) of a folder's index."""
     path = folder / INDEX_NAME
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        fields = {"format", "finished", "key", "shards"}
-        if not isinstance(index, dict) or set(index) != fields or index["format"] != _FORMAT:
-            raise ValueError("expected format 1")
-        if not isinstance(index["key"], dict):
-            raise ValueError("expected an object as key")
-        for shard in index["shards"]:
-            _Shard(**shard)
+        if not isinstance(index, dict) or index.get("format") != _FORMAT:
+            raise ValueError(f"not of format {_FORMAT}")
+        key, finished, shards = index.get("key"), index.get("finished"), index.get("shards")
+        if not (isinstance(key, dict) and isinstance(finished, bool) and isinstance(shards, list)):
+            raise ValueError("key, finished or shards is missing or of another type")
+        return key, finished, [_shard(entry) for entry in shards]
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FormatError(f"{path}: is no index of collected states ({error})") from None
-    return index
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: expected an index of collected states ({error}); remove {folder} to collect "
+            "again"
+        ) from None
+
+
+def _shard(entry: object) -> _Shard:
+    """ValueError for an entry with other fields, or with values of other types."""
+    types = {field.name: field.type for field in fields(_Shard)}
+    found = {n: type(v) for n, v in entry.items()} if isinstance(entry, dict) else {}
+    if found != types:
+        raise ValueError(f"a shard has the fields {sorted(found)}, or values of other types")
+    return _Shard(**cast("dict[str, Any]", entry))
 
 
 def _read_shard(path: Path, width: int) -> Iterator[Sample]:

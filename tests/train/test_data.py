@@ -113,7 +113,7 @@ def test_states_of_something_else_are_refused(demo: Path, data: Path) -> None:
         collect(demo, data, other, SETTINGS, threads=1)
 
 
-@pytest.mark.parametrize("damage", ["bytes", "missing", "index", "width"])
+@pytest.mark.parametrize("damage", ["bytes", "missing", "width"])
 def test_damage_is_found(data: Path, tmp_path: Path, damage: str) -> None:
     width, words = 256, "expected the shard that data.json describes"
     for path in data.iterdir():
@@ -125,13 +125,34 @@ def test_damage_is_found(data: Path, tmp_path: Path, damage: str) -> None:
         shard.write_bytes(content)
     elif damage == "missing":
         shard.unlink()
-    elif damage == "index":
-        (tmp_path / INDEX_NAME).write_text('{"format": 1}')
-        words = "is no index of collected states"
     else:
         width, words = 128, "expected states of width 128, found"
     with pytest.raises(FormatError, match=words):
         open_data(tmp_path, width)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "",
+        "[" * 100_000,
+        "[]",
+        '{"format": 2, "key": {}, "finished": true, "shards": []}',
+        '{"format": 1, "key": {}, "finished": true}',
+        '{"format": 1, "key": [], "finished": true, "shards": []}',
+        '{"format": 1, "key": {}, "finished": 1, "shards": []}',
+        '{"format": 1, "key": {}, "finished": true, "shards": [1]}',
+        '{"format": 1, "key": {}, "finished": true, "shards": [{"name": "a", "sha256": "b"}]}',
+        '{"format": 1, "key": {}, "finished": true, "shards": '
+        '[{"name": 1, "sha256": "b", "samples": 1, "tokens": 1}]}',
+    ],
+)
+def test_an_index_of_another_kind(tmp_path: Path, index: str) -> None:
+    (tmp_path / INDEX_NAME).write_text(index)
+    for use in (lambda: open_data(tmp_path, 8), lambda: DataWriter(tmp_path, {})):
+        with pytest.raises(FormatError, match="expected an index of collected states") as error:
+            use()
+        assert f"remove {tmp_path} to collect again" in str(error.value)
 
 
 @pytest.mark.parametrize(
