@@ -56,8 +56,9 @@ def build_server(
     """Build llama.cpp with the patches of this project, once.
 
     pip fetches the pinned sources; npm, if installed, what llama-server's web page is made of;
-    nothing else is downloaded. Builds llama-server, llama-quantize, llama-bench, ggml-rpc-server
-    and the shared libraries. The environment variable CMAKE_ARGS is used too.
+    nothing else is downloaded. Builds llama-server, llama-quantize, llama-imatrix,
+    llama-gguf-split, llama-bench, ggml-rpc-server and the shared libraries. The environment
+    variable CMAKE_ARGS is used too.
 
     **Examples**
 

@@ -19,10 +19,13 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.in_place import hide_list, replace_list
-from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.remote import hub_gguf, is_remote
+from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 
+from .local_model import local_model
 from .options import (
     AsJson,
     Command,
@@ -36,7 +39,7 @@ from .options import (
     spelled,
 )
 from .progress import byte_progress, leaves_nothing, printable, reports_errors
-from .written import output_path, report_file, write_file
+from .written import local_files, output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24
 # Options of `convert`, and the same options of `fastmtp`.
@@ -117,8 +120,9 @@ def add(
     options = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
         raise typer.BadParameter("--in-place cannot be combined with --output or another layout")
+    _check_place(model, in_place)
     note = _notes(as_json)
-    with open_model(model) as opened:
+    with open_any_model(_loadable(model) if options.corpus else model) as opened:
         check_head(opened)
         old = read_draft_list(opened)
         with spelled(_OPTIONS):
@@ -131,12 +135,12 @@ def add(
             shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
             note(f"coverage of the corpus by size: {', '.join(shares)}")
         if in_place:
-            target = model
+            target = Path(model)
             note(_change(opened, keys))
         else:
             pattern = "mtp-{}-FastMTP" if layout is DraftLayout.SIDECAR else "{}-FastMTP"
-            target = output_path(output, model, pattern)
-            sources = [*opened.paths, *options.files]
+            target = output_path(output, opened, pattern)
+            sources = [*local_files(opened), *options.files]
             with leaves_nothing(target):
                 write_file("fastmtp", with_list(opened, keys, layout), target, sources, overwrite)
     report_file(target, as_json=as_json)
@@ -192,12 +196,13 @@ def calibrate(
     note_missing_gpu(gpu_layers)
     if in_place and output is not None:
         raise typer.BadParameter("--in-place and --output contradict each other")
+    _check_place(model, in_place)
     note = _notes(as_json)
     texts = paragraphs(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
-    with open_model(model) as opened:
+    with open_any_model(_loadable(model)) as opened:
         check_head(opened)
-        target = model if in_place else output_path(output, model, "{}-FastMTP")
+        target = Path(model) if in_place else output_path(output, opened, "{}-FastMTP")
         if not in_place:
             check_output(target, [*opened.paths, *prompts], overwrite)
         with leaves_nothing(target), byte_progress("write", len(texts) * tokens) as progress:
@@ -219,6 +224,20 @@ def calibrate(
 def _notes(as_json: bool) -> Callable[[str], None]:
     """Return a function that prints progress, on standard error if the output is JSON."""
     return lambda text: typer.echo(text, err=as_json)
+
+
+def _check_place(model: str, in_place: bool) -> None:
+    """Raise a usage error for --in-place with a model that is not a local file."""
+    if in_place and (hub_gguf(model) or is_remote(model)):
+        raise typer.BadParameter(
+            f"--in-place changes a local file, and {model} is not one; write a new file with "
+            "--output"
+        )
+
+
+def _loadable(model: str) -> str:
+    """Return a model that llama.cpp can load; one on the hub is downloaded into the cache."""
+    return str(local_model(model, drafts=False).path)
 
 
 def paragraphs(files: Sequence[Path]) -> list[str]:
@@ -255,17 +274,19 @@ def remove(
     """
     if in_place and output is not None:
         raise typer.BadParameter("--in-place and --output contradict each other")
-    with open_model(model) as opened:
+    _check_place(model, in_place)
+    with open_any_model(model) as opened:
         draft = read_draft_list(opened)
         if draft is None:
             raise RequestError(f"{model}: has no draft vocabulary")
         if in_place:
-            target = model
+            target = Path(model)
             _notes(as_json)(_change(opened, None))
         else:
-            target = output_path(output, model, "{}-no-FastMTP")
+            target = output_path(output, opened, "{}-no-FastMTP")
             with leaves_nothing(target):
-                write_file("fastmtp", without_list(opened), target, opened.paths, overwrite)
+                spec = without_list(opened)
+                write_file("fastmtp", spec, target, local_files(opened), overwrite)
     report_file(target, as_json=as_json)
 
 
@@ -286,7 +307,7 @@ def show(
     """
     if ids and as_json:
         raise typer.BadParameter("--ids and --json contradict each other")
-    with open_model(model) as opened:
+    with open_any_model(model) as opened:
         draft = read_draft_list(opened)
         if draft is None:
             raise RequestError(f"{model}: has no draft vocabulary; mtp-gguf fastmtp add adds one")

@@ -4,7 +4,6 @@ import json
 import shlex
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote
 
 import typer
 
@@ -13,7 +12,6 @@ from mtp_gguf.gguf_tools.doctor import original_of
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.remote import is_remote
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 
 from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
@@ -31,7 +29,7 @@ from .options import (
     check_revision,
 )
 from .progress import leaves_nothing, reports_errors
-from .written import file_fields, head_of, output_path, report_file, write_file
+from .written import file_fields, head_of, local_files, output_path, report_file, write_file
 
 
 @reports_errors
@@ -110,10 +108,9 @@ def graft(
         check_revision(source, revision)
     with open_any_model(base) as opened:
         transplant.check_takes_a_head(opened)
-        target = output_path(output, _named(opened), "{}-MTP")
-        sources = [*_local(opened), *draft.files]
+        target = output_path(output, opened, "{}-MTP")
+        sources = [*local_files(opened), *draft.files]
         check_output(target, sources, overwrite)
-        title = "download and graft" if is_remote(str(opened.path)) else "graft"
         with leaves_nothing(target):
             if from_gguf:
                 with open_any_model(source) as donor:
@@ -123,11 +120,11 @@ def graft(
                             with_ids=True
                         )
                     spec = transplant.graft(opened, donor, keys)
-                    write_file(title, spec, target, [*sources, *_local(donor)], overwrite)
+                    write_file("graft", spec, target, [*sources, *local_files(donor)], overwrite)
             else:
                 with converted_head(opened, source, revision, head_type, draft, target) as donor:
                     spec = transplant.graft(opened, donor)
-                    write_file(title, spec, target, sources, overwrite)
+                    write_file("graft", spec, target, sources, overwrite)
         original = original_of(opened)
     check = None if no_check else _checked(target)
     if as_json:
@@ -152,21 +149,11 @@ def _checked(path: Path) -> AcceptanceCheck | None:
     return check_acceptance(path, has_list=draft is not None and draft.layout is DraftLayout.IDS)
 
 
-def _named(model: Model) -> Path:
-    """Return the base's name, from which the output's is derived."""
-    text = str(model.path)
-    return Path(unquote(text)) if is_remote(text) else Path(text)
-
-
-def _local(model: Model) -> list[Path]:
-    return [] if is_remote(str(model.path)) else model.paths
-
-
 def _tokenizer_of(base: Model, donor: Model, draft: DraftOptions) -> Model:
     """Return the model whose tokenizer counts a corpus: the base if local, else the donor."""
-    if not draft.corpus or _local(base):
+    if not draft.corpus or local_files(base):
         return base
-    if _local(donor):
+    if local_files(donor):
         return donor
     raise typer.BadParameter(
         "--fastmtp-corpus needs a local file for its tokenizer, and both models are remote; "

@@ -48,8 +48,14 @@ _EARLIER = {
     "--tokens": ("--n-predict", "--predict"),
 }
 
+# A model to read, for `open_any_model`.
 ModelFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="GGUF with an MTP head (any shard).")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="GGUF with an MTP head (any shard); also OWNER/NAME:QUANT or hf://OWNER/NAME/FILE on "
+        "the hub, https://….",
+    ),
 ]
 # A model to run, for `local_model`.
 ModelName: TypeAlias = Annotated[

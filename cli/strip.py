@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools import transplant
-from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.resolve import open_any_model
 
 from .options import AsJson, ModelFile, Overwrite
 from .progress import leaves_nothing, reports_errors
-from .written import output_path, report_file, write_file
+from .written import local_files, output_path, report_file, write_file
 
 
 @reports_errors
@@ -35,7 +35,9 @@ def strip(
 
     mtp-gguf strip Qwen3.5-9B-Q4_K_M.gguf -o trunk.gguf
     """
-    target = output_path(output, model, "{}-no-mtp")
-    with leaves_nothing(target), open_model(model) as opened:
-        write_file("strip", transplant.strip(opened), target, opened.paths, overwrite)
+    with open_any_model(model) as opened:
+        target = output_path(output, opened, "{}-no-mtp")
+        with leaves_nothing(target):
+            spec = transplant.strip(opened)
+            write_file("strip", spec, target, local_files(opened), overwrite)
     report_file(target, "mtp-gguf graft {} --from MODEL", as_json=as_json)

@@ -14,6 +14,7 @@ from mtp_gguf.gguf_tools.safetensors import (
     TORCH_INDEX_NAME,
     SafetensorsFile,
     StoredTensor,
+    no_weights,
     weight_files,
 )
 from mtp_gguf.gguf_tools.sources import FileSource
@@ -248,19 +249,15 @@ def shard_names(
         absent = [name for name in names if not (folder / name).is_file()]
         if absent and whole:
             raise CheckpointError(
-                f"{folder}: {index_name} names {len(absent)} files that "
-                f"are missing: {', '.join(absent[:3])}{', …' if len(absent) > 3 else ''}; "
-                "finish the download and try again"
+                f"{folder}: {index_name} names files that are missing: {', '.join(absent[:3])}"
+                f"{', …' if len(absent) > 3 else ''}; finish the download and try again"
             )
         return names
     names = weight_files(folder)
     if not names and not whole:
         return ["model.safetensors"]
     if not names:
-        raise CheckpointError(
-            f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, "
-            f"found {_found_instead(folder)}"
-        )
+        raise CheckpointError(no_weights(folder))
     for name in names:
         if match := _SHARD.fullmatch(name):
             total = int(match[3])
@@ -280,17 +277,6 @@ def _index(folder: Path) -> tuple[str, dict[str, str] | None]:
     if weight_map is None and all(name.endswith(".bin") for name in weight_files(folder)):
         return TORCH_INDEX_NAME, read_weight_map(folder, TORCH_INDEX_NAME)
     return INDEX_NAME, weight_map
-
-
-def _found_instead(folder: Path) -> str:
-    """Describes a folder that has no supported weights, for a message."""
-    if any(folder.glob("adapter_model.*")):
-        return (
-            "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "
-            "save_pretrained)"
-        )
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
-    return f"only {others[0]}" if others else "none"
 
 
 def _check_against_index(folder: Path, origin: dict[str, str]) -> None:

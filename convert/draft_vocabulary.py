@@ -76,9 +76,8 @@ def rank_by_corpus(
     total = counts.sum()
     if not total:
         raise RequestError(f"--fastmtp-corpus: no text in {', '.join(map(str, files))}")
-    return rank_by_counts(
-        counts, f"counted on {total} tokens of {len(files)} files", required, size
-    )
+    source = f"counted on {total} tokens of {len(files)} file{'s' if len(files) > 1 else ''}"
+    return rank_by_counts(counts, source, required, size)
 
 
 def rank_by_counts(

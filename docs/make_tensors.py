@@ -165,11 +165,13 @@ converter (`tests/real_tools`).
 | --- | --- | --- |"""
 
 NOT_RUN = """
-Some tools are not tested. transformers 4 and AutoAWQ 0.2.9 do not know the architecture;
-transformers 5.23 does not save HQQ, and quantizes to FP8 on GPUs only; `gguf-split` and
-`llama-imatrix` are programs of llama.cpp, which the tests do not build. GPTQ in 8 bits and in its
-second version, compressed-tensors in INT8 and ModelOpt's W4A16_NVFP4 are compared with upstream on
-matrices that the tests construct themselves (`tests/goldens/quantized-*`).
+transformers 4 has tokenizers of this family and none of its models, so only its tokenizers are
+tested. AutoAWQ has no class for the architecture; the test adds one, without scales. The programs
+of llama.cpp are those of `mtp-gguf build-server`; a model with an importance matrix is compared
+with the output of `llama-quantize`. transformers 5.23 quantizes to FP8 on GPUs only, which is not
+tested. GPTQ in 8 bits and in its second version, compressed-tensors in INT8 and ModelOpt's
+W4A16_NVFP4 are compared with upstream on matrices that the tests construct themselves
+(`tests/goldens/quantized-*`).
 """
 
 

@@ -49,6 +49,7 @@ INDEX_NAME = "model.safetensors.index.json"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 WEIGHT_PATTERNS = ("model*.safetensors", "mtp.safetensors")
 TORCH_PATTERN = "pytorch_model*.bin"
+_HQQ_NAME = "qmodel.pt"  # what the package hqq writes
 _SHARD_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 
 _FIELDS = ("dtype", "shape", "data_offsets")
@@ -88,6 +89,20 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(names or {p.name for p in folder.glob(TORCH_PATTERN)})
 
 
+def no_weights(folder: Path) -> str:
+    """An error message for a folder without supported weights: what it contains instead."""
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
+    found = f"only {others[0]}" if others else "none"
+    if any(folder.glob("adapter_model.*")):
+        found = (
+            "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "
+            "save_pretrained)"
+        )
+    elif _HQQ_NAME in others:
+        found = f"{_HQQ_NAME}, weights in HQQ; convert from the original 16-bit checkpoint"
+    return f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """The weight files of `folder`: those that its index names, or else those that exist.
 
@@ -95,7 +110,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """
     present = {p.name for p in (*folder.glob("*.safetensors"), *folder.glob(TORCH_PATTERN))}
     if not present:
-        raise FormatError(f"{folder}: expected safetensors files in the folder, found none")
+        raise FormatError(no_weights(folder))
     named = _indexed(folder / INDEX_NAME) or set(weight_files(folder)) or present
     if all(name.endswith(".bin") for name in named):
         named = _indexed(folder / TORCH_INDEX_NAME) or named

@@ -40,7 +40,10 @@ from .cpu_variants import CpuVariant, cpu_variants
 from .patches import Addition, add_head, apply, digest, read_head_sources, read_patches
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
-TARGETS = ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server")
+TARGETS = (
+    *("llama-server", "llama-quantize", "llama-imatrix", "llama-gguf-split", "llama-bench"),
+    "ggml-rpc-server",
+)
 # The libraries that the patches change; ggml's registry (libggml) and the GPU backends are those of
 # llama-cpp-python.
 LIBRARIES = ("ggml-base", "ggml-cpu", "llama")

@@ -19,6 +19,8 @@ LOG_LINES = 25
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
+# llama-server goes on while it writes an answer whose web page was closed. A second signal ends it.
+_GRACE_SECONDS = 10.0
 # Windows sends Ctrl-C to every process of the console by itself, and has no SIGHUP.
 _FORWARDED = [
     getattr(signal, name)
@@ -54,6 +56,7 @@ class RunningServer:
         self._tail: deque[bytes] = deque(maxlen=LOG_LINES)
         self._tail_lock = threading.Lock()
         self.signalled = False
+        self._insistence: threading.Timer | None = None
         self._started = False
         self._early: list[int] = []
         # Set before the start, since a signal in between would leave an orphaned server.
@@ -75,7 +78,7 @@ class RunningServer:
             raise ServerError(f"{command[0]}: cannot be run: {error.strerror}") from None
         self._started = True
         for number in self._early:
-            self._process.send_signal(number)
+            self._signal(number)
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         if not forward:
@@ -132,13 +135,29 @@ class RunningServer:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        if self._insistence is not None:
+            self._insistence.cancel()
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self.signalled = True
         if self._started:
-            self._process.send_signal(number)
+            self._signal(number)
         else:
             self._early.append(number)
+
+    def _signal(self, number: int) -> None:
+        self._process.send_signal(number)
+        if self._insistence is None:
+            self._insistence = threading.Timer(_GRACE_SECONDS, self._insist, [number])
+            self._insistence.daemon = True
+            self._insistence.start()
+
+    def _insist(self, number: int) -> None:
+        if self._process.poll() is None:
+            said = f"llama-server goes on {_GRACE_SECONDS:.0f} s after the signal: sent it again"
+            self._log.write(f"mtp-gguf: {said}\n".encode())
+            self._log.flush()
+            self._process.send_signal(number)
 
     def _restore_handlers(self) -> None:
         while self._handlers:

@@ -232,7 +232,7 @@ class TestArguments:
         assert result.exit_code == 0, result.output
         draft = json.loads(result.stdout)["draft_vocabulary"]
         assert draft["size"] == size
-        assert (f"of {files} files" in draft["source"]) == bool(files)
+        assert (f"of {files} file" in draft["source"]) == bool(files)
 
     def test_a_missing_corpus_file_is_not_taken_for_the_model(
         self, models: Models, corpora: list[Path], tmp_path: Path

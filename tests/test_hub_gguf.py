@@ -254,6 +254,50 @@ class TestReads:
         assert grafted.fields["head"]["ready"]
 
 
+class TestFileTools:
+    """`extract`, `strip` and `fastmtp` write from the hub straight into their output."""
+
+    def test_the_output_is_that_of_the_local_file(
+        self, hub: Hub, repository: Path, tmp_path: Path
+    ) -> None:
+        files = {f"{NAME}:F16": "F16/Demo-F16-00001-of-00003.gguf", NAME: "Demo-Q4_K_M.gguf"}
+        tools = (("extract",), ("strip",), ("fastmtp", "add", "--size", "700"))
+        local: list[tuple[object, ...]] = []
+        remote: list[tuple[object, ...]] = []
+        for name, file in files.items():
+            for tool in tools:
+                n = len(local)
+                local.append((*tool, repository / file, "-o", tmp_path / f"{n}-local.gguf"))
+                remote.append((*tool, name, "-o", tmp_path / f"{n}-remote.gguf"))
+        home = tmp_path / "home"
+        for done in run_commands(hub, home, *local, *remote):
+            assert done.code == 0, done.stderr
+        for (*_, ours), (*_, theirs) in zip(local, remote, strict=True):
+            assert Path(str(ours)).read_bytes() == Path(str(theirs)).read_bytes()
+        assert not downloaded(home)
+
+    def test_names_corpora_and_places(self, hub: Hub, tmp_path: Path) -> None:
+        corpus, home = tmp_path / "corpus.txt", tmp_path / "home"
+        corpus.write_text("def is_prime(n):\n    return n > 1\n" * 50)
+        named, counted, shown, listless, in_place = run_commands(
+            hub,
+            home,
+            ("extract", f"{NAME}:F16"),
+            ("fastmtp", "add", f"{NAME}:Q4_K_M", "--corpus", corpus, "--size", "600"),
+            ("fastmtp", "show", "Demo-Q4_K_M-FastMTP.gguf", "--json"),
+            ("fastmtp", "show", f"{NAME}:Q4_K_M"),
+            ("fastmtp", "remove", f"{NAME}:Q4_K_M", "--in-place"),
+        )
+        assert named.code == 0
+        assert (tmp_path / "mtp-Demo-F16.gguf").is_file()
+        assert f"mtp-gguf: download hf://{NAME}/Demo-Q4_K_M.gguf, " in counted.stderr
+        assert shown.fields["size"] == 600
+        assert downloaded(home) == {"Demo-Q4_K_M.gguf"}
+        assert f"{NAME}:Q4_K_M: has no draft vocabulary" in listless.last
+        assert in_place.code == 2
+        assert "--in-place changes a local file" in in_place.stderr
+
+
 class TestFails:
     def test_names_that_mean_nothing_there(self, hub: Hub, tmp_path: Path) -> None:
         there = f"there are {NAME}:Q4_K_M, {NAME}:Q8_0, {NAME}:F16"

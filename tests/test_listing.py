@@ -538,15 +538,14 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     assert refused(missing).startswith(
         f"mtp-gguf: {missing}: expected a file or folder, found none"
     )
-    assert refused(tmp_path) == (
-        f"mtp-gguf: {tmp_path}: expected safetensors files in the folder, found none "
-    )
+    none = "expected model.safetensors or model.safetensors.index.json with its shards, found none "
+    assert refused(tmp_path) == f"mtp-gguf: {tmp_path}: {none}"
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     assert refused(pipe) == f"mtp-gguf: {pipe}: expected a file, found a device or pipe "
     folder = tmp_path / "folder.safetensors"
     folder.mkdir()
-    assert refused(folder).endswith("expected safetensors files in the folder, found none ")
+    assert refused(folder).endswith(none)
     loop = tmp_path / "loop.gguf"
     loop.symlink_to(loop)
     assert "loop.gguf: " in refused(loop)

@@ -4,8 +4,9 @@ One row runs every day; all of them, with the packages of the `real-tools` extra
 
     pytest -m "slow or not slow" tests/real_tools
 
-A row whose packages are missing is skipped and says which. What does not run on a machine without
-a GPU is named in docs/tensors.md.
+The rows of transformers 4 need TRANSFORMERS_4_PYTHON, a Python of an environment that has it; those
+of llama.cpp's programs need `mtp-gguf build-server`. A row whose tool is missing is skipped and
+says which. What does not run on a machine without a GPU is named in docs/tensors.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 
 from support.checkpoints import Spec, write_checkpoint
 from support.commands import check_refusal, invoke
-from support.real_tools.make import MAKERS, MISSING
+from support.real_tools.make import MAKERS, MISSING, llama_program
 from support.real_tools.rows import ROWS, SAME, Row
 from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.convert_upstream import convert, quantize
@@ -58,15 +59,20 @@ def made(row: Row, source: Path, folder: Path) -> Path:
         timeout=900,
     )
     if done.returncode == MISSING:
-        pytest.skip(f"needs the `real-tools` extra: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"a tool is missing: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
-    return next(target.rglob("config.json"), target / "model.gguf").parent
+    return next(target.rglob("config.json"), target / "model").parent
 
 
-def upstreams(model: Path, folder: Path) -> Description:
-    if (gguf := model / "model.gguf").is_file():
-        return describe(quantize(gguf, folder / "theirs.gguf", "Q8_0"))
-    return as_quantized(describe(convert(model, folder / "theirs.gguf", "f32", ["--no-mtp"])))
+def upstreams(model: Path, imatrix: Path | None, folder: Path) -> Description:
+    theirs = folder / "theirs.gguf"
+    if model.is_dir():
+        return as_quantized(describe(convert(model, theirs, "f32", ["--no-mtp"])))
+    if imatrix is None:
+        return describe(quantize(model, theirs, "Q8_0"))
+    words = [llama_program("llama-quantize"), "--imatrix", imatrix.name, str(model), str(theirs)]
+    subprocess.run([*words, "Q4_K_M", "2"], cwd=imatrix.parent, check=True, capture_output=True)
+    return describe(theirs)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +82,12 @@ def upstreams(model: Path, folder: Path) -> Description:
 def test_the_bytes_of_upstream_or_one_sentence(row: Row, source: Path, tmp_path: Path) -> None:
     model = made(row, source, tmp_path)
     out = tmp_path / "ours.gguf"
-    whole = model / "model.gguf" if (model / "model.gguf").is_file() else model
-    quant = "Q8_0" if whole.is_file() else "F32"
-    result = invoke("convert", whole, "-o", out, "--quant", quant, "--no-mtp")
+    whole = min(model.glob("model*.gguf"), default=model)
+    imatrix = next(model.glob("imatrix.*"), None)
+    options = ["--quant", "Q8_0" if whole.is_file() else "F32"]
+    if imatrix:
+        options = ["--quant", "Q4_K_M", "--imatrix", str(imatrix)]
+    result = invoke("convert", whole, "-o", out, *options, "--no-mtp")
     if row.outcome != SAME:
         message = check_refusal(result.exit_code, result.stderr, row.outcome)
         assert not out.exists()
@@ -87,7 +96,7 @@ def test_the_bytes_of_upstream_or_one_sentence(row: Row, source: Path, tmp_path:
             assert message.removeprefix("mtp-gguf: ").strip() in listed
         return
     assert result.exit_code == 0, result.output
-    ours, theirs = describe(out), upstreams(model, tmp_path)
+    ours, theirs = describe(out), upstreams(whole, imatrix, tmp_path)
     found = [
         *tensor_differences(theirs.tensors, ours.tensors),
         *metadata_differences(theirs, ours),

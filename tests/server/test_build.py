@@ -29,7 +29,7 @@ from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.server import build as module
 from mtp_gguf.server import upstream_source
-from mtp_gguf.server.build import cmake_options
+from mtp_gguf.server.build import TARGETS, cmake_options
 from mtp_gguf.server.patches import Addition, apply
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 from support.commands import check_refusal, invoke, spawn
@@ -141,7 +141,7 @@ def test_a_build_is_made_once_and_named(machine: Machine) -> None:
     calls = machine.calls.read_text().splitlines()
     assert len(calls) == 2
     assert "-DGGML_RPC=ON" in calls[0]
-    for target in ("llama-server", "llama-quantize", "llama-bench", "ggml-rpc-server"):
+    for target in TARGETS:
         assert target in calls[1]
     assert calls[1].endswith("--parallel 2")
     made_from = json.loads((root / "build.json").read_text())

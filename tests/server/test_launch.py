@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.server import launch
 from mtp_gguf.server.launch import RunningServer
 from support.models import Files
 from support.serving import PATIENCE, serving
@@ -120,6 +121,27 @@ def test_signals_that_stay_ours(
     assert signal.getsignal(signal.SIGINT) is handler
     assert len(children) == 2
     assert all(child.poll() is not None for child in children)
+
+
+def test_a_server_that_goes_on_is_signalled_again(
+    server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_port: int
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.4)
+    armed, log = tmp_path / "armed", io.BytesIO()
+    command = [str(server), "--deaf", "1", "--end", "4", "--armed", str(armed)]
+    command += ["--port", str(free_port)]
+    with RunningServer(command, f"http://127.0.0.1:{free_port}/health", log) as run:
+        run.show_log()
+        wait_for(armed)
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert run.wait() == 4
+        assert time.monotonic() - began >= 0.4
+    lines = log.getvalue().decode().splitlines()
+    assert sum("stand-in: signal" in line for line in lines) == 2
+    assert [line for line in lines if "mtp-gguf" in line] == [
+        "mtp-gguf: llama-server goes on 0 s after the signal: sent it again"
+    ]
 
 
 def test_dying_at_load_shows_the_end_of_the_log(server: Path, files: Files, free_port: int) -> None:

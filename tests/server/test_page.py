@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
 import time
 import urllib.request
 from collections.abc import Callable
@@ -11,6 +14,8 @@ from urllib.error import HTTPError
 
 import pytest
 
+from mtp_gguf.server import launch
+from mtp_gguf.server.launch import RunningServer
 from support.browser import Browser
 from support.models import Files
 from support.real_server import running
@@ -108,6 +113,31 @@ def generating(url: str) -> bool:
     """Whether the server generates at the moment."""
     with urllib.request.urlopen(f"{url}slots", timeout=PATIENCE) as answer:
         return any(slot["is_processing"] for slot in json.load(answer))
+
+
+def test_a_closed_page_does_not_keep_the_server(
+    patched_server: Path, files: Files, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header makes llama-server go on with the answer when the page is gone, even on Ctrl-C."""
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.5)
+    url, log = f"http://127.0.0.1:{free_port}", io.BytesIO()
+    options = ["--ignore-eos", "--ctx-size", str(LONGEST), "--port", str(free_port), "-t", "1"]
+    command = [str(patched_server), "-m", str(files("ids", "demo")), *options, "--no-warmup"]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    with RunningServer(command, f"{url}/health", log) as run:
+        assert run.wait_until_ready(lambda _: None)
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"X-Conversation-Id": "a", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert answer.readline()
+        time.sleep(0.5)  # in which it notices that nobody reads
+        assert generating(f"{url}/")
+        os.kill(os.getpid(), signal.SIGINT)
+        run.wait()
+    assert b"sent it again" in log.getvalue()
 
 
 def test_open_tells_the_browser(

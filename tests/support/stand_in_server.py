@@ -1,7 +1,7 @@
 """A fake llama-server for behaviour that cannot be provoked in a real one.
 
 Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop,
-`--armed FILE`, created once it handles signals.
+`--armed FILE`, created once it handles signals, `--deaf N`: the first N signals do not end it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ class Health(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+deaf = int(value("--deaf", "0"))
+
 def stop(number, _frame):
+    global deaf
     print("stand-in: signal", number, flush=True)
-    sys.exit(int(value("--end", "0")))
+    deaf -= 1
+    if deaf < 0:
+        sys.exit(int(value("--end", "0")))
 
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)

@@ -10,6 +10,7 @@ code is 77 where a package is missing.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -165,13 +166,18 @@ def _(source: Path, target: Path) -> None:
     save(load(source, quantization_config=config), source, target)
 
 
-@row("HQQ")
+@row("HQQ, save_quantized")
 def _(source: Path, target: Path) -> None:
-    import hqq  # noqa: F401
-    from transformers import HqqConfig
+    """The package's own way to save; transformers 5 has no other."""
+    import torch
+    from hqq.core.quantize import BaseQuantizeConfig
+    from hqq.models.hf.base import AutoHQQHFModel
 
-    config = HqqConfig(nbits=4, group_size=64)
-    save(load(source, quantization_config=config, device_map="cpu"), source, target)
+    model = load(source)
+    config = BaseQuantizeConfig(nbits=4, group_size=64)
+    AutoHQQHFModel.quantize_model(model, config, compute_dtype=torch.bfloat16, device="cpu")
+    AutoHQQHFModel.save_quantized(model, str(target))
+    save_tokenizer(source, target)
 
 
 @row("Quanto, int8")
@@ -180,6 +186,29 @@ def _(source: Path, target: Path) -> None:
 
     model = QuantizedModelForCausalLM.quantize(load(source), weights=qint8, exclude="lm_head")
     save(model, source, target)
+
+
+# ------------------------------------------------------------------------ transformers 4
+
+# transformers 4 has tokenizers of this family and not its models.
+_SAVE_TOKENIZER = """
+import sys, transformers
+kind, source, target = sys.argv[1:]
+getattr(transformers, kind).from_pretrained(source).save_pretrained(target)
+"""
+
+
+def _tokenizer_of_4(source: Path, target: Path, kind: str) -> None:
+    python = os.environ.get("TRANSFORMERS_4_PYTHON")
+    if python is None:
+        raise ImportError("TRANSFORMERS_4_PYTHON: a Python that has transformers 4")
+    load(source).save_pretrained(target)
+    words = [python, "-c", _SAVE_TOKENIZER, kind, str(source), str(target)]
+    subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": ""})
+
+
+for _kind in ("Qwen2TokenizerFast", "Qwen2Tokenizer"):
+    row(f"{_kind}.save_pretrained")(partial(_tokenizer_of_4, kind=_kind))
 
 
 # -------------------------------------------------------------------------- gguf package
@@ -197,6 +226,62 @@ def _(source: Path, target: Path) -> None:
     script = [sys.executable, gguf_new_metadata.__file__]
     names = [str(made), str(target / "model.gguf")]
     subprocess.run([*script, "--general-name", "Another", "--force", *names], check=True)
+
+
+# --------------------------------------------------------------- programs of llama.cpp
+
+
+def llama_program(name: str) -> str:
+    """A program of llama.cpp that `mtp-gguf build-server` has built."""
+    from mtp_gguf.server.build import find_build
+
+    build = find_build()
+    path = build and build.libraries / name
+    if path is None or not path.is_file():
+        raise ImportError(f"{name}: mtp-gguf build-server")
+    return str(path)
+
+
+def _upstreams(source: Path, target: Path) -> str:
+    from support.upstream.convert_upstream import convert
+
+    target.mkdir()
+    return str(convert(source, target / "model.gguf", "f32", ["--no-mtp"]))
+
+
+@row("llama-gguf-split --split")
+def _(source: Path, target: Path) -> None:
+    program, whole = llama_program("llama-gguf-split"), _upstreams(source, target)
+    words = [program, "--split", "--split-max-tensors", "10", whole, str(target / "model")]
+    subprocess.run(words, check=True)
+    Path(whole).unlink()
+
+
+@row("llama-gguf-split --merge")
+def _(source: Path, target: Path) -> None:
+    """Of a model that we have split."""
+    from support.commands import MAIN
+
+    program, options = llama_program("llama-gguf-split"), ["--quant", "F32", "--no-mtp"]
+    split = [*options, "--split-max-size", "1M", "-o", str(target / "part.gguf")]
+    target.mkdir()
+    subprocess.run([sys.executable, "-c", MAIN, "convert", str(source), *split], check=True)
+    first = min(target.iterdir())
+    subprocess.run([program, "--merge", str(first), str(target / "model.gguf")], check=True)
+    for part in target.glob("part*"):
+        part.unlink()
+
+
+def _imatrix(source: Path, target: Path, form: str) -> None:
+    program, whole = llama_program("llama-imatrix"), _upstreams(source, target)
+    text, made = target / "text.txt", target / f"imatrix.{form}"
+    text.write_text("The draft head reads the hidden state. " * 100, encoding="utf-8")
+    words = [program, "-m", whole, "-f", str(text), "-o", str(made), "--output-format", form]
+    subprocess.run([*words, "-c", "64", "--chunks", "3", "-t", "2"], check=True)
+
+
+for _form in ("gguf", "dat"):
+    row(f"llama-imatrix --output-format {_form}")(partial(_imatrix, form=_form))
 
 
 # ----------------------------------------------------------------------- PEFT, mergekit
@@ -284,10 +369,42 @@ def _(source: Path, target: Path) -> None:
 
 @row("AutoAWQ, 4 bits")
 def _(source: Path, target: Path) -> None:
+    """AutoAWQ is no longer maintained; this adds the model's class, as its users do."""
     from awq import AutoAWQForCausalLM
+    from awq.models import auto, base
+    from transformers import AutoTokenizer
 
+    class Qwen35(base.BaseAWQForCausalLM):
+        layer_type = "Qwen3_5DecoderLayer"
+        max_seq_len_key = "max_position_embeddings"
+
+        @staticmethod
+        def get_model_layers(model: Any) -> Any:
+            return model.model.layers
+
+        @staticmethod
+        def get_act_for_scaling(_layer: Any) -> dict[str, Any]:
+            return {"is_scalable": False}
+
+        @staticmethod
+        def move_embed(model: Any, device: str) -> None:
+            model.to(device)
+
+        @staticmethod
+        def get_layers_for_scaling(*_: Any) -> list[Any]:
+            return []
+
+    auto.AWQ_CAUSAL_LM_MODEL_MAP["qwen3_5_text"] = Qwen35
+    base.TRANSFORMERS_AUTO_MAPPING_DICT["qwen3_5_text"] = "AutoModelForCausalLM"
     model = AutoAWQForCausalLM.from_pretrained(str(source))
-    model.quantize(None, quant_config={"w_bit": 4, "q_group_size": 64, "version": "GEMM"})
+    model.quantize(
+        AutoTokenizer.from_pretrained(source),
+        quant_config={"w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"}
+        | {"modules_to_not_convert": ["in_proj_a", "in_proj_b"]},
+        calib_data=[batch["input_ids"][0].tolist() for batch in calibration(source)],
+        max_calib_seq_len=64,
+        apply_clip=False,
+    )
     model.save_quantized(str(target))
     save_tokenizer(source, target)
 
