@@ -39,9 +39,9 @@ SUFFIX = ".mtp.toml"
 AUTO: Literal["auto"] = "auto"
 MAX_DEPTH = 16  # mtp.h: MTP_MAX_DEPTH
 AUTO_MAX_DEPTH = 4  # for each drafted token, stock llama.cpp keeps a copy of the recurrent state
-# Most tokens drafted from the text in one cycle: a batch of 16 with the token before them, up to
+# Most tokens drafted from the text in one cycle: a batch of 15 with the token before them, up to
 # which a token's bits do not depend on its batch (docs/verification.md).
-LOOKUP_TOKENS = 15
+LOOKUP_TOKENS = 14
 # The origin of an accepted draft that came from the text. Those of the head are 1, 2, … by
 # position; 0 is a token sampled from the trunk.
 FROM_TEXT = -1

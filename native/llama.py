@@ -99,9 +99,9 @@ class MTPLlama(llama_cpp.Llama):
       memory, so that the next prompt with the same prefix is not evaluated from the start.
     - lookup_files: text files of yours, and folders of them, to draft from as well; this implies
       lookup. They are indexed once, in the user's cache.
-    - lookup: also draft from the text itself, up to 15 tokens at a time, if a copy of earlier text
+    - lookup: also draft from the text itself, up to 14 tokens at a time, if a copy of earlier text
       promises more tokens per millisecond than the head; this works without a head, too. With
-      rollback "snapshot" it needs memory for 15 snapshots unless the libraries replay
+      rollback "snapshot" it needs memory for 14 snapshots unless the libraries replay
       (docs/native.md).
 
     depth, rollback, fastmtp_size and draft_threads default to the model's profile, if `mtp-gguf

@@ -15,7 +15,9 @@ namespace mtp {
 
 class Corpus {
 public:
-    static constexpr int32_t kMostContext = 32; // tokens before a position that are compared
+    // Tokens before a position that are compared. It bounds the time of sorting texts that repeat
+    // themselves, and from 21 tokens on a longer match is not estimated to be more likely (text_drafts.cpp).
+    static constexpr int32_t kMostContext = 32;
 
     struct Match {
         int64_t length = 0; // tokens of the longest suffix found, at most kMostContext; 0: none

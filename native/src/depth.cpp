@@ -18,10 +18,13 @@ constexpr double kTrialChance = 0.5;    // acceptance of the first draft from wh
 constexpr double kMostDebt = 1;         // single-token decodes that a probe or a trial counts at most
 constexpr double kEvidenceKept = 512;   // drafts over which evidence about the head's probabilities decays
 constexpr double kEvidenceWeight = 16;  // prior, in drafts, that the head's probabilities are uninformative
+// Free drafts are verified in these sizes or all at once: neighbouring sizes cost nearly the same, and
+// each of them would have to be tried.
+constexpr int32_t kFreeSizes[] = {1, 2, 3, 4, 6, 8, 11, 14};
 // A single slow time of a large batch would hide all that cost as much, so free drafts try each size
 // this often, where they are as sure as this and a trial loses little.
 constexpr int32_t kTrials = 2;
-constexpr double kSure = 0.5;
+constexpr double kSure = 0.9;
 constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // bucket boundaries of the head's probability
 
 int bucket_of(float probability) {
@@ -107,6 +110,9 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, 
         if (d > 0) {
             all *= chances[size_t(d - 1)];
             tokens += all;
+        }
+        if (free && d > 0 && d < room && std::find(std::begin(kFreeSizes), std::end(kFreeSizes), d) == std::end(kFreeSizes)) {
+            continue;
         }
         const int32_t trials = free && d > 0 && all >= kSure ? kTrials : 0;
         const double rate = tokens / cycle_ms(d, all, free ? 0 : draft_ms(d), trials);

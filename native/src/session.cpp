@@ -534,13 +534,15 @@ void Session::end(int32_t n_accepted) {
         ++stats_.drafted[i];
         stats_.accepted[i] += i < n_accepted;
     }
-    for (int32_t i = 0; i < n_accepted && looking_up(); ++i) {
-        texts_[size_t(cycle_.seq)].generated(cycle_.tokens[size_t(i) + 1]);
-    }
     s.pending.outcome.n_accepted = n_accepted;
     s.pending.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
     s.pending.end = s.length;
     cycle_.open = false;
+    change(cycle_.seq, [&] {
+        for (int32_t i = 0; i < n_accepted && looking_up(); ++i) {
+            texts_[size_t(cycle_.seq)].generated(cycle_.tokens[size_t(i) + 1]);
+        }
+    });
 }
 
 // The most likely token of a row. Every function that chooses a token calls this first, because it also

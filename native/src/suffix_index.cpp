@@ -97,6 +97,16 @@ void SuffixIndex::record_recent() {
 
 void SuffixIndex::append(int32_t token) {
     marks_.push_back({last_, int32_t(states_.size()), int32_t(edges_.size()), int32_t(changes_.size())});
+    try {
+        extend(token);
+    } catch (...) { // out of memory
+        revert(int64_t(marks_.size()) - 1);
+        throw;
+    }
+}
+
+// Adds a token whose mark is set.
+void SuffixIndex::extend(int32_t token) {
     record_recent();
     const int32_t position = int32_t(tokens_.size());
     tokens_.push_back(token);
@@ -139,8 +149,10 @@ void SuffixIndex::append(int32_t token) {
     states_[size_t(current)].link = clone;
 }
 
-void SuffixIndex::truncate(int64_t size) {
-    if (size >= this->size()) {
+// Removes all tokens whose marks follow the first `size` ones, also one that is not complete. Allocates
+// nothing.
+void SuffixIndex::revert(int64_t size) {
+    if (size_t(size) == marks_.size()) {
         return;
     }
     const Mark mark = marks_[size_t(size)];
@@ -159,10 +171,28 @@ void SuffixIndex::truncate(int64_t size) {
     last_ = mark.last;
     marks_.resize(size_t(size));
     tokens_.resize(size_t(size));
+}
+
+void SuffixIndex::truncate(int64_t size) {
+    if (size >= this->size()) {
+        return;
+    }
+    if (size == 0) { // nothing that was recorded is left
+        revert(0);
+        truncations_.clear();
+        return;
+    }
+    reserve_truncation();
+    revert(size);
     while (!truncations_.empty() && truncations_.back().size >= size) {
         truncations_.pop_back();
     }
     truncations_.push_back({++n_truncations_, size});
+}
+
+void SuffixIndex::reserve_truncation() {
+    truncations_.push_back({});
+    truncations_.pop_back(); // keeps the memory
 }
 
 // Positions recorded after that many truncations still hold the same tokens before this one.

@@ -3,7 +3,8 @@
 //
 // A suffix automaton (Blumer et al., 1985), built online: at most 2 n states and 3 n transitions for
 // n tokens, appended in amortized constant time, with at most 150 bytes per token. Truncation reverts
-// the appends in reverse order and costs at most what they cost. Independent of ggml and llama.cpp.
+// the appends in reverse order and costs at most what they cost. A call that runs out of memory changes
+// nothing, and truncating to 0 needs none. Independent of ggml and llama.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +31,7 @@ public:
 
     void append(int32_t token);
     void truncate(int64_t size); // 0 <= size <= size()
+    void reserve_truncation();   // allocates what the next truncation needs, so that it cannot fail
     Match match() const;
 
     // Copies up to n tokens that follow the match. A match that reaches the end of the sequence is
@@ -76,6 +78,8 @@ private:
         int64_t size;
     };
 
+    void extend(int32_t token);
+    void revert(int64_t size);
     int32_t add_state(int32_t length, int32_t first_end);
     void add_edge(int32_t from, int32_t token, int32_t to);
     void insert_slot(int32_t edge);

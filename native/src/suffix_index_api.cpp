@@ -28,6 +28,7 @@ mtp_status mtp_suffix_index_append(mtp_suffix_index * index, const int32_t * tok
             require(tokens, "tokens");
         }
         const int64_t before = index->size();
+        index->reserve_truncation();
         try {
             for (int64_t i = 0; i < n; ++i) {
                 require_range(tokens[i], 0, INT32_MAX, "tokens");

@@ -16,6 +16,11 @@ constexpr double kDoubt = 1.5;
 constexpr double kPrior = 4;
 constexpr double kKept = 48;
 
+// A match of at least this length is a passage whose place is remembered when it is left, until so many
+// tokens were not those that follow there. Any numbers near these do as well.
+constexpr int64_t kPassage = 8;
+constexpr int64_t kMostWrong = 8;
+
 size_t bucket_of(int64_t length) {
     return size_t(std::upper_bound(std::begin(kBounds), std::end(kBounds), length) - std::begin(kBounds));
 }
@@ -44,8 +49,48 @@ Corpus::Match TextDrafts::match_corpus() const {
     return corpus_ != nullptr ? corpus_->match(index_.tokens(), index_.size()) : Corpus::Match();
 }
 
+// Remembers the place behind the token at `position`, which another one has replaced.
+void TextDrafts::leave(int64_t position) {
+    place_ = Place();
+    if (position + 1 < size()) {
+        place_ = {position + 1, 0, 1};
+    }
+}
+
+// Updates the place with the token that is generated next.
+void TextDrafts::follow(const SuffixIndex::Match & match, int32_t token) {
+    if (match.length >= kPassage && match.length > place_.right) {
+        place_ = Place();
+        if (index_.token(match.next) != token) {
+            leave(match.next);
+        }
+        return;
+    }
+    if (place_.next < 0) {
+        return;
+    }
+    const bool right = index_.token(place_.next) == token;
+    of_place_.add(place_.length(), right);
+    if (right) {
+        ++place_.next; // at most the position of `token`
+        ++place_.right;
+    } else if (place_.right > 0) {
+        leave(place_.next);
+    } else if (++place_.wrong > kMostWrong) {
+        place_ = Place();
+    }
+}
+
+void TextDrafts::truncate(int64_t size) {
+    index_.truncate(size);
+    if (place_.next >= size) {
+        place_ = Place();
+    }
+}
+
 void TextDrafts::generated(int32_t token) {
     const SuffixIndex::Match match = index_.match();
+    follow(match, token);
     if (match.length > 0) {
         of_index_.add(match.length, index_.token(match.next) == token);
     }
@@ -74,16 +119,23 @@ int32_t TextDrafts::plan(const Depth & depth, int32_t head_depth, int32_t room, 
 }
 
 int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {
+    const auto fill = [&](const Record & record, int64_t length, int32_t proposed) {
+        for (int32_t i = 0; i < proposed; ++i) { // each accepted draft lengthens the match
+            chances[size_t(i)] = record.chance(length + i);
+        }
+        return proposed;
+    };
     const SuffixIndex::Match match = index_.match();
     const Corpus::Match elsewhere = match_corpus();
-    const double chance = match.length > 0 ? of_index_.chance(match.length) : 0;
-    const bool from_corpus = elsewhere.length > 0 && of_corpus_.chance(elsewhere.length) > chance;
-    const int32_t proposed = from_corpus ? corpus_->propose(elsewhere, out, n) : index_.propose(match, out, n);
-    const int64_t length = from_corpus ? elsewhere.length : match.length;
-    for (int32_t i = 0; i < proposed; ++i) { // each accepted draft lengthens the match
-        chances[size_t(i)] = (from_corpus ? of_corpus_ : of_index_).chance(length + i);
+    const double of_match = match.length > 0 ? of_index_.chance(match.length) : 0;
+    const double of_place = place_.next >= 0 ? of_place_.chance(place_.length()) : 0;
+    if (elsewhere.length > 0 && of_corpus_.chance(elsewhere.length) > std::max(of_match, of_place)) {
+        return fill(of_corpus_, elsewhere.length, corpus_->propose(elsewhere, out, n));
     }
-    return proposed;
+    if (of_place > of_match) {
+        return fill(of_place_, place_.length(), index_.propose({place_.length(), place_.next}, out, n));
+    }
+    return fill(of_index_, match.length, index_.propose(match, out, n));
 }
 
 } // namespace mtp

@@ -6,6 +6,9 @@
 // The acceptance of such drafts depends mostly on the length of the match, so it is estimated by length.
 // That is free: every generated token shows whether a draft from the text would have been right, even if
 // none was made.
+//
+// An edited copy continues behind a replaced token, where the match is short or leads elsewhere. So the
+// place is remembered at which a long match was wrong, and drafts may come from the token after it.
 
 #include "acceptance.h"
 #include "corpus.h"
@@ -24,6 +27,8 @@ public:
     // Also drafts from other texts; null: no longer. The index must outlive this object.
     void set_corpus(const Corpus * corpus) { corpus_ = corpus; }
 
+    // Out of memory, `read`, `generated` and `set` leave a text that ends early.
+    //
     // Adds tokens of a prompt. They do not change the estimates, because repetitions by a user say little
     // about those of the model.
     void read(const int32_t * tokens, int64_t n);
@@ -35,10 +40,10 @@ public:
     // are_generated: whether the tokens that are new were generated; else they were read.
     void set(const int32_t * tokens, int64_t n, bool are_generated);
 
-    void truncate(int64_t size) { index_.truncate(size); }
+    void truncate(int64_t size);
 
     // Clears the text and keeps the estimates.
-    void clear() { index_ = SuffixIndex(); }
+    void clear() { truncate(0); }
 
     // Proposes up to n tokens, with the acceptance probability of each if those before it are accepted.
     // They come from the source whose first token is more likely to be accepted.
@@ -64,11 +69,25 @@ private:
         std::array<Bucket, 8> buckets_;
     };
 
+    // Where a copied passage may continue after it was left.
+    struct Place {
+        int64_t next = -1; // position of the next token if it does, -1: no place is remembered
+        int64_t right = 0; // tokens that the place predicted, in a row
+        int64_t wrong = 0; // tokens before those that it did not predict, with the one that left the passage
+
+        // The length of a match that is about as likely to be right.
+        int64_t length() const { return right + (right > 0 || wrong == 1 ? 2 : 1); }
+    };
+
     Corpus::Match match_corpus() const;
+    void follow(const SuffixIndex::Match & match, int32_t token);
+    void leave(int64_t position);
 
     SuffixIndex index_;
     const Corpus * corpus_ = nullptr;
+    Place place_;
     Record of_index_;
+    Record of_place_;
     Record of_corpus_;
 };
 

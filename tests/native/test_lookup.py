@@ -139,26 +139,42 @@ def test_copies_keep_and_checkpoints_drop_the_text(dial: Any) -> None:
         session.end(0)
 
 
-def test_sampling_by_rejection_keeps_the_distribution(dial: Any) -> None:
-    """A draft from the text is accepted with its probability, and replaced by the residual."""
-    prompt = copied_prompt(dial)[:-6] + copied_prompt(dial)[:6]
+@pytest.mark.parametrize("draws", [400, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_sampling_by_rejection_keeps_the_distribution(dial: Any, draws: int) -> None:
+    """A draft from the text is accepted with its probability, and replaced by the residual.
+
+    pytest -m slow tests/native/test_lookup.py compares 20,000 draws.
+    """
+    prompt = copied_prompt(dial)
     path = dial("tiny", gain=0.15)
-    counts = []
+    sides = []
     for lookup in (0, 4):
         with ExitStack() as stack:
-            session = opened(stack, path, depth=2, lookup=lookup)
+            session = opened(stack, path, depth=0, lookup=lookup, head=False)
             session.set_sampling(1.0, top_k=6, seed=5 + lookup)
+            for _ in range(50):  # as if learned long ago: drafts are free
+                session.set_costs([10.0] * 5, [])
             seen: Counter[tuple[int, ...]] = Counter()
-            for _ in range(1500):
+            for _ in range(draws):
                 session.remove(0)
                 session.decode(prompt)
                 text = [session.sample()]
                 while len(text) < 3:
+                    session.set_costs([10.0] * 5, [])
                     text += session.step_sampled(text[-1], 0)
                 seen[tuple(text[:3])] += 1
-            counts.append(seen)
-            assert (session.stats().text_cycles > 0) is (lookup > 0)
-    assert not far_off(*two_samples(*counts))
+            stats = session.stats()
+            sides.append(seen)
+    assert stats.text_drafted > draws
+    assert 0.1 < stats.text_accepted / stats.text_drafted < 0.9
+    for part in (slice(0, 1), slice(1, 2), slice(2, 3), slice(0, 3)):
+        counts: list[Counter[Any]] = [Counter(), Counter()]
+        for side, of_part in zip(sides, counts, strict=True):
+            for tokens, count in side.items():
+                of_part[tokens[part]] += count
+        statistic, freedom = two_samples(*counts)
+        assert freedom > 1
+        assert not far_off(statistic, freedom), (part, statistic, freedom)
 
 
 @pytest.mark.parametrize("lookup", [-1, 17])

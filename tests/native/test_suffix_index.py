@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from time import process_time
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.suffix_index import Match, SuffixIndex
+from support.native_build import ROOT
 
 # Few different tokens, so that suffixes repeat; a negative number truncates to that share.
 EDITS = st.lists(
@@ -127,3 +131,18 @@ def test_errors_leave_the_index_unchanged() -> None:
             index.truncate(-1)
     with pytest.raises(NativeError, match="the suffix index is closed"):
         index.match()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_failed_allocations_leave_the_index_unchanged(tmp_path: Path) -> None:
+    """Every allocation of every call fails once."""
+    program = tmp_path / "memory"
+    sources = [
+        ROOT / "tests/support/suffix_index_memory.cpp",
+        ROOT / "native/src/suffix_index.cpp",
+    ]
+    options = ["-std=c++17", "-O1", f"-I{ROOT / 'native/src'}"]
+    subprocess.run(["c++", *options, "-o", program, *sources], check=True, capture_output=True)
+    done = subprocess.run([program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout) > 1000

@@ -74,6 +74,33 @@ def test_a_copy_is_drafted_at_nearly_the_best_size(text: TextDrafts, first: floa
     assert sum(late) / sum(VERIFY[size - 1] for size in late) > 0.95 * best
 
 
+def test_an_edited_copy_goes_on_behind_each_replaced_token(text: TextDrafts) -> None:
+    """The token before is new, so no match leads there."""
+    source = list(range(100))
+    edited = [1000 + i if i % 12 == 0 else i for i in source]
+    text.set(source, generated=False)
+    for end in range(1, 90):
+        text.set([*source, *edited[:end]], generated=True)
+        if end in (61, 73, 85):  # after a replaced token
+            drafts = text.plan(n=4, depth=0)
+            assert drafts
+            assert drafts == edited[end : end + len(drafts)]
+    text.set([*source, *edited[:85]], generated=True)
+    text.set(source[:10], generated=True)  # the place is forgotten with its text
+    assert text.plan(n=4, depth=0) == []
+
+
+def test_a_novel_text_is_left_to_the_head(text: TextDrafts) -> None:
+    """A place is not followed for long if nothing is right there."""
+    source = list(range(100))
+    words = [*source, *range(30)]
+    text.set(words, generated=False)
+    for i in range(40):
+        words.append(2000 + i)
+        text.set(words, generated=True)
+    assert text.plan(n=4, depth=0) == []
+
+
 def test_the_text_may_change_in_any_way(text: TextDrafts) -> None:
     """Drafts are those of the text that was set last."""
     text.set([1, 2, 3, 4, 5, 6, 7, 8], generated=False)
@@ -87,8 +114,11 @@ def test_the_text_may_change_in_any_way(text: TextDrafts) -> None:
 
 def test_arguments_are_checked(text: TextDrafts) -> None:
     for tokens in ([-1], [2, -7]):
+        text.set([1, 2, 3, 1, 2, 3], generated=True)
+        assert text.plan(depth=0)
         with pytest.raises(NativeError, match="tokens: expected 0 to"):
             text.set(tokens, generated=False)
+        assert text.plan(depth=0) == []  # not drafts of the text before
     with pytest.raises(NativeError, match="n: expected 0 to 16, found 17"):
         text.plan(n=17)
     with pytest.raises(NativeError, match="head_depth: expected -1 to 4, found 5"):
