@@ -218,7 +218,7 @@ def _cpu_backend(folder: Path) -> Path:
         features = set(cpu_features().split())
         for name, needs in made_from.get("cpu variants", {}).items():
             if features.issuperset(needs):
-                return folder / name / backend
+                return folder / str(name) / backend
     return folder / backend
 
 

@@ -364,7 +364,7 @@ def test_backends_of_gpus_are_not_compiled_for_the_libraries(
 def test_portable_libraries_have_a_cpu_backend_for_each_variant(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     backend = shared_library("ggml-cpu")
     made = machine.build_libraries(tmp_path / "one", portable=True)
     made_from = json.loads((tmp_path / "one" / "build.json").read_text())
@@ -390,7 +390,7 @@ def test_portable_libraries_have_a_cpu_backend_for_each_variant(
 def test_an_interrupted_portable_build_keeps_its_variants(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     compile_ = module._compile
 
     def interrupted(work: Path, targets: Sequence[str], *rest: Any) -> None:

@@ -236,7 +236,7 @@ def llama_program(name: str) -> str:
     from mtp_gguf.server.build import find_build
 
     build = find_build()
-    path = build and build.libraries / name
+    path = build.libraries / name if build else None
     if path is None or not path.is_file():
         raise ImportError(f"{name}: mtp-gguf build-server")
     return str(path)
@@ -374,7 +374,7 @@ def _(source: Path, target: Path) -> None:
     from awq.models import auto, base
     from transformers import AutoTokenizer
 
-    class Qwen35(base.BaseAWQForCausalLM):
+    class Qwen35(base.BaseAWQForCausalLM):  # type: ignore[misc]
         layer_type = "Qwen3_5DecoderLayer"
         max_seq_len_key = "max_position_embeddings"
 
