@@ -18,6 +18,7 @@ from mtp_gguf.server.build import (
     find_build,
     split_options,
 )
+from mtp_gguf.server.upstream_source import remove_sources
 
 from .options import AsJson, usage_of
 from .progress import Interrupted, printable, reports_errors, status_line
@@ -29,7 +30,8 @@ def build_server(
         bool, typer.Option("--where", help="Print where the newest build is; build nothing.")
     ] = False,
     clean_all: Annotated[
-        bool, typer.Option("--clean", help="Remove all builds, finished or not; build nothing.")
+        bool,
+        typer.Option("--clean", help="Remove all builds and their sources; build nothing."),
     ] = False,
     cmake_args: Annotated[
         str, typer.Option(help="Pass these options to cmake, such as '-DGGML_CUDA=ON'.")
@@ -74,10 +76,13 @@ def build_server(
         )
     if clean_all:
         n = clean()
+        sources = remove_sources()
         if as_json:
-            typer.echo(json.dumps({"removed": n}))
+            typer.echo(json.dumps({"removed": n, "sources": sources}))
             return
-        typer.echo(f"removed {n} {'build' if n == 1 else 'builds'}" if n else "nothing to remove")
+        removed = [f"{n} {'build' if n == 1 else 'builds'}"] if n else []
+        removed += ["the sources"] if sources else []
+        typer.echo(f"removed {' and '.join(removed)}" if removed else "nothing to remove")
         return
     if where:
         found = find_build()

@@ -5,6 +5,7 @@ verified and it is kept in the user's cache folder.
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -70,6 +71,14 @@ def fetch_archive() -> Path:
         check_archive(found)
         found.replace(cached)
     return cached
+
+
+def remove_sources() -> bool:
+    """Remove what was downloaded and unpacked; returns whether there was anything."""
+    folder = cache_folder("upstream")
+    found = any(folder.iterdir())
+    shutil.rmtree(folder)
+    return found
 
 
 def check_archive(path: Path) -> None:

@@ -274,6 +274,11 @@ def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.Monke
     assert invoke("build-server", "--clean").stdout == "removed 3 builds\n"
     assert machine.folders() == [*machine.libraries.iterdir()] == []
     assert invoke("build-server", "--clean").stdout == "nothing to remove\n"
+    sources = machine.cache.with_name("upstream")
+    (sources / "llama.cpp-012345678").mkdir(parents=True)
+    (sources / "llama_cpp_python-1.2.3.tar.gz").touch()
+    assert invoke("build-server", "--clean").stdout == "removed the sources\n"
+    assert not sources.exists()
     machine.build("--cmake-args", "-DX=1")
     assert invoke("build-server", "--clean").stdout == "removed 1 build\n"
 
