@@ -36,8 +36,8 @@ from .options import (
     PromptSets,
     Rounds,
     Threads,
-    note_missing_gpu,
     parse_budget,
+    usable_gpu_layers,
     usage_of,
 )
 from .progress import INTERRUPTED, printable, reports_errors, share_progress
@@ -145,7 +145,7 @@ def bench(
     tell_crashes()
 
     say_note()
-    note_missing_gpu(gpu_layers)
+    gpu_layers = usable_gpu_layers(gpu_layers)
     options = BenchOptions(
         budget=seconds,
         kinds=kinds,

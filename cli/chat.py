@@ -27,6 +27,7 @@ from .generate import parse_depth, report
 from .options import (
     AsJson,
     Context,
+    CpuMoe,
     GpuLayers,
     HeadFile,
     ModelName,
@@ -74,6 +75,7 @@ def chat(
     context: Context = 8192,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
+    n_cpu_moe: CpuMoe = 0,
     temperature: Temperature = 0.7,
     seed: Annotated[
         int, typer.Option(min=-1, max=(1 << 32) - 2, help="Seed the sampler; -1: randomly.")
@@ -108,7 +110,7 @@ def chat(
     echo "What is a GGUF?" | mtp-gguf chat model.gguf --temp 0
     """
     wanted = parse_depth(depth)
-    llm = drafting_model(model, head, wanted, context, threads, gpu_layers)
+    llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe)
     from mtp_gguf.native.generate import chat_renderer  # noqa: PLC0415  (loads llama.cpp)
 
     with closing(llm):

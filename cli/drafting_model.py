@@ -10,7 +10,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.sources import what_is_at
 
 from .local_model import local_model
-from .options import note_missing_gpu, spelled
+from .options import spelled, usable_gpu_layers
 
 if TYPE_CHECKING:
     from mtp_gguf.native.llama import MTPLlama
@@ -25,6 +25,7 @@ _OPTION_NAMES = {
     "fastmtp_size:": "--fastmtp-size:",
     "draft_threads:": "--draft-threads:",
     "mtp_head:": "--head:",
+    "n_cpu_moe:": "--n-cpu-moe:",
     "lookup files:": "--lookup-file:",
 }
 
@@ -36,6 +37,7 @@ def drafting_model(
     context: int,
     threads: int | None,
     gpu_layers: int,
+    n_cpu_moe: int,
     **options: Any,
 ) -> "MTPLlama":
     """Download the model if it is on the hub, check it, and load it; warnings become notes.
@@ -55,7 +57,6 @@ def drafting_model(
     tell_crashes()
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
-    note_missing_gpu(gpu_layers)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         with spelled(_OPTION_NAMES):
@@ -66,7 +67,8 @@ def drafting_model(
                 n_ctx=context,
                 n_threads=threads,
                 n_threads_batch=threads,
-                n_gpu_layers=gpu_layers,
+                n_gpu_layers=usable_gpu_layers(gpu_layers),
+                n_cpu_moe=n_cpu_moe,
                 **options,
             )
     for note in notes:

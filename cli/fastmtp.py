@@ -35,8 +35,8 @@ from .options import (
     ModelFile,
     Overwrite,
     Temperature,
-    note_missing_gpu,
     spelled,
+    usable_gpu_layers,
 )
 from .progress import byte_progress, leaves_nothing, printable, reports_errors
 from .written import local_files, output_path, report_file, write_file
@@ -193,7 +193,7 @@ def calibrate(
     from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 
     tell_crashes()
-    note_missing_gpu(gpu_layers)
+    gpu_layers = usable_gpu_layers(gpu_layers)
     if in_place and output is not None:
         raise typer.BadParameter("--in-place and --output contradict each other")
     _check_place(model, in_place)

@@ -22,6 +22,7 @@ from .drafting_model import drafting_model
 from .options import (
     AsJson,
     Context,
+    CpuMoe,
     GpuLayers,
     HeadFile,
     ModelName,
@@ -85,6 +86,7 @@ def generate(
     context: Context = 4096,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
+    n_cpu_moe: CpuMoe = 0,
     temperature: Temperature = 0.0,
     top_k: Annotated[
         int,
@@ -261,6 +263,7 @@ def generate(
         context,
         threads,
         gpu_layers,
+        n_cpu_moe,
         max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
         rollback=rollback.value if rollback else None,
         exact=exact,

@@ -151,6 +151,12 @@ GpuLayers: TypeAlias = Annotated[
     int,
     typer.Option("-ngl", "--gpu-layers", min=-1, help="Put this many layers on the GPU; -1: all."),
 ]
+CpuMoe: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--n-cpu-moe", min=0, help="Keep the experts of the first N layers on the CPU (for -ngl)."
+    ),
+]
 PromptSets: TypeAlias = Annotated[
     str,
     typer.Option("--prompts", metavar="SET,…", help="Measure with these built-in prompts."),
@@ -375,18 +381,17 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(text) from None
 
 
-def note_missing_gpu(gpu_layers: int) -> None:
-    """Warn if layers should go on a GPU and llama.cpp has none."""
+def usable_gpu_layers(gpu_layers: int) -> int:
+    """Return how many layers can go on a GPU: 0, with a note, if llama.cpp has none."""
     if gpu_layers == 0:
-        return
-    from mtp_gguf.native.libraries import has_gpu  # noqa: PLC0415  (loads llama.cpp)
+        return 0
+    from mtp_gguf.native.offload import missing_gpu  # noqa: PLC0415  (loads llama.cpp)
 
-    if not has_gpu():
-        typer.echo(
-            f"mtp-gguf: -ngl {gpu_layers}: llama.cpp found no GPU that it can use and runs all "
-            "layers on the CPU",
-            err=True,
-        )
+    note = missing_gpu("-ngl ", gpu_layers)
+    if note is None:
+        return gpu_layers
+    typer.echo(f"mtp-gguf: {note}", err=True)
+    return 0
 
 
 def parse_budget(text: str | None, full: bool) -> float | None:

@@ -22,7 +22,7 @@ from .options import (
     MtpF16,
     Overwrite,
     Threads,
-    note_missing_gpu,
+    usable_gpu_layers,
 )
 from .progress import reports_errors
 from .written import file_fields, output_path, report_file
@@ -193,7 +193,7 @@ def train_head(
     texts = _texts(text) if text else tuple(paragraphs(prompts or []))
     path = local_model(model, drafts=False).path
     check_output(target, [path, *files], overwrite)
-    note_missing_gpu(gpu_layers)
+    gpu_layers = usable_gpu_layers(gpu_layers)
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
     from .train_head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)

@@ -32,8 +32,8 @@ from .options import (
     PromptSets,
     Rounds,
     Threads,
-    note_missing_gpu,
     parse_budget,
+    usable_gpu_layers,
     usage_of,
 )
 from .progress import INTERRUPTED, printable, reports_errors, share_progress
@@ -101,7 +101,7 @@ def tune(
     tell_crashes()
     say_note()
     _note_other_kernels(model)
-    note_missing_gpu(gpu_layers)
+    gpu_layers = usable_gpu_layers(gpu_layers)
     used = threads or usable_cores()
     sizes = [0]
     if draft:

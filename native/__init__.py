@@ -13,6 +13,7 @@ _PUBLIC = {
     "Rollback": "session",
     "Session": "session",
     "ContextFullError": "errors",
+    "DeviceFailedError": "errors",
     "HeadMissingError": "errors",
     "LibraryMismatchError": "errors",
     "ModelRefusedError": "errors",

@@ -24,18 +24,20 @@ from pathlib import Path
 
 from .errors import (
     ContextFullError,
+    DeviceFailedError,
     HeadMissingError,
     LibraryMismatchError,
     ModelRefusedError,
     NativeError,
 )
 
-API_VERSION = 5
+API_VERSION = 6
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
 _BACKEND = 7  # MTP_ERROR_BACKEND
+_DEVICE = 12  # MTP_ERROR_DEVICE
 
 # The mtp_status values that have an exception class of their own.
 _ERRORS: dict[int, type[NativeError]] = {
@@ -45,6 +47,7 @@ _ERRORS: dict[int, type[NativeError]] = {
     5: ModelRefusedError,
     8: ContextFullError,
     10: LibraryMismatchError,
+    _DEVICE: DeviceFailedError,
 }
 
 
@@ -176,11 +179,11 @@ def library() -> ctypes.CDLL:
 def check(status: int) -> None:
     """Raise the exception for a status other than MTP_OK, with the library's error message.
 
-    If llama.cpp itself failed, its last log lines are appended.
+    If llama.cpp itself or a device failed, its last log lines are appended.
     """
     if status:
         text = library().mtp_last_error().decode(errors="replace")
-        if status == _BACKEND:
+        if status in (_BACKEND, _DEVICE):
             text += indented_log()
         raise _ERRORS.get(status, NativeError)(text)
 
@@ -206,6 +209,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_check_runtime(void);
     lib.mtp_check_runtime.restype = c_int32
     lib.mtp_check_runtime.argtypes = []
+
+    # bool mtp_context_has_failed(struct llama_context * context);
+    lib.mtp_context_has_failed.restype = c_bool
+    lib.mtp_context_has_failed.argtypes = [c_void_p]
 
     # const char * mtp_gpu_name(int32_t index);
     lib.mtp_gpu_name.restype = c_char_p

@@ -4,6 +4,7 @@ NativeError
 ├── HeadMissingError      a valid model without an MTP head; the message says how to get one
 ├── ModelRefusedError     a file that is malformed, or that this library does not support
 ├── ContextFullError      no room left in the context
+├── DeviceFailedError     a device failed, such as a GPU that was lost; close the model
 └── LibraryMismatchError  libmtp was not built for the loaded llama.cpp
 """
 
@@ -27,6 +28,10 @@ class ModelRefusedError(NativeError):
 
 class ContextFullError(NativeError):
     """The sequence no longer fits into the context."""
+
+
+class DeviceFailedError(NativeError):
+    """A device failed, and with it what it held; the model can only be closed."""
 
 
 class LibraryMismatchError(NativeError):

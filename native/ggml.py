@@ -73,17 +73,36 @@ def _library() -> ctypes.CDLL:
     return lib
 
 
-def devices() -> list[Device]:
-    """The devices of all backends that are loaded, in ggml's order."""
+@cache
+def _registry() -> ctypes.CDLL:
+    """Return the libggml that llama_cpp has loaded, with declared functions."""
     from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
-    base, registry = _library(), ctypes.CDLL(str(loaded_library("ggml")))
+    lib = ctypes.CDLL(str(loaded_library("ggml")))
     # size_t ggml_backend_dev_count(void);
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    registry.ggml_backend_dev_count.argtypes = []
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_count.argtypes = []
     # ggml_backend_dev_t ggml_backend_dev_get(size_t index);
-    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
-    registry.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    # ggml_backend_dev_t ggml_backend_dev_by_name(const char * name);
+    lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
+    return lib
+
+
+def buffer_type(device: str) -> int:
+    """The address of the buffer type in which a device keeps weights; the device must exist."""
+    # ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t device);
+    get = _library().ggml_backend_dev_buffer_type
+    get.restype = ctypes.c_void_p
+    get.argtypes = [ctypes.c_void_p]
+    return int(get(_registry().ggml_backend_dev_by_name(device.encode())))
+
+
+def devices() -> list[Device]:
+    """The devices of all backends that are loaded, in ggml's order."""
+    base, registry = _library(), _registry()
     # const char * ggml_backend_dev_name(ggml_backend_dev_t device);  description likewise
     texts = (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
     for function in texts:

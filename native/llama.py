@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import wraps
@@ -37,6 +38,8 @@ from .head import Head
 from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
+from .offload import check_device, check_gpu_layers, missing_gpu
+from .offload import tensor_overrides as override_array
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 
@@ -94,6 +97,11 @@ class MTPLlama(llama_cpp.Llama):
     - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
     - mtp_head: another file to take the head from, local or on the hub.
     - mtp_device: ggml's name of the device for the head (default: the trunk's device).
+    - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
+      does not fit on the GPU. The head's are where the head is.
+    - tensor_overrides: ggml's name of a device for each regular expression, such as
+      {"ffn_.*_exps": "CPU"}; tensors of the trunk in whose names it is found are kept there. The
+      first that is found decides, before n_cpu_moe.
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
     - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
       memory, so that the next prompt with the same prefix is not evaluated from the start.
@@ -133,6 +141,8 @@ class MTPLlama(llama_cpp.Llama):
         fastmtp_size: int | None = None,
         mtp_head: str | None = None,
         mtp_device: str | None = None,
+        n_cpu_moe: int = 0,
+        tensor_overrides: Mapping[str, str] | None = None,
         keep_prompt: bool = True,
         draft_threads: int | None = None,
         profile: bool = True,
@@ -157,6 +167,12 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError("draft_model: expected None, because the model drafts with its head")
         if runtime.note:
             warnings.warn(runtime.note, stacklevel=2)
+        check_gpu_layers(options.get("n_gpu_layers", 0))
+        if no_gpu := missing_gpu("n_gpu_layers=", options.get("n_gpu_layers", 0)):
+            warnings.warn(no_gpu, stacklevel=2)
+        if mtp_device is not None:
+            check_device("mtp_device", mtp_device)
+        self._overrides = override_array(n_cpu_moe, tensor_overrides or {})
         device = _trunk_device(options)
         found = local_gguf(str(model_path), with_head=mtp_head is None and depth != 0)
         model_path = str(found.path)
@@ -211,6 +227,8 @@ class MTPLlama(llama_cpp.Llama):
             "fastmtp_size": settings.fastmtp_size,
             "mtp_head": mtp_head,
             "mtp_device": mtp_device,
+            "n_cpu_moe": n_cpu_moe,
+            "tensor_overrides": tensor_overrides,
             "keep_prompt": keep_prompt,
             "draft_threads": settings.draft_threads,
             "profile": False,
@@ -221,6 +239,8 @@ class MTPLlama(llama_cpp.Llama):
         self._batches = Batches()
         if exact:
             two_phase = self._mode is Rollback.TWO_PHASE
+            if not two_phase and set((tensor_overrides or {}).values()) - {"CPU"}:
+                raise NativeError("exact: expected no tensor_overrides to a GPU, found some")
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
         try:
             # Until llama_cpp owns the objects that llama.cpp creates, an interrupt would leak them.
@@ -347,6 +367,8 @@ class MTPLlama(llama_cpp.Llama):
         interrupts = self._interrupts
         self._progress = llama_cpp.llama_progress_callback(lambda *_: not interrupts.will_raise)
         params.progress_callback = self._progress
+        if len(self._overrides) > 1:
+            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         if not self._batches.repacked:
             params.use_extra_bufts = False
         self._model_params = params
@@ -419,6 +441,7 @@ class MTPLlama(llama_cpp.Llama):
             if self._session is not None:
                 self._session.close()
             if hasattr(self, "_stack"):
+                self._abandon_failed_context()
                 super().close()
             if self._prompt is not None:
                 self._prompt.close()
@@ -429,6 +452,14 @@ class MTPLlama(llama_cpp.Llama):
             self._model = self._ctx = self._batch = self.tokenizer_ = _CLOSED
             self._closed = True
             self._model_lock.release_all()
+
+    def _abandon_failed_context(self) -> None:
+        """Keep llama_cpp from freeing a context whose device has failed, which would abort."""
+        held = None if self._closed else getattr(self, "_ctx", None)
+        if held is not None and held.ctx is not None:
+            pointer = ctypes.cast(held.ctx, ctypes.c_void_p)
+            if library().mtp_context_has_failed(pointer):
+                held.ctx = None
 
     def __del__(self) -> None:
         if not self._closed:

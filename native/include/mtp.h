@@ -32,7 +32,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 5
+#define MTP_API_VERSION 6
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -55,6 +55,7 @@ typedef enum mtp_status {
     MTP_ERROR_STATE       = 9, /* the call is not allowed in the current state */
     MTP_ERROR_VERSION     = 10, /* the loaded llama.cpp is not the one this library was built for */
     MTP_ERROR_INTERNAL    = 11, /* a bug in this library */
+    MTP_ERROR_DEVICE      = 12, /* a device failed, such as a GPU that was lost, and with it what it held */
 } mtp_status;
 
 /* ---- library ---- */
@@ -76,6 +77,12 @@ MTP_API mtp_status   mtp_check_runtime(void);
 /* Returns ggml's name of the GPU that llama.cpp numbers `index` (as in main_gpu), for use in
  * mtp_head_params.device; "CPU" if there is no such GPU. */
 MTP_API const char * mtp_gpu_name(int32_t index);
+
+struct llama_context;
+
+/* Whether a device of a llama.cpp context has failed. Then llama_free would end the process, because ggml's
+ * Vulkan backend throws an exception where it waits for the device: leave the context as it is. */
+MTP_API bool mtp_context_has_failed(struct llama_context * context);
 
 /* Redirects the log of llama.cpp and ggml for the whole process and clears the lines recorded so far.
  * Only the most recent lines are recorded. echo: also print everything to stderr. */
@@ -187,7 +194,6 @@ MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);
  * mtp_session_step runs all three around a sampler. Rollback is deferred until the trunk is needed
  * again, so that mtp_seq_rm can remove more tokens in the same operation. */
 
-struct llama_context;
 struct llama_sampler;
 
 typedef struct mtp_session mtp_session;

@@ -309,7 +309,8 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_supports_op(backend, node)) {
             const char * type = ggml_type_name(node->src[0] != nullptr ? node->src[0]->type : node->type);
-            throw Error(MTP_ERROR_UNSUPPORTED, format("%s cannot run the draft graph: no %s for %s",
+            throw Error(MTP_ERROR_UNSUPPORTED, format("%s cannot run the draft graph: it has no %s for %s; load the head on "
+                                                       "another device, such as CPU",
                                                       ggml_backend_name(backend), op_name(node).c_str(), type));
         }
     }

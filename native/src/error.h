@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace mtp {
 
@@ -40,6 +41,10 @@ mtp_status guard(Body && body) noexcept {
     } catch (const std::bad_alloc &) {
         set_last_error("out of memory");
         return MTP_ERROR_MEMORY;
+    } catch (const std::system_error & error) { // what ggml's Vulkan backend throws when a device fails
+        set_last_error(std::string("a device of ggml failed: ") + error.what() +
+                       "; close the model and load it again, in a new process if the device is lost");
+        return MTP_ERROR_DEVICE;
     } catch (const std::exception & error) {
         set_last_error(std::string("internal error: ") + error.what());
         return MTP_ERROR_INTERNAL;

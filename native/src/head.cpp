@@ -65,6 +65,14 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     }
 }
 
+// A backend whose device has failed is not freed: ggml would wait for the device, and its exception would
+// end the process.
+Head::~Head() {
+    if (guard([&] { ggml_backend_synchronize(backend_.get()); }) != MTP_OK) {
+        (void) backend_.release();
+    }
+}
+
 mtp_head_info Head::info() const {
     mtp_head_info out = {};
     out.n_embd = int32_t(config_.n_embd);

@@ -19,6 +19,7 @@ namespace mtp {
 class Head {
 public:
     Head(const std::string & path, const mtp_head_params & params);
+    ~Head();
 
     const HeadConfig & config() const { return config_; }
     const DraftVocabulary & vocabulary() const { return vocabulary_; }

@@ -27,6 +27,7 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
 from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
+from support import places
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 
@@ -401,16 +402,39 @@ def test_wrong_options(dial: Dial) -> None:
         ({"vocab_only": True}, "vocab_only=True: expected a plain"),
         ({"busy": "later"}, 'busy: expected "wait" or "raise", found'),
         ({"draft_model": object()}, "draft_model: expected None"),
-        ({"mtp_device": "CUDA9"}, "device: expected one of"),
+        ({"mtp_device": "CUDA9"}, r"mtp_device: expected one of .*CPU.*, found 'CUDA9'"),
+        ({"n_gpu_layers": -2}, r"n_gpu_layers: expected -1 \(all\) to 2147483647, found -2"),
+        ({"n_gpu_layers": 2**32}, "n_gpu_layers: expected -1 .* found 4294967296"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers: expected -1 .* found 'all'"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe: expected 0 to 2147483647, found -1"),
+        ({"tensor_overrides": {"exps": "GPU"}}, r"tensor_overrides\['exps'\]: .*CPU.*'GPU'"),
+        ({"tensor_overrides": {"": "CPU"}}, "tensor_overrides: expected a regular expression"),
+        ({"tensor_overrides": {"(": "CPU"}}, "Mismatched '\\('"),
     ):
         with pytest.raises(NativeError, match=text):
             load(dial("tiny"), **options)
 
 
+@pytest.mark.skipif(places.find_gpu() is not None, reason="there is a GPU")
 def test_layers_on_a_gpu_where_there_is_none(dial: Dial) -> None:
-    """They stay on the CPU, as in llama.cpp; with a GPU, head and trunk are put there."""
-    with load(dial("tiny"), n_gpu_layers=99, main_gpu=0) as llm:
+    """They stay on the CPU, as in llama.cpp, and a warning says so."""
+    with (
+        pytest.warns(UserWarning, match="n_gpu_layers=99: llama.cpp found no GPU"),
+        load(dial("tiny"), n_gpu_layers=99, main_gpu=0) as llm,
+    ):
         assert len(take(llm, 5)) == 5
+
+
+def test_overrides_survive_pickling(dial: Dial) -> None:
+    """With everything on the CPU the text is the same."""
+    path, cycle = dial("tiny-moe"), dial.successors("tiny-moe")
+    with (
+        load(path, n_cpu_moe=1, tensor_overrides={"ffn_.*_exps": "CPU"}) as llm,
+        closing(pickle.loads(pickle.dumps(llm))) as again,
+    ):
+        for tokens in (take(llm, 12), take(again, 12)):
+            assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
+        assert len(again._overrides) == 3
 
 
 def test_closing(dial: Dial) -> None:

@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.native import MTPLlama
 from support.all_pairs import all_pairs
 from support.checkpoints import SPECS, Spec
 from support.models import Dial, Models
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from support.near_ties import AMPLIFIED, ROUNDING, Text, Work, compare, generate
 
 # Trained; random with as many V heads as K heads and not, dense and MoE; and two that predict
 # their own random text most of the time.
@@ -50,62 +46,11 @@ SETTINGS: dict[str, Sequence[Any]] = {
 }
 ROWS = all_pairs(SETTINGS)
 
-# How far half of a text's logits may be off, in standard deviations of a row's. One row and several
-# round differently, and where an activation is quantized a last bit can become a step, which random
-# weights carry on for a while: single rows were seen to move by 0.77, most by 0.02 or less. A state
-# that is off by one token moves half of the rows by 0.08 (demo), 0.12 to 0.5 (random weights) and
-# more; only the synthetic models, whose layers add little, do not show it here. Over a Q4_K_M
-# base half of a long text's rows moved by up to 0.105, too close to that: only exact rows tell.
-ROUNDING = 0.05
-AMPLIFIES = "Q4_K_M"
-
-# The lead of the plain choice where texts may part, in the same unit: seen up to 0.093 with random
-# weights in Q4_K_M, 0.008 elsewhere.
-NEAR_TIE = 0.15
-
-
-@dataclass(frozen=True)
-class Text:
-    """Greedy tokens after a prompt, and the logits that chose them [n, vocabulary] or None."""
-
-    tokens: list[int]
-    logits: NDArray[np.float32] | None
-
-
-@dataclass(frozen=True)
-class Work:
-    """Lengths of the prompts, and how many tokens follow each."""
-
-    prompts: tuple[int, ...]
-    tokens: int
-    n_ctx: int
-
+AMPLIFIES = "Q4_K_M"  # its rows may move by AMPLIFIED
 
 SHORT = Work((9, 40), 24, 256)
 # The longest fills the context, its last token sampled and not decoded.
 LONG = Work((*range(8, 64, 4), 300, 511, 700, 1500, 2300, 3840), 256, 4096)
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    words = np.random.PCG64([seed, length]).random_raw(length)
-    return [int(t) for t in words % np.uint64(700)]
-
-
-def generate(
-    path: Path, work: Work, *, depth: int, logits: bool, **options: Any
-) -> tuple[list[Text], tuple[float, ...]]:
-    """The text after each prompt, and the shares of drafts accepted."""
-    texts = []
-    given = {"n_ctx": work.n_ctx, "n_threads": 1, "n_threads_batch": 1, "logits_all": logits}
-    with closing(MTPLlama(str(path), depth=depth, **given, **options)) as llm:
-        for i, length in enumerate(work.prompts):
-            llm.reset()
-            stream = llm.generate(prompt_of(length, i), temp=0.0)
-            tokens = list(itertools.islice(stream, work.tokens))
-            stream.close()
-            scores = llm.scores[length - 1 : length + work.tokens - 1].copy() if logits else None
-            texts.append(Text(tokens, scores))
-        return texts, llm.mtp_stats.acceptance
 
 
 @lru_cache(maxsize=1)
@@ -154,33 +99,11 @@ def check_exact(files: Files, row: dict[str, Any], work: Work, logits: bool) -> 
 
 
 def check_default(files: Files, row: dict[str, Any], work: Work) -> tuple[float, list[float]]:
-    """The farthest that a logit moved, and the lead of the plain choice where a text parts.
-
-    Both in standard deviations of a row's logits.
-    """
+    """What `near_ties.compare` returns for a row."""
     wanted = plain(files.base(row), work, None, False, True)
     options = {"rollback": row["rollback"], "mtp_head": str(files.head(row))}
     texts, _ = generate(files.base(row), work, depth=row["depth"], logits=True, **options)
-    farthest, leads = 0.0, []
-    for want, got in zip(wanted, texts, strict=True):
-        same = next(
-            (i for i, (a, b) in enumerate(zip(want.tokens, got.tokens, strict=True)) if a != b),
-            None,
-        )
-        assert want.logits is not None
-        assert got.logits is not None
-        # Up to there both read the same tokens; at the tie itself, too.
-        until = work.tokens if same is None else same + 1
-        deviation = want.logits[:until].std(1)
-        moved = np.abs(want.logits[:until] - got.logits[:until]).max(1) / deviation
-        assert np.median(moved) < ROUNDING or row["base"] == AMPLIFIES
-        farthest = max(farthest, float(moved.max()))
-        if same is not None:
-            row_logits = want.logits[same]
-            lead = row_logits[want.tokens[same]] - row_logits[got.tokens[same]]
-            leads.append(float(lead / deviation[same]))
-    assert all(0 <= lead < NEAR_TIE for lead in leads)
-    return farthest, leads
+    return compare(wanted, texts, AMPLIFIED if row["base"] == AMPLIFIES else ROUNDING)
 
 
 def name_of(row: dict[str, Any]) -> str:

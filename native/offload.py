@@ -1,0 +1,72 @@
+"""What llama.cpp puts on which device: checks of MTPLlama's options, and overrides of tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from . import ggml
+from .errors import NativeError
+from .libraries import has_gpu
+
+_EXPERTS = r"^blk\.({})\.ffn_[a-z_]*_(ch)?exps\."
+_ALL_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MOST_LAYERS = 2**31 - 1
+
+
+class TensorOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override of llama.h, which llama_cpp does not declare."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def check_gpu_layers(n_gpu_layers: Any) -> None:
+    """NativeError for what is no number of layers.
+
+    More layers than the model has are all of its layers, as in llama.cpp.
+    """
+    if not isinstance(n_gpu_layers, int) or not -1 <= n_gpu_layers <= _MOST_LAYERS:
+        raise NativeError(
+            f"n_gpu_layers: expected -1 (all) to {_MOST_LAYERS}, found {n_gpu_layers!r}"
+        )
+
+
+def missing_gpu(option: str, n_gpu_layers: int) -> str | None:
+    """Return a warning, about `option`, if layers should go on a GPU and there is none."""
+    if n_gpu_layers == 0 or has_gpu():
+        return None
+    return (
+        f"{option}{n_gpu_layers}: llama.cpp found no GPU that it can use and runs all layers on "
+        "the CPU; docs/gpu.md says how to install it with a GPU backend"
+    )
+
+
+def check_device(option: str, name: str) -> None:
+    """NativeError, naming `option`, unless ggml has a device of this name."""
+    names = [device.name for device in ggml.devices()]
+    if name not in names:
+        raise NativeError(f"{option}: expected one of {', '.join(names)}, found {name!r}")
+
+
+def tensor_overrides(n_cpu_moe: int, overrides: Mapping[str, str]) -> Any:
+    """The array for llama_model_params.tensor_buft_overrides, which must outlive the loading.
+
+    n_cpu_moe: the experts of the first so many layers stay on the CPU. overrides: ggml's name of a
+    device for each regular expression, which is searched in the names of tensors; the first that
+    is found decides, and the experts come last.
+    """
+    if not isinstance(n_cpu_moe, int) or not 0 <= n_cpu_moe <= _MOST_LAYERS:
+        raise NativeError(f"n_cpu_moe: expected 0 to {_MOST_LAYERS}, found {n_cpu_moe!r}")
+    places = [*overrides.items()]
+    for pattern, device in places:
+        if not pattern:
+            raise NativeError("tensor_overrides: expected a regular expression, found ''")
+        check_device(f"tensor_overrides[{pattern!r}]", device)
+    if n_cpu_moe:
+        blocks = "|".join(map(str, range(n_cpu_moe))) if n_cpu_moe < _ALL_LAYERS else "[0-9]+"
+        places.append((_EXPERTS.format(blocks), "CPU"))
+    array = (TensorOverride * (len(places) + 1))()  # the last one, with NULL, ends it
+    for entry, (pattern, device) in zip(array, places, strict=False):
+        entry.pattern, entry.buft = pattern.encode(), ggml.buffer_type(device)
+    return array

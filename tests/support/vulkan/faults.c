@@ -1,0 +1,151 @@
+// A Vulkan layer in which a device can be lost, run out of memory, or be a lesser one, for tests.
+//
+// MTP_VK_LOST in the environment: from now on every submission and every wait fails.
+// MTP_VK_BYTES=N: at most N bytes of the device's memory can be allocated at a time.
+// MTP_VK_RANGE=N: a shader can read N bytes of a tensor, too few for some operations.
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vulkan/vk_layer.h>
+#include <vulkan/vulkan.h>
+
+enum { MOST = 1 << 14 };
+
+static PFN_vkGetInstanceProcAddr next_instance;
+static PFN_vkGetDeviceProcAddr next_device;
+static struct { VkDeviceMemory memory; VkDeviceSize size; } allocated[MOST];
+
+static int lost(void) { return getenv("MTP_VK_LOST") != NULL; }
+
+static VkDeviceSize in_use(void) {
+    VkDeviceSize sum = 0;
+    for (int i = 0; i < MOST; ++i) {
+        sum += allocated[i].memory != VK_NULL_HANDLE ? allocated[i].size : 0;
+    }
+    return sum;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL allocate(VkDevice device, const VkMemoryAllocateInfo * info,
+                                               const VkAllocationCallbacks * callbacks, VkDeviceMemory * out) {
+    const char * most = getenv("MTP_VK_BYTES");
+    if (most != NULL && in_use() + info->allocationSize > strtoull(most, NULL, 10)) {
+        return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    }
+    const VkResult result = ((PFN_vkAllocateMemory) next_device(device, "vkAllocateMemory"))(device, info, callbacks, out);
+    for (int i = 0; result == VK_SUCCESS && i < MOST; ++i) {
+        if (allocated[i].memory == VK_NULL_HANDLE) {
+            allocated[i].memory = *out;
+            allocated[i].size = info->allocationSize;
+            break;
+        }
+    }
+    return result;
+}
+
+static VKAPI_ATTR void VKAPI_CALL release(VkDevice device, VkDeviceMemory memory, const VkAllocationCallbacks * callbacks) {
+    for (int i = 0; memory != VK_NULL_HANDLE && i < MOST; ++i) {
+        if (allocated[i].memory == memory) {
+            allocated[i].memory = VK_NULL_HANDLE;
+        }
+    }
+    ((PFN_vkFreeMemory) next_device(device, "vkFreeMemory"))(device, memory, callbacks);
+}
+
+static VkInstance the_instance;
+static PFN_vkGetPhysicalDeviceProperties2 next_properties;
+
+static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice physical, VkPhysicalDeviceProperties2 * out) {
+    next_properties(physical, out);
+    const char * range = getenv("MTP_VK_RANGE");
+    if (range != NULL) {
+        out->properties.limits.maxStorageBufferRange = (uint32_t) strtoul(range, NULL, 10);
+    }
+}
+
+// A queue's and a fence's own function, or one that fails.
+static VkDevice the_device;
+
+#define OR_LOST(name, parameters, ...)                                                  \
+    static VKAPI_ATTR VkResult VKAPI_CALL name parameters {                             \
+        return lost() ? VK_ERROR_DEVICE_LOST                                            \
+                      : ((PFN_vk##name) next_device(the_device, "vk" #name))(__VA_ARGS__); \
+    }
+OR_LOST(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo * s, VkFence f), q, n, s, f)
+OR_LOST(QueueSubmit2, (VkQueue q, uint32_t n, const VkSubmitInfo2 * s, VkFence f), q, n, s, f)
+OR_LOST(QueueWaitIdle, (VkQueue q), q)
+OR_LOST(DeviceWaitIdle, (VkDevice d), d)
+OR_LOST(GetFenceStatus, (VkDevice d, VkFence f), d, f)
+OR_LOST(WaitForFences, (VkDevice d, uint32_t n, const VkFence * f, VkBool32 all, uint64_t t), d, n, f, all, t)
+OR_LOST(WaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo * s, uint64_t t), d, s, t)
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo * info,
+                                                      const VkAllocationCallbacks * callbacks, VkInstance * out) {
+    VkLayerInstanceCreateInfo * link = (VkLayerInstanceCreateInfo *) info->pNext;
+    while (link->sType != VK_STRUCTURE_TYPE_LOADER_INSTANCE_CREATE_INFO || link->function != VK_LAYER_LINK_INFO) {
+        link = (VkLayerInstanceCreateInfo *) link->pNext;
+    }
+    next_instance = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
+    link->u.pLayerInfo = link->u.pLayerInfo->pNext;
+    const VkResult result =
+        ((PFN_vkCreateInstance) next_instance(VK_NULL_HANDLE, "vkCreateInstance"))(info, callbacks, out);
+    if (result == VK_SUCCESS) {
+        the_instance = *out;
+        next_properties =
+            (PFN_vkGetPhysicalDeviceProperties2) next_instance(*out, "vkGetPhysicalDeviceProperties2");
+    }
+    return result;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical, const VkDeviceCreateInfo * info,
+                                                    const VkAllocationCallbacks * callbacks, VkDevice * out) {
+    VkLayerDeviceCreateInfo * link = (VkLayerDeviceCreateInfo *) info->pNext;
+    while (link->sType != VK_STRUCTURE_TYPE_LOADER_DEVICE_CREATE_INFO || link->function != VK_LAYER_LINK_INFO) {
+        link = (VkLayerDeviceCreateInfo *) link->pNext;
+    }
+    const PFN_vkGetInstanceProcAddr instance = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
+    next_device = link->u.pLayerInfo->pfnNextGetDeviceProcAddr;
+    link->u.pLayerInfo = link->u.pLayerInfo->pNext;
+    const VkResult result =
+        ((PFN_vkCreateDevice) instance(the_instance, "vkCreateDevice"))(physical, info, callbacks, out);
+    the_device = *out;
+    return result;
+}
+
+static PFN_vkVoidFunction own(const char * name) {
+    static const struct { const char * name; PFN_vkVoidFunction function; } functions[] = {
+#define OWN(name, function) {"vk" #name, (PFN_vkVoidFunction) function}
+        OWN(AllocateMemory, allocate),      OWN(FreeMemory, release),
+        OWN(QueueSubmit, QueueSubmit),      OWN(QueueSubmit2, QueueSubmit2),
+        OWN(QueueWaitIdle, QueueWaitIdle),  OWN(DeviceWaitIdle, DeviceWaitIdle),
+        OWN(GetFenceStatus, GetFenceStatus), OWN(WaitForFences, WaitForFences),
+        OWN(WaitSemaphores, WaitSemaphores), OWN(CreateDevice, create_device),
+        OWN(CreateInstance, create_instance), OWN(GetPhysicalDeviceProperties2, get_properties),
+    };
+    for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); ++i) {
+        if (strcmp(functions[i].name, name) == 0) {
+            return functions[i].function;
+        }
+    }
+    return NULL;
+}
+
+VK_LAYER_EXPORT VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL vkGetDeviceProcAddr(VkDevice device, const char * name) {
+    if (strcmp(name, "vkGetDeviceProcAddr") == 0) {
+        return (PFN_vkVoidFunction) vkGetDeviceProcAddr;
+    }
+    const PFN_vkVoidFunction found = own(name);
+    return found != NULL ? found : next_device(device, name);
+}
+
+VK_LAYER_EXPORT VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL vkGetInstanceProcAddr(VkInstance instance, const char * name) {
+    if (strcmp(name, "vkGetInstanceProcAddr") == 0) {
+        return (PFN_vkVoidFunction) vkGetInstanceProcAddr;
+    }
+    if (strcmp(name, "vkGetDeviceProcAddr") == 0) {
+        return (PFN_vkVoidFunction) vkGetDeviceProcAddr;
+    }
+    const PFN_vkVoidFunction found = own(name);
+    return found != NULL ? found : next_instance(instance, name);
+}
