@@ -55,6 +55,7 @@ SHAPES: dict[str, Spec] = {
     "tiny": replace(SPECS["dense-tied"], name="tiny", tied=False, nested=False, model_card=False),
     "tiny-3v": replace(SPECS["dense-3v"], name="tiny-3v", tied=False),
     "tiny-moe": replace(SPECS["moe-fused"], name="tiny-moe"),
+    "tiny-next": replace(SPECS["next-unfused"], name="tiny-next"),
     "0.8b": Spec("0.8b", hidden=1024, intermediate=3584, layers=24, heads=8, v_heads=16, **_REAL),
     "2b": Spec("2b", hidden=2048, intermediate=6144, layers=24, heads=8, v_heads=16, **_REAL),
     "4b": Spec(
@@ -86,6 +87,19 @@ SHAPES: dict[str, Spec] = {
         experts=256,
         experts_per_token=8,
         **{**_REAL, "vocab_size": 24_832},
+    ),
+    # Likewise of Qwen3-Next 80B-A3B, which has 48 layers.
+    "80b-a3b": Spec(
+        "80b-a3b",
+        family="qwen3_next",
+        hidden=2048,
+        intermediate=512,
+        layers=4,
+        heads=16,
+        v_heads=32,
+        experts=512,
+        experts_per_token=10,
+        **{**_REAL, "vocab_size": 15_194},
     ),
 }
 

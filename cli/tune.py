@@ -86,7 +86,8 @@ def tune(
     own = [read_prompt(path) for path in prompt_file or []]
     found = local_model(model, head)
     path = profile_path(found.path)
-    draft = open_model(found.head or found.path).head.draft
+    drafting = open_model(found.head or found.path)
+    draft = drafting.head.draft
     if not dry_run:
         check_output(path, [found.path], overwrite=True)
         with OutputFile(path, LARGEST_PROFILE):  # fail now, not after minutes of measuring
@@ -109,7 +110,7 @@ def tune(
         sizes += [-1] if draft.layout is DraftLayout.IDS else []
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
     # Replay is always the cheapest: the other modes copy states, and decode again.
-    rollbacks = _ROLLBACKS[:1] if replays(gpu_layers) else _ROLLBACKS
+    rollbacks = _ROLLBACKS[:1] if replays(drafting.architecture, gpu_layers) else _ROLLBACKS
     space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), rollbacks, (0, *fewer))
     options = TuneOptions(
         space,

@@ -6,11 +6,11 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
-from . import qwen3_5
+from . import qwen3_5, qwen3_next
 from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
-_FAMILIES: tuple[Family, ...] = (qwen3_5,)
+_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next)
 
 
 def wanted(family: Family, parts: Collection[HeadChoice]) -> Callable[[str], bool]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .qwen3_5 import DENSE_FFN, FULL_ATTENTION, MTP, NORMS, SHARED_EXPERT, Entry, Transform
+from .qwen import DENSE_FFN, FULL_ATTENTION, MTP, NORMS, SHARED_EXPERT, Entry, Transform
 
 Arrays = dict[str, NDArray[np.float32]]
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.convert import qwen3_5
+from mtp_gguf.convert import qwen, qwen3_5, qwen3_next
 from mtp_gguf.convert.blueprint import Blueprint, HeadChoice
 from mtp_gguf.convert.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
 from mtp_gguf.convert.config import ConfigReader
+from mtp_gguf.convert.family import find_family
 from mtp_gguf.convert.precision import Override, choose_types
 from mtp_gguf.convert.quantized import SCHEMES
-from mtp_gguf.convert.qwen3_5 import Dims, Entry
+from mtp_gguf.convert.qwen import Dims, Entry
 from mtp_gguf.convert.recipe import Target
 from mtp_gguf.gguf_tools import vision
 from mtp_gguf.gguf_tools.format import Value, ValueType
@@ -70,31 +71,46 @@ MOE_35B = _COMMON | {
     "shared_expert_intermediate_size": 512,
 }
 
+NEXT_80B = (
+    MOE_35B
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "intermediate_size": 5120,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+    }
+) | {"rope_parameters": {k: v for k, v in _COMMON["rope_parameters"].items() if "mrope" not in k}}
+
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of the Qwen3.5 family, from its Hugging Face name to its name in the
-GGUF file. `python docs/make_tensors.py --write` generates this page from the converter's code, and
-a test compares the two.
+The tables list every tensor of Qwen3.5 and Qwen3-Next, from its Hugging Face name to its name in
+the GGUF file. `python docs/make_tensors.py --write` generates this page from the converter's code,
+and a test compares the two.
 
-Shapes are in ggml order (row length first) and are those of the 9B dense model and of 35B-A3B. `i`
-counts the trunk's layers; the MTP block is block `N`, where N is the number of trunk layers, and
-`block_count` is N + 1. Multimodal checkpoints name the trunk's tensors `model.language_model.`
-instead of `model.`. Tensors under `model.visual.` go into a [file of their own](#vision-tower);
-computed buffers (`rotary_emb.inv_freq`) are skipped. Prefixes that torch.compile and PEFT add to
-names (`_orig_mod.`, `base_model.model.`) are removed. If the config does not give the number of the
-head's layers (`mtp_num_hidden_layers` missing, null or 0), they are counted by its tensors.
+Shapes are in ggml order (row length first) and are those of the 9B dense model, of 35B-A3B, and of
+Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP block is block `N`,
+where N is the number of trunk layers, and `block_count` is N + 1. Multimodal checkpoints name the
+trunk's tensors `model.language_model.` instead of `model.`. Tensors under `model.visual.` go into a
+[file of their own](#vision-tower); computed buffers (`rotary_emb.inv_freq`) are skipped. Prefixes
+that torch.compile and PEFT add to names (`_orig_mod.`, `base_model.model.`) are removed. If the
+config does not give the number of the head's layers (`mtp_num_hidden_layers` missing, null or 0, as
+in Qwen3-Next), they are counted by its tensors.
 
 The types are those of `mtp-gguf convert` without options: a Q4_K_M base, in llama.cpp's mix, and a
 Q8_0 head. Several types in one cell mean that layers differ.
 
 Transforms:
 
-- *1 + w*: the family stores norm weights as their difference from one (`Qwen3_5RMSNorm` in
+- *1 + w*: the families store norm weights as their difference from one (`Qwen3_5RMSNorm` in
   transformers); ggml multiplies by the weight itself.
 - *value heads tiled*: Hugging Face groups the value heads of linear attention by key head, while
   ggml repeats the whole list of key heads. Without the reordering, each value head would be paired
   with the wrong key. With equally many heads of both kinds, the order is the same.
+- *out of their groups*: Qwen3-Next stores query, key, values and gates of each key head one after
+  the other; llama.cpp takes all queries, then all keys, then all values, and the gates apart.
 - *-exp(w)*: the decay `A_log`, computed in double precision and rounded once
   ([why](decisions.md)).
 - F16 sources keep F16 arithmetic, as in llama.cpp's converter; all others compute in F32.
@@ -177,34 +193,38 @@ W4A16_NVFP4 are compared with upstream on matrices that the tests construct them
 
 def page() -> str:
     """Return the whole page."""
-    dense, moe = _Model(DENSE_9B), _Model(MOE_35B)
+    dense, moe, following = _Model(DENSE_9B), _Model(MOE_35B), _Model(NEXT_80B)
     sections = [
         INTRODUCTION,
         "## Outside the blocks\n",
-        *_table(dense, ("", ""), [qwen3_5.EMBEDDING, qwen3_5.OUTPUT_NORM, qwen3_5.OUTPUT]),
+        *_table(dense, ("", ""), [qwen.EMBEDDING, qwen.OUTPUT_NORM, qwen.OUTPUT]),
         "Tied models have no `lm_head.weight`; their output layer is `token_embd.weight`.\n",
         "## Every block\n",
-        *_table(dense, _TRUNK, qwen3_5.NORMS),
+        *_table(dense, _TRUNK, qwen.NORMS),
         "## Full attention (every fourth layer, and the MTP block)\n",
-        *_table(dense, _FULL, qwen3_5.FULL_ATTENTION),
+        *_table(dense, _FULL, qwen.FULL_ATTENTION),
         "`attn_q.weight` contains query and gate, interleaved per head.\n",
         "## Linear attention (the other layers)\n",
         *_table(dense, _TRUNK, qwen3_5.LINEAR_ATTENTION),
+        "## Linear attention of Qwen3-Next (`qwen3next`)\n",
+        "Everything else is as in `qwen35moe`. A config with dense layers (`mlp_only_layers`,\n"
+        "`decoder_sparse_step`) is refused, because llama.cpp has no such model.\n",
+        *_table(following, _TRUNK, qwen3_next.LINEAR_ATTENTION),
         "## Feed-forward, dense (`qwen35`)\n",
-        *_table(dense, _TRUNK, qwen3_5.DENSE_FFN),
+        *_table(dense, _TRUNK, qwen.DENSE_FFN),
         "## Feed-forward, mixture of experts (`qwen35moe`)\n",
-        *_table(moe, _TRUNK, qwen3_5.SHARED_EXPERT),
+        *_table(moe, _TRUNK, qwen.SHARED_EXPERT),
         *_experts(moe),
         "## MTP block\n",
         "A full-attention block (`mtp.layers.0.*` to `blk.N.*`, the tables above) and:\n",
-        *_table(dense, ("mtp.", "blk.32."), qwen3_5.MTP),
+        *_table(dense, ("mtp.", "blk.32."), qwen.MTP),
         "The input of `nextn.eh_proj` is the normed embedding and the normed hidden state, in this "
         "order.\n"
         "Checkpoints with dedicated embeddings also have "
-        f"`mtp.{qwen3_5.MTP_EMBEDDING.source}`, which becomes "
-        f"`blk.N.{qwen3_5.MTP_EMBEDDING.target}`.\n",
+        f"`mtp.{qwen.MTP_EMBEDDING.source}`, which becomes "
+        f"`blk.N.{qwen.MTP_EMBEDDING.target}`.\n",
         DIFFERENCES,
-        *_metadata(dense, moe),
+        *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,
         *_vision(),
         VISION_TYPES,
@@ -226,9 +246,12 @@ class _Model:
 
     def __init__(self, config: dict[str, Any]) -> None:
         reader = ConfigReader("config.json", config)
-        self.dims = qwen3_5.read_dims(reader, reader.size(LAYERS_KEY))
-        checkpoint = Checkpoint(Path("model"), config, dict(_sources(self.dims)), (), ())
-        self.blueprint: Blueprint = qwen3_5.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
+        family = find_family(config, Path("config.json"))
+        self.dims = qwen.read_dims(reader, reader.size(LAYERS_KEY), "num_experts" in config)
+        linear = (qwen3_next if family is qwen3_next else qwen3_5).LINEAR_ATTENTION
+        sources = dict(_sources(self.dims, linear))
+        checkpoint = Checkpoint(Path("model"), config, sources, (), ())
+        self.blueprint: Blueprint = family.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
         self.targets = {t.name: t for t in self.blueprint.targets}
         metadata = {
             "general.architecture": Value(ValueType.STRING, self.blueprint.architecture),
@@ -250,7 +273,7 @@ class _Model:
         return ", ".join(sorted(same))
 
 
-def _sources(dims: Dims) -> Iterator[tuple[str, PlacedTensor]]:
+def _sources(dims: Dims, linear: tuple[Entry, ...]) -> Iterator[tuple[str, PlacedTensor]]:
     """Yield every source tensor of a model of these sizes, its experts fused."""
 
     def place(prefix: str, entry: Entry) -> tuple[str, PlacedTensor]:
@@ -258,22 +281,22 @@ def _sources(dims: Dims) -> Iterator[tuple[str, PlacedTensor]]:
         return name, PlacedTensor(StoredTensor(name, "BF16", shape, 0, 0), _NO_FILE)
 
     def block(prefix: str, recurrent: bool) -> Iterator[tuple[str, PlacedTensor]]:
-        attention = qwen3_5.LINEAR_ATTENTION if recurrent else qwen3_5.FULL_ATTENTION
-        ffn = qwen3_5.SHARED_EXPERT if dims.moe else qwen3_5.DENSE_FFN
-        for entry in (*qwen3_5.NORMS, *attention, *ffn):
+        attention = linear if recurrent else qwen.FULL_ATTENTION
+        ffn = qwen.SHARED_EXPERT if dims.moe else qwen.DENSE_FFN
+        for entry in (*qwen.NORMS, *attention, *ffn):
             yield place(prefix, entry)
         if dims.moe:
-            yield place(prefix, qwen3_5.EXPERT_GATE_UP)
-            down = qwen3_5.EXPERT_PROJECTIONS[2]
+            yield place(prefix, qwen.EXPERT_GATE_UP)
+            down = qwen.EXPERT_PROJECTIONS[2]
             yield place(
                 prefix, Entry("mlp.experts.down_proj", "", lambda d: (d.experts, *down.shape(d)))
             )
 
-    for entry in (qwen3_5.EMBEDDING, qwen3_5.OUTPUT_NORM, qwen3_5.OUTPUT):
+    for entry in (qwen.EMBEDDING, qwen.OUTPUT_NORM, qwen.OUTPUT):
         yield place("", entry)
     for index, recurrent in enumerate(dims.recurrent):
         yield from block(f"model.layers.{index}.", recurrent)
-    for entry in qwen3_5.MTP:
+    for entry in qwen.MTP:
         yield place("mtp.", entry)
     yield from block("mtp.layers.0.", recurrent=False)
 
@@ -305,7 +328,7 @@ def _table(
 def _experts(model: _Model) -> Iterator[str]:
     yield "Experts are stored fused (`gate_up_proj`, gate rows first) or one by one; both become:\n"
     yield from _HEADER
-    for entry in qwen3_5.EXPERT_PROJECTIONS:
+    for entry in qwen.EXPERT_PROJECTIONS:
         target = model.targets["blk.0." + entry.target]
         fused = "down_proj" if entry.source == "down_proj" else "gate_up_proj"
         source = f"model.layers.i.mlp.experts.{fused}` or `….experts.e.{entry.source}.weight"
@@ -313,19 +336,18 @@ def _experts(model: _Model) -> Iterator[str]:
     yield ""
 
 
-def _metadata(dense: _Model, moe: _Model) -> Iterator[str]:
-    yield "| key | type | 9B | 35B-A3B |"
-    yield "| --- | --- | --- | --- |"
-    both = [
+def _metadata(models: dict[str, _Model]) -> Iterator[str]:
+    yield f"| key | type | {' | '.join(models)} |"
+    yield "| --- | --- |" + " --- |" * len(models)
+    all_keys = [
         {key.partition(".")[2]: value for key, value in model.blueprint.hparams.items()}
-        for model in (dense, moe)
+        for model in models.values()
     ]
-    keys = list(dict.fromkeys([*both[0], *both[1]]))
-    for key in keys:
-        value = both[0].get(key) or both[1][key]
+    for key in dict.fromkeys(key for hparams in all_keys for key in hparams):
+        value = next(hparams[key] for hparams in all_keys if key in hparams)
         kind = f"array of {value.type.name}" if value.is_array else value.type.name
-        cells = [_shown(hparams.get(key)) for hparams in both]
-        yield f"| `{{arch}}.{key}` | {kind} | {cells[0]} | {cells[1]} |"
+        cells = " | ".join(_shown(hparams.get(key)) for hparams in all_keys)
+        yield f"| `{{arch}}.{key}` | {kind} | {cells} |"
 
 
 def _vision() -> Iterator[str]:

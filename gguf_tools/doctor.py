@@ -38,7 +38,7 @@ _NEGATIVE_SHARE = 0.02
 # In place of the original, in commands that are printed.
 UNKNOWN_ORIGINAL = "ORIGINAL"
 
-_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.ours}
+_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.hybrid}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
 _TOKENIZER_ARRAYS = {
@@ -237,7 +237,7 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
                 "not-finite", Severity.FAULT, f"{name} has values that are not finite", fix
             )
             return
-    if not head.head.kind.ours:
+    if not head.head.kind.hybrid:
         return  # other families store norm weights as they are
     never = [n for n, v in norms.items() if sum(x < 0 for x in v) > _NEGATIVE_SHARE * len(v)]
     if never:

@@ -15,7 +15,7 @@ from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from .format import ArrayRef, GgufFile, TensorInfo, ValueType, open_gguf
 from .head import OUTPUT_NORM_TENSOR, TRUNK_TENSOR
 from .model import Model
-from .nextn import OUR_ARCHITECTURES
+from .nextn import HYBRIDS
 from .tensor_types import F32
 
 # llama-hparams.h: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
@@ -28,7 +28,9 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NOT_MULTIPLIED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 # Fewest tokens with which the default BOS and EOS ids are in range (llama-vocab.cpp).
 _LEAST_TOKENS = 12
-# Optional for llama.cpp's loader, although the graph of a linear-attention layer needs them.
+_MIXED = ("qwen35moe", "qwen3next")  # mixtures of experts, in every layer
+# Optional for llama.cpp's loader, although the graph of a linear-attention layer needs them. Older
+# files of Qwen3-Next have both in one tensor, ssm_in.
 _RECURRENT_SUFFIXES = ("attn_qkv.weight", "attn_gate.weight")
 
 
@@ -43,13 +45,13 @@ def load_faults(model: Model) -> list[str]:
 def vocabulary_faults(path: Path) -> list[str]:
     """Like `load_faults`, but only for the tokenizer, which is in the file `path` itself."""
     with open_gguf(path) as file:
-        ours = file.scalar("general.architecture") in OUR_ARCHITECTURES
-        return [*_tokens(file), *(_vocabulary(file) if ours else ())]
+        known = file.scalar("general.architecture") in HYBRIDS
+        return [*_tokens(file), *(_vocabulary(file) if known else ())]
 
 
 def _faults(model: Model, keys: "_Keys") -> Iterator[str]:
     yield from chain(_layers(keys), _experts(keys), _scaling(keys), _tokens(model.first))
-    if model.architecture in OUR_ARCHITECTURES:
+    if model.architecture in HYBRIDS:
         yield from chain(_numbers(keys), _sizes(keys), _attention(keys), _rotation(keys))
         yield from chain(_states(keys), _vocabulary(model.first), _tensors(keys, model.tensors))
 
@@ -98,10 +100,11 @@ def _layers(keys: _Keys) -> Iterator[str]:
 
 
 def _experts(keys: _Keys) -> Iterator[str]:
-    """The assertions on experts in llama_model_base::load_hparams, and a division in qwen35moe."""
+    """The assertions on experts in llama_model_base::load_hparams, and divisions by a count."""
     experts, groups = keys.one("expert_count"), keys.one("expert_group_count")
     used, used_groups = keys.values("expert_used_count"), keys.one("expert_group_used_count")
-    least = 1 if keys.architecture == "qwen35moe" else 0
+    mixed = keys.architecture in _MIXED
+    least = 1 if mixed else 0
     if not least <= experts <= _MOST_EXPERTS:
         yield keys.fault("expert_count", f"{least} to {_MOST_EXPERTS}", experts)
         return
@@ -109,7 +112,7 @@ def _experts(keys: _Keys) -> Iterator[str]:
     if (experts and not 1 <= most <= experts) or (not experts and most):
         expected = f"1 to {experts}, the expert count" if experts else "0 without experts"
         yield keys.fault("expert_used_count", expected, most)
-    if keys.architecture == "qwen35moe" and min(used, default=0) < 1:
+    if mixed and min(used, default=0) < 1:
         yield keys.fault("expert_used_count", "1 or more in each layer", min(used, default=0))
     if groups > max(experts - 1, 0):
         yield keys.fault("expert_group_count", f"0 to {max(experts - 1, 0)}", groups)
@@ -231,7 +234,7 @@ def _vocabulary(file: GgufFile) -> Iterator[str]:
         found = (
             repr(kind[:80]) if isinstance(kind, str) else file.types["tokenizer.ggml.model"].name
         )
-        yield f"tokenizer.ggml.model: expected 'gpt2', as Qwen3.5 has it, found {found}"
+        yield f"tokenizer.ggml.model: expected 'gpt2', as Qwen models have it, found {found}"
     tokens = file.keys.get("tokenizer.ggml.tokens")
     if isinstance(tokens, ArrayRef) and tokens.count < _LEAST_TOKENS:
         yield (
@@ -243,7 +246,8 @@ def _tensors(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     """Tensors that only the graph requires, and shapes and types that ggml cannot multiply."""
     if TRUNK_TENSOR in tensors:
         for block in _recurrent_blocks(keys):
-            for suffix in _RECURRENT_SUFFIXES:
+            older = keys.architecture == "qwen3next" and f"blk.{block}.ssm_in.weight" in tensors
+            for suffix in () if older else _RECURRENT_SUFFIXES:
                 if f"blk.{block}.{suffix}" not in tensors:
                     yield f"blk.{block}.{suffix}: expected this tensor, found none"
     for tensor in tensors.values():

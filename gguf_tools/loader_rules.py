@@ -2,9 +2,9 @@
 
 Follows the loader of the pinned llama.cpp for the supported architectures: required keys and their
 types (llama-model-loader.cpp, load_hparams in llama-model.cpp), and the tensors (load_arch_tensors
-in qwen35.cpp and qwen35moe.cpp), which must all exist in the right shape, without extra ones.
-Values that crash llama.cpp are found by `loadable`; checks that need llama.cpp's code, such as the
-list of pre-tokenizers, are not repeated here.
+in qwen35.cpp, qwen35moe.cpp and qwen3next.cpp), which must all exist in the right shape, without
+extra ones. Values that crash llama.cpp are found by `loadable`; checks that need llama.cpp's code,
+such as the list of pre-tokenizers, are not repeated here.
 """
 
 import re
@@ -47,21 +47,22 @@ _REQUIRED = (
     "attention.head_count",
     "attention.head_count_kv",
     "attention.layer_norm_rms_epsilon",
-    _SECTIONS_KEY,
     "ssm.conv_kernel",
     "ssm.inner_size",
     "ssm.state_size",
     "ssm.time_step_rank",
     "ssm.group_count",
 )
+_EXPERT_KEYS = (
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+)
 _ALSO_REQUIRED = {
-    "qwen35": ("feed_forward_length",),
-    "qwen35moe": (
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-        "expert_shared_feed_forward_length",
-    ),
+    "qwen35": (_SECTIONS_KEY, "feed_forward_length"),
+    "qwen35moe": (_SECTIONS_KEY, *_EXPERT_KEYS),
+    "qwen3next": _EXPERT_KEYS,
 }
 # Keys with one value for all layers, or an array with one entry per block.
 _PER_LAYER = (
@@ -157,7 +158,7 @@ def refusals(head: MtpHead) -> list[str]:
     native draft graph does not support are reported, too. Nothing is reported for architectures
     whose rules are not known here.
     """
-    if not head.kind.ours:
+    if not head.kind.hybrid:
         return []
     try:
         stages = (_key_faults, _layer_faults, _tensor_faults)
@@ -270,7 +271,7 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
         block = f"blk.{layer}."
         common = ["attn_norm.weight", "post_attention_norm.weight", *feed_forward]
         if layer in recurrent:
-            trunk |= {block + s: shape for s, shape in linear.items()}
+            trunk |= {block + s: shape for s, shape in _linear(block, linear, head).items()}
         else:
             common += _FULL_ATTENTION
             for name in _BIASED:
@@ -292,6 +293,15 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
         optional |= {block + s: head.shapes.get(s) for s in own}
         optional |= _draft_tensors(head.draft, block + SHORT_HEAD_SUFFIX, rows, width)
     return {**top, **trunk}, optional
+
+
+def _linear(block: str, shapes: Shapes, head: MtpHead) -> Shapes:
+    """The tensors of a layer of linear attention, which older files of Qwen3-Next fuse."""
+    if head.architecture != "qwen3next" or f"{block}ssm_in.weight" not in head.tensors:
+        return shapes
+    fused = [shapes[s] or (0, 0) for s in ("attn_qkv.weight", "attn_gate.weight")]
+    rest = {s: shape for s, shape in shapes.items() if not s.startswith("attn_")}
+    return {**rest, "ssm_in.weight": (fused[0][0], sum(shape[1] for shape in fused))}
 
 
 def _draft_tensors(
@@ -347,14 +357,18 @@ class _Sizes:
         width, state = self["embedding_length"], self["ssm.state_size"]
         rank = self["ssm.time_step_rank"]
         keys, values = state * self["ssm.group_count"], state * rank
+        narrow: Shapes
+        if self._head.architecture == "qwen3next":
+            narrow = {"ssm_ba.weight": (width, 2 * rank)}
+        else:
+            narrow = {"ssm_beta.weight": (width, rank), "ssm_alpha.weight": (width, rank)}
         return {
             "attn_qkv.weight": (width, 2 * keys + values),
             "attn_gate.weight": (width, values),
             "ssm_conv1d.weight": (self["ssm.conv_kernel"], 2 * keys + values),
             "ssm_dt.bias": (rank,),
             "ssm_a": (rank,),
-            "ssm_beta.weight": (width, rank),
-            "ssm_alpha.weight": (width, rank),
+            **narrow,
             "ssm_norm.weight": (state,),
             "ssm_out.weight": (values, width),
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR, StoredDraftVocabulary
 from .format import ArrayRef, padded
 from .model import Model
+from .nextn import REPLAYED
 
 _F16_BYTES, _F32_BYTES = 2, 4
 # llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts past
@@ -22,7 +23,8 @@ class DraftMemory:
     runtime keeps a second copy on a GPU if there is no draft vocabulary; on a CPU they are used in
     place, so they are not part of the total. cache: K and V of the MTP block in F16, for `context`
     positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of them are kept.
-    state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls back by replay.
+    state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls back by replay;
+    the snapshot itself for architectures that it does not replay.
     """
 
     head: int
@@ -88,7 +90,9 @@ def _layer_state(model: Model) -> int:
 
 
 def _layer_log(model: Model) -> int:
-    """Values that a layer logs per token for replay (patches/0015: n_embd_conv, n_embd_log)."""
+    """Values that a layer keeps per token on a CPU (patches/0015: n_embd_conv, n_embd_log)."""
+    if model.architecture not in REPLAYED:
+        return _layer_state(model)
     heads = _size(model, "ssm.group_count") + _size(model, "ssm.time_step_rank")
     decays = _size(model, "ssm.time_step_rank")
     return _channels(model) + heads * _size(model, "ssm.state_size") + decays

@@ -21,14 +21,16 @@ class NextnBlock:
 
     required: suffixes of its tensors (the parts after `blk.N.`). choices: groups of alternatives,
     of which one must be complete, such as a dense or a mixed feed-forward network. single: whether
-    llama.cpp drafts with one block only. ours: whether our runtime drafts with it and doctor knows
-    the whole model; the others draft with llama-server.
+    llama.cpp drafts with one block only. ours: whether our runtime drafts with it; the others draft
+    with llama-server. hybrid: whether it is one of the Qwen models that `convert` writes and doctor
+    knows as a whole, with linear attention in most layers.
     """
 
     required: Suffixes
     choices: tuple[tuple[Suffixes, ...], ...] = ()
     single: bool = True
     ours: bool = False
+    hybrid: bool = False
 
     def missing(self, present: Collection[str], shared_experts: bool) -> list[str]:
         """Suffixes that a block lacks.
@@ -76,9 +78,9 @@ _QWEN_ATTENTION = (*_CORE, *_QKV, *_QK_NORMS, *_POST_NORM)
 _QWEN_MOE = (*_QWEN_ATTENTION, *_EXPERTS, *_GATED_SHARED)
 
 BLOCKS: Mapping[str, NextnBlock] = {
-    "qwen35": NextnBlock((*_QWEN_ATTENTION, *_DENSE), ours=True),
-    "qwen35moe": NextnBlock(_QWEN_MOE, ours=True),
-    "qwen3next": NextnBlock(_QWEN_MOE),
+    "qwen35": NextnBlock((*_QWEN_ATTENTION, *_DENSE), ours=True, hybrid=True),
+    "qwen35moe": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
+    "qwen3next": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
     "glm4moe": NextnBlock((*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED)),
     "deepseek2": NextnBlock(
         (*_CORE, *_LATENT, *_FFN_NORM, *_EXPERTS, *_SHARED),
@@ -124,6 +126,9 @@ BLOCKS: Mapping[str, NextnBlock] = {
 }
 ARCHITECTURES = tuple(BLOCKS)
 OUR_ARCHITECTURES = tuple(name for name, block in BLOCKS.items() if block.ours)
+HYBRIDS = tuple(name for name, block in BLOCKS.items() if block.hybrid)
+# Their recurrent states roll back by replay (patches/0015); those of others by snapshots.
+REPLAYED = ("qwen35", "qwen35moe")
 
 # Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and
 # create_tensor_gate_up_exps in llama-model.cpp). They are the concatenation of the parts' rows;

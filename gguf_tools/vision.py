@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .errors import FormatError
 from .format import GgufFile, TensorInfo
-from .nextn import OUR_ARCHITECTURES
+from .nextn import HYBRIDS
 
 ARCHITECTURE = "clip"
 FILE_PREFIX = "mmproj-"
@@ -82,7 +82,9 @@ def misfits(tower: VisionTower, architecture: str | None, width: int | None) -> 
     width: the model's embedding length.
     """
     found = []
-    if architecture in OUR_ARCHITECTURES and tower.projector != PROJECTOR:
+    if architecture == "qwen3next":  # its positions are plain numbers: no M-RoPE
+        return ["qwen3next models take no pictures"]
+    if architecture in HYBRIDS and tower.projector != PROJECTOR:
         found.append(
             f"expected the projector {PROJECTOR} for {architecture}, found {tower.projector}"
         )

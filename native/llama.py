@@ -322,7 +322,8 @@ class MTPLlama(llama_cpp.Llama):
                 fastmtp_size=settings.fastmtp_size,
             )
             self._stack.callback(self._head.close)
-        if self._mode is Rollback.SNAPSHOT and self._max_lookup and not self._keeps_snapshots():
+        drafts = self.max_depth or self._max_lookup
+        if self._mode is Rollback.SNAPSHOT and drafts and not self._keeps_snapshots():
             self._mode = Rollback.CHECKPOINT
         self._session = Session(
             self._ctx.ctx,

@@ -55,8 +55,7 @@ def allowed_keys(spec: Spec) -> dict[str, list[Any]]:
     """Give {key: [type, value]} of ours where it may differ from upstream's for this checkpoint."""
     if spec.layer_types:
         return {}
-    arch = "qwen35moe" if spec.experts else "qwen35"
-    return {INTERVAL.format(arch=arch): ["UINT32", spec.interval]}
+    return {INTERVAL.format(arch=spec.architecture): ["UINT32", spec.interval]}
 
 
 def convert(arguments: list[str]) -> None:

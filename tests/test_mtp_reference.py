@@ -35,7 +35,10 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the `
 Folder = Callable[[Spec], Path]
 FOR_LLAMA_CPP = [
     SPECS[name]
-    for name in ("dense-tied", "dense-3v", "dense-f16", "dense-fp8", "moe-fused", "moe-mixed")
+    for name in (
+        *("dense-tied", "dense-3v", "dense-f16", "dense-fp8", "moe-fused", "moe-mixed"),
+        *("next-unfused", "next-fp8"),
+    )
 ]
 
 
@@ -132,7 +135,10 @@ def test_the_row_of_zeros_matters_and_extra_states_do_not(folder: Folder) -> Non
 def load_hf(path: Path, spec: Spec) -> Any:
     transformers: Any = pytest.importorskip("transformers")
     torch: Any = pytest.importorskip("torch")
-    family = "Qwen3_5MoeForCausalLM" if spec.experts else "Qwen3_5ForCausalLM"
+    if spec.family == "qwen3_next":
+        family = "Qwen3NextForCausalLM"
+    else:
+        family = "Qwen3_5MoeForCausalLM" if spec.experts else "Qwen3_5ForCausalLM"
     text = transformers.AutoConfig.from_pretrained(path).get_text_config()
     # transformers runs any MTP layer that a config declares in these words; Qwen3.5's has others.
     text.num_mtp_layers, text.mtp_layer_types = 1, ["full_attention"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import TINY, Spec, write_checkpoint
+from support.checkpoints import SPECS, TINY, Spec, write_checkpoint
 from support.commands import invoke
 from support.conversions import converted
 from support.upstream.compare import metadata_differences, tensor_differences
@@ -128,6 +128,28 @@ def test_saved_models(kind: str, original: Path, pool: ConverterPool, tmp_path: 
         converted(model, tmp_path / "lent.gguf", "--quant", "BF16", "--mtp-from", original)
         whole, lent = (describe(tmp_path / f"{name}.gguf") for name in ("whole", "lent"))
         assert not [*tensor_differences(whole.tensors, lent.tensors)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_qwen3_next_with_its_head(pool: ConverterPool, tmp_path: Path) -> None:
+    """A model of transformers' class with the `mtp.*` tensors that published checkpoints have."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    transformers.utils.logging.disable_progress_bar()
+    spec = replace(SPECS["next-unfused"], name="source", layers=2, interval=2, state_dtype="BF16")
+    original = write_checkpoint(tmp_path / "source", spec)
+    model = transformers.Qwen3NextForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
+    folder = tmp_path / "saved"
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(original).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert not any(name.startswith("mtp.") for name in tensors)
+    stored = load_file(original / "model.safetensors")
+    tensors |= {name: tensor for name, tensor in stored.items() if name.startswith("mtp.")}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert not differences(pool, folder, tmp_path)
 
 
 # ------------------------------------------------------------------------- habits of configs

@@ -215,12 +215,14 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
         low, high = max(0, math.floor(low)), min(rope.count - 1, math.ceil(high))
         ramp = 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)
         frequencies = frequencies * (1 - ramp) + plain * ramp
-    sector = pairs % sum(rope.sections)
-    rotates = np.zeros(len(pairs), bool)
-    for section, size in enumerate(rope.sections[:3]):
-        rotates |= (sector % 3 == section) & (sector < 3 * size)
+    if rope.sections is not None:
+        sector = pairs % sum(rope.sections)
+        rotates = np.zeros(len(pairs), bool)
+        for section, size in enumerate(rope.sections[:3]):
+            rotates |= (sector % 3 == section) & (sector < 3 * size)
+        frequencies = frequencies * rotates
     magnitude = rope.magnitude * (1 + 0.1 * math.log(1 / rope.scale) if rope.yarn else 1)
-    return (frequencies * rotates).astype(np.float32), magnitude
+    return frequencies.astype(np.float32), magnitude
 
 
 # ----------------------------------------------------------------------------- weights

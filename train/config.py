@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.head import MtpHead
+from mtp_gguf.gguf_tools.nextn import HYBRIDS
 
 _SCALINGS = ("none", "linear", "yarn")
 _DEFAULT_CONTEXT = 1 << 18
@@ -16,12 +17,13 @@ _DEFAULT_CONTEXT = 1 << 18
 class Rope:
     """Rotary embedding: `count` dimensions of each head rotate, in pairs (i, i + count / 2).
 
-    sections: of interleaved M-RoPE; a pair outside of all sections does not rotate for text.
+    sections: of interleaved M-RoPE; a pair outside of all sections does not rotate for text. None
+    without M-RoPE: all pairs rotate.
     scale: factor of positions. yarn: whether high frequencies are exempt from it (YaRN).
     """
 
     count: int
-    sections: tuple[int, ...]
+    sections: tuple[int, ...] | None
     base: float
     scale: float
     yarn: bool
@@ -48,10 +50,15 @@ class BlockConfig:
     @classmethod
     def of(cls, head: MtpHead) -> "BlockConfig":
         """Read the metadata; FormatError names a key that is missing or invalid."""
+        if not head.kind.hybrid:
+            raise FormatError(
+                f"{head.file.source.name}: heads of {head.architecture} cannot be trained here, "
+                f"only those of {', '.join(HYBRIDS)}"
+            )
         reader = _Reader(head)
         width = reader.whole("embedding_length")
         heads = reader.whole("attention.head_count")
-        moe = head.architecture == "qwen35moe"
+        moe = head.architecture != "qwen35"
         head_dim = reader.whole("attention.key_length", width // max(heads, 1))
         if head_dim < 1:
             reader.refuse("attention.key_length", "1 or more", head_dim)
@@ -71,7 +78,7 @@ class BlockConfig:
         )
 
 
-def _rope(reader: "_Reader", head_dim: int) -> Rope:
+def _sections(reader: "_Reader") -> tuple[int, ...]:
     sections = reader.head.parameter("rope.dimension_sections")
     if not isinstance(sections, tuple) or len(sections) not in (3, 4):
         reader.refuse("rope.dimension_sections", "3 or 4 values", sections)
@@ -79,6 +86,11 @@ def _rope(reader: "_Reader", head_dim: int) -> Rope:
     whole = tuple(int(s) for s in sections if isinstance(s, int))
     if len(whole) != len(sections) or sum(whole) < 1:
         reader.refuse("rope.dimension_sections", "whole numbers with a sum above 0", sections)
+    return whole
+
+
+def _rope(reader: "_Reader", head_dim: int) -> Rope:
+    sections = None if reader.head.architecture == "qwen3next" else _sections(reader)
     count = reader.whole("rope.dimension_count", head_dim)
     if count % 2 or count > head_dim:
         reader.refuse("rope.dimension_count", f"an even number up to {head_dim}", count)
@@ -89,7 +101,7 @@ def _rope(reader: "_Reader", head_dim: int) -> Rope:
     context = reader.whole("context_length", _DEFAULT_CONTEXT)
     return Rope(
         count=count,
-        sections=whole,
+        sections=sections,
         base=reader.number("rope.freq_base", 10_000.0),
         scale=1.0 if kind == "none" or factor == 0 else 1 / factor,
         yarn=kind == "yarn",

@@ -85,7 +85,14 @@ private:
         return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, c_.norm_eps), weight);
     }
 
+    // x: [head_dim, heads, n]. positions: [4 n], of which only M-RoPE uses more than the first n.
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
+        if (!c_.mrope) {
+            positions = ggml_view_1d(ctx_, positions, x->ne[2], 0);
+            return ggml_rope_ext(ctx_, x, positions, nullptr, c_.n_rot, GGML_ROPE_TYPE_NEOX, c_.n_ctx_orig,
+                                 c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
+                                 c_.beta_slow);
+        }
         int sections[4] = {c_.rope_sections[0], c_.rope_sections[1], c_.rope_sections[2], c_.rope_sections[3]};
         return ggml_rope_multi(ctx_, x, positions, nullptr, c_.n_rot, sections, GGML_ROPE_TYPE_IMROPE, c_.n_ctx_orig,
                                c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,

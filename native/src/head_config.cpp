@@ -14,23 +14,54 @@ std::string HeadConfig::name(const std::string & suffix) const {
     return "blk." + std::to_string(block) + "." + suffix;
 }
 
+// An architecture whose blocks the draft graph computes.
+struct Kind {
+    const char * arch;
+    bool moe;
+    bool mrope; // rotates by sections; the others as NeoX
+};
+
+static const Kind KINDS[] = {
+    {"qwen35", false, true},
+    {"qwen35moe", true, true},
+    {"qwen3next", true, false},
+};
+
+static const Kind & find_kind(const GgufFile & file) {
+    const std::string arch = file.text("general.architecture");
+    std::string known;
+    for (const Kind & kind : KINDS) {
+        if (arch == kind.arch) {
+            return kind;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(kind.arch);
+    }
+    throw Error(MTP_ERROR_UNSUPPORTED, format("%s: general.architecture: expected one of %s, found %s",
+                                              file.path().c_str(), known.c_str(), arch.c_str()));
+}
+
+static void read_sections(const GgufFile & file, const std::string & key, HeadConfig & c) {
+    const std::vector<int32_t> found = file.integers(key, 4, 0, c.n_rot);
+    if (found.size() < 3) {
+        file.refuse(format("%s: expected 3 or 4 values, found %zu", key.c_str(), found.size()));
+    }
+    int sum = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+        c.rope_sections[i] = found[i];
+        sum += found[i];
+    }
+    if (sum == 0) {
+        file.refuse(key + ": expected a sum above 0, found 0");
+    }
+}
+
 static void read_rope(const GgufFile & file, const std::string & arch, HeadConfig & c) {
     c.n_rot = int(file.integer(arch + ".rope.dimension_count", 2, c.head_dim));
     if (c.n_rot % 2 != 0) {
         file.refuse(format("%s.rope.dimension_count: expected an even number, found %d", arch.c_str(), c.n_rot));
     }
-    const std::string sections = arch + ".rope.dimension_sections";
-    const std::vector<int32_t> found = file.integers(sections, 4, 0, c.n_rot);
-    if (found.size() < 3) {
-        file.refuse(format("%s: expected 3 or 4 values, found %zu", sections.c_str(), found.size()));
-    }
-    int sum = 0;
-    for (size_t i = 0; i < 4; ++i) {
-        c.rope_sections[i] = i < found.size() ? found[i] : 0;
-        sum += c.rope_sections[i];
-    }
-    if (sum == 0) {
-        file.refuse(sections + ": expected a sum above 0, found 0");
+    if (c.mrope) {
+        read_sections(file, arch + ".rope.dimension_sections", c);
     }
     c.freq_base = file.number_or(arch + ".rope.freq_base", 10000.0f);
     if (c.freq_base <= 0) {
@@ -57,14 +88,11 @@ static void read_rope(const GgufFile & file, const std::string & arch, HeadConfi
 
 HeadConfig HeadConfig::read(const GgufFile & file) {
     HeadConfig c = {};
-    c.arch = file.text("general.architecture");
-    if (c.arch != "qwen35" && c.arch != "qwen35moe") {
-        throw Error(MTP_ERROR_UNSUPPORTED,
-                    format("%s: general.architecture: expected qwen35 or qwen35moe, found %s",
-                           file.path().c_str(), c.arch.c_str()));
-    }
+    const Kind & kind = find_kind(file);
+    c.arch = kind.arch;
+    c.moe = kind.moe;
+    c.mrope = kind.mrope;
     const std::string prefix = c.arch + ".";
-    c.moe = c.arch == "qwen35moe";
     const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
     if (n_mtp == 0) {
         throw Error(MTP_ERROR_NO_HEAD,

@@ -9,8 +9,9 @@
 namespace mtp {
 
 struct HeadConfig {
-    std::string arch; // "qwen35" or "qwen35moe"
+    std::string arch; // general.architecture
     bool moe;
+    bool mrope;       // rotates by rope_sections, and not as NeoX
     int block;        // N of blk.N
 
     int64_t n_embd;
@@ -25,7 +26,7 @@ struct HeadConfig {
     float   expert_scale;  // factor on the experts' weights, 1 if the file has none
     float   norm_eps;
 
-    // Arguments of ggml_rope_multi, as llama.cpp derives them from the same keys.
+    // Arguments of ggml's rope, as llama.cpp derives them from the same keys.
     int   n_rot;
     int   rope_sections[4];
     int   n_ctx_orig;

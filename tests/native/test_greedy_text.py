@@ -35,7 +35,8 @@ MODELS = {
     "dense-even": "dense-tied",
     "moe": "moe-mixed",
 }
-DIALS = {"dial-3v": "tiny-3v", "dial-moe": "tiny-moe"}  # their head is often right
+# Their head is often right.
+DIALS = {"dial-3v": "tiny-3v", "dial-moe": "tiny-moe", "dial-next": "tiny-next"}
 
 SETTINGS: dict[str, list[Any]] = {
     "model": [*MODELS, *DIALS],
@@ -90,6 +91,7 @@ EVERYDAY = [
     {"model": "demo", "quant": "Q4_K_M", "flash_attn": False},
     {"model": "dial-moe", "quant": "F16", "flash_attn": False},
     {"model": "dial-3v", "quant": "Q8_0", "flash_attn": True},
+    {"model": "dial-next", "quant": "Q4_K_M", "flash_attn": True},
     {"model": "dense-even", "quant": "BF16", "flash_attn": False},
 ]
 

@@ -66,7 +66,7 @@ def logits_of(draft: Draft) -> np.ndarray:
 
 @places.everywhere
 @pytest.mark.parametrize(
-    "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed"]
+    "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed", "next-fused"]
 )
 def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     reference: ReferenceModel = models.reference(spec)
@@ -84,7 +84,7 @@ def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
 
 @places.everywhere
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed"])
+@pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed", "next-unfused"])
 def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_type: str) -> None:
     path = models.gguf(spec, "Q4_K_M", head_type)
     with LlamaMtp(path) as upstream, Head(path) as head:

@@ -64,6 +64,7 @@ class Spec:
 
     name: str
     seed: int = 1
+    family: Literal["qwen3_5", "qwen3_next"] = "qwen3_5"
 
     hidden: int = 256
     intermediate: int = 256
@@ -100,6 +101,13 @@ class Spec:
     jinja_file: bool = True  # False: the chat template stands in tokenizer_config.json
     merge_pairs: bool = True  # False: merges as "a b", as tokenizers wrote them before 0.20
     model_card: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the model's architecture."""
+        if self.family == "qwen3_next":
+            return "qwen3next"
+        return "qwen35moe" if self.experts else "qwen35"
 
     @property
     def keeps_blocks(self) -> bool:
@@ -202,6 +210,40 @@ _ALL = (
         fp8=True,
         shards=2,
     ),
+    # Qwen3-Next as published, its experts one by one, and as transformers saves it.
+    Spec(
+        "next-unfused",
+        family="qwen3_next",
+        experts=8,
+        fused_experts=False,
+        layer_types=False,
+        rope="plain",
+    ),
+    Spec(
+        "next-fused",
+        family="qwen3_next",
+        layers=2,
+        interval=2,
+        intermediate=128,
+        v_heads=6,
+        linear_dim=32,
+        experts=4,
+        fused_mtp_experts=True,
+        tied=True,
+        dtype="F16",
+        state_dtype="F16",
+    ),
+    Spec(
+        "next-fp8",
+        family="qwen3_next",
+        layers=2,
+        interval=2,
+        experts=4,
+        fused_experts=False,
+        rope="plain",
+        fp8=True,
+        shards=2,
+    ),
     # One for each further way to store matrices in fewer bits. Three V heads per K head move
     # columns; heads of 32 put two groups of NVFP4 side by side.
     *(
@@ -289,10 +331,14 @@ def weights(spec: Spec) -> Iterator[tuple[str, F32]]:
         yield norm(f"{prefix}.k_norm.weight", spec.head_dim)
 
     def linear_attention(prefix: str) -> Iterator[tuple[str, F32]]:
-        yield matrix(f"{prefix}.in_proj_qkv.weight", spec.conv_dim, h)
-        yield matrix(f"{prefix}.in_proj_z.weight", spec.value_dim, h)
-        yield matrix(f"{prefix}.in_proj_a.weight", spec.v_heads, h)
-        yield matrix(f"{prefix}.in_proj_b.weight", spec.v_heads, h)
+        if spec.family == "qwen3_next":
+            yield matrix(f"{prefix}.in_proj_qkvz.weight", spec.conv_dim + spec.value_dim, h)
+            yield matrix(f"{prefix}.in_proj_ba.weight", 2 * spec.v_heads, h)
+        else:
+            yield matrix(f"{prefix}.in_proj_qkv.weight", spec.conv_dim, h)
+            yield matrix(f"{prefix}.in_proj_z.weight", spec.value_dim, h)
+            yield matrix(f"{prefix}.in_proj_a.weight", spec.v_heads, h)
+            yield matrix(f"{prefix}.in_proj_b.weight", spec.v_heads, h)
         yield matrix(f"{prefix}.out_proj.weight", h, spec.value_dim)
         yield matrix(f"{prefix}.conv1d.weight", spec.conv_dim, 1, spec.conv_kernel)
         name = f"{prefix}.A_log"  # log of a decay rate between 0.02 and 16, as it is initialised
@@ -390,7 +436,7 @@ def keeps_precision(name: str) -> bool:
     narrow projections of linear attention, routers, the MTP block's `fc`, the vision tower.
     """
     return not name.endswith("_proj.weight") and not name.endswith(
-        (".in_proj_qkv.weight", ".in_proj_z.weight")
+        (".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_qkvz.weight")
     )
 
 
@@ -687,10 +733,18 @@ def _rope_keys(spec: Spec) -> dict[str, Any]:
     pairs = spec.rope_dim // 2
     third = -(-pairs // 3)
     sections = [third, third, pairs - 2 * third]
-    rope = {**base, "mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
+    multi = {"mrope_interleaved": True, "mrope_section": sections}
+    rope = {**base, **(multi if spec.family == "qwen3_5" else {}), "rope_type": "default"}
     if spec.rope == "yarn":
         rope |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
     return {"rope_parameters": rope}
+
+
+# The last two: Qwen3-Next's config says nothing of its head.
+_NOT_IN_QWEN3_NEXT = (
+    *("attn_output_gate", "mamba_ssm_dtype", "output_gate_type"),
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+)
 
 
 def text_config(spec: Spec) -> dict[str, Any]:
@@ -742,13 +796,26 @@ def text_config(spec: Spec) -> dict[str, Any]:
         }
     else:
         config["intermediate_size"] = spec.intermediate
+    if spec.family == "qwen3_next":
+        for key in _NOT_IN_QWEN3_NEXT:
+            config.pop(key, None)
+        config |= {
+            "decoder_sparse_step": 1,
+            "intermediate_size": spec.intermediate,
+            "mlp_only_layers": [],
+            "model_type": "qwen3_next",
+            "norm_topk_prob": True,
+        }
     return config
 
 
 def config_json(spec: Spec) -> dict[str, Any]:
     """Build config.json: flat, or with the text model's part under `text_config`."""
-    family = "Qwen3_5Moe" if spec.experts else "Qwen3_5"
     text = text_config(spec)
+    if spec.family == "qwen3_next":
+        family = "Qwen3Next"
+    else:
+        family = "Qwen3_5Moe" if spec.experts else "Qwen3_5"
     config: dict[str, Any]
     if spec.nested:
         config = {

@@ -1,9 +1,10 @@
-"""Qwen3.5's trunk and MTP block in NumPy, straight from a checkpoint's safetensors: the oracle.
+"""The trunk and MTP block of Qwen3.5 and Qwen3-Next in NumPy, from a checkpoint: the oracle.
 
 It computes what the model is defined to compute, token by token where the definition says so, in
 float64 unless asked otherwise, and knows nothing of GGUF: names, norms around zero and the order
-of heads are those of the checkpoint. Definitions: transformers' modeling_qwen3_5.py and
-modeling_qwen3_5_moe.py; for the MTP block its MtpModel and llama.cpp's src/models/qwen35.cpp.
+of heads are those of the checkpoint. Definitions: transformers' modeling_qwen3_5.py,
+modeling_qwen3_5_moe.py and modeling_qwen3_next.py; for the MTP block its MtpModel and llama.cpp's
+src/models/qwen35.cpp.
 
 Shapes: n tokens, H hidden size, V vocabulary. Matrices are [out, in], as stored.
 """
@@ -145,13 +146,30 @@ class ReferenceModel:
         out = np.einsum("hqk,khd->qhd", _softmax(scores), v) * _sigmoid(gate)
         return self._linear(out.reshape(n, heads * dim), f"{prefix}.o_proj")
 
+    def _projections(self, x: Array, prefix: str) -> tuple[Array, Array, Array, Array]:
+        """Queries, keys and values of linear attention [n, channels], z, b and a [n, V heads]."""
+        if f"{prefix}.in_proj_qkv.weight" in self.w:
+            names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+            qkv, z, b, a = (self._linear(x, f"{prefix}.{name}") for name in names)
+            return qkv, z, b, a
+        c, n = self.config, len(x)  # Qwen3-Next, which stores a group for each key head
+        groups, key = c["linear_num_key_heads"], c["linear_key_head_dim"]
+        per_group = c["linear_num_value_heads"] // groups
+        values = per_group * c["linear_value_head_dim"]
+        grouped = self._linear(x, f"{prefix}.in_proj_qkvz").reshape(n, groups, -1)
+        parts = np.split(grouped, [key, 2 * key, 2 * key + values], axis=2)
+        q, k, v, z = (part.reshape(n, -1) for part in parts)
+        grouped = self._linear(x, f"{prefix}.in_proj_ba").reshape(n, groups, -1)
+        b, a = (part.reshape(n, -1) for part in np.split(grouped, 2, axis=2))
+        return np.concatenate([q, k, v], axis=1), z, b, a
+
     def _linear_attention(self, x: Array, prefix: str) -> Array:
         """Gated delta rule over n rows [n, H] from an empty state."""
         c, n = self.config, len(x)
         k_heads, v_heads = c["linear_num_key_heads"], c["linear_num_value_heads"]
         k_dim, v_dim = c["linear_key_head_dim"], c["linear_value_head_dim"]
 
-        mixed = self._linear(x, f"{prefix}.in_proj_qkv")
+        mixed, z, b, a = self._projections(x, prefix)
         kernel = self.w[f"{prefix}.conv1d.weight"][:, 0]  # [channels, taps], the last tap is now
         taps = kernel.shape[1]
         padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1]), self.dtype), mixed])
@@ -159,17 +177,15 @@ class ReferenceModel:
 
         key_dim = k_heads * k_dim
         q, k, v = np.split(mixed, [key_dim, 2 * key_dim], axis=1)
-        q, k = (a.reshape(n, k_heads, k_dim) for a in (q, k))
-        q, k = (a / np.sqrt((a * a).sum(-1, keepdims=True) + 1e-6) for a in (q, k))
-        q, k = (np.repeat(a, v_heads // k_heads, axis=1) for a in (q, k))
+        q, k = (part.reshape(n, k_heads, k_dim) for part in (q, k))
+        q, k = (part / np.sqrt((part * part).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
+        q, k = (np.repeat(part, v_heads // k_heads, axis=1) for part in (q, k))
         q = q / np.sqrt(k_dim)
         v = v.reshape(n, v_heads, v_dim)
 
-        beta = _sigmoid(self._linear(x, f"{prefix}.in_proj_b"))
+        beta = _sigmoid(b)
         rate = np.exp(self.w[f"{prefix}.A_log"])
-        decay = np.exp(
-            -rate * _softplus(self._linear(x, f"{prefix}.in_proj_a") + self.w[f"{prefix}.dt_bias"])
-        )
+        decay = np.exp(-rate * _softplus(a + self.w[f"{prefix}.dt_bias"]))
         state = np.zeros((v_heads, k_dim, v_dim), self.dtype)
         out = np.empty((n, v_heads, v_dim), self.dtype)
         for t in range(n):
@@ -178,8 +194,8 @@ class ReferenceModel:
             state = state + np.einsum("hk,hv->hkv", k[t], beta[t][:, None] * missing)
             out[t] = np.einsum("hkv,hk->hv", state, q[t])
 
-        z = self._linear(x, f"{prefix}.in_proj_z").reshape(n, v_heads, v_dim)
-        out = self._norm(out, f"{prefix}.norm.weight", centred=False) * _silu(z)
+        out = self._norm(out, f"{prefix}.norm.weight", centred=False)
+        out = out * _silu(z.reshape(n, v_heads, v_dim))
         return self._linear(out.reshape(n, v_heads * v_dim), f"{prefix}.out_proj")
 
     def _feed_forward(self, x: Array, prefix: str) -> Array:

@@ -173,7 +173,7 @@ def test_one_of_three_heads_is_incomplete(files: dict[str, Path], tmp_path: Path
 
 def test_draft_vocabularies(files: dict[str, Path], tmp_path: Path) -> None:
     out = ("-o", tmp_path / "x.gguf")
-    words = ("draft vocabularies are for qwen35, qwen35moe, found glm4moe",)
+    words = ("draft vocabularies are for qwen35, qwen35moe, qwen3next, found glm4moe",)
     refused(tmp_path, "fastmtp", "add", files["glm4moe"], "-n", "32", *out, words=words)
 
 

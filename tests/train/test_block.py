@@ -54,6 +54,7 @@ def block_of(path: Path, rank: int = 0) -> MtpBlock:
         ("dense-untied", "F32", "F16"),
         ("moe-fused", "F32", "F32"),
         ("moe-mixed", "F16", "F16"),
+        ("next-unfused", "F32", "F32"),
         ("Qwen3.5-1.5M-Chat-v1.1", "F32", "F32"),  # YaRN
         ("dense-untied", "Q4_K_M", "Q4_K"),
         ("moe-mixed", "Q4_K_M", "Q8_0"),

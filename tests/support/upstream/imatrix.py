@@ -38,7 +38,8 @@ def _matrices(spec: Spec) -> Iterator[tuple[str, int, int]]:
         if spec.is_full(i):
             inputs = {"attn_q": h, "attn_k": h, "attn_v": h, "attn_output": spec.q_dim}
         else:
-            inputs = {"attn_qkv": h, "attn_gate": h, "ssm_alpha": h, "ssm_beta": h}
+            narrow = ("ssm_ba",) if spec.family == "qwen3_next" else ("ssm_alpha", "ssm_beta")
+            inputs = dict.fromkeys(("attn_qkv", "attn_gate", *narrow), h)
             inputs["ssm_out"] = spec.value_dim
         ffn = {"ffn_gate": h, "ffn_up": h, "ffn_down": f}
         if spec.experts:

@@ -102,6 +102,12 @@ _MORE: dict[str, tuple[Variant, ...]] = {
         Variant("Q8_0", part="no-mtp"),
         Variant("Q4_K_M", part="head-only"),
     ),
+    "next-unfused": (
+        Variant("Q4_K_M", mtp="Q8_0"),
+        Variant("Q4_K_M", part="no-mtp"),
+        Variant("Q4_K_M", part="head-only"),
+        *_with_imatrix("Q4_K_M"),
+    ),
     "dense-f32": (Variant("F32", mtp="F32"), *_with_imatrix("Q4_K_M")),
     "dense-fp8": (Variant("F32", mtp="F32"),),
 }

@@ -1,0 +1,97 @@
+"""Accounts for the tensors of a checkpoint: every one is used, or skipped for a reason."""
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from .checkpoint import Checkpoint, canonical_name, is_head, is_vision
+from .quantized import weights_of
+
+Shape = tuple[int, ...]
+
+VISION_NOTE = "vision tower; --mmproj writes it into a file of its own"
+# Buffers that older versions of transformers saved, although all versions compute them.
+_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+_COMPUTED_NOTE = "computed by the runtime, not stored"
+_LORA = ".lora_"
+
+
+class Claims:
+    """Source tensors by canonical name; records which are used, and checks their shapes."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._weights = weights_of(checkpoint.tensors)
+        self._actual: dict[str, str] = {}
+        self._unused: dict[str, str] = {}
+        self._taken: set[str] = set()
+        for name in self._weights.by_name:
+            canonical = canonical_name(name)
+            if is_vision(name):
+                self._unused[name] = VISION_NOTE
+                continue
+            if canonical.endswith(_COMPUTED):
+                self._unused[name] = _COMPUTED_NOTE
+                continue
+            if canonical in self._actual:
+                raise CheckpointError(
+                    f"{checkpoint.folder}: {name!r} and {self._actual[canonical]!r} are the "
+                    "same tensor of the model"
+                )
+            self._actual[canonical] = name
+
+    def has(self, canonical: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return canonical in self._actual
+
+    def names_under(self, prefix: str) -> list[str]:
+        """The canonical names that begin with `prefix`, sorted."""
+        return sorted(name for name in self._actual if name.startswith(prefix))
+
+    def source(self, canonical: str, shape: Shape) -> str:
+        """Claim a source tensor and return its name in the files."""
+        name = self._actual.get(canonical)
+        if name is None:
+            folder = self._checkpoint.head_folder if is_head(canonical) else self._checkpoint.folder
+            raise CheckpointError(
+                f"{folder}: {canonical}: expected shape {list(shape)} by the "
+                "config, found no such tensor"
+            )
+        weight = self._weights.by_name[name]
+        if weight.shape != shape:
+            raise CheckpointError(
+                f"{weight.where}: {name}: expected shape {list(shape)} by the config, "
+                f"found {list(weight.shape)}"
+            )
+        self._taken.add(canonical)
+        return name
+
+    def skipped(self, unwanted: tuple[tuple[str, ...], str] | None) -> dict[str, str]:
+        """Source tensors that are skipped on purpose, with the reason.
+
+        unwanted: prefixes of the part of the model that is not converted, and the reason.
+        CheckpointError if any other tensor was not claimed.
+        """
+        skipped = {**self._unused, **self._weights.unused}
+        lost = []
+        for canonical in sorted(self._actual.keys() - self._taken):
+            if unwanted and canonical.startswith(unwanted[0]):
+                skipped[self._actual[canonical]] = unwanted[1]
+            else:
+                lost.append(self._actual[canonical])
+        if lost:
+            adapter = next((name for name in lost if _LORA in name), None)
+            if adapter is not None:
+                raise CheckpointError(
+                    f"{self._checkpoint.folder}: {adapter!r} is part of a LoRA adapter; merge it "
+                    "into the model first (merge_and_unload of peft) and convert the result"
+                )
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {len(lost)} tensors are not part of this model, "
+                f"first {lost[0]!r}; this kind of checkpoint is not supported"
+            )
+        return skipped
+
+
+def ggml_shape(shape: Shape) -> Shape:
+    """A source shape in ggml order, without trailing ones (like ggml_n_dims)."""
+    out = [n for i, n in enumerate(shape) if n != 1 or i == len(shape) - 1]
+    return tuple(reversed(out))
