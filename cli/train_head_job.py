@@ -52,8 +52,6 @@ from .checkpoint_head import converted_head
 from .options import DEFAULT_SIZE, DraftOptions
 from .progress import Interrupted, byte_progress, human_bytes, leaves_nothing, share_progress
 
-# Adam's steps have the size of the learning rate, and weights are about 1 / sqrt(width).
-_RATE_BY_WIDTH, _RATE_FROM_SCRATCH = 0.25, 3.0
 _TRAINED_ROWS = 32768  # most tokens of the vocabulary to learn without a draft vocabulary
 _MEASURED_ROWS = 1500  # positions from which the written file drafts
 _COLLECTING = 0.4  # the largest share of --minutes for collecting
@@ -124,7 +122,7 @@ def run(job: Job) -> dict[str, Any]:
                 samples = _collected(job, model, config, began)
                 train, held_out = split_data(samples)
                 draft = _draft_vocabulary(job, model, train)
-                settings = _settings(job, config, time.monotonic() - began)
+                settings = _settings(job, time.monotonic() - began)
                 outcome = _trained(job, model, config, weights, (train, held_out), draft, settings)
         with leaves_nothing(job.target):
             fields = _write(job, model, outcome, held_out, draft, samples)
@@ -190,13 +188,18 @@ def _checked(weights: Weights, name: str) -> Weights:
 
 
 def _check_resources(job: Job, config: BlockConfig, weights: Weights, model: Model) -> None:
-    """RequestError if memory or disk space will not do, by an estimate."""
+    """RequestError if the context, memory or disk space will not do, by an estimate."""
+    context = model.head.parameter("context_length")
+    if isinstance(context, int) and job.length > context:
+        raise RequestError(
+            f"--length: expected up to {context} tokens, the model's context, found {job.length}"
+        )
     n_vocab = model.vocabulary_size or 0
     size = sum(tensor.nbytes for tensor in model.tensors.values())
     training = memory_needed(
         config,
         weights,
-        _settings(job, config, 0),
+        _settings(job, 0),
         min(n_vocab, _TRAINED_ROWS),
         min(n_vocab, job.tokens),
     )
@@ -277,16 +280,12 @@ def _learned_ids(model: Model, train: list[Sample], draft: DraftVocabulary | Non
 # ----------------------------------------------------------------------------- training
 
 
-def _settings(job: Job, config: BlockConfig, used: float) -> TrainSettings:
+def _settings(job: Job, used: float) -> TrainSettings:
     device = job.device or default_device()
-    rate = job.rate
-    if rate is None:
-        rate = _RATE_BY_WIDTH / config.width
-        rate *= _RATE_FROM_SCRATCH if job.start.from_scratch else 1
     return TrainSettings(
         steps=job.steps,
         epochs=job.epochs,
-        rate=rate,
+        rate=job.rate,
         rank=job.rank,
         seed=job.seed,
         device=device,
@@ -311,7 +310,9 @@ def _trained(
 
         def progress(state: State) -> None:
             rates = " / ".join(f"{rate:.0%}" for rate in state.acceptance.rates)
-            show(state.share, f"step {state.step}, loss {state.loss:.3f}, accepts {rates}")
+            memory = human_bytes(process_memory.peak_memory())
+            text = f"step {state.step}, loss {state.loss:.3f}, accepts {rates}, {memory} of memory"
+            show(state.share, text)
 
         return trainer.run(progress)
 

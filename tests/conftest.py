@@ -1,4 +1,4 @@
-"""What all tests share: models, and Ctrl-C as a terminal gives it.
+"""What all tests share: models, a patched server, and Ctrl-C as a terminal gives it.
 
 What a script starts in its background has SIGINT ignored; the processes that tests start and
 interrupt would inherit that, and never hear of it.
@@ -6,7 +6,12 @@ interrupt would inherit that, and never hear of it.
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +19,6 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.models import Dial, Models
 
 
@@ -62,3 +65,34 @@ def output(tmp_path: Path) -> Path:
     folder = tmp_path / "output"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def free_ports() -> list[int]:
+    """Three ports of this machine at which nothing listens right now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+@pytest.fixture
+def free_port(free_ports: list[int]) -> int:
+    """A port of this machine at which nothing listens right now."""
+    return free_ports[0]
+
+
+@pytest.fixture(scope="session")
+def patched_server() -> Path:
+    """A llama-server with our patches: the environment's, or that of `mtp-gguf build-server`."""
+    from mtp_gguf.server.build import find_build  # noqa: PLC0415
+    from mtp_gguf.server.find import VARIABLE  # noqa: PLC0415
+
+    stated = os.environ.get(VARIABLE)
+    built = find_build()
+    if not stated and not built:
+        pytest.skip(f"no patched llama-server: run `mtp-gguf build-server`, or set {VARIABLE}")
+    found = shutil.which(stated) if stated else str(built.server if built else "")
+    assert found, f"{VARIABLE}={stated} is no program"
+    return Path(found)

@@ -33,6 +33,7 @@ _TOP_P = 0.95
 # because that is what drafts are measured on at run time.
 _HELD_OUT_ONE_IN = 10
 _BEGINNING, _CONTINUATION = 32, 96  # tokens
+_LEAST_SAMPLES = 2  # a held-out one, and one to train on
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def collect(
 ) -> int:
     """Run the trunk over `texts` and keep its states in `folder`; returns the tokens there.
 
-    Goes on where an interrupted run with the same arguments stopped. seconds: stop after this long.
+    Goes on where an interrupted run with the same arguments stopped. seconds: stop after this long,
+    once there is something to learn from and something to measure with.
     progress: called with the number of tokens on disk so far. RequestError if nothing can be
     learned from the texts, or a prompt leaves no room for an answer.
     """
@@ -108,7 +110,8 @@ def collect(
         jobs = trunk.jobs(texts)
         for job in jobs[writer.samples :]:
             progress(writer.tokens)
-            if writer.tokens >= settings.tokens or time.monotonic() - began > seconds:
+            late = time.monotonic() - began > seconds and writer.samples >= _LEAST_SAMPLES
+            if writer.tokens >= settings.tokens or late:
                 break
             writer.add(trunk.run(job))
     writer.finish()
@@ -158,16 +161,19 @@ class Trunk:
         self._llm.close()
 
     def jobs(self, texts: Texts) -> list[Job]:
-        """What to run: first what is held out, then a fixed order that mixes the texts."""
+        """What to run, in a fixed order that mixes the texts; the first is held out.
+
+        So the first jobs are enough for a short training if time is limited.
+        """
         made = list(self._answers(texts) if texts.are_prompts else self._pieces(texts))
-        held = [job for job in made if job.held_out]
-        if len(held) == len(made):
+        held_out = [i for i, job in enumerate(made) if job.held_out]
+        if len(held_out) == len(made):
             kind = "prompts" if texts.are_prompts else f"pieces of text from {_SHORTEST} tokens on"
             raise RequestError(
                 f"expected two or more {kind}, of which one is held out, found {len(made)} in "
                 f"{len(texts.texts)}; give more text, or a smaller --length"
             )
-        return held + [job for job in made if not job.held_out]
+        return [made.pop(held_out[0]), *made]
 
     def _pieces(self, texts: Texts) -> Iterator[Job]:
         length = self._settings.length
@@ -176,6 +182,11 @@ class Trunk:
             tokens = self._tokenize(text)
             cut = (tuple(tokens[at : at + length]) for at in range(0, len(tokens), length))
             pieces += [piece for piece in cut if len(piece) >= _SHORTEST]
+        if len(only := {token for piece in pieces for token in piece}) == 1:
+            raise RequestError(
+                f"expected a text of several tokens, found only token {only.pop()}, from which "
+                "nothing can be learned"
+            )
         random.Random(self._settings.seed).shuffle(pieces)
         room = itertools.accumulate(map(len, pieces), initial=0)
         pieces = [

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools import process_memory
+from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights
 from support.checkpoints import SPECS
-from support.commands import invoke, refused, succeed
+from support.commands import invoke, refused, spawn, succeed
 from support.gguf_files import edited
 from support.models import DEMO, Models
+from support.serving import PATIENCE
 
 FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
 
@@ -64,6 +69,10 @@ def test_the_trunk_stays_byte_for_byte(demo: Path, text: Path, tmp_path: Path) -
         assert model.first.scalar("mtp_gguf.train.source") == "text of 1 file"
         assert model.first.scalar("mtp_gguf.train.start") == "own head"
         assert len(model.first.array("mtp_gguf.train.acceptance_after") or []) == 2
+        keys = {key for key in model.metadata() if ".train." in key}
+    # Nothing of the text, nor its name.
+    names = ("acceptance_after", "acceptance_before", "seed", "source", "start", "steps", "tokens")
+    assert keys == {f"mtp_gguf.train.{name}" for name in (*names, "updates")}
     assert measure_acceptance(tmp_path / "tuned.gguf").share > 0.4
 
 
@@ -96,8 +105,7 @@ def test_the_head_of_another_file(demo: Path, text: Path, tmp_path: Path) -> Non
             tmp_path / name,
             "--head-from",
             start,
-            "--mtp-type",
-            "Q4_K",
+            *("--mtp-type", "Q4_K", "--rank", 4),
         )
         assert fields["acceptance"]["before"][0] > 0.6
         assert fields["head"]["types"] == {"Q4_K": 8}
@@ -220,8 +228,6 @@ def test_bad_input(demo: Path, text: Path, tmp_path: Path, models: Models) -> No
 
 
 def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: Path) -> None:
-    from mtp_gguf.gguf_tools.format import Value, ValueType  # noqa: PLC0415
-
     llama = edited(
         demo,
         tmp_path / "llama.gguf",
@@ -231,16 +237,36 @@ def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: P
     refused(tmp_path, "train-head", llama, "--text", text, *target, words=("architecture 'llama'",))
 
 
-def test_a_head_with_nan(demo: Path, text: Path, tmp_path: Path) -> None:
+def test_longer_pieces_than_the_context(demo: Path, text: Path, tmp_path: Path) -> None:
+    key = "qwen35.context_length"
+    short = edited(
+        demo,
+        tmp_path / "short.gguf",
+        metadata=lambda m: m.update({key: Value(ValueType.U32, 60)}),
+    )
+    target = ("-o", tmp_path / "out.gguf", *FAST)
+    words = ("--length: expected up to 60 tokens, the model's context, found 64",)
+    refused(tmp_path, "train-head", short, "--text", text, *target, words=words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("blk.4.nextn.enorm.weight", "nextn.enorm.weight: expected finite weights"),
+        ("output_norm.weight", "expected finite states and logits, found NaN or infinity"),
+    ],
+)
+def test_nan_in_the_file(demo: Path, text: Path, tmp_path: Path, name: str, words: str) -> None:
     def spoil(tensors: dict[str, TensorCopy]) -> None:
-        name = "blk.4.nextn.enorm.weight"
         data = np.full(256, np.nan, np.float32).tobytes()
         tensors[name] = TensorCopy(tensors[name].spec, data=data)
 
     broken = edited(demo, tmp_path / "broken.gguf", tensors=spoil)
-    target = ("-o", tmp_path / "out.gguf", *FAST)
-    words = ("nextn.enorm.weight: expected finite weights",)
-    refused(tmp_path, "train-head", broken, "--text", text, *target, words=words)
+    done = invoke("train-head", broken, "--text", text, "-o", tmp_path / "out.gguf", *FAST)
+    assert done.exit_code == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.gguf"]
 
 
 def test_without_pytorch(
@@ -261,6 +287,37 @@ def test_too_little_memory_or_disk(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused(tmp_path, *target, words=("are free on its disk", "smaller --tokens"))
+
+
+def test_minutes_are_a_budget(demo: Path, text: Path, tmp_path: Path) -> None:
+    slow = ("--tokens", 9000, "--epochs", 1000, "--minutes", 0.02)
+    fields = trained(demo, text, tmp_path / "out.gguf", *slow)
+    assert fields["stopped"] == "the time is over"
+    assert fields["seconds"] < 20
+
+
+def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> None:
+    """It is killed after the first checkpoint; then the same command writes the same bytes."""
+    target = tmp_path / "out.gguf"
+    words = ("train-head", demo, "--text", text, "-o", target, *FAST, "--epochs", 6)
+    process = spawn(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint = tmp_path / "out.gguf.train" / "checkpoint.pt"
+    deadline = time.monotonic() + PATIENCE
+    while not checkpoint.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not target.exists()
+    left = torch.load(checkpoint, weights_only=True)["done"]["step"]
+    fields = trained(demo, text, target, "--epochs", 6)
+    assert 0 < left < fields["steps"]
+    whole = trained(demo, text, tmp_path / "whole.gguf", "--epochs", 6)
+    assert [h["step"] for h in fields["acceptance"]["history"]] == [
+        h["step"] for h in whole["acceptance"]["history"]
+    ]
+    assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
 def test_an_interrupted_command_goes_on(

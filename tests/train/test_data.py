@@ -17,15 +17,9 @@ from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.train import collect as collecting
 from mtp_gguf.train.collect import CollectSettings, Texts, Trunk, collect
 from mtp_gguf.train.dataset import INDEX_NAME, DataWriter, Sample, open_data, split_data
-from support.models import Models
 
 TEXT = Path(collecting.__file__).read_text(encoding="utf-8")
 SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
-
-
-@pytest.fixture(scope="module")
-def demo(models: Models) -> Path:
-    return models.gguf("demo", "F16", "F16")
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +183,7 @@ def test_shards_that_contradict_themselves(
     ("texts", "words"),
     [
         (Texts(("a", ""), False), r"pieces of text from 16 tokens on, .* found 0 in 2"),
+        (Texts(("=" * 8192,), False), r"a text of several tokens, found only token \d+,"),
         (Texts((TEXT[:200],), False), r"pieces of text from 16 tokens on, .* found 1 in 1"),
         (Texts(("def f():\n",), True), r"two or more prompts, .* found 1 in 1"),
         (Texts((TEXT,), True), r"a prompt has \d+ tokens, expected 1 to 80"),
@@ -198,6 +193,13 @@ def test_shards_that_contradict_themselves(
 def test_texts_that_teach_nothing(demo: Path, tmp_path: Path, texts: Texts, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         collect(demo, tmp_path, texts, SETTINGS, threads=1)
+
+
+def test_a_short_time_is_enough_for_a_short_training(demo: Path, tmp_path: Path) -> None:
+    for name, texts in (("text", Texts((TEXT,), False)), ("prompts", Texts(("a", "b"), True))):
+        collect(demo, tmp_path / name, texts, SETTINGS, threads=1, seconds=0)
+        train, held_out = split_data(open_data(tmp_path / name, 256))
+        assert (len(train), len(held_out)) == (1, 1)
 
 
 def test_what_is_held_out() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,99 +9,14 @@ import pytest
 import torch
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.rewrite import write
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.transplant import with_head
 from mtp_gguf.native.head import Head
 from mtp_gguf.train import trainer as training
-from mtp_gguf.train.block import Weights, read_weights
-from mtp_gguf.train.collect import CollectSettings, Texts, collect
-from mtp_gguf.train.config import BlockConfig
-from mtp_gguf.train.dataset import Sample, open_data, split_data
+from mtp_gguf.train.block import Weights
+from mtp_gguf.train.dataset import Sample
 from mtp_gguf.train.loss import draft_loss
-from mtp_gguf.train.measure import Acceptance, count, measure_file
-from mtp_gguf.train.trainer import CHECKPOINT_NAME, State, Trainer, TrainSettings, read_tables
-from mtp_gguf.train.write_back import head_tensors
-from support.models import Models
-from support.upstream.llama_mtp import LlamaMtp
-
-# The trunk's own answers to these are the training data, which no edit of a file changes.
-PROMPTS = tuple(
-    f'{start}\n    """'
-    for start in (
-        "def is_prime(n):",
-        "def read_lines(path):",
-        "def add(self, name, value):",
-        "def main(args=None):",
-        "def get_size(data):",
-        "def join(first, second):",
-        "def parse(text):",
-        "def close(self):",
-        "def sort(items, key=None):",
-        "def write(self, data):",
-        "def find(self, name):",
-        "def copy(source, target):",
-        "class Reader:",
-        "class Node(object):",
-        "class Queue:",
-        "class Error(Exception):",
-        "def test_list(self):",
-        "def split(path):",
-        "def __init__(self, size):",
-        "def update(self, other):",
-        "def encode(text):",
-        "def count(words):",
-        "def load(file):",
-        "def run(command):",
-    )
-)
-SETTINGS = TrainSettings(
-    steps=3, epochs=2, batch=256, rate=1e-3, evaluations=4, held_out_tokens=400
-)
-
-
-@pytest.fixture(scope="module")
-def demo(models: Models) -> Path:
-    return models.gguf("demo", "F16", "F16")
-
-
-@pytest.fixture(scope="module")
-def samples(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
-    return answers(demo, tmp_path_factory.mktemp("data"), 1300, 1)
-
-
-def answers(demo: Path, folder: Path, tokens: int, each: int) -> list[Sample]:
-    """The trunk's answers, `each` to every prompt, the first of them greedy."""
-    settings = CollectSettings(length=64, tokens=tokens, answers=each, chat=False)
-    collect(demo, folder, Texts(PROMPTS, are_prompts=True), settings, threads=1)
-    return open_data(folder, 256)
-
-
-@pytest.fixture(scope="module")
-def weights(demo: Path) -> Weights:
-    with open_model(demo) as model:
-        return read_weights(model)
-
-
-def damaged(weights: Weights) -> Weights:
-    """A head that has forgotten its projection, but little else."""
-    noise = np.random.default_rng(5).standard_normal(weights["nextn.eh_proj.weight"].shape)
-    projection = weights["nextn.eh_proj.weight"]
-    noise = np.random.default_rng(5).standard_normal(projection.shape).astype(np.float32)
-    changed = (0.3 * projection + 0.06 * noise).astype(np.float32)
-    return weights | {"nextn.eh_proj.weight": changed}
-
-
-def trainer(
-    demo: Path, samples: list[Sample], weights: Weights, folder: Path, **changes: object
-) -> Trainer:
-    with open_model(demo) as model:
-        config = BlockConfig.of(model.head)
-        tables = read_tables(model, samples, np.arange(model.vocabulary_size or 0))
-    train, held_out = split_data(samples)
-    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
-    return Trainer(config, weights, tables, train, held_out, settings, folder)
+from mtp_gguf.train.measure import Acceptance, count
+from mtp_gguf.train.trainer import CHECKPOINT_NAME, State, default_rate
+from support.head_training import damaged, trainer
 
 
 def test_the_loss_is_the_formula() -> None:
@@ -114,11 +28,13 @@ def test_the_loss_is_the_formula() -> None:
     # The draft vocabulary is a part of the trunk's: other tokens have a share of its distribution.
     log_sum = (teacher @ output.T).logsumexp(-1) + torch.rand(600, generator=random)
     scores = teacher @ output.T
-    target = 0.8 * scores.softmax(-1)
-    target += 0.2 * torch.nn.functional.one_hot(scores.argmax(-1), 50)
     share = (scores.logsumexp(-1) - log_sum).exp()
-    entropy = -((states @ output.T).log_softmax(-1) * target).sum(-1)
-    want = (entropy * weights * share).sum()
+    entropy = -((states @ output.T / 0.8).log_softmax(-1) * (scores / 0.8).softmax(-1)).sum(-1)
+    want = torch.zeros(())
+    for temperature in (0.3, 0.8):
+        p, q = ((logits / temperature).softmax(-1) for logits in (scores, states @ output.T))
+        rejected = 1 - torch.minimum(p, q).sum(-1)
+        want = want + ((rejected + rejected.detach() * entropy) * weights * share).sum() / 2
     (want_gradient,) = torch.autograd.grad(want, states)
     found = draft_loss(states, weights, output, teacher, log_sum)
     (gradient,) = torch.autograd.grad(found, states)
@@ -126,12 +42,14 @@ def test_the_loss_is_the_formula() -> None:
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_training_recovers_a_damaged_head(demo: Path, weights: Weights, tmp_path: Path) -> None:
-    samples = answers(demo, tmp_path / "data", 7000, 5)
+def test_training_recovers_a_damaged_head(
+    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
+) -> None:
+    """What 1,300 tokens can do; benchmarks/train_head.py trains until nothing is gained."""
     whole = trainer(demo, samples, weights, tmp_path).evaluate()
-    made = trainer(demo, samples, damaged(weights), tmp_path, epochs=5).run()
-    assert made.before.rates[0] < 0.6 * whole.rates[0]
-    assert made.after.rates[0] > 0.65 * whole.rates[0]
+    made = trainer(demo, samples, damaged(weights), tmp_path, epochs=6).run()
+    assert made.before.rates[0] < 0.4 * whole.rates[0]
+    assert made.after.rates[0] > 0.5 * whole.rates[0]
     assert made.after.per_cycle > 2 * made.before.per_cycle
     assert made.step > 0
     assert made.history[0][2] == tuple(made.before.rates)
@@ -163,7 +81,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         trainer(demo, samples, damaged(weights), tmp_path).run(stop)
     seen: list[int] = []
-    resumed = trainer(demo, samples, damaged(weights), tmp_path)
+    # What is left of --minutes is another time than in the run that was interrupted.
+    resumed = trainer(demo, samples, damaged(weights), tmp_path, seconds=1e6)
     found = resumed.run(lambda state: seen.append(state.step))
     assert 1 < seen[0] <= want.steps // 2
     assert all(np.array_equal(want.weights[s], found.weights[s]) for s in want.weights)
@@ -205,6 +124,16 @@ def test_time_is_a_budget(
     assert made.seconds < 20
 
 
+def test_without_a_gain_it_stops(
+    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
+) -> None:
+    made = trainer(demo, samples, weights, tmp_path, rate=0.0, evaluations=9, patience=2).run()
+    assert made.stopped == "no gain in the last 2 evaluations"
+    assert made.step == 0
+    assert len(made.history) == 3
+    assert all(np.array_equal(made.weights[s], array) for s, array in weights.items())
+
+
 def test_low_rank_changes_only_what_it_adds(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
@@ -213,45 +142,6 @@ def test_low_rank_changes_only_what_it_adds(
     assert made.after.per_cycle > made.before.per_cycle
     change = made.weights["nextn.eh_proj.weight"] - start["nextn.eh_proj.weight"]
     assert np.linalg.matrix_rank(change, tol=1e-4 * np.linalg.norm(change, 2)) <= 8
-
-
-def test_the_draft_graph_accepts_the_same_tokens(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
-    """In PyTorch and in the graph, from the same states."""
-    held_out = split_data(samples)[1]
-    torch_found = trainer(demo, samples, weights, tmp_path, held_out_tokens=10_000).evaluate()
-    graph_found = measure_file(demo, held_out, 3, rows=10_000, threads=1)
-    assert graph_found.drafted == torch_found.drafted
-    # Products in another order can change the order of two tokens at a near tie.
-    for a, b in zip(graph_found.accepted, torch_found.accepted, strict=True):
-        assert abs(a - b) <= 1
-    few = measure_file(demo, held_out, 3, rows=20, threads=1)
-    assert few.drafted[0] == 20
-
-
-def test_llama_cpp_accepts_the_same_drafts(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
-    """A trained head, written to a GGUF: llama.cpp's own graph drafts what ours drafts."""
-    made = trainer(demo, samples, damaged(weights), tmp_path, epochs=1).run()
-    path = tmp_path / "trained.gguf"
-    with open_model(demo) as model:
-        tensors = head_tensors(made.weights, model.head.trunk_layers, BY_NAME["F32"])
-        write(path, with_head(model, tensors, {}))
-    sample = split_data(samples)[1][0]
-    hidden, tokens = sample.hidden.astype(np.float32), sample.tokens.tolist()
-    zero = np.zeros((1, 256), np.float32)
-    same = []
-    with LlamaMtp(path) as upstream, Head(path, n_threads=1) as head:
-        for i in range(sample.start, sample.start + 12):
-            # llama.cpp's draft-mtp has a row at position 0, with a hidden state of zeros.
-            rows = np.concatenate([zero, hidden[: i + 1]])
-            ours = head.draft(tokens[: i + 2], rows, 0, 3).tokens
-            head.rollback(0)
-            theirs, _ = upstream.draft(tokens[: i + 2], hidden[: i + 1], 3)
-            same += [a == b for a, b in zip(ours, theirs, strict=True)]
-    assert sum(same) >= len(same) - 1  # one near tie
 
 
 def test_counting_follows_a_real_chain(demo: Path, samples: list[Sample]) -> None:
@@ -273,6 +163,13 @@ def test_counting_follows_a_real_chain(demo: Path, samples: list[Sample]) -> Non
     found = count(sample, drafts)
     assert found[1].tolist() == accepted.tolist()
     assert found[0].tolist() == [n - 1 - sample.start - step for step in range(steps)]
+
+
+def test_a_better_head_is_trained_at_a_lower_rate() -> None:
+    random, good = (default_rate(256, Acceptance((100,), (n,))) for n in (0, 97))
+    assert random == pytest.approx(0.75 / 256)
+    assert 0.1 * random < good < 0.11 * random
+    assert default_rate(1024, Acceptance((100,), (0,))) == pytest.approx(random / 4)
 
 
 def test_rates() -> None:
