@@ -76,6 +76,15 @@ SHAPES: dict[str, Spec] = {
         v_heads=32,
         **{**_REAL, "kv_heads": 4},
     ),
+    "27b": Spec(
+        "27b",
+        hidden=5120,
+        intermediate=17408,
+        layers=64,
+        heads=24,
+        v_heads=48,
+        **{**_REAL, "kv_heads": 4},
+    ),
     # A tenth of 35B-A3B: 4 of its 40 layers, and a tenth of the vocabulary.
     "35b-a3b": Spec(
         "35b-a3b",

@@ -14,7 +14,7 @@ import typer
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command
-from mtp_gguf.server.find import VARIABLE, ask, find_server
+from mtp_gguf.server.find import VARIABLE, ask, find_server, finds_gpu
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import ServedModel, check_loads, choose_head, choose_mmproj, open_model
 
@@ -227,7 +227,13 @@ def serve(
         [*given, *passed],
         lookup=lookup,
     )
-    for note in filter(None, (several, ignored, *command.notes)):
+    missing = ""
+    if gpu_layers and rpc is None and not finds_gpu(server.path):
+        missing = (
+            f"-ngl {gpu_layers}: this llama-server finds no GPU that it can use and runs all "
+            "layers on the CPU; docs/gpu.md says how to build it with a GPU backend"
+        )
+    for note in filter(None, (several, ignored, missing, *command.notes)):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
         typer.echo(json.dumps(_fields(command)) if as_json else shlex.join(command.words))

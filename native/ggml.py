@@ -100,6 +100,19 @@ def buffer_type(device: str) -> int:
     return int(get(_registry().ggml_backend_dev_by_name(device.encode())))
 
 
+def device_memory(device: str) -> tuple[int, int]:
+    """Free and total bytes of a device's memory, as its driver says; the device must exist."""
+    # void ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
+    get = _library().ggml_backend_dev_memory
+    get.restype = None
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    get.argtypes = [ctypes.c_void_p, size_p, size_p]
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    found = _registry().ggml_backend_dev_by_name(device.encode())
+    get(found, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+
+
 def devices() -> list[Device]:
     """The devices of all backends that are loaded, in ggml's order."""
     base, registry = _library(), _registry()

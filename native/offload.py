@@ -22,7 +22,7 @@ class TensorOverride(ctypes.Structure):
 
 
 def check_gpu_layers(n_gpu_layers: Any) -> None:
-    """NativeError for what is no number of layers.
+    """NativeError unless this is a number of layers, or -1 for all.
 
     More layers than the model has are all of its layers, as in llama.cpp.
     """

@@ -16,6 +16,7 @@ VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 # As spelled in --help.
 _CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N", ",lookup")
 
+_NO_GPU = "no usable GPU found"
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
 
@@ -71,10 +72,16 @@ def ask(path: Path) -> LlamaServer:
     return LlamaServer(path, first[0], *(word in usage for word in _CAPABILITIES))
 
 
-def _answer(path: Path, option: str) -> str:
+def finds_gpu(path: Path) -> bool:
+    """Whether the server at `path` finds a GPU that it can use; it warns if not, given layers."""
+    return _NO_GPU not in _answer(path, "-ngl", "1", "--version")
+
+
+def _answer(path: Path, *options: str) -> str:
+    option = options[-1]
     try:
         done = subprocess.run(
-            [path, option],
+            [path, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

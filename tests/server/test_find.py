@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.build import Build
-from mtp_gguf.server.find import VARIABLE, ask, find_server
+from mtp_gguf.server.find import VARIABLE, ask, find_server, finds_gpu
+from support.commands import invoke
+from support.models import Files
 from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
@@ -66,3 +70,16 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     broken.chmod(0o755)
     with pytest.raises(ServerError, match=r"code 127: libllama\.so: not found"):
         ask(broken)
+
+
+@pytest.mark.server
+def test_a_missing_gpu_is_said(patched_server: Path, files: Files) -> None:
+    listed = subprocess.run(
+        [patched_server, "--list-devices"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"^ +\w+: .* MiB", listed, re.MULTILINE) is not None
+    assert finds_gpu(patched_server) == found
+    command = ("serve", files("plain"), "--llama-server", patched_server, "--print-command")
+    for layers, said in ((None, False), ("0", False), ("99", not found)):
+        done = invoke(*command, *(() if layers is None else ("-ngl", layers)))
+        assert ("finds no GPU" in done.stderr) == said

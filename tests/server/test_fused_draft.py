@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from support import places
 from support.models import Files
 from support.real_server import (
     DEPTH,
     STEPS,
     TEXTS,
+    TIMEOUT,
     TOKENS,
     Client,
     beside,
@@ -27,11 +29,15 @@ from support.real_server import (
 
 pytestmark = pytest.mark.server
 
-IN_ONE_GRAPH = "in one graph on CPU"
 # Of two drivers' drafts: one leaves out those at the end of a text that the other makes and throws
 # away (seen: 0.94), and rounding may turn one at a near tie.
 LEAST_ALIKE = 0.85
 OPTIONS = ("--spec-draft-n-max", DEPTH)
+IN_ONE_GRAPH = "in one graph on "
+# Options that put trunk and head on the CPU (there is no GPU, or it is left out), or on the GPU.
+everywhere = pytest.mark.parametrize(
+    "layers", [0, pytest.param(places.ALL, id="gpu", marks=pytest.mark.gpu)]
+)
 LONG = "".join(TEXTS) * 4  # longer than a checkpoint's distance
 
 
@@ -45,15 +51,17 @@ def post(client: Client, path: str, body: dict[str, Any]) -> Any:
     """Ask the server of `client` for something else than a completion."""
     url = client.url.replace("/completion", path)
     with urllib.request.urlopen(
-        urllib.request.Request(url, json.dumps(body).encode()), timeout=120
+        urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
     ) as answer:
         return json.load(answer)
 
 
+@everywhere
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
 def test_both_drivers_draft_alike(
-    layout: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+    layout: str, layers: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
+    device = places.require_gpu() if layers else "CPU"
     model = files("base" if layout == "sidecar" else layout, "demo")
     if layout == "sidecar":
         model = beside(model, files(layout, "demo"), tmp_path)
@@ -61,9 +69,11 @@ def test_both_drivers_draft_alike(
     for driver in ([], [STEPS]):
         log = tmp_path / f"log{len(seen)}"
         passed = (*driver, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, model, free_port, *passed, options=OPTIONS) as client:
+        options = (*OPTIONS, "-ngl", layers)
+        with running(patched_server, model, free_port, *passed, options=options) as client:
             results = [client.complete(text) for text in TEXTS]
-        assert (IN_ONE_GRAPH in log.read_text(errors="replace")) == (not driver)
+        said = log.read_text(errors="replace")
+        assert (f"{IN_ONE_GRAPH}{device}" in said) == (not driver)
         accepted = sum(counts(result)[1] for result in results)
         seen.append(([result["tokens"] for result in results], accepted, drafted(log)))
     (texts, accepted, one_graph), (want_texts, want_accepted, steps) = seen
@@ -136,11 +146,14 @@ def test_a_cached_prompt_brings_its_head_along(
     assert drafts[:2] == drafts[2:]
 
 
-def test_several_answers_to_one_prompt(patched_server: Path, files: Files, free_port: int) -> None:
+@everywhere
+def test_several_answers_to_one_prompt(
+    layers: int, patched_server: Path, files: Files, free_port: int
+) -> None:
     """The slots of the other answers get the prompt's rows, too."""
-    slots = ("--parallel", 4)
+    slots, options = ("--parallel", 4), (*OPTIONS, "-ngl", layers)
     with running(
-        patched_server, files("ids", "demo"), free_port, *slots, options=OPTIONS
+        patched_server, files("ids", "demo"), free_port, *slots, options=options
     ) as client:
         alone = client.complete(LONG, cache_prompt=False)
         body = {"prompt": LONG, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True}

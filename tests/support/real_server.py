@@ -33,6 +33,7 @@ NEAR_TIE = 0.1  # of two logarithms of probabilities; rounding was seen to turn 
 LEAST_ACCEPTED = 0.2  # of what the demo model's head offers; far below what it reaches
 TOKENS = 24
 DEPTH = 3
+TIMEOUT = 600  # seconds; a software GPU takes minutes for its first tokens
 SETTINGS = ("--no-repack", "--ctx-size", 2048, "--no-warmup", "--threads", 1)
 VOCABULARY, LISTED = 1024, 256
 STEPS = "--no-spec-draft-fused"
@@ -56,7 +57,7 @@ class Client:
             **options,
         }
         request = urllib.request.Request(self.url, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             result: dict[str, Any] = json.load(answer)
         assert len(result["tokens"]) == body["n_predict"]
         return result
