@@ -33,7 +33,9 @@ DEPTHS: tuple[int | Literal["auto"], ...] = (0, 1, 2, 3, 4, "auto")
 PROMPT = near_ties.prompt_of(20, 2)
 
 # Half of a text's rows may move by so much, in standard deviations of a row's logits: a GPU's
-# products add up in another order, in F16 in part. Seen on llvmpipe: MEASURED.
+# products add up in another order, in F16 in part. Seen on llvmpipe, the farthest row of a text:
+# 0.03 (demo), 0.06 (random, dense) and 0.45 (random experts, where a router's near tie selects
+# another one); a text parted where the first choice led by 0.02.
 ROUNDING = 0.05
 
 
@@ -166,8 +168,10 @@ def test_a_context_that_does_not_fit(dial: Dial) -> None:
 
 
 @only_vulkan
-def test_a_lost_device_is_reported_and_the_model_can_be_closed(dial: Dial) -> None:
-    said = run_with_faults(dial("tiny"), "lose")
+@pytest.mark.parametrize("when", ["submit", "wait"])
+def test_a_lost_device_is_reported_and_the_model_can_be_closed(dial: Dial, when: str) -> None:
+    """With work that is still to be waited for, freeing the context would end the process."""
+    said = run_with_faults(dial("tiny"), when)
     assert said.count("error: a device of ggml failed: ") == 2
     assert "DeviceLost; close the model and load it again" in said
     assert said.endswith("closed\n")

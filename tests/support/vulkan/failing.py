@@ -1,9 +1,10 @@
 """Uses a model on a device that fails.
 
-    cd tests; python -m support.vulkan.failing MODEL load|head|lose
+    cd tests; python -m support.vulkan.failing MODEL load|head|submit|wait
 
-load: load the model, and print the error. head: load only its head. lose: lose the device in the
-middle of a text, print the errors of the next two calls, then close the model.
+load: load the model, and print the error. head: load only its head. submit, wait: lose the device
+in the middle of a text, when work is submitted or waited for, print the errors of the next two
+calls, then close the model.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def main(model: str, work: str) -> None:
     except NativeError as error:
         print(f"error: {error}")
         return
-    if work == "lose":
+    if work != "load":
         stream = llm.generate(PROMPT, temp=0.0)
         print(*(next(stream) for _ in range(6)))
-        os.environ["MTP_VK_LOST"] = "1"
+        os.environ["MTP_VK_LOST"] = work
         for use in (lambda: list(stream), lambda: llm.eval(PROMPT)):
             try:
                 use()

@@ -1,6 +1,6 @@
 // A Vulkan layer in which a device can be lost, run out of memory, or be a lesser one, for tests.
 //
-// MTP_VK_LOST in the environment: from now on every submission and every wait fails.
+// MTP_VK_LOST=submit in the environment: from now on submissions fail. MTP_VK_LOST=wait: waits for them do.
 // MTP_VK_BYTES=N: at most N bytes of the device's memory can be allocated at a time.
 // MTP_VK_RANGE=N: a shader can read N bytes of a tensor, too few for some operations.
 
@@ -17,7 +17,10 @@ static PFN_vkGetInstanceProcAddr next_instance;
 static PFN_vkGetDeviceProcAddr next_device;
 static struct { VkDeviceMemory memory; VkDeviceSize size; } allocated[MOST];
 
-static int lost(void) { return getenv("MTP_VK_LOST") != NULL; }
+static int lost(const char * when) {
+    const char * asked = getenv("MTP_VK_LOST");
+    return asked != NULL && strcmp(asked, when) == 0;
+}
 
 static VkDeviceSize in_use(void) {
     VkDeviceSize sum = 0;
@@ -64,21 +67,30 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice physical, VkPh
     }
 }
 
-// A queue's and a fence's own function, or one that fails.
 static VkDevice the_device;
 
-#define OR_LOST(name, parameters, ...)                                                  \
-    static VKAPI_ATTR VkResult VKAPI_CALL name parameters {                             \
-        return lost() ? VK_ERROR_DEVICE_LOST                                            \
-                      : ((PFN_vk##name) next_device(the_device, "vk" #name))(__VA_ARGS__); \
+#define NEXT(name) ((PFN_vk##name) next_device(the_device, "vk" #name))
+
+// Submissions that fail are not made. Before a wait fails, all work ends: nothing runs on a lost device.
+#define SUBMIT(name, parameters, ...)                                           \
+    static VKAPI_ATTR VkResult VKAPI_CALL name parameters {                     \
+        return lost("submit") ? VK_ERROR_DEVICE_LOST : NEXT(name)(__VA_ARGS__); \
     }
-OR_LOST(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo * s, VkFence f), q, n, s, f)
-OR_LOST(QueueSubmit2, (VkQueue q, uint32_t n, const VkSubmitInfo2 * s, VkFence f), q, n, s, f)
-OR_LOST(QueueWaitIdle, (VkQueue q), q)
-OR_LOST(DeviceWaitIdle, (VkDevice d), d)
-OR_LOST(GetFenceStatus, (VkDevice d, VkFence f), d, f)
-OR_LOST(WaitForFences, (VkDevice d, uint32_t n, const VkFence * f, VkBool32 all, uint64_t t), d, n, f, all, t)
-OR_LOST(WaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo * s, uint64_t t), d, s, t)
+#define WAIT(name, parameters, ...)                                             \
+    static VKAPI_ATTR VkResult VKAPI_CALL name parameters {                     \
+        if (lost("wait")) {                                                     \
+            NEXT(DeviceWaitIdle)(the_device);                                   \
+            return VK_ERROR_DEVICE_LOST;                                        \
+        }                                                                       \
+        return NEXT(name)(__VA_ARGS__);                                         \
+    }
+SUBMIT(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo * s, VkFence f), q, n, s, f)
+SUBMIT(QueueSubmit2, (VkQueue q, uint32_t n, const VkSubmitInfo2 * s, VkFence f), q, n, s, f)
+WAIT(QueueWaitIdle, (VkQueue q), q)
+WAIT(DeviceWaitIdle, (VkDevice d), d)
+WAIT(GetFenceStatus, (VkDevice d, VkFence f), d, f)
+WAIT(WaitForFences, (VkDevice d, uint32_t n, const VkFence * f, VkBool32 all, uint64_t t), d, n, f, all, t)
+WAIT(WaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo * s, uint64_t t), d, s, t)
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo * info,
                                                       const VkAllocationCallbacks * callbacks, VkInstance * out) {
