@@ -1,12 +1,13 @@
 """Decoding speed with drafts from the text, by how much of the answer copies the prompt.
 
     python benchmarks/lookup.py --work FOLDER [--shape 0.8b] [--hit 0.8] [--threads 2]
-        [--shares 0,25,50,90,100] [--stretch 100] [--tokens 384] [--rounds 3]
+        [--shares 0,25,50,90,90/20,100] [--stretch 100] [--tokens 384] [--rounds 3]
     python benchmarks/lookup.py --model MODEL.gguf [--server PATH] [--threads 2] [--tokens 384]
 
 Uses the synthetic model of dial_model.py, whose trunk follows one fixed cycle of tokens: the answer
 is known beforehand, so the prompt can contain any share of it. The answer alternates between copied
-stretches of --stretch tokens and novel text. Four settings are interleaved in every round: no
+stretches of --stretch tokens and novel text. At 90/20 it also replaces one token in 20 of what it
+copies, as a rename does. Four settings are interleaved in every round: no
 drafts, drafts from the text alone, the head alone (depth auto), and both. The table shows median
 tokens per second without the prompt, and the ratios of "both" to the others. All settings must
 generate the same tokens. With shares of 0 and 100, "switches" is the speed of "both" over that of
@@ -16,13 +17,15 @@ the same tokens without any change between copied and novel text, from the speed
 With --model, the prompts of kind "edit" of `mtp-gguf bench` (rename in a Python function, a table
 as JSON, a notice again) are answered by any model instead. --server adds llama-server's own types
 of n-gram drafts on the same prompts, alone and with its draft-mtp, and its `lookup` if it has it
-(patches/).
+(patches/). Each round starts them anew, because some types draft from the answers to earlier
+requests: they would copy the answer to the same prompt of the round before.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import subprocess
 import time
 from contextlib import ExitStack, closing
@@ -49,6 +52,7 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
 # llama-server's types of drafts, each with and without those of the head.
 SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 LEAD = 4  # tokens of the answer before each copied stretch, by which the copy is recognized
+WARM_UP = SETS["code"][0]  # of servers: another text than those that are measured
 
 
 def copied_tokens(share: float, stretch: int, n: int) -> int:
@@ -58,15 +62,27 @@ def copied_tokens(share: float, stretch: int, n: int) -> int:
     return sum(min(stretch, n - start) for start in starts)
 
 
-def copied_prompt(cycle: list[int], share: float, stretch: int, n: int) -> list[int]:
+def copied_prompt(
+    cycle: list[int], share: float, stretch: int, n: int, replaced: int = 0
+) -> list[int]:
     """A prompt that contains `share` of the next n tokens of the cycle, in stretches.
 
+    replaced: one token in so many is another one in the prompt; 0: none.
     Its last token is that before the answer. Stretches stand in reversed order, so that the end of
     one is not followed by the beginning of the next.
     """
     period = stretch if share >= 1 else round(stretch / share) if share > 0 else n
     starts = range(LEAD, n, period) if share > 0 else ()
     parts = [cycle[start - LEAD : min(start + stretch, n)] for start in starts]
+    if replaced:
+        others = itertools.count(len(cycle))  # tokens that are not in the cycle
+        parts = [
+            [
+                next(others) if i % replaced == replaced - 1 else token
+                for i, token in enumerate(part)
+            ]
+            for part in parts
+        ]
     novel = cycle[-64:]  # of the other end of the cycle, so that no prompt is empty
     return [*novel, *itertools.chain(*reversed(parts)), cycle[-1]]
 
@@ -94,7 +110,7 @@ def texts(arguments: argparse.Namespace) -> None:
         }
         llm = next(iter(models.values()))
         prompts = [llm.tokenize(text.encode(), special=True) for text in SETS["edit"]]
-        servers = dict(server_settings(arguments, stack))
+        servers = dict(server_settings(arguments))
         for i in range(arguments.rounds + 1):  # the first round warms up
             for prompt_index, prompt in enumerate(prompts):
                 for name, model in models.items():
@@ -103,8 +119,12 @@ def texts(arguments: argparse.Namespace) -> None:
                         expected = tokens
                     assert tokens == expected, f"{name}: other tokens"
                     keep(rows, name, prompt_index, tok_s, i)
-                for name, url in servers.items():
-                    keep(rows, name, prompt_index, server_round(url, prompt, n), i)
+            for name, options in servers.items():
+                binary, threads = arguments.server, arguments.threads
+                with server(binary, str(path), 0, threads, *options) as url:
+                    server_round(url, llm.tokenize(WARM_UP.encode(), special=True), n)
+                    for prompt_index, prompt in enumerate(prompts):
+                        keep(rows, name, prompt_index, server_round(url, prompt, n), i)
     print("| drafts | rename | table as JSON | notice |\n| --- | --- | --- | --- |")
     for name, values in rows.items():
         print(f"| {name} | {' | '.join(f'{median(v):.1f}' for v in values)} |")
@@ -115,21 +135,18 @@ def keep(rows: dict[str, list[list[float]]], name: str, at: int, tok_s: float, i
         rows.setdefault(name, [[] for _ in SETS["edit"]])[at].append(tok_s)
 
 
-def server_settings(arguments: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str, str]]:
-    """Running servers, as names and URLs: each type of drafts alone and with the head."""
+def server_settings(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """Names and options of servers: each type of drafts alone and with the head."""
     if not arguments.server:
         return
     usage = subprocess.run([arguments.server, "--help"], capture_output=True, text=True, check=True)
     own = ("lookup",) if ",lookup" in usage.stdout else ()
-    for kind in (*SERVER_TYPES, *own):
-        for types in (kind, f"draft-mtp,{kind}"):
+    for kind in ("none", *SERVER_TYPES, *own):
+        for types in (kind, f"draft-mtp,{kind}".removesuffix(",none")):
             options = ["--spec-type", types]
             if "mtp" in types:
-                options += ["--spec-draft-n-max", "auto" if kind == "lookup" else "2"]
-            url = stack.enter_context(
-                server(arguments.server, str(arguments.model), 0, arguments.threads, *options)
-            )
-            yield f"llama-server, {types}", url
+                options += ["--spec-draft-n-max", "auto" if kind in own else "2"]
+            yield f"llama-server, {types}", options
 
 
 def opened(path: Path, arguments: argparse.Namespace, depth: Any, lookup: bool) -> MTPLlama:
@@ -153,7 +170,7 @@ def main() -> None:
     parser.add_argument("--shape", default="0.8b", choices=SHAPES)
     parser.add_argument("--hit", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--shares", default="0,25,50,90,100")
+    parser.add_argument("--shares", default="0,25,50,90,90/20,100")
     parser.add_argument("--stretch", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
@@ -172,9 +189,12 @@ def main() -> None:
             name: stack.enter_context(closing(opened(path, arguments, depth, lookup)))
             for name, (depth, lookup) in SETTINGS.items()
         }
-        shares = [int(share) for share in arguments.shares.split(",")]
-        for share in sorted(shares, key=lambda share: (share not in (0, 100), share)):
-            prompt = copied_prompt(cycle, share / 100, arguments.stretch, n)
+        shares = [
+            (int(share), int(replaced or 0))
+            for share, replaced in re.findall(r"(\d+)(?:/(\d+))?", arguments.shares)
+        ]
+        for share, replaced in sorted(shares, key=lambda row: (row[0] not in (0, 100), row)):
+            prompt = copied_prompt(cycle, share / 100, arguments.stretch, n, replaced)
             speeds: dict[str, list[float]] = {name: [] for name in names}
             for i in range(arguments.rounds + 1):  # the first round warms up
                 for name in names[i % len(names) :] + names[: i % len(names)]:
@@ -186,12 +206,13 @@ def main() -> None:
             both = medians["both"]
             row = " | ".join(f"{medians[name]:.1f}" for name in names)
             ratios = f"{both / medians['head']:.2f} | {both / medians['off']:.2f} | "
-            if share in (0, 100):
+            if share in (0, 100) and not replaced:
                 pure[share] = both
-            elif len(pure) == 2:
+            elif len(pure) == 2 and not replaced:
                 copied = copied_tokens(share / 100, arguments.stretch, n)
                 ratios += f"{both * (copied / pure[100] + (n - copied) / pure[0]) / n:.2f}"
-            print(f"| {share} % | {row} | {ratios} |", flush=True)
+            edited = f", one in {replaced} replaced" if replaced else ""
+            print(f"| {share} %{edited} | {row} | {ratios} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -168,13 +168,14 @@ def generate(
     ] = None,
     head: HeadFile = None,
     lookup: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--lookup/--no-lookup",
             rich_help_panel=_DRAFTING,
-            help="Also draft from earlier text if it repeats.",
+            help="Also draft from earlier text (default: with depth auto and fast rollback).",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     lookup_file: Annotated[
         list[Path] | None,
         typer.Option(

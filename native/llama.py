@@ -40,6 +40,7 @@ from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, missing_gpu
 from .offload import tensor_overrides as override_array
+from .replay import replays
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 
@@ -108,9 +109,9 @@ class MTPLlama(llama_cpp.Llama):
     - lookup_files: text files of yours, and folders of them, to draft from as well; this implies
       lookup. They are indexed once, in the user's cache.
     - lookup: also draft from the text itself, up to 14 tokens at a time, if a copy of earlier text
-      promises more tokens per millisecond than the head; this works without a head, too. With
-      rollback "snapshot" it needs memory for 14 snapshots unless the libraries replay
-      (docs/native.md).
+      promises more tokens per millisecond than the head; this works without a head, too. On by
+      default with depth "auto" if the libraries replay (docs/native.md); otherwise rollback
+      "snapshot" needs memory for 14 snapshots.
 
     depth, rollback, fastmtp_size and draft_threads default to the model's profile, if `mtp-gguf
     tune` has written one for this file and machine (profile=False ignores it), otherwise to "auto",
@@ -147,7 +148,7 @@ class MTPLlama(llama_cpp.Llama):
         draft_threads: int | None = None,
         profile: bool = True,
         busy: Literal["wait", "raise"] = "wait",
-        lookup: bool = False,
+        lookup: bool | None = None,
         lookup_files: Sequence[str | os.PathLike[str]] = (),
         **options: Any,
     ) -> None:
@@ -161,7 +162,7 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if isinstance(lookup_files, str | bytes | os.PathLike):
             raise NativeError(f"lookup_files: expected a list of paths, found {lookup_files!r}")
-        lookup = lookup or bool(lookup_files)
+        looks_up = lookup or bool(lookup_files)
         self._lookup_files = [Path(path) for path in lookup_files]
         if options.get("draft_model") is not None:
             raise NativeError("draft_model: expected None, because the model drafts with its head")
@@ -192,7 +193,7 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
         optional = asked[0] in (None, AUTO) and not exact and depth != 0
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
-        if why is not None and lookup:
+        if why is not None and looks_up:
             unrelated = _why_plain(Path(model_path), options, look_for_head=False)
             if unrelated is None:  # only the head is missing: lookup works without one
                 _warn(model_path, f"{why}; drafting only from the text")
@@ -214,7 +215,9 @@ class MTPLlama(llama_cpp.Llama):
             _choose_attention(options, device)
         self.depth = depth
         self.max_depth = max_depth if depth == AUTO else depth
-        self._max_lookup = min(LOOKUP_TOKENS, room) if lookup and not self._plain else 0
+        if lookup is None and depth == AUTO and self._mode is Rollback.SNAPSHOT:
+            looks_up |= replays(options.get("n_gpu_layers", 0))  # elsewhere it needs snapshots
+        self._max_lookup = min(LOOKUP_TOKENS, room) if looks_up and not self._plain else 0
         self._rejection = rejection
         self._keep_prompt = keep_prompt
         self._origin = 0
@@ -339,7 +342,7 @@ class MTPLlama(llama_cpp.Llama):
         if self._lookup_files:
             corpus = open_lookup_files(
                 self._lookup_files,
-                self._session,
+                self._session.tokenizer(),
                 self._n_vocab,
                 lambda text: self.tokenize(text, add_bos=False, special=False),
             )

@@ -18,7 +18,6 @@ from mtp_gguf.gguf_tools.system import cache_root
 from ._bindings import check, library
 from ._owner import Owner
 from .errors import NativeError
-from .session import Session
 from .suffix_index import Match
 
 LARGEST_FILE = 16 << 20  # bytes; a larger one in a folder is skipped
@@ -41,6 +40,7 @@ class Corpus(Owner):
     _what = "index of lookup files"
 
     def __init__(self, path: Path, *, n_vocab: int, tokenizer: int) -> None:
+        self.path = path
         handle = self._own(library().mtp_corpus_free)
         name = os.fsencode(path)
         check(library().mtp_corpus_open(name, n_vocab, tokenizer, ctypes.byref(handle)))
@@ -87,17 +87,17 @@ class Corpus(Owner):
 
 
 def open_lookup_files(
-    paths: Sequence[str | Path], session: Session, n_vocab: int, tokenize: Tokenize
+    paths: Sequence[str | Path], tokenizer: int, n_vocab: int, tokenize: Tokenize
 ) -> Corpus:
     """Return the index over files and folders; built only if their content is new.
 
-    A folder stands for the text files in it, without hidden ones. RequestError or FormatError if a
-    file is missing, changes while it is read, is no text or too large.
+    tokenizer, n_vocab: of the model, as for Corpus. A folder stands for the text files in it,
+    without hidden ones. RequestError or FormatError if a file is missing, changes while it is read,
+    is no text or too large.
     """
     texts = list(_read(map(Path, paths)))
     if not texts:
         raise RequestError(f"{paths[0]}: expected text to draft from, found none")
-    tokenizer = session.tokenizer()
     digest = hashlib.sha256(f"{tokenizer} {n_vocab}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text)

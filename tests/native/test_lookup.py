@@ -16,6 +16,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 from support.chi_square import far_off, two_samples
@@ -218,3 +219,29 @@ def test_mtp_llama_looks_up(dial: Any, tmp_path: Path, with_head: bool) -> None:
     assert stats[0].text_cycles == 0
     assert stats[1].text_accepted > 0
     assert 0 < origins.count(FROM_TEXT) <= stats[1].text_accepted  # the last cycle may be cut off
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, True),
+        ({"depth": "auto", "exact": True}, True),
+        ({"lookup": False}, False),
+        ({"depth": 2}, False),  # its draws must not depend on measured times
+        ({"depth": 0}, False),
+        ({"rollback": "checkpoint"}, False),  # each cycle would copy the state
+        ({"depth": 2, "lookup": True}, True),
+    ],
+    ids=str,
+)
+def test_on_by_default_where_depth_is_automatic_and_rollback_needs_no_snapshots(
+    dial: Any, arguments: dict[str, Any], expected: bool
+) -> None:
+    expected = expected and (replays(0) or "lookup" in arguments)
+    prompt = copied_prompt(dial)
+    with closing(
+        MTPLlama(str(dial("tiny")), n_ctx=256, n_threads=1, profile=False, **arguments)
+    ) as llm:
+        llm.session.set_costs([10.0 + i for i in range(15)], [10.0] * 4)  # fast batches
+        list(islice(llm.generate(prompt, temp=0.0), 60))
+        assert (llm.mtp_stats.text_accepted > 0) is expected
