@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import shlex
 import tempfile
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +41,8 @@ def demo(
     knows what Python looks like and little else.
     """
     model = resources.files("mtp_gguf.gguf_tools") / "demo_model"
-    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder, resources.as_file(model) as hf:
-        file = output or Path(folder) / "demo.gguf"
+    with resources.as_file(model) as hf, nullcontext() if output else _temporary_folder():
+        file = output or Path("demo.gguf")
         replace = ["--overwrite"] if overwrite else []
         # The commands are run exactly as a user would type them.
         commands = (
@@ -60,6 +62,18 @@ def demo(
         typer.echo(f"\nkept: {output}")
     else:
         typer.echo("\nThe file is removed again; `mtp-gguf demo -o demo.gguf` keeps it.")
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """Work in a folder that is removed in the end."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
 
 
 def shell_word(text: str) -> str:

@@ -281,7 +281,8 @@ def generate(
         llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
         tokens = llm.tokenize((_in_template(llm, text) if chat else text).encode(), special=True)
         if not 0 < len(tokens) < llm.n_ctx():
-            source = "--prompt" if prompt is not None else "--prompt-file"
+            source = "--prompt-file" if prompt_file else "standard input"
+            source = source if prompt is None else "--prompt"
             raise RequestError(
                 f"{source}: expected 1 to {llm.n_ctx() - 1} tokens, found {len(tokens)}"
                 + ("; shorten it, or raise --ctx" if tokens else "")

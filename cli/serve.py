@@ -43,7 +43,7 @@ class CommandClass(Command):
         except USAGE_ERROR as error:
             option = getattr(error, "option_name", None)
             if option is not None and "no such option" in error.message.lower():
-                error.message += f" An option of llama-server goes after `--`: -- {option} …"
+                error.message += f". An option of llama-server goes after `--`: -- {option} …"
             raise
 
 

@@ -6,6 +6,7 @@ The list is ranked, most useful first, so that a runtime can use a prefix of it.
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -99,7 +100,12 @@ def _chunks(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             while lines := file.readlines(_CORPUS_CHUNK):
-                yield "".join(lines)
+                chunk = "".join(lines)
+                if "\0" in chunk:
+                    raise RequestError(
+                        f"--fastmtp-corpus: {path}: expected text in UTF-8, found binary data"
+                    )
+                yield chunk
     except OSError as error:
         raise RequestError(f"--fastmtp-corpus: {path}: cannot be read: {error.strerror}") from None
 
@@ -178,8 +184,9 @@ def _read_ids(path: Path) -> NDArray[np.int64]:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, str):
-        return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError(f"found {value!r}")
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return int(value)
+    raise ValueError(f"found {value!r:.60}")

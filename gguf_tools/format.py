@@ -290,6 +290,11 @@ class _Cursor:
             f"expected {expected}, found {found}"
         )
 
+    def cut(self, field: str, expected: str, found: str) -> FormatError:
+        """The error about a field that ends, or says that something ends, after the file's end."""
+        found = f"{found}; the file is cut off or damaged: fetch it again"
+        return self.fault(field, expected, found)
+
     def take(self, length: int, field: str) -> bytes:
         self._check_rest(length, field)
         start = self.position - self._window_start
@@ -306,7 +311,7 @@ class _Cursor:
     def _check_rest(self, length: int, field: str) -> None:
         self.field_start = self.position
         if length > self.remaining:
-            raise self.fault(field, f"{length} bytes", f"{self.remaining} before the end")
+            raise self.cut(field, f"{length} bytes", f"{self.remaining} before the end")
 
     def _slide(self, at_least: int) -> None:
         length = min(max(at_least, _WINDOW_BYTES), self.remaining)
@@ -324,14 +329,15 @@ class _Cursor:
         count = self.u64(field)
         limit = self.remaining // least_bytes
         if count > limit:
-            raise self.fault(field, f"at most {limit} (by the file's size)", str(count))
+            raise self.cut(field, f"at most {limit} (by the file's size)", str(count))
         return count
 
     def string_length(self, field: str) -> int:
         length = self.u64(field)
         limit = min(self.remaining, MAX_STRING_BYTES)
         if length > limit:
-            raise self.fault(field, f"a length of at most {limit} bytes", str(length))
+            fault = self.cut if length > self.remaining else self.fault
+            raise fault(field, f"a length of at most {limit} bytes", str(length))
         return length
 
     def string(self, field: str) -> bytes:
@@ -394,9 +400,14 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _read_version(cursor: _Cursor) -> int:
+    if cursor.remaining == 0:
+        raise FormatError(f"{cursor.source.name}: expected a GGUF file, found an empty one")
     magic = cursor.take(4, "magic")
     if magic != MAGIC:
-        raise FormatError(f"{cursor.source.name}: magic: expected {MAGIC!r}, found {magic!r}")
+        raise FormatError(
+            f"{cursor.source.name}: expected a GGUF file, which begins with {MAGIC!r}, found "
+            f"{magic!r} there"
+        )
     raw = cursor.take(4, "version")
     version = int.from_bytes(raw, "little")
     if int.from_bytes(raw, "big") in READABLE_VERSIONS:

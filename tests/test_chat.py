@@ -14,13 +14,16 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from mtp_gguf.cli.chat import ThinkingText
+from mtp_gguf.cli.chat import Conversation, ThinkingText
+from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.token_colors import style
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.native.generate import chat_renderer
 from support.commands import MAIN, check_refusal, invoke, spawn, succeed
 from support.models import DEMO, Models
 
@@ -138,6 +141,14 @@ def test_commands_and_long_messages_through_a_pipe(demo: Path, tmp_path: Path) -
     for said in ("written", "forgotten", "/nothing: no such command", "3 tokens in", "exists"):
         assert said in done.stderr
     assert "/save: expected a file" in done.stderr
+    assert "--overwrite" not in done.stderr  # which chat has not
+
+
+def test_reset_keeps_the_system_message(demo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    text = f"one\n/reset\n/save {path}\n"
+    assert piped(demo, text, "--system", "Write.", "-n", 3).returncode == 0
+    assert json.loads(path.read_text("utf-8")) == [{"role": "system", "content": "Write."}]
 
 
 def test_the_conversation_as_json(demo: Path) -> None:
@@ -155,6 +166,23 @@ def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
     assert len(done.stdout.splitlines()) >= 20
     last = done.stderr.splitlines(keepends=True)[-1]
     check_refusal(done.returncode, last, "expected fewer than 256 tokens", "raise --ctx")
+
+
+def test_what_is_dropped_and_what_is_refused_leaves_whole_exchanges(demo: Path) -> None:
+    with closing(drafting_model(str(demo), None, 0, 256, 1, 0)) as llm:
+        render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
+        assert render is not None
+        chat = Conversation(llm, render, "Write.", 8, 0.0)
+        for i in range(12):
+            [*chat.answer(f"hello {i}", lambda: False)]
+        before = [*chat.messages]
+        roles = [message["role"] for message in before]
+        assert roles == ["system", *["user", "assistant"] * (len(roles) // 2)]
+        assert 2 < len(roles) < 24  # some no longer fit
+        assert before[-2]["content"] == "hello 11"
+        with pytest.raises(RequestError, match="expected fewer than 256 tokens"):
+            [*chat.answer("word " * 400, lambda: False)]
+        assert chat.messages == before
 
 
 def with_template(folder: Path, template: str | None) -> Path:
@@ -204,7 +232,7 @@ def test_a_chat_at_a_terminal(demo: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(demo: Path, tmp_path: Path) -> None:
-    with terminal(demo, "--ctx", "65536", "--no-color") as chat:
+    with terminal(demo, "--ctx", "65536", "--depth", "2", "--no-color") as chat:
         chat.type(f"{ENDLESS}\r")
         chat.until(ACCEPTED)
         chat.until("(?s).{60}")  # of the answer
@@ -212,9 +240,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(demo: Path, tmp_path: Path)
         chat.until(PROMPT)
         chat.type("a line that is cleared\x03")
         chat.until(PROMPT)
+        chat.type("a message that is cleared\\\r")
+        chat.until(ACCEPTED)
+        chat.until(r"\x1b\[\?2004h")
+        chat.type("\x03")
+        chat.until(PROMPT)
         messages = saved(chat, tmp_path / "chat.json")
         assert [m["role"] for m in messages] == ["user", "assistant"]
         assert 20 < len(messages[1]["content"]) < 60_000
+        assert style(1) not in chat.output
         assert chat.end() == 0
 
 

@@ -199,6 +199,10 @@ class TestRefusals:
             done = invoke(command[0], cut, *command[1:])
             words = ("found a file of", "truncated", "fetch it again")
             check_refusal(done.exit_code, done.stderr, *words)
+        for size in (5, 100, 2000, 70_000):  # in the header
+            cut.write_bytes(model.read_bytes()[:size])
+            done = invoke("list-tensors", cut)
+            check_refusal(done.exit_code, done.stderr, "the file is cut off or damaged: fetch it")
 
     def test_did_you_mean(self) -> None:
         done = invoke("doktor")
@@ -206,7 +210,7 @@ class TestRefusals:
 
     def test_an_option_of_llama_server(self, model: Path) -> None:
         done = invoke("serve", model, "--cache-reuse", "256")
-        words = ("goes after `--`", "-- --cache-reuse")
+        words = ("--cache-reuse. An option", "goes after `--`", "-- --cache-reuse")
         check_refusal(done.exit_code, done.stderr, *words, code=USAGE)
 
 
@@ -234,6 +238,23 @@ class TestEnds:
                 _, stderr = process.communicate(timeout=60)
             assert stderr == f"mtp-gguf: {said}"
             assert process.returncode == 128 + number
+
+    def test_ctrl_c_while_modules_are_imported(self, model: Path) -> None:
+        slow = (
+            "import sys, time\n"
+            "class Slow:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'mtp_gguf.cli.options':\n"
+            "            print('on', flush=True); time.sleep(60)\n"
+            "sys.meta_path.insert(0, Slow())"
+        )
+        with spawn("list-tensors", model, prelude=slow) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "on\n"
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        assert stderr == "mtp-gguf: interrupted\n"
+        assert process.returncode == 130
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
     def test_a_closed_pipe_is_quiet(self, unbuffered: str, model: Path) -> None:
@@ -265,6 +286,13 @@ class TestGenerate:
         assert generated(model, "-f", tmp_path / "prompt.txt", "-n", "8") == expected
         assert generated(model, "-n", "8", input=f"{text}\n") == expected
         assert generated(model, "-f", "-", "-n", "8", input=f"{text}\n") == expected
+
+    def test_no_prompt_at_all(self, model: Path, tmp_path: Path) -> None:
+        done = invoke("generate", model, "-t", "1")
+        check_refusal(done.exit_code, done.stderr, "standard input: expected 1 to", "found 0")
+        (tmp_path / "none.txt").touch()
+        done = invoke("generate", model, "-t", "1", "-f", tmp_path / "none.txt")
+        check_refusal(done.exit_code, done.stderr, "--prompt-file: expected 1 to", "found 0")
 
     def test_chat(self, model: Path) -> None:
         wrapped = "<|im_start|>user\nWhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n"
@@ -355,6 +383,7 @@ class TestDemo:
         last = done.stdout.splitlines()[-1]
         assert "removed" in last
         assert "mtp-gguf demo -o demo.gguf" in last
+        assert "next: mtp-gguf list-tensors demo.gguf --mtp\n" in done.stdout
 
 
 def test_one_shape_of_head(model: Path, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ class TestRefused:
     def test_missing_or_no_gguf(self, files: Files, output: Path) -> None:
         refused([output / "none.gguf"], "none.gguf", "cannot be opened", output=output)
         (output / "x.gguf").write_bytes(b"not one")
-        refused([output / "x.gguf", "-o", output / "y.gguf"], "magic", output=output)
+        refused([output / "x.gguf", "-o", output / "y.gguf"], "expected a GGUF file", output=output)
 
     def test_another_architecture(self, files: Files, output: Path) -> None:
         imatrix = write_imatrix(output / "imatrix.gguf", SMALL)

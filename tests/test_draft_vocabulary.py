@@ -21,7 +21,7 @@ from mtp_gguf.convert import draft_vocabulary
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoint_edits import edit_json, read_tensors, write_repeating
 from support.checkpoints import ADDED_TOKENS, SMALL, TINY, TRAINING_TEXT, token_id
-from support.commands import invoke
+from support.commands import check_refusal, invoke
 from support.conversions import converted, refused
 from support.gguf_files import differing, loads, value_of
 from support.models import Models
@@ -233,6 +233,13 @@ class TestArguments:
         draft = json.loads(result.stdout)["draft_vocabulary"]
         assert draft["size"] == size
         assert (f"of {files} file" in draft["source"]) == bool(files)
+
+    def test_a_corpus_is_text(self, models: Models, tmp_path: Path) -> None:
+        corpus = tmp_path / "paper.pdf"
+        corpus.write_bytes(b"%PDF-1.7\n" + bytes(range(256)) * 20)
+        result = invoke("convert", models.checkpoint(TINY), "--fastmtp-corpus", corpus, "--dry-run")
+        words = f"--fastmtp-corpus: {corpus}: expected text in UTF-8, found binary data"
+        check_refusal(result.exit_code, result.stderr, words)
 
     def test_a_missing_corpus_file_is_not_taken_for_the_model(
         self, models: Models, corpora: list[Path], tmp_path: Path

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support.checkpoints import TINY
 from support.commands import invoke, run_python, spawn
 from support.hub_commands import downloaded, environment, run_commands
 from support.hub_server import Hub
-from support.models import DEMO
+from support.models import DEMO, Models
 from support.stand_in_server import write_stand_in
 
 NAME = "somebody/Demo-GGUF"
@@ -96,6 +97,22 @@ class TestRuns:
         ]
         assert f"mtp-gguf: download hf://{NAME}/mtp-Demo.gguf, 2.96 MB" in ours.stderr
         assert downloaded(home) == {"Demo-Q8_0.gguf", "mtp-Demo.gguf"}
+
+    def test_a_head_of_another_model_is_passed_over(
+        self, repository: Path, models: Models, tmp_path: Path
+    ) -> None:
+        """The smallest file is tried first."""
+        folder, home = tmp_path / "repository", tmp_path / "home"
+        folder.mkdir()
+        for name in ("Demo-Q8_0.gguf", "mtp-Demo.gguf"):
+            (folder / name).symlink_to(repository / name)
+        words = ("convert", models.checkpoint(TINY), "-o", folder / "mtp-Other.gguf")
+        assert invoke(*words, "--head-only").exit_code == 0
+        (folder / "mtp-Broken.gguf").write_bytes(b"GGUF")
+        with Hub(NAME, {"main": folder}) as hub:
+            [done] = run_commands(hub, home, ("generate", f"{NAME}:Q8_0", *TEXT))
+        assert any(done.fields["drafted"])
+        assert downloaded(home) == {path.name for path in folder.iterdir()}
 
     def test_the_head_beside_a_local_model(self, repository: Path, tmp_path: Path) -> None:
         """As on the hub; what does not fit is ignored, and of two that fit, none is chosen."""

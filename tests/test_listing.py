@@ -502,14 +502,16 @@ def test_refusals_do_not_steer_the_terminal(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------- what is not a model
 
+NO_GGUF = "expected a GGUF file, which begins with b'GGUF', found"
+
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "magic at byte 0: expected 4 bytes, found 0 before the end"),
-        (b"# A text file\n", "magic: expected b'GGUF', found b'# A '"),
-        (b"PK\3\4" + bytes(100), "magic: expected b'GGUF', found b'PK\\x03\\x04'"),
-        (b"ggjt" + bytes(100), "magic: expected b'GGUF', found b'ggjt'"),
+        (b"", "expected a GGUF file, found an empty one"),
+        (b"# A text file\n", f"{NO_GGUF} b'# A ' there"),
+        (b"PK\3\4" + bytes(100), f"{NO_GGUF} b'PK\\x03\\x04' there"),
+        (b"ggjt" + bytes(100), f"{NO_GGUF} b'ggjt' there"),
     ],
     ids=["empty", "text", "zip", "older format"],
 )

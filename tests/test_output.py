@@ -344,10 +344,30 @@ def test_a_file_system_that_cannot_reserve_space_will_do(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
-    with OutputFile(target, 4) as file:
+    with OutputFile(target, 6) as file:
         file.write(0, b"data")
         file.commit()
-    assert target.read_bytes() == b"data"
+    assert target.read_bytes() == b"data\0\0"
+
+
+def test_a_disk_that_is_full_only_when_it_is_synced(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with delayed allocation, and on a network."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    def write() -> None:
+        with OutputFile(target, 4) as file:
+            file.write(0, b"data")
+            file.commit()
+
+    with pytest.raises(OutputError, match="no space for its 4 bytes"):
+        write()
+    assert names(target.parent) == []
 
 
 # -------------------------------------------------------------------------- check_output

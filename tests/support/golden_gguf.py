@@ -106,7 +106,8 @@ class Case:
     def sentence(self) -> str:
         at = next(iter(self.changes)) if self.at is None else self.at
         place = f" at byte {start_of(at)}" if at else ""
-        return f"{self.field}{place}: expected {self.expected}, found {self.found}"
+        where = f"{self.field}{place}: " if self.field else ""
+        return f"{where}expected {self.expected}, found {self.found}"
 
 
 def assembled(changes: dict[str, bytes]) -> bytes:
@@ -126,7 +127,8 @@ def padded_header(changes: dict[str, bytes], alignment: int = 64) -> dict[str, b
 LAST = (1 << 64) - 1
 BEFORE = "a name that occurred before:"
 TYPES = "a value type of 0 to 12"
-END = "before the end"
+CUT = "; the file is cut off or damaged: fetch it again"
+END = f"before the end{CUT}"
 NEW_KEY = "a new name of 1 to 65535 bytes"
 NEW_NAME = "a new name of 1 to 63 bytes"
 IN_RANGE = "dimensions from 0 and fewer than 2^63 elements"
@@ -136,7 +138,7 @@ def counts(key: str, name: str, most: int, expected: str) -> list[Case]:
     """A count or length of -1, 2^63 and 2^40, and of one more than there is room for."""
     values = {"-1": LAST, "2^63": 1 << 63, "2^40": 1 << 40, "one too many": most + 1}
     return [
-        Case(f"{key}: {label}", {key: u64(value)}, name, expected.format(most), str(value))
+        Case(f"{key}: {label}", {key: u64(value)}, name, expected.format(most), f"{value}{CUT}")
         for label, value in values.items()
     ]
 
@@ -175,8 +177,15 @@ def bad_shape(label: str, *shape: int) -> Case:
 
 
 HEADER_CASES = [
-    Case("empty file", cut_at("magic"), "magic", "4 bytes", f"0 {END}"),
-    Case("other magic", {"magic": b"FUGG"}, "magic", "b'GGUF'", "b'FUGG'", at=""),
+    Case("empty file", cut_at("magic"), "", "a GGUF file", "an empty one", at=""),
+    Case(
+        "other magic",
+        {"magic": b"FUGG"},
+        "",
+        "a GGUF file, which begins with b'GGUF'",
+        "b'FUGG' there",
+        at="",
+    ),
     Case("magic alone", cut_at("version"), "version", "4 bytes", f"0 {END}"),
     *(
         Case(f"version {n}", {"version": u32(n)}, "version", "2 or 3", str(n), at="")
@@ -246,7 +255,7 @@ METADATA_CASES = [
         cut_at("token 1", 1),
         "'tokens'",
         "a length of at most 1 bytes",
-        "2",
+        f"2{CUT}",
         at="token 1 length",
     ),
     *(

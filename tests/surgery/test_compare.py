@@ -353,7 +353,10 @@ def test_refusals(models: Models, tmp_path: Path) -> None:
     for arguments, words in (
         ((tmp_path / "absent.gguf", mixed), ("absent.gguf", "cannot be opened")),
         ((mixed, tmp_path / "absent"), ("absent",)),
-        ((mixed, models.checkpoint(DENSE) / "config.json"), ("config.json", "magic")),
+        (
+            (mixed, models.checkpoint(DENSE) / "config.json"),
+            ("config.json", "a GGUF file"),
+        ),
     ):
         refused(tmp_path, "compare", *arguments, words=words)
     other = invoke("compare", mixed, models.checkpoint(MOE))

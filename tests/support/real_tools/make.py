@@ -190,11 +190,15 @@ def _(source: Path, target: Path) -> None:
 
 # ------------------------------------------------------------------------ transformers 4
 
-# transformers 4 has tokenizers of this family and not its models.
+# transformers 4 has tokenizers of this family and not its models. The slow one has vocab.json and
+# merges.txt instead of tokenizer.json.
 _SAVE_TOKENIZER = """
-import sys, transformers
+import pathlib, sys, transformers
 kind, source, target = sys.argv[1:]
-getattr(transformers, kind).from_pretrained(source).save_pretrained(target)
+transformers.Qwen2TokenizerFast.from_pretrained(source).save_pretrained(target)
+if kind == "Qwen2Tokenizer":
+    pathlib.Path(target, "tokenizer.json").unlink()
+    transformers.Qwen2Tokenizer.from_pretrained(target).save_pretrained(target)
 """
 
 
