@@ -146,6 +146,21 @@ class HeadInfo(ctypes.Structure):
     )
 
 
+class DraftTask(ctypes.Structure):
+    """mtp_draft_task."""
+
+    _fields_ = (
+        ("seq", c_int32),
+        ("first", c_int32),
+        ("tokens", POINTER(c_int32)),
+        ("hidden", POINTER(c_float)),
+        ("n_rows", c_int32),
+        ("depth", c_int32),
+        ("out_tokens", POINTER(c_int32)),
+        ("out_probs", POINTER(c_float)),
+    )
+
+
 class CheckpointInfo(ctypes.Structure):
     """mtp_checkpoint_info."""
 
@@ -265,6 +280,9 @@ def _declare(lib: ctypes.CDLL) -> None:
         f32_p,
         f32_p,
     ]
+    # mtp_status mtp_head_draft_batch(mtp_head * head, const mtp_draft_task * tasks, int32_t n);
+    lib.mtp_head_draft_batch.restype = c_int32
+    lib.mtp_head_draft_batch.argtypes = [c_void_p, POINTER(DraftTask), c_int32]
     # mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position);
     lib.mtp_head_rollback.restype = c_int32
     lib.mtp_head_rollback.argtypes = [c_void_p, c_int32, c_int32]
@@ -392,6 +410,26 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     const double * draft_ms, int32_t n_draft);
     lib.mtp_depth_set_costs.restype = c_int32
     lib.mtp_depth_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
+    # mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences, int32_t n_tokens,
+    #     double ms);
+    lib.mtp_depth_report_draft.restype = c_int32
+    lib.mtp_depth_report_draft.argtypes = [c_void_p, c_int32, c_int32, c_double]
+    # mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n,
+    #     int32_t others, int32_t * out);
+    lib.mtp_depth_plan_batch.restype = c_int32
+    lib.mtp_depth_plan_batch.argtypes = [POINTER(c_void_p), i32_p, c_int32, c_int32, i32_p]
+    # mtp_status mtp_depth_keep_batch(mtp_depth * const * depths,
+    #     const float * const * probabilities, const int32_t * n_drafted, int32_t n, int32_t others,
+    #     int32_t * out);
+    lib.mtp_depth_keep_batch.restype = c_int32
+    lib.mtp_depth_keep_batch.argtypes = [
+        POINTER(c_void_p),
+        POINTER(f32_p),
+        i32_p,
+        c_int32,
+        c_int32,
+        i32_p,
+    ]
     # mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out);
     lib.mtp_depth_plan.restype = c_int32
     lib.mtp_depth_plan.argtypes = [c_void_p, c_int32, i32_p]

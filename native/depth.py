@@ -62,6 +62,13 @@ class DepthChooser:
         """
         check(library().mtp_depth_report_batch(self._handle, n_tokens, ms))
 
+    def report_draft(self, n_sequences: int, depth: int, ms: float) -> None:
+        """Report the time of a graph that drafted for sequences, `depth` for the deepest of them.
+
+        Call it once per graph and leave draft_ms of the sequences' outcomes at 0.
+        """
+        check(library().mtp_depth_report_draft(self._handle, n_sequences, depth, ms))
+
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
         """Set known costs: of batches of 1, 2, … tokens, and of drafting 1, 2, … tokens."""
         verify = (ctypes.c_double * len(verify_ms))(*verify_ms)
@@ -97,3 +104,35 @@ class DepthChooser:
             outcome.rollback_ms,
         )
         check(library().mtp_depth_report(self._handle, ctypes.byref(raw)))
+
+
+def plan_batch(
+    choosers: Sequence[DepthChooser], rooms: Sequence[int], others: int = 0
+) -> list[int]:
+    """Return how many tokens to draft for each of the sequences that share a graph and a batch.
+
+    others: tokens of further sequences in the batch.
+    """
+    n = len(choosers)
+    out = (ctypes.c_int32 * n)()
+    limits = (ctypes.c_int32 * n)(*rooms)
+    check(library().mtp_depth_plan_batch(_handles(choosers), limits, n, others, out))
+    return list(out)
+
+
+def keep_batch(
+    choosers: Sequence[DepthChooser], probabilities: Sequence[Sequence[float]], others: int = 0
+) -> list[int]:
+    """Return how many of each sequence's drafts, with these probabilities, to verify."""
+    n = len(choosers)
+    out = (ctypes.c_int32 * n)()
+    drafted = (ctypes.c_int32 * n)(*map(len, probabilities))
+    floats = ctypes.POINTER(ctypes.c_float)
+    arrays = [(ctypes.c_float * len(values))(*values) for values in probabilities]
+    pointers = (floats * n)(*(ctypes.cast(array, floats) for array in arrays))
+    check(library().mtp_depth_keep_batch(_handles(choosers), pointers, drafted, n, others, out))
+    return list(out)
+
+
+def _handles(choosers: Sequence[DepthChooser]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(choosers))(*(chooser._handle for chooser in choosers))

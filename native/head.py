@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._bindings import HeadInfo, check, library
+from ._bindings import DraftTask, HeadInfo, check, library
 from ._owner import Owner
 from .errors import NativeError
 
@@ -26,6 +26,17 @@ class Draft:
     tokens: list[int]
     probabilities: list[float]
     logits: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class SequenceTask:
+    """What `draft_batch` does for one sequence: the arguments of `draft`."""
+
+    tokens: Sequence[int]
+    hidden: ArrayLike
+    first: int
+    depth: int
+    seq: int
 
 
 class Head(Owner):
@@ -130,6 +141,22 @@ class Head(Owner):
             )
         )
         return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
+
+    def draft_batch(self, tasks: Sequence[SequenceTask]) -> list[Draft]:
+        """Do what `draft` does for several sequences in one graph, without the logits."""
+        structs = (DraftTask * len(tasks))()
+        arrays = []
+        for struct, task in zip(structs, tasks, strict=True):
+            ids, states = self._rows(task.tokens, task.hidden)
+            drafted = np.empty(max(task.depth, 0), np.int32)
+            probabilities = np.empty(max(task.depth, 0), np.float32)
+            struct.seq, struct.first, struct.depth = task.seq, task.first, task.depth
+            struct.tokens, struct.hidden = _ints(ids), _floats(states)
+            struct.n_rows = len(ids)
+            struct.out_tokens, struct.out_probs = _ints(drafted), _floats(probabilities)
+            arrays.append((drafted, probabilities, ids, states))
+        check(library().mtp_head_draft_batch(self.handle, structs, len(tasks)))
+        return [Draft(ids.tolist(), chances.tolist(), None) for ids, chances, *_ in arrays]
 
     def rollback(self, position: int, seq: int = 0) -> None:
         """Remove the rows at positions >= position."""

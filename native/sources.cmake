@@ -8,6 +8,7 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/costs.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/depth_api.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/depth_batch.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_vocabulary.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/error.cpp
@@ -17,6 +18,7 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/head_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/packed_tensors.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts.cpp

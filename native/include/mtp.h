@@ -165,6 +165,22 @@ MTP_API mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, c
                                   const float * hidden, int32_t n_rows, int32_t depth,
                                   int32_t * out_tokens, float * out_probs, float * out_logits);
 
+/* One sequence of mtp_head_draft_batch. Each field is an argument of mtp_head_draft. */
+typedef struct mtp_draft_task {
+    int32_t         seq;
+    int32_t         first;
+    const int32_t * tokens;
+    const float *   hidden;
+    int32_t         n_rows;
+    int32_t         depth;
+    int32_t *       out_tokens;
+    float *         out_probs;
+} mtp_draft_task;
+
+/* Drafts for n different sequences in one graph evaluation, which reads each weight once for all of
+ * them. If the call fails, none of the rows are added. */
+MTP_API mtp_status mtp_head_draft_batch(mtp_head * head, const mtp_draft_task * tasks, int32_t n);
+
 /* Removes the rows at positions >= position; 0 empties the sequence. */
 MTP_API mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position);
 
@@ -453,6 +469,19 @@ MTP_API mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out
 MTP_API mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabilities, int32_t n,
                                   bool drawn, int32_t * out);
 MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
+
+/* mtp_depth_plan and mtp_depth_keep for n sequences that are drafted in one graph and verified in one
+ * batch: the depths with the most tokens per millisecond of all of them together. depths: different
+ * choosers that share their costs. others: tokens of further sequences in the batch. rooms, out,
+ * probabilities, n_drafted: [n]. The drafts must not be sampled. */
+MTP_API mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n,
+                                        int32_t others, int32_t * out);
+MTP_API mtp_status mtp_depth_keep_batch(mtp_depth * const * depths, const float * const * probabilities,
+                                        const int32_t * n_drafted, int32_t n, int32_t others, int32_t * out);
+
+/* Reports the time of a graph that drafted for n_sequences, n_tokens for the deepest of them. Call it
+ * once per graph and leave draft_ms of the sequences' outcomes at 0. */
+MTP_API mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences, int32_t n_tokens, double ms);
 
 /* Like mtp_depth_set_costs, for a session's own depth choosers. */
 MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,

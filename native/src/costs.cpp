@@ -92,6 +92,14 @@ double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, 
     return ms(size, otherwise) * std::exp(-error - (uses == 1 ? kWarmUp : 0));
 }
 
+double SharedCosts::draft_ms(int32_t n, int32_t depth, double otherwise) const {
+    auto nearest = draft.upper_bound(n);
+    if (nearest != draft.begin()) {
+        --nearest;
+    }
+    return nearest == draft.end() ? otherwise : nearest->second.least_ms(depth, otherwise, machine);
+}
+
 void SharedCosts::add(Costs & costs, int32_t size, double ms) {
     if (!std::isfinite(ms) || ms < 0) {
         throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));

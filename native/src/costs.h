@@ -44,10 +44,14 @@ private:
 struct SharedCosts {
     Machine machine;
     Costs verify;   // by number of tokens in a batch
-    Costs draft;    // by depth
     Costs rollback; // of rejected drafts, always under size 1
+    std::map<int32_t, Costs> draft; // by the number of sequences that draft together: by depth
 
-    // Adds a time to one of the three; 0 means that it was not measured and is ignored.
+    // An optimistic estimate of drafting `depth` tokens for each of n sequences together. Without a
+    // measurement for n it is that of the nearest smaller number, or else of the nearest larger one.
+    double draft_ms(int32_t n, int32_t depth, double otherwise) const;
+
+    // Adds a time to one of these; 0 means that it was not measured and is ignored.
     void add(Costs & costs, int32_t size, double ms);
 };
 

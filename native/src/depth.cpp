@@ -49,6 +49,12 @@ void Depth::report_batch(int32_t n_tokens, double ms) {
     costs_->add(costs_->verify, n_tokens, ms);
 }
 
+void Depth::report_draft(int32_t n_sequences, int32_t n_tokens, double ms) {
+    require_range(n_sequences, 1, MTP_MAX_SEQUENCES, "n_sequences");
+    require_range(n_tokens, 1, max_depth_, "n_tokens");
+    costs_->add(costs_->draft[n_sequences], n_tokens, ms);
+}
+
 void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
@@ -56,7 +62,7 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
         costs_->add(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        costs_->add(costs_->draft, i + 1, require(draft_ms, "draft_ms")[i]);
+        costs_->add(costs_->draft[1], i + 1, require(draft_ms, "draft_ms")[i]);
     }
 }
 
@@ -90,8 +96,11 @@ double Depth::verify_ms(int32_t rows, int32_t trials) const {
 }
 
 double Depth::draft_ms(int32_t depth) const {
-    const double otherwise = kLeastStep * costs_->verify.ms(1, 1) * depth;
-    return depth ? costs_->draft.least_ms(depth, otherwise, costs_->machine) : 0;
+    return batch_draft_ms(n_sequences_, depth) / n_sequences_;
+}
+
+double Depth::batch_draft_ms(int32_t n_sequences, int32_t depth) const {
+    return depth ? costs_->draft_ms(n_sequences, depth, kLeastStep * costs_->verify.ms(1, 1) * depth) : 0;
 }
 
 // The expected time of a cycle. all_accepted: the probability that no draft is rejected.
@@ -155,10 +164,14 @@ void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms
 int32_t Depth::plan(int32_t room) {
     room = std::clamp(room, 0, max_depth_);
     int32_t depth = 0;
-    const Chances chances = acceptance_.chances();
-    best_rate(chances, room, depth);
+    best_rate(acceptance_.chances(), room, depth);
+    return settle(depth, room);
+}
+
+// Makes a cycle without drafts a probe or a trial if one is due.
+int32_t Depth::settle(int32_t depth, int32_t room) {
     const bool none = depth == 0 && room > 0;
-    trial_ = none && was_right_ && trial_debt_ <= 0 && chances[0] >= kTrialChance;
+    trial_ = none && was_right_ && trial_debt_ <= 0 && acceptance_.chances()[0] >= kTrialChance;
     // A probe that was right is followed by another.
     probe_ = none && !trial_ && (probe_debt_ <= 0 || (was_right_ && probe_debt_ < kMostDebt));
     return probe_ || trial_ ? 1 : depth;
@@ -218,7 +231,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
         costs_->add(costs_->verify, o.n_verified + 1, o.verify_ms);
     }
     if (o.n_drafted > 0) {
-        costs_->add(costs_->draft, o.n_drafted, o.draft_ms);
+        costs_->add(costs_->draft[1], o.n_drafted, o.draft_ms);
     }
     if (o.n_accepted < o.n_verified) {
         costs_->add(costs_->rollback, 1, o.undo_ms);

@@ -24,11 +24,13 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace mtp {
 
-// Chooses the depth for one sequence. If n sequences share a batch, all of them are assumed to draft d
-// tokens: the batch then costs verify(n (d + 1)), and each sequence accounts for 1/n of it.
+// Chooses the depth for one sequence, or with plan_batch for all sequences that share a batch. Elsewhere,
+// if n sequences share a batch, all of them are assumed to draft d tokens: the batch then costs
+// verify(n (d + 1)), and each sequence accounts for 1/n of it, and of the draft graph.
 class Depth {
 public:
     explicit Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs = std::make_shared<SharedCosts>());
@@ -48,6 +50,15 @@ public:
     int32_t keep(const float * probabilities, int32_t n, bool own) const;
 
     void report(const mtp_cycle_outcome & outcome);
+
+    // plan and keep for sequences that share batches, `all` of them with the same costs; see depth_batch.cpp.
+    // others: tokens of further sequences in the batch. drafted: how many tokens, with these probabilities.
+    static std::vector<int32_t> plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms,
+                                           int32_t others);
+    static std::vector<int32_t> keep_batch(const std::vector<Depth *> & all, const std::vector<const float *> & probabilities,
+                                           const std::vector<int32_t> & drafted, int32_t others);
+    // The time of a graph that drafted for n_sequences, n_tokens for the deepest of them.
+    void report_draft(int32_t n_sequences, int32_t n_tokens, double ms);
 
     // The next three functions compare the head with free drafts, which come from elsewhere at no cost.
     //
@@ -75,6 +86,11 @@ private:
     double sharpen(double chance, float probability) const;
     double verify_ms(int32_t rows, int32_t trials = 0) const;
     double draft_ms(int32_t depth) const;
+    double batch_draft_ms(int32_t n_sequences, int32_t depth) const;
+    double batch_ms(int32_t n, int32_t n_tokens) const;
+    static double best_batch_rate(const std::vector<Depth *> & all, const std::vector<int32_t> & limits, int32_t others,
+                                  std::vector<int32_t> & depths);
+    int32_t settle(int32_t depth, int32_t room);
     double cycle_ms(int32_t depth, double all_accepted, double draft_ms, int32_t trials = 0) const;
     double best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free = false) const;
     void learn_probability(double right, float probability);

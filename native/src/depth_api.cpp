@@ -3,6 +3,9 @@
 #include "depth_handle.h"
 #include "error.h"
 
+#include <algorithm>
+#include <vector>
+
 using mtp::guard;
 using mtp::require;
 using mtp::require_range;
@@ -36,6 +39,58 @@ mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences) {
 
 mtp_status mtp_depth_report_batch(mtp_depth * depth, int32_t n_tokens, double ms) {
     return guard([&] { require(depth, "depth")->report_batch(n_tokens, ms); });
+}
+
+mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences, int32_t n_tokens, double ms) {
+    return guard([&] { require(depth, "depth")->report_draft(n_sequences, n_tokens, ms); });
+}
+
+// The choosers of a batch, which must share their costs.
+static std::vector<mtp::Depth *> batch(mtp_depth * const * depths, int32_t n, int32_t others) {
+    require_range(n, 1, MTP_MAX_SEQUENCES, "n");
+    require_range(others, 0, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "others");
+    require(depths, "depths");
+    std::vector<mtp::Depth *> out;
+    for (int32_t i = 0; i < n; ++i) {
+        out.push_back(require(depths[i], "depths"));
+        if (out.back()->costs() != out.front()->costs()) {
+            throw mtp::Error(MTP_ERROR_ARGUMENT, "depths: expected choosers made with mtp_depth_new_beside, found others");
+        }
+    }
+    return out;
+}
+
+mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n, int32_t others,
+                                int32_t * out) {
+    return guard([&] {
+        const std::vector<mtp::Depth *> all = batch(depths, n, others);
+        require(rooms, "rooms");
+        require(out, "out");
+        for (int32_t i = 0; i < n; ++i) {
+            require_range(rooms[i], 0, MTP_MAX_DEPTH, "room");
+        }
+        const std::vector<int32_t> chosen = mtp::Depth::plan_batch(all, {rooms, rooms + n}, others);
+        std::copy(chosen.begin(), chosen.end(), out);
+    });
+}
+
+mtp_status mtp_depth_keep_batch(mtp_depth * const * depths, const float * const * probabilities,
+                                const int32_t * n_drafted, int32_t n, int32_t others, int32_t * out) {
+    return guard([&] {
+        const std::vector<mtp::Depth *> all = batch(depths, n, others);
+        require(probabilities, "probabilities");
+        require(n_drafted, "n_drafted");
+        require(out, "out");
+        for (int32_t i = 0; i < n; ++i) {
+            require_range(n_drafted[i], 0, all[size_t(i)]->max_depth(), "n_drafted");
+            if (n_drafted[i] > 0) {
+                require(probabilities[i], "probabilities");
+            }
+        }
+        const std::vector<int32_t> kept =
+            mtp::Depth::keep_batch(all, {probabilities, probabilities + n}, {n_drafted, n_drafted + n}, others);
+        std::copy(kept.begin(), kept.end(), out);
+    });
 }
 
 mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out) {

@@ -14,28 +14,36 @@ namespace mtp {
 // one would be lost.
 constexpr int64_t DRAW_BLOCK = 512;
 
-// Builds the tensors of one graph. Shapes are in ggml's order; R rows or 1.
+int64_t DraftGraph::Key::drafting(int64_t step) const {
+    return std::count_if(sequences.begin(), sequences.end(), [&](const Sequence & s) { return s.depth > step; });
+}
+
+// Builds the tensors of one graph. Shapes are in ggml's order; n is a number of rows: those that are fed,
+// or one for each sequence that drafts.
 class DraftGraph::Builder {
 public:
     Builder(DraftGraph & g, const HeadConfig & config, const BlockTensors & weights)
         : g_(g), c_(config), w_(weights), ctx_(g.context_.get()), keys_(g.keys_), values_(g.values_) {}
 
     void build() {
-        const int64_t rows = g_.key_.rows;
-        const int64_t depth = g_.key_.depth;
+        const Key & key = g_.key_;
+        const int64_t rows = key.rows * key.n();
+        const int64_t depth = key.depth();
         g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
         g_.hidden_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "hidden");
         g_.feed_positions_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * rows), "feed positions");
         g_.feed_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, rows), "feed slots");
-        if (depth > 0) {
-            g_.step_positions_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_I32, 4, depth), "step positions");
-            g_.mask_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, g_.key_.n_kv, depth), "mask");
+        for (int64_t step = 0; step < depth; ++step) {
+            const int64_t n = key.drafting(step);
+            g_.step_positions_.push_back(input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * n), "step positions"));
+            g_.step_slots_.push_back(
+                step == 0 ? nullptr : input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, n), "step slots"));
         }
-        if (depth > 1) { // the first step uses a fed row's slot
-            g_.step_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, depth), "step slots");
+        for (const Key::Sequence & sequence : key.sequences) {
+            g_.masks_.push_back(depth == 0 ? nullptr
+                                           : input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, sequence.n_kv, sequence.depth), "mask"));
         }
-
-        if (g_.key_.draws) {
+        if (key.draws) {
             g_.sharpness_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "sharpness");
             g_.cutoff_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "cutoff");
             g_.uniforms_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, 4, depth), "uniforms");
@@ -43,18 +51,19 @@ public:
 
         ggml_tensor * x = project(g_.embedding_, g_.hidden_);
         ggml_tensor * normed = norm(x, w_.attn_norm);
-        write_cache(normed, g_.feed_positions_, g_.feed_slots_);
+        write_cache(normed, g_.feed_positions_, g_.feed_slots_, key.n(), key.rows);
         if (depth == 0) {
             return;
         }
-        x = last_column(x);
-        normed = last_column(normed);
+        x = last_columns(x);
+        normed = last_columns(normed);
         for (int64_t step = 0; step < depth; ++step) {
+            const int64_t n = key.drafting(step);
             if (step > 0) {
-                ggml_tensor * chosen = ggml_get_rows(ctx_, w_.draft_embedding, g_.indices_.back());
-                x = project(chosen, hidden_);
+                ggml_tensor * chosen = ggml_get_rows(ctx_, w_.draft_embedding, first(g_.indices_.back(), n));
+                x = project(chosen, first_columns(hidden_, n));
                 normed = norm(x, w_.attn_norm);
-                write_cache(normed, positions(step), ggml_view_1d(ctx_, g_.step_slots_, 1, size_t(step) * sizeof(int64_t)));
+                write_cache(normed, g_.step_positions_[size_t(step)], g_.step_slots_[size_t(step)], n, 1);
             }
             hidden_ = block(x, normed, step);
             draft(hidden_, step);
@@ -65,20 +74,33 @@ private:
     ggml_tensor * input(ggml_tensor * tensor, const char * name) {
         ggml_set_input(tensor);
         ggml_set_name(tensor, name);
+        g_.inputs_->add(tensor);
         return tensor;
     }
 
-    void output(ggml_tensor * tensor) {
+    // A tensor that is read after the run. packed: in every run.
+    void output(ggml_tensor * tensor, bool packed) {
         ggml_set_output(tensor);
+        if (packed) {
+            g_.outputs_->add(tensor);
+        }
         ggml_build_forward_expand(g_.graph_, tensor);
     }
 
-    ggml_tensor * last_column(ggml_tensor * x) {
-        return ggml_view_2d(ctx_, x, x->ne[0], 1, x->nb[1], size_t(x->ne[1] - 1) * x->nb[1]);
+    // [ne[0], sequences]: each sequence's last row of R.
+    ggml_tensor * last_columns(ggml_tensor * x) {
+        const int64_t rows = g_.key_.rows;
+        const int64_t n = g_.key_.n();
+        ggml_tensor * last = ggml_view_2d(ctx_, x, x->ne[0], n, size_t(rows) * x->nb[1], size_t(rows - 1) * x->nb[1]);
+        return n == 1 || rows == 1 ? last : ggml_cont(ctx_, last);
     }
 
-    ggml_tensor * positions(int64_t step) {
-        return ggml_view_1d(ctx_, g_.step_positions_, 4, size_t(step) * g_.step_positions_->nb[1]);
+    ggml_tensor * first(ggml_tensor * x, int64_t n) {
+        return n == x->ne[0] ? x : ggml_view_1d(ctx_, x, n, 0);
+    }
+
+    ggml_tensor * first_columns(ggml_tensor * x, int64_t n) {
+        return n == x->ne[1] ? x : ggml_view_2d(ctx_, x, x->ne[0], n, x->nb[1], 0);
     }
 
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) {
@@ -105,43 +127,66 @@ private:
         return ggml_mul_mat(ctx_, w_.eh_proj, both);
     }
 
-    // Writes the keys and values of n normed rows. Later reads use the tensors that set_rows returns, so
-    // that they depend on the write.
-    void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots) {
-        const int64_t n = normed->ne[1];
-        ggml_tensor * k = ggml_reshape_3d(ctx_, ggml_mul_mat(ctx_, w_.k, normed), c_.head_dim, c_.n_head_kv, n);
+    // Writes the keys and values of normed rows, `each` for the first `n` sequences. Later reads use the
+    // tensors that set_rows returns, so that they depend on the write.
+    void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots, int64_t n, int64_t each) {
+        const int64_t rows = n * each;
+        ggml_tensor * k = ggml_reshape_3d(ctx_, ggml_mul_mat(ctx_, w_.k, normed), c_.head_dim, c_.n_head_kv, rows);
         k = rope(norm(k, w_.k_norm), at);
-        k = ggml_reshape_2d(ctx_, k, c_.kv_width(), n);
+        k = ggml_reshape_2d(ctx_, k, c_.kv_width(), rows);
         ggml_tensor * v = ggml_mul_mat(ctx_, w_.v, normed);
-        keys_ = ggml_set_rows(ctx_, keys_, k, slots);
-        values_ = ggml_set_rows(ctx_, values_, v, slots);
-        ggml_build_forward_expand(g_.graph_, keys_);
-        ggml_build_forward_expand(g_.graph_, values_);
+        for (int64_t i = 0; i < n; ++i) {
+            ggml_tensor * to = n == 1 ? slots : ggml_view_1d(ctx_, slots, each, size_t(i * each) * sizeof(int64_t));
+            for (auto [cache, all] : {std::pair(&keys_[size_t(i)], k), std::pair(&values_[size_t(i)], v)}) {
+                ggml_tensor * own =
+                    n == 1 ? all : ggml_view_2d(ctx_, all, all->ne[0], each, all->nb[1], size_t(i * each) * all->nb[1]);
+                *cache = ggml_set_rows(ctx_, *cache, own, to);
+                ggml_build_forward_expand(g_.graph_, *cache);
+            }
+        }
     }
 
     // [head_dim, n_kv, n_head_kv]
-    ggml_tensor * readable(ggml_tensor * rows) {
-        ggml_tensor * view = ggml_view_3d(ctx_, rows, c_.head_dim, c_.n_head_kv, g_.key_.n_kv,
+    ggml_tensor * readable(ggml_tensor * rows, int64_t n_kv) {
+        ggml_tensor * view = ggml_view_3d(ctx_, rows, c_.head_dim, c_.n_head_kv, n_kv,
                                           ggml_row_size(rows->type, c_.head_dim), rows->nb[1], 0);
         return ggml_permute(ctx_, view, 0, 2, 1, 3);
     }
 
-    // One row through the block: [n_embd, 1] after the head's norm.
-    ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, int64_t step) {
-        const size_t element = sizeof(float);
-        const size_t head = size_t(c_.head_dim) * element;
-        ggml_tensor * both = ggml_mul_mat(ctx_, w_.q, normed); // per head query then gate
-        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, 1, 2 * head, 2 * head * size_t(c_.n_head), 0);
-        ggml_tensor * gate =
-            ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, 1, 2 * head, 2 * head * size_t(c_.n_head), head);
-        gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, 1);
+    // Attention of sequence i's query, the i-th of q [head_dim, n_head, n]: [head_dim * n_head, 1].
+    ggml_tensor * attend(ggml_tensor * q, int64_t i, int64_t step) {
+        ggml_tensor * own = ggml_view_3d(ctx_, q, c_.head_dim, c_.n_head, 1, q->nb[1], q->nb[2], size_t(i) * q->nb[2]);
+        const int64_t n_kv = g_.key_.sequences[size_t(i)].n_kv;
+        ggml_tensor * masks = g_.masks_[size_t(i)];
+        ggml_tensor * mask = ggml_view_2d(ctx_, masks, n_kv, 1, masks->nb[1], size_t(step) * masks->nb[1]);
+        ggml_tensor * out =
+            ggml_flash_attn_ext(ctx_, ggml_permute(ctx_, own, 0, 2, 1, 3), readable(keys_[size_t(i)], n_kv),
+                                readable(values_[size_t(i)], n_kv), mask, 1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
+        ggml_prec_set_acc(out, GGML_PREC_F32);
+        return ggml_reshape_2d(ctx_, out, c_.head_dim * c_.n_head, 1);
+    }
 
-        q = ggml_permute(ctx_, rope(norm(q, w_.q_norm), positions(step)), 0, 2, 1, 3);
-        ggml_tensor * mask = ggml_view_2d(ctx_, g_.mask_, g_.key_.n_kv, 1, g_.mask_->nb[1], size_t(step) * g_.mask_->nb[1]);
-        ggml_tensor * attention = ggml_flash_attn_ext(ctx_, q, readable(keys_), readable(values_), mask,
-                                                      1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
-        ggml_prec_set_acc(attention, GGML_PREC_F32);
-        attention = ggml_reshape_2d(ctx_, attention, c_.head_dim * c_.n_head, 1);
+    // The attention of sequences first .. last - 1, side by side.
+    ggml_tensor * attend_all(ggml_tensor * q, int64_t first, int64_t last, int64_t step) {
+        if (last - first == 1) {
+            return attend(q, first, step);
+        }
+        const int64_t middle = (first + last) / 2;
+        ggml_tensor * left = attend_all(q, first, middle, step);
+        return ggml_concat(ctx_, left, attend_all(q, middle, last, step), 1);
+    }
+
+    // n rows through the block, one of each sequence: [n_embd, n] after the head's norm.
+    ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, int64_t step) {
+        const int64_t n = normed->ne[1];
+        const size_t head = size_t(c_.head_dim) * sizeof(float);
+        ggml_tensor * both = ggml_mul_mat(ctx_, w_.q, normed); // per head query then gate
+        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, 2 * head, both->nb[1], 0);
+        ggml_tensor * gate = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, 2 * head, both->nb[1], head);
+        gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, n);
+
+        q = rope(norm(q, w_.q_norm), g_.step_positions_[size_t(step)]);
+        ggml_tensor * attention = attend_all(q, 0, n, step);
         attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
         x = ggml_add(ctx_, ggml_mul_mat(ctx_, w_.attn_out, attention), x);
 
@@ -158,34 +203,35 @@ private:
     // The selected experts, weighted by their renormalized probabilities, and the gated shared expert.
     ggml_tensor * mixture(ggml_tensor * x) {
         const int64_t used = c_.n_expert_used;
-        ggml_tensor * probabilities = ggml_soft_max(ctx_, ggml_mul_mat(ctx_, w_.router, x)); // [n_expert, 1]
-        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, probabilities, int(used));           // [used, 1]
-        ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, 1), chosen);
-        shares = ggml_reshape_2d(ctx_, shares, used, 1);
+        const int64_t n = x->ne[1];
+        ggml_tensor * probabilities = ggml_soft_max(ctx_, ggml_mul_mat(ctx_, w_.router, x)); // [n_expert, n]
+        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, probabilities, int(used));           // [used, n]
+        ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, n), chosen);
+        shares = ggml_reshape_2d(ctx_, shares, used, n);
         // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
         ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
-        shares = ggml_reshape_3d(ctx_, ggml_div(ctx_, shares, sum), 1, used, 1);
+        shares = ggml_reshape_3d(ctx_, ggml_div(ctx_, shares, sum), 1, used, n);
         if (c_.expert_scale != 1.0f) {
             shares = ggml_scale(ctx_, shares, c_.expert_scale);
         }
 
-        ggml_tensor * row = ggml_reshape_3d(ctx_, x, c_.n_embd, 1, 1);
+        ggml_tensor * rows = ggml_reshape_3d(ctx_, x, c_.n_embd, 1, n);
         ggml_tensor * gate;
         ggml_tensor * up;
         if (w_.gate_up_exps != nullptr) {
-            ggml_tensor * both = ggml_mul_mat_id(ctx_, w_.gate_up_exps, row, chosen); // [2 n_ff, used, 1]
+            ggml_tensor * both = ggml_mul_mat_id(ctx_, w_.gate_up_exps, rows, chosen); // [2 n_ff, used, n]
             const size_t half = size_t(c_.n_ff_expert) * sizeof(float);
-            gate = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, 1, both->nb[1], both->nb[2], 0);
-            up = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, 1, both->nb[1], both->nb[2], half);
+            gate = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], 0);
+            up = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], half);
         } else {
-            gate = ggml_mul_mat_id(ctx_, w_.gate_exps, row, chosen);
-            up = ggml_mul_mat_id(ctx_, w_.up_exps, row, chosen);
+            gate = ggml_mul_mat_id(ctx_, w_.gate_exps, rows, chosen);
+            up = ggml_mul_mat_id(ctx_, w_.up_exps, rows, chosen);
         }
         ggml_tensor * experts = ggml_mul_mat_id(ctx_, w_.down_exps, ggml_swiglu_split(ctx_, gate, up), chosen);
-        experts = ggml_mul(ctx_, experts, shares); // [n_embd, used, 1]
+        experts = ggml_mul(ctx_, experts, shares); // [n_embd, used, n]
         ggml_tensor * out = nullptr;
         for (int64_t i = 0; i < used; ++i) {
-            ggml_tensor * one = ggml_view_2d(ctx_, experts, c_.n_embd, 1, experts->nb[2], size_t(i) * experts->nb[1]);
+            ggml_tensor * one = ggml_view_2d(ctx_, experts, c_.n_embd, n, experts->nb[2], size_t(i) * experts->nb[1]);
             out = out == nullptr ? one : ggml_add(ctx_, out, one);
         }
         if (used == 1) {
@@ -193,22 +239,24 @@ private:
         }
         if (w_.shared_up != nullptr) {
             ggml_tensor * shared = feed_forward(x, w_.shared_gate, w_.shared_up, w_.shared_down);
-            ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, 1]
+            ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, n]
             out = ggml_add(ctx_, out, ggml_mul(ctx_, shared, share));
         }
         return out;
     }
 
-    // [1, 1]: the element of a column [n, 1] at an index [1]
-    ggml_tensor * element(ggml_tensor * column, ggml_tensor * index) {
-        return ggml_get_rows(ctx_, ggml_reshape_2d(ctx_, column, 1, column->ne[0]), index);
+    // [1, 1, n]: of each column [m, n] the element at its index [n]
+    ggml_tensor * element(ggml_tensor * columns, ggml_tensor * indices) {
+        const int64_t n = columns->ne[1];
+        return ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, columns, 1, columns->ne[0], n),
+                             ggml_reshape_2d(ctx_, indices, 1, n));
     }
 
-    // The index [1] of the maximum of a column [n, 1]. If there is none, as with NaNs, GPU kernels return
-    // -1, which would lead to a read outside the table.
-    ggml_tensor * largest(ggml_tensor * column) {
-        ggml_tensor * index = ggml_cast(ctx_, ggml_argmax(ctx_, column), GGML_TYPE_F32); // exact below 2^24
-        return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(column->ne[0] - 1)), GGML_TYPE_I32);
+    // The indices [n] of the maxima of columns [m, n]. If a column has none, as with NaNs, GPU kernels
+    // return -1, which would lead to a read outside the table.
+    ggml_tensor * largest(ggml_tensor * columns) {
+        ggml_tensor * index = ggml_cast(ctx_, ggml_argmax(ctx_, columns), GGML_TYPE_F32); // exact below 2^24
+        return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(columns->ne[0] - 1)), GGML_TYPE_I32);
     }
 
     // Running sums of parts [n], as shares of the last of them.
@@ -249,19 +297,19 @@ private:
         ggml_tensor * inner = first_to_pass(inner_shares, step, 1);
         ggml_tensor * index = ggml_add(ctx_, ggml_scale(ctx_, block, float(DRAW_BLOCK)), inner);
         index = ggml_clamp(ctx_, index, 0.0f, float(n - 1)); // exclude the padding of the last block
-        for (ggml_tensor * tensor : {weights, block_shares, inner_shares}) {
-            output(tensor);
-        }
+        output(weights, /*packed*/ false);
+        output(block_shares, /*packed*/ true);
+        output(inner_shares, /*packed*/ true);
         g_.weights_.push_back(weights);
         g_.block_shares_.push_back(block_shares);
         g_.inner_shares_.push_back(inner_shares);
         return ggml_cast(ctx_, index, GGML_TYPE_I32); // exact below 2^24
     }
 
-    // Computes the logits of a hidden state, the chosen token and its probability.
+    // Computes the logits of hidden states, the chosen tokens and their probabilities.
     void draft(ggml_tensor * hidden, int64_t step) {
-        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, 1]
-        ggml_tensor * index = largest(logits);                        // [1]
+        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, n]
+        ggml_tensor * index = largest(logits);                        // [n]
         if (g_.key_.draws) {
             ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);
             ggml_tensor * kept = ggml_step(ctx_, ggml_sub(ctx_, logits, lowest));
@@ -269,11 +317,11 @@ private:
             index = draw(ggml_mul(ctx_, likely, kept), step);
         } else {
             ggml_tensor * probability = element(ggml_soft_max(ctx_, logits), index);
-            output(probability);
+            output(probability, /*packed*/ true);
             g_.probabilities_.push_back(probability);
         }
-        output(logits);
-        output(index);
+        output(logits, /*packed*/ false);
+        output(index, /*packed*/ true);
         g_.logits_.push_back(logits);
         g_.indices_.push_back(index);
     }
@@ -282,9 +330,9 @@ private:
     const HeadConfig & c_;
     const BlockTensors & w_;
     ggml_context * ctx_;
-    ggml_tensor * keys_;             // the sequence's rows after the last write
-    ggml_tensor * values_;           // likewise
-    ggml_tensor * hidden_ = nullptr; // the last step's hidden state, after the head's norm
+    std::vector<ggml_tensor *> keys_;   // each sequence's rows after the last write
+    std::vector<ggml_tensor *> values_; // likewise
+    ggml_tensor * hidden_ = nullptr;    // the last step's hidden states, after the head's norm
 };
 
 static std::string op_name(const ggml_tensor * node) {
@@ -293,25 +341,26 @@ static std::string op_name(const ggml_tensor * node) {
 }
 
 DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights,
-                       const HeadCache & cache, int seq, ggml_backend_t backend)
-    : key_(key), backend_(backend) {
-    // A step has some 70 tensors, an expert adds two; counted once, doubled.
-    const size_t most = size_t(160 + 4 * config.n_expert_used) * size_t(key.depth + 1);
+                       const HeadCache & cache, const std::vector<int> & seqs, ggml_backend_t backend)
+    : key_(key), n_embd_(config.n_embd), backend_(backend) {
+    // A step has some 70 tensors, an expert adds two and a sequence 16; counted once, doubled.
+    const size_t most = size_t(160 + 4 * config.n_expert_used + 32 * key.n()) * size_t(key.depth() + 1);
     context_.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
     if (!context_) {
         throw std::bad_alloc();
     }
     graph_ = ggml_new_graph_custom(context_.get(), most, false);
-    keys_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.capacity);
-    values_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.capacity);
-    bind(cache.keys(seq), cache.values(seq));
-    Builder(*this, config, weights).build();
-    for (ggml_tensor * t = ggml_get_first_tensor(context_.get()); t != nullptr;
-         t = ggml_get_next_tensor(context_.get(), t)) {
-        if (t->view_src == keys_ || t->view_src == values_) {
-            cache_views_.push_back(t);
+    for (size_t i = 0; i < seqs.size(); ++i) {
+        for (std::vector<ggml_tensor *> * tensors : {&keys_, &values_}) {
+            tensors->push_back(
+                ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.sequences[i].capacity));
         }
+        bind(int64_t(i), cache.keys(seqs[i]), cache.values(seqs[i]));
     }
+    const size_t alignment = ggml_backend_buft_get_alignment(ggml_backend_get_default_buffer_type(backend));
+    inputs_ = std::make_unique<PackedTensors>(context_.get(), alignment);
+    outputs_ = std::make_unique<PackedTensors>(context_.get(), sizeof(float));
+    Builder(*this, config, weights).build();
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_supports_op(backend, node)) {
@@ -321,32 +370,37 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
                                                       ggml_backend_name(backend), op_name(node).c_str(), type));
         }
     }
+    inputs_->allocate(backend);
+    outputs_->allocate(backend);
     allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)));
     if (!allocator_ || !ggml_gallocr_alloc_graph(allocator_.get(), graph_)) {
         throw Error(MTP_ERROR_MEMORY, format("the draft graph for %lld rows and depth %lld does not fit on %s",
-                                             (long long) key.rows, (long long) key.depth, ggml_backend_name(backend)));
+                                             (long long) (key.rows * key.n()), (long long) key.depth(),
+                                             ggml_backend_name(backend)));
     }
 }
 
 size_t DraftGraph::bytes() const {
-    return ggml_gallocr_get_buffer_size(allocator_.get(), 0) + ggml_used_mem(context_.get());
+    return ggml_gallocr_get_buffer_size(allocator_.get(), 0) + ggml_used_mem(context_.get()) + inputs_->bytes() +
+           outputs_->bytes();
 }
 
-// Makes the graph use these tensors, which have the shape of its own.
-void DraftGraph::bind(const ggml_tensor * keys, const ggml_tensor * values) {
-    const auto same = [](const ggml_tensor * a, const ggml_tensor * b) { return a->data == b->data && a->buffer == b->buffer; };
-    if (same(keys_, keys) && same(values_, values)) {
-        return;
-    }
-    for (auto [own, other] : {std::pair(keys_, keys), std::pair(values_, values)}) {
+// Makes the graph use these tensors, which have the shape of its own, for sequence i.
+void DraftGraph::bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values) {
+    for (auto [own, other] : {std::pair(keys_[size_t(i)], keys), std::pair(values_[size_t(i)], values)}) {
+        if (own->data == other->data && own->buffer == other->buffer) {
+            continue;
+        }
         own->buffer = nullptr;
         own->data = nullptr;
         ggml_backend_tensor_alloc(other->buffer, own, other->data);
-    }
-    for (ggml_tensor * view : cache_views_) {
-        view->buffer = nullptr;
-        view->data = nullptr;
-        ggml_backend_view_init(view);
+        for (ggml_tensor * t = own; t != nullptr; t = ggml_get_next_tensor(context_.get(), t)) {
+            if (t->view_src == own) {
+                t->buffer = nullptr;
+                t->data = nullptr;
+                ggml_backend_view_init(t);
+            }
+        }
     }
 }
 
@@ -362,77 +416,76 @@ static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
     return out;
 }
 
-void DraftGraph::run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
-                     const Drawing * drawing) {
-    bind(cache.keys(seq), cache.values(seq));
-    const int64_t first_kept = cache.empty(seq) ? first : cache.first(seq);
+void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+                              const Drawing * drawing) {
     const int64_t rows = key_.rows;
-    const int64_t depth = key_.depth;
-    const int64_t last = first + rows - 1;
-
-    ggml_backend_tensor_set(embedding_, embedding, 0, ggml_nbytes(embedding_));
-    ggml_backend_tensor_set(hidden_, hidden, 0, ggml_nbytes(hidden_));
-
-    // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has no
-    // effect.
-    std::vector<int32_t> positions(size_t(4 * rows));
-    std::vector<int64_t> slots(static_cast<size_t>(rows));
-    for (int64_t i = 0; i < rows; ++i) {
-        slots[size_t(i)] = first + i;
-        for (int64_t section = 0; section < 4; ++section) {
-            positions[size_t(section * rows + i)] = section < 3 ? int32_t(first + i) : 0;
-        }
-    }
-    ggml_backend_tensor_set(feed_positions_, positions.data(), 0, ggml_nbytes(feed_positions_));
-    ggml_backend_tensor_set(feed_slots_, slots.data(), 0, ggml_nbytes(feed_slots_));
-
-    if (depth > 0) {
-        positions.assign(size_t(4 * depth), 0);
-        slots.assign(size_t(depth), 0);
-        const ggml_fp16_t shown = ggml_fp32_to_fp16(0.0f);
-        const ggml_fp16_t hidden_away = ggml_fp32_to_fp16(-INFINITY);
-        std::vector<ggml_fp16_t> mask(size_t(key_.n_kv * depth));
-        for (int64_t step = 0; step < depth; ++step) {
-            const int64_t at = last + step;
-            slots[size_t(step)] = at;
-            for (int64_t section = 0; section < 3; ++section) {
-                positions[size_t(4 * step + section)] = int32_t(at);
-            }
-            for (int64_t i = 0; i < key_.n_kv; ++i) {
-                mask[size_t(step * key_.n_kv + i)] = i >= first_kept && i <= at ? shown : hidden_away;
+    const int64_t all = rows * key_.n();
+    float * embeddings = inputs_->host<float>(embedding_);
+    float * hidden = inputs_->host<float>(hidden_);
+    int32_t * positions = inputs_->host<int32_t>(feed_positions_);
+    int64_t * slots = inputs_->host<int64_t>(feed_slots_);
+    for (size_t s = 0; s < feeds.size(); ++s) {
+        const Feed & feed = feeds[s];
+        const int64_t at = int64_t(s) * rows;
+        const int64_t padding = rows - feed.rows;
+        const int64_t last = feed.first + feed.rows - 1;
+        std::fill_n(embeddings + at * n_embd_, padding * n_embd_, 0.0f);
+        std::fill_n(hidden + at * n_embd_, padding * n_embd_, 0.0f);
+        read_rows(embedding, feed.tokens, size_t(feed.rows), embeddings + (at + padding) * n_embd_);
+        std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + (at + padding) * n_embd_);
+        // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has
+        // no effect.
+        for (int64_t i = 0; i < rows; ++i) {
+            slots[at + i] = i < padding ? last + 1 + i : feed.first + i - padding;
+            for (int64_t section = 0; section < 4; ++section) {
+                positions[section * all + at + i] = section < 3 ? int32_t(slots[at + i]) : 0;
             }
         }
-        ggml_backend_tensor_set(step_positions_, positions.data(), 0, ggml_nbytes(step_positions_));
-        ggml_backend_tensor_set(mask_, mask.data(), 0, ggml_nbytes(mask_));
-        if (step_slots_ != nullptr) {
-            ggml_backend_tensor_set(step_slots_, slots.data(), 0, ggml_nbytes(step_slots_));
+
+        const Key::Sequence & sequence = key_.sequences[s];
+        const int64_t first_kept = cache.empty(feed.seq) ? feed.first : cache.first(feed.seq);
+        for (int64_t step = 0; step < sequence.depth; ++step) {
+            const int64_t n = key_.drafting(step);
+            for (int64_t section = 0; section < 4; ++section) {
+                inputs_->host<int32_t>(step_positions_[size_t(step)])[section * n + int64_t(s)] =
+                    section < 3 ? int32_t(last + step) : 0;
+            }
+            if (step > 0) {
+                inputs_->host<int64_t>(step_slots_[size_t(step)])[s] = last + step;
+            }
+            ggml_fp16_t * mask = inputs_->host<ggml_fp16_t>(masks_[s]) + step * sequence.n_kv;
+            std::fill_n(mask, sequence.n_kv, ggml_fp32_to_fp16(-INFINITY));
+            std::fill(mask + first_kept, mask + last + step + 1, ggml_fp32_to_fp16(0.0f));
         }
     }
-
     if (key_.draws) {
-        const float cutoff = drawing->cutoff - 1e-5f; // keeps the token at the cutoff despite rounding
-        ggml_backend_tensor_set(sharpness_, &drawing->inverse_temperature, 0, sizeof(float));
-        ggml_backend_tensor_set(cutoff_, &cutoff, 0, sizeof(float));
-        ggml_backend_tensor_set(uniforms_, in_two_parts(drawing->uniforms).data(), 0, ggml_nbytes(uniforms_));
+        *inputs_->host<float>(sharpness_) = drawing->inverse_temperature;
+        *inputs_->host<float>(cutoff_) = drawing->cutoff - 1e-5f; // keeps the token at the cutoff despite rounding
+        const std::vector<float> uniforms = in_two_parts(drawing->uniforms);
+        std::copy_n(uniforms.begin(), ggml_nelements(uniforms_), inputs_->host<float>(uniforms_)); // of these steps
     }
+}
 
-    const ggml_status status = ggml_backend_graph_compute(backend_, graph_);
+void DraftGraph::run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+                     const Drawing * drawing, Transfers & transfers) {
+    for (size_t s = 0; s < feeds.size(); ++s) {
+        bind(int64_t(s), cache.keys(feeds[s].seq), cache.values(feeds[s].seq));
+    }
+    write_inputs(cache, embedding, feeds, drawing);
+    inputs_->upload(backend_, transfers);
+    const ggml_status status = ggml_backend_graph_compute_async(backend_, graph_);
+    outputs_->download(backend_, transfers);
+    ggml_backend_synchronize(backend_);
+    ++transfers.graphs;
+    ++transfers.syncs;
     if (status != GGML_STATUS_SUCCESS) {
         throw Error(MTP_ERROR_BACKEND, format("%s: the draft graph failed: %s", ggml_backend_name(backend_),
                                               ggml_status_to_string(status)));
     }
 }
 
-static std::vector<float> read(const ggml_tensor * tensor) {
-    std::vector<float> out(size_t(ggml_nelements(tensor)));
-    ggml_backend_tensor_get(tensor, out.data(), 0, ggml_nbytes(tensor));
-    return out;
-}
-
-int32_t DraftGraph::index(int64_t step) const {
-    int32_t out = 0;
-    ggml_backend_tensor_get(indices_[size_t(step)], &out, 0, sizeof(out));
-    return out;
+int32_t DraftGraph::index(int64_t i, int64_t step) const {
+    return outputs_->host<int32_t>(indices_[size_t(step)])[i];
 }
 
 // The step up to running share i; 0 where there is none, as between NaNs.
@@ -441,31 +494,32 @@ static double share(const float * shares, int64_t i) {
     return out > 0 ? out : 0;
 }
 
-float DraftGraph::probability(int64_t step) const {
-    float out = 0;
+float DraftGraph::probability(int64_t i, int64_t step) const {
+    const auto host = [&](const ggml_tensor * tensor) { return outputs_->host<float>(tensor); };
     if (!key_.draws) {
-        ggml_backend_tensor_get(probabilities_[size_t(step)], &out, 0, sizeof(out));
-        return out;
+        return host(probabilities_[size_t(step)])[i];
     }
-    const int32_t drawn = index(step);
-    return float(share(read(block_shares_[size_t(step)]).data(), drawn / DRAW_BLOCK) *
-                 share(read(inner_shares_[size_t(step)]).data(), drawn % DRAW_BLOCK));
+    const int32_t drawn = index(i, step);
+    return float(share(host(block_shares_[size_t(step)]), drawn / DRAW_BLOCK) *
+                 share(host(inner_shares_[size_t(step)]), drawn % DRAW_BLOCK));
 }
 
-void DraftGraph::logits(int64_t step, float * out) const {
-    ggml_tensor * tensor = logits_[size_t(step)];
-    ggml_backend_tensor_get(tensor, out, 0, ggml_nbytes(tensor));
+void DraftGraph::logits(int64_t i, int64_t step, float * out) const {
+    const ggml_tensor * tensor = logits_[size_t(step)];
+    ggml_backend_tensor_get(tensor, out, size_t(i) * tensor->nb[1], tensor->nb[1]);
 }
 
 void DraftGraph::drawn_from(int64_t step, std::vector<double> & out) const {
-    const std::vector<float> weights = read(weights_[size_t(step)]);
-    const std::vector<float> block_shares = read(block_shares_[size_t(step)]);
+    const ggml_tensor * tensor = weights_[size_t(step)];
+    std::vector<float> weights(size_t(ggml_nelements(tensor)));
+    ggml_backend_tensor_get(tensor, weights.data(), 0, ggml_nbytes(tensor));
+    const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
     out.resize(weights.size());
     std::vector<float> inner(DRAW_BLOCK);
-    for (size_t block = 0; block < block_shares.size(); ++block) {
+    for (size_t block = 0; block < weights.size() / DRAW_BLOCK; ++block) {
         const float * row = weights.data() + block * DRAW_BLOCK;
         double * to = out.data() + block * DRAW_BLOCK;
-        const double chance = share(block_shares.data(), int64_t(block));
+        const double chance = share(block_shares, int64_t(block));
         if (chance == 0) {
             std::fill(to, to + DRAW_BLOCK, 0.0);
             continue;

@@ -1,14 +1,16 @@
 #pragma once
-// One graph evaluation: feeds R rows into the MTP layer's cache, then drafts D tokens without leaving
-// the device.
+// One graph evaluation: feeds rows into the MTP layer's cache, then drafts tokens without leaving the
+// device. Several sequences can share it: their rows go through each weight together, and only
+// attention looks at one sequence at a time.
 //
-// Step 1 uses the last fed row; each later step uses the embedding of the previous step's token and the
-// block's own hidden state after its norm. Only keys and values are computed for the fed rows, except
-// for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts; the
-// mask hides them until they are overwritten.
+// Step 1 uses a sequence's last fed row; each later step uses the embedding of the previous step's token
+// and the block's own hidden state after its norm. Only keys and values are computed for the fed rows,
+// except for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts;
+// the mask hides them until they are overwritten.
 
 #include "head_cache.h"
 #include "head_config.h"
+#include "packed_tensors.h"
 #include "weights.h"
 
 #include "ggml-alloc.h"
@@ -16,6 +18,7 @@
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,38 +37,61 @@ class DraftGraph {
 public:
     // The parameters of a graph; calls with equal keys share one.
     struct Key {
-        int64_t capacity; // of the sequence's cache
-        int64_t rows;     // R >= 1
-        int64_t depth;    // D >= 0
-        int64_t n_kv;     // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 when D is 0
-        bool draws = false; // drafts are sampled from the head's distribution instead of its argmax
+        struct Sequence {
+            int seq;          // -1: any sequence with this capacity
+            int64_t capacity; // of the sequence's cache
+            int64_t depth;    // tokens to draft, 0 only if it is the only sequence
+            int64_t n_kv;     // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 at depth 0
+
+            bool operator==(const Sequence & other) const {
+                return seq == other.seq && capacity == other.capacity && depth == other.depth && n_kv == other.n_kv;
+            }
+        };
+        std::vector<Sequence> sequences; // 1 or more, deepest first
+        int64_t rows;                    // R >= 1, fed for each sequence
+        bool draws = false;              // the drafts of the only sequence are sampled from the head's distribution
+
+        int64_t depth() const { return sequences.front().depth; }
+        int64_t n() const { return int64_t(sequences.size()); }
+        // How many sequences draft in a step (from 0): the first ones.
+        int64_t drafting(int64_t step) const;
 
         bool operator==(const Key & other) const {
-            return capacity == other.capacity && rows == other.rows && depth == other.depth && n_kv == other.n_kv &&
-                   draws == other.draws;
+            return rows == other.rows && draws == other.draws && sequences == other.sequences;
         }
     };
 
-    // seq: any sequence with the key's capacity; its tensors determine buffer and type. Throws
+    // What a run feeds into one sequence: rows at positions first, first + 1, ... . If there are fewer than
+    // the key's, the others are padded and write into rows of the cache after the last position.
+    struct Feed {
+        int seq;
+        int64_t first;
+        const int32_t * tokens;
+        const float * hidden; // [rows][n_embd]
+        int64_t rows;
+    };
+
+    // seqs: sequences that fit the key; their tensors determine buffer and type. Throws
     // MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
     DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
-               int seq, ggml_backend_t backend);
+               const std::vector<int> & seqs, ggml_backend_t backend);
 
     const Key & key() const { return key_; }
 
     // Memory of the activations and of the graph itself.
     size_t bytes() const;
 
-    // Runs on a sequence with the key's capacity. embedding, hidden: [R][n_embd]. first: the position of
-    // row 0. drawing: required if the graph samples.
-    void run(const HeadCache & cache, int seq, const float * embedding, const float * hidden, int64_t first,
-             const Drawing * drawing);
+    // Runs on sequences that fit the key, in its order. embedding: of all tokens. drawing: required if the
+    // graph samples.
+    void run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+             const Drawing * drawing, Transfers & transfers);
 
-    // The result of a step (from 0): its index in the draft vocabulary, its probability, all logits. The
-    // probability is 0 if a sampling graph had no valid distribution, as with NaNs.
-    int32_t index(int64_t step) const;
-    float probability(int64_t step) const;
-    void logits(int64_t step, float * out) const;
+    // The result of a step (from 0) for the key's sequence i: its index in the draft vocabulary, its
+    // probability, all logits. The probability is 0 if a sampling graph had no valid distribution, as with
+    // NaNs.
+    int32_t index(int64_t i, int64_t step) const;
+    float probability(int64_t i, int64_t step) const;
+    void logits(int64_t i, int64_t step, float * out) const;
 
     // The distribution that a step of a sampling graph used, [draft vocabulary].
     void drawn_from(int64_t step, std::vector<double> & out) const;
@@ -76,33 +102,41 @@ public:
 private:
     class Builder;
 
-    void bind(const ggml_tensor * keys, const ggml_tensor * values);
+    void bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values);
+    void write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+                      const Drawing * drawing);
 
     Key key_;
+    int64_t n_embd_;
     ggml_backend_t backend_;
     ggml_context_ptr context_;
     ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
+    std::unique_ptr<PackedTensors> inputs_;
+    std::unique_ptr<PackedTensors> outputs_;
 
-    ggml_tensor * keys_ = nullptr;           // [kv_width, capacity] F16, where the sequence's are
-    ggml_tensor * values_ = nullptr;         // the same
-    std::vector<ggml_tensor *> cache_views_; // of these two
-    ggml_tensor * embedding_ = nullptr;      // [n_embd, R]
-    ggml_tensor * hidden_ = nullptr;         // [n_embd, R]
-    ggml_tensor * feed_positions_ = nullptr; // [4 R] I32
-    ggml_tensor * feed_slots_ = nullptr;     // [R] I64, rows of the sequence's cache
-    ggml_tensor * step_positions_ = nullptr; // [4, D] I32
-    ggml_tensor * step_slots_ = nullptr;     // [D] I64
-    ggml_tensor * mask_ = nullptr;           // [n_kv, D] F16
+    // For each sequence:
+    std::vector<ggml_tensor *> keys_;   // [kv_width, capacity] F16, where the sequence's are
+    std::vector<ggml_tensor *> values_; // the same
+    std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
+
+    ggml_tensor * embedding_ = nullptr;      // [n_embd, R * sequences], one sequence after another
+    ggml_tensor * hidden_ = nullptr;         // the same
+    ggml_tensor * feed_positions_ = nullptr; // [4 * R * sequences] I32
+    ggml_tensor * feed_slots_ = nullptr;     // [R * sequences] I64, rows of the sequences' caches
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
     ggml_tensor * cutoff_ = nullptr;         // [1] F32, of a logit below the largest
-    ggml_tensor * uniforms_ = nullptr;       // [4, D] F32, each uniform in two parts
-    std::vector<ggml_tensor *> weights_;       // D of [DRAW_BLOCK, blocks] F32, zeros at the end
-    std::vector<ggml_tensor *> block_shares_;  // D of [blocks] F32, running shares of the total
-    std::vector<ggml_tensor *> inner_shares_;  // D of [DRAW_BLOCK] F32, those in the block drawn
-    std::vector<ggml_tensor *> indices_;       // D of [1] I32
-    std::vector<ggml_tensor *> probabilities_; // D of [1, 1] F32, for a graph that does not draw
-    std::vector<ggml_tensor *> logits_;        // D of [draft vocabulary, 1] F32
+    ggml_tensor * uniforms_ = nullptr;       // [4, depth] F32, each uniform in two parts
+
+    // For each step, n being the sequences that draft in it:
+    std::vector<ggml_tensor *> step_positions_; // [4 * n] I32
+    std::vector<ggml_tensor *> step_slots_;     // [n] I64; nullptr for the first step, which uses a fed row
+    std::vector<ggml_tensor *> indices_;        // [n] I32
+    std::vector<ggml_tensor *> probabilities_;  // [1, 1, n] F32, for a graph that does not draw
+    std::vector<ggml_tensor *> logits_;         // [draft vocabulary, n] F32
+    std::vector<ggml_tensor *> weights_;        // [DRAW_BLOCK, blocks] F32, zeros at the end
+    std::vector<ggml_tensor *> block_shares_;   // [blocks] F32, running shares of the total
+    std::vector<ggml_tensor *> inner_shares_;   // [DRAW_BLOCK] F32, those in the block drawn
 };
 
 } // namespace mtp

@@ -49,14 +49,15 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
     vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), config_, params.fastmtp_size);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
+    in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
     // a trunk can take the most likely token; sampling needs a cumulative sum, which a few lack.
     cache_->reserve(0, 1);
-    graph(0, {cache_->capacity(0), 1, 1, CACHE_BUCKET, false});
+    graph({0}, smallest_key(1, 1, false));
     try {
-        graph(0, {cache_->capacity(0), 1, 1, CACHE_BUCKET, true});
+        graph({0}, smallest_key(1, 1, true));
     } catch (const Error & error) {
         if (error.status != MTP_ERROR_UNSUPPORTED) {
             throw;
@@ -120,7 +121,12 @@ void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const 
     }
 }
 
-DraftGraph & Head::graph(int32_t seq, const DraftGraph::Key & key) {
+// A key for a graph of sequence 0.
+DraftGraph::Key Head::smallest_key(int64_t rows, int64_t depth, bool draws) const {
+    return {{{in_place_ ? -1 : 0, cache_->capacity(0), depth, CACHE_BUCKET}}, rows, draws};
+}
+
+DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & key) {
     ++clock_;
     for (CachedGraph & cached : graphs_) {
         if (cached.graph->key() == key) {
@@ -135,23 +141,45 @@ DraftGraph & Head::graph(int32_t seq, const DraftGraph::Key & key) {
         graph_bytes_ -= oldest->graph->bytes();
         graphs_.erase(oldest);
     }
-    auto made = std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, seq, backend_.get());
+    auto made = std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, seqs, backend_.get());
     graphs_.push_back({std::move(made), clock_});
     graph_bytes_ += graphs_.back().graph->bytes();
     return *graphs_.back().graph;
 }
 
-DraftGraph & Head::run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                       int64_t depth, const Drawing * drawing) {
-    embedding_.resize(size_t(n_rows * config_.n_embd));
-    read_rows(*vocabulary_.embedding, tokens, size_t(n_rows), embedding_.data());
-    const int64_t end = first + n_rows + depth; // drafts are stored after the last row
-    cache_->reserve(seq, end);
-    const int64_t n_kv = depth == 0 ? 0 : cache_->readable(seq, end);
-    DraftGraph & g = graph(seq, {cache_->capacity(seq), n_rows, depth, n_kv, drawing != nullptr});
-    g.run(*cache_, seq, embedding_.data(), hidden, first, drawing);
+// The tasks are in the order of their depths, deepest first. On the CPU a graph is made for exactly these
+// rows and depths and for any sequences. Other devices replay what repeats, so there rows are padded,
+// depths are equal, and each choice of sequences has its own graph.
+DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing) {
+    const int64_t deepest = tasks.front().depth;
+    DraftGraph::Key key = {{}, 1, drawing != nullptr};
+    std::vector<int> seqs;
+    for (const Task & task : tasks) {
+        key.rows = std::max(key.rows, task.feed.rows);
+        seqs.push_back(task.feed.seq);
+    }
+    if (!in_place_ && deepest > 0) {
+        key.rows = std::max(key.rows, deepest + 1);
+    }
+    for (const Task & task : tasks) {
+        const int seq = task.feed.seq;
+        const int64_t depth = in_place_ ? task.depth : deepest;
+        const int64_t last = task.feed.first + task.feed.rows - 1;
+        // Drafts and padding are stored after the last row.
+        cache_->reserve(seq, last + 1 + std::max(depth, key.rows - task.feed.rows));
+        key.sequences.push_back({in_place_ ? -1 : seq, cache_->capacity(seq), depth,
+                                 depth == 0 ? 0 : cache_->readable(seq, last + 1 + depth)});
+    }
+    DraftGraph & g = graph(seqs, key);
+    std::vector<DraftGraph::Feed> feeds;
+    for (const Task & task : tasks) {
+        feeds.push_back(task.feed);
+    }
+    g.run(*cache_, *vocabulary_.embedding, feeds, drawing, transfers_);
     last_drawn_ = drawing != nullptr ? &g : nullptr;
-    cache_->extend(seq, first, n_rows);
+    for (const DraftGraph::Feed & feed : feeds) {
+        cache_->extend(feed.seq, feed.first, feed.rows);
+    }
     return g;
 }
 
@@ -161,7 +189,7 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
     try {
         for (int64_t done = 0; done < n_rows;) {
             const int64_t n = std::min(n_rows - done, n_batch_);
-            run(seq, first + done, tokens + done, hidden + done * config_.n_embd, n, 0);
+            run({{{seq, first + done, tokens + done, hidden + done * config_.n_embd, n}, 0}});
             done += n;
         }
     } catch (...) {
@@ -181,22 +209,74 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
     const int64_t ahead = std::max<int64_t>(0, n_rows - n_batch_);
     feed(seq, first, tokens, hidden, ahead);
     try {
-        DraftGraph & g = run(seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead,
-                             depth, drawing);
-        for (int32_t step = 0; step < depth; ++step) {
-            const int32_t index = g.index(step);
-            if (index < 0 || index >= vocabulary_.size()) {
-                throw Error(MTP_ERROR_BACKEND, format("the draft graph chose row %d of %lld", index,
-                                                      (long long) vocabulary_.size()));
-            }
-            out_tokens[step] = vocabulary_.target_id(index);
-            out_probs[step] = g.probability(step);
-            if (out_logits != nullptr) {
-                g.logits(step, out_logits + int64_t(step) * vocabulary_.size());
-            }
+        const DraftGraph & g =
+            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead}, depth}}, drawing);
+        read_drafts(g, 0, depth, out_tokens, out_probs);
+        for (int32_t step = 0; step < depth && out_logits != nullptr; ++step) {
+            g.logits(0, step, out_logits + int64_t(step) * vocabulary_.size());
         }
     } catch (...) {
         cache_->truncate(seq, before);
+        throw;
+    }
+}
+
+void Head::read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32_t * out_tokens, float * out_probs) const {
+    for (int32_t step = 0; step < depth; ++step) {
+        const int32_t index = graph.index(i, step);
+        if (index < 0 || index >= vocabulary_.size()) {
+            throw Error(MTP_ERROR_BACKEND, format("the draft graph chose row %d of %lld", index,
+                                                  (long long) vocabulary_.size()));
+        }
+        out_tokens[step] = vocabulary_.target_id(index);
+        out_probs[step] = graph.probability(i, step);
+    }
+}
+
+void Head::draft_batch(const mtp_draft_task * tasks, int32_t n) {
+    require_range(n, 1, n_seq_max_, "n");
+    require(tasks, "tasks");
+    std::vector<const mtp_draft_task *> order; // deepest first, else by sequence, so that graphs repeat
+    std::vector<int64_t> before;
+    int64_t deepest = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        const mtp_draft_task & d = tasks[i];
+        check_rows(d.seq, d.first, d.tokens, d.hidden, d.n_rows, 1);
+        require_range(d.depth, 1, MTP_MAX_DEPTH, "depth");
+        require(d.out_tokens, "out_tokens");
+        require(d.out_probs, "out_probs");
+        for (const mtp_draft_task * other : order) {
+            if (other->seq == d.seq) {
+                throw Error(MTP_ERROR_ARGUMENT, format("tasks[%d].seq: expected each sequence once, found %d again", i, d.seq));
+            }
+        }
+        order.push_back(&d);
+        deepest = std::max<int64_t>(deepest, d.depth);
+    }
+    std::sort(order.begin(), order.end(), [](const mtp_draft_task * a, const mtp_draft_task * b) {
+        return a->depth != b->depth ? a->depth > b->depth : a->seq < b->seq;
+    });
+    for (const mtp_draft_task * d : order) {
+        before.push_back(cache_->next(d->seq));
+    }
+    try {
+        // Sequences are padded to the same number of rows, so longer ones are fed in advance.
+        const int64_t most = n == 1 ? n_batch_ : deepest + 1;
+        std::vector<Task> parts;
+        for (const mtp_draft_task * d : order) {
+            const int64_t ahead = std::max<int64_t>(0, d->n_rows - most);
+            feed(d->seq, d->first, d->tokens, d->hidden, ahead);
+            parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, d->hidden + ahead * config_.n_embd,
+                              d->n_rows - ahead}, d->depth});
+        }
+        const DraftGraph & g = run(parts);
+        for (size_t i = 0; i < order.size(); ++i) {
+            read_drafts(g, int64_t(i), order[i]->depth, order[i]->out_tokens, order[i]->out_probs);
+        }
+    } catch (...) {
+        for (size_t i = 0; i < order.size(); ++i) {
+            cache_->truncate(order[i]->seq, before[i]);
+        }
         throw;
     }
 }
@@ -273,9 +353,9 @@ void Head::set_rows(int32_t seq, int64_t end, const void * rows, size_t n) {
 const std::string & Head::ops() {
     if (ops_.empty()) {
         std::set<std::string> names;
-        graph(0, {cache_->capacity(0), 2, 2, CACHE_BUCKET, false}).collect_ops(names);
+        graph({0}, smallest_key(2, 2, false)).collect_ops(names);
         if (draws_) {
-            graph(0, {cache_->capacity(0), 2, 2, CACHE_BUCKET, true}).collect_ops(names);
+            graph({0}, smallest_key(2, 2, true)).collect_ops(names);
         }
         for (const std::string & name : names) {
             ops_ += (ops_.empty() ? "" : " ") + name;

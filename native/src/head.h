@@ -30,6 +30,8 @@ public:
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
     void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
                int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
+    // The drafts of several sequences, which share one graph: mtp_head_draft_batch.
+    void draft_batch(const mtp_draft_task * tasks, int32_t n);
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
     size_t rows_size(int32_t seq) const;
@@ -41,6 +43,9 @@ public:
 
     // The distribution that the last sampled draft used in a step, [draft vocabulary].
     void drawn_from(int64_t step, std::vector<double> & out) const { last_drawn_->drawn_from(step, out); }
+
+    // What has been exchanged with the device by feed and draft.
+    const Transfers & transfers() const { return transfers_; }
 
     void check_seq(int32_t seq) const;
 
@@ -57,9 +62,15 @@ public:
 private:
     void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
                     int64_t least) const;
-    DraftGraph & run(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                     int64_t depth, const Drawing * drawing = nullptr);
-    DraftGraph & graph(int32_t seq, const DraftGraph::Key & key);
+    // A sequence's part of a run: the rows to feed and the depth to draft.
+    struct Task {
+        DraftGraph::Feed feed;
+        int64_t depth;
+    };
+    DraftGraph & run(const std::vector<Task> & tasks, const Drawing * drawing = nullptr);
+    DraftGraph & graph(const std::vector<int> & seqs, const DraftGraph::Key & key);
+    DraftGraph::Key smallest_key(int64_t rows, int64_t depth, bool draws) const;
+    void read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32_t * out_tokens, float * out_probs) const;
 
     struct CachedGraph {
         std::unique_ptr<DraftGraph> graph;
@@ -71,6 +82,7 @@ private:
     HeadConfig config_;
     DraftVocabulary vocabulary_;
     ggml_backend_ptr backend_;
+    bool in_place_; // the device computes in host memory
     std::unique_ptr<Weights> weights_;
     std::unique_ptr<HeadCache> cache_;
     int64_t n_ctx_;
@@ -80,7 +92,7 @@ private:
     size_t graph_bytes_ = 0;          // memory of graphs_
     uint64_t clock_ = 0;
     const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
-    std::vector<float> embedding_; // scratch, [rows][n_embd]
+    Transfers transfers_;
     std::string ops_;
     std::weak_ptr<void> user_;
     bool draws_ = true;

@@ -79,6 +79,10 @@ mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int
     });
 }
 
+mtp_status mtp_head_draft_batch(mtp_head * head, const mtp_draft_task * tasks, int32_t n) {
+    return guard([&] { require(head, "head")->draft_batch(tasks, n); });
+}
+
 mtp_status mtp_head_rollback(mtp_head * head, int32_t seq, int32_t position) {
     return guard([&] { require(head, "head")->rollback(seq, position); });
 }

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from mtp_gguf.native.depth import DepthChooser, Outcome
+from mtp_gguf.native.depth import DepthChooser, Outcome, keep_batch, plan_batch
 from mtp_gguf.native.errors import NativeError
 from support.depth_scenarios import CURVES, SHARING, best_together, together
 from support.depth_simulator import (
@@ -29,7 +29,7 @@ TOKENS = 512
 OF_THE_BEST = 0.97
 OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
-SHARED = 0.9  # of the best that several sequences can do together, each choosing for itself
+SHARED = 0.91  # of the best that several sequences can do together
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,73 @@ def test_costs_hold_for_all_and_outcomes_for_one() -> None:
         one.report_batch(7, 1e4)
     del one  # the costs live on
     assert other.plan(MAX_DEPTH) < MAX_DEPTH
+
+
+def test_drafts_go_where_they_gain_most() -> None:
+    """A batch of two sequences that pays for four drafts gives them to the one that is right."""
+    good = DepthChooser(MAX_DEPTH)
+    bad = good.beside()
+    for _ in range(40):
+        good.report(Outcome([0.9] * 4, 4, 4))
+        bad.report(Outcome([0.9], 1, 0))
+    for rows, ms in ((2, 20), (3, 21), (4, 22), (5, 23), (6, 24), (7, 60), (8, 64), (14, 100)):
+        for _ in range(10):
+            good.report_batch(rows, ms)
+    for depth in range(1, MAX_DEPTH + 1):
+        for _ in range(10):
+            good.report_draft(1, depth, 0.2 * depth)
+    for chooser in (good, bad):
+        chooser.share(2)
+    depths = plan_batch([bad, good], [MAX_DEPTH, MAX_DEPTH])
+    assert depths[1] == 4
+    assert depths[0] <= 1  # a probe at most
+    # Room is respected, and the tokens of other sequences count.
+    assert plan_batch([bad, good], [0, 2]) == [0, 2]
+    assert plan_batch([bad, good], [0, MAX_DEPTH], others=2) == [0, 2]
+    # A head that doubts its drafts has fewer of them verified.
+    assert keep_batch([good, bad], [[0.9] * 4, []]) == [4, 0]
+
+
+def test_one_sequence_is_planned_as_by_itself() -> None:
+    draw = random.Random(3)
+    one, batch = DepthChooser(MAX_DEPTH), DepthChooser(MAX_DEPTH)
+    for _ in range(300):
+        depth = one.plan(MAX_DEPTH)
+        assert plan_batch([batch], [MAX_DEPTH]) == [depth]
+        probabilities = [draw.choice([0.2, 0.6, 0.99]) for _ in range(depth)]
+        kept = one.keep(probabilities)
+        assert keep_batch([batch], [probabilities]) == [kept]
+        accepted = next((i for i in range(kept) if draw.random() > probabilities[i]), kept)
+        unknown = kept == depth or accepted < kept
+        outcome = Outcome(
+            probabilities,
+            kept,
+            accepted,
+            None if unknown else draw.random(),
+            2.0 * depth * draw.uniform(0.9, 1.1),
+            (20 + 3 * kept) * draw.uniform(0.9, 1.1),
+            0.5,
+        )
+        for chooser in (one, batch):
+            chooser.report(outcome)
+
+
+def test_a_batch_of_choosers_is_checked() -> None:
+    one, stranger = DepthChooser(MAX_DEPTH), DepthChooser(MAX_DEPTH)
+    with pytest.raises(NativeError, match="expected choosers made with mtp_depth_new_beside"):
+        plan_batch([one, stranger], [1, 1])
+    with pytest.raises(NativeError, match="n: expected 1 to 64, found 0"):
+        plan_batch([], [])
+    with pytest.raises(NativeError, match="room: expected 0 to 16, found 17"):
+        plan_batch([one], [17])
+    with pytest.raises(NativeError, match="others: expected 0 to 1088, found -1"):
+        plan_batch([one], [1], others=-1)
+    with pytest.raises(NativeError, match="n_drafted: expected 0 to 6, found 7"):
+        keep_batch([one], [[0.5] * 7])
+    with pytest.raises(NativeError, match="n_tokens: expected 1 to 6, found 7"):
+        one.report_draft(1, 7, 1.0)
+    with pytest.raises(NativeError, match="n_sequences: expected 1 to 64, found 0"):
+        one.report_draft(0, 1, 1.0)
 
 
 def test_numbers_of_a_batch_are_checked() -> None:

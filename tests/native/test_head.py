@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
 from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.native.errors import NativeError
-from mtp_gguf.native.head import Draft
+from mtp_gguf.native.head import Draft, SequenceTask
 from mtp_gguf.native.head import Head as AnyHead
 from support import places
 from support.gguf_files import Rewrite
@@ -237,6 +238,55 @@ def test_sequences_that_grow_side_by_side(models: Models) -> None:
         assert np.array_equal(alone, together[seq])
 
 
+@pytest.mark.parametrize(
+    ("spec", "head_type", "layout", "n_seq", "n_rows"),
+    [
+        # Bits depend on the batch from 16 rows on, except for k-quants.
+        ("dense-tied", "F16", "", 3, (1, 2, 5)),
+        ("dense-untied", "Q8_0", "ids", 3, (1, 2, 5)),
+        ("moe-mixed", "F16", "ids", 3, (1, 2, 5)),
+        ("dense-untied", "Q4_K", "table", 5, (1, 2, 4, 30)),
+        ("moe-fused", "Q6_K", "", 5, (1, 2, 4, 30)),
+    ],
+)
+def test_sequences_in_one_graph_draft_as_alone(
+    models: Models, spec: str, head_type: str, layout: str, n_seq: int, n_rows: tuple[int, ...]
+) -> None:
+    """Bit for bit, whatever depth, rows and length the others have."""
+    path = models.gguf(spec, "Q4_K_M", head_type, layout=layout)
+    draw = np.random.default_rng(4)
+    cycles = 24
+    starts = [0, 240, 1, 500, 9][:n_seq]  # some pass a bucket of the cache
+    ends = list(starts)
+    with (
+        Head(path, n_ctx=2048, n_seq_max=n_seq) as together,
+        Head(path, n_ctx=2048, n_seq_max=n_seq) as alone,
+    ):
+        for cycle in range(cycles):
+            drafting = [seq for seq in range(n_seq) if draw.random() < 0.7] or [cycle % n_seq]
+            draw.shuffle(drafting)
+            tasks = []
+            for seq in drafting:
+                rows = int(draw.choice(n_rows))
+                tokens = [int(token) for token in draw.integers(900, size=rows)]
+                hidden = draw.standard_normal((rows, together.n_embd)).astype(np.float32)
+                depth = int(draw.integers(1, DEPTH + 1))
+                tasks.append(SequenceTask(tokens, hidden, ends[seq], depth, seq))
+                ends[seq] += rows
+            drafts = together.draft_batch(tasks)
+            assert drafts == [
+                alone.draft(task.tokens, task.hidden, task.first, task.depth, task.seq)
+                for task in tasks
+            ]
+            for seq in drafting:
+                assert together.next_position(seq) == ends[seq]
+            if cycle % 5 == 4:  # some rows were rejected
+                ends[drafting[0]] -= 1
+                for head in (together, alone):
+                    head.rollback(ends[drafting[0]], drafting[0])
+        assert all(together.rows(seq) == alone.rows(seq) for seq in range(n_seq))
+
+
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc here")
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer keeps what is freed")
 def test_a_cache_takes_memory_as_it_fills(models: Models, hidden: np.ndarray) -> None:
@@ -391,6 +441,28 @@ def test_arguments_are_checked(models: Models, hidden: np.ndarray) -> None:
     with pytest.raises(NativeError, match="the head is closed"):
         head.draft(TOKENS[:1], rows[:1], 0, 1)
     head.close()
+
+
+def test_arguments_of_a_batch_are_checked(models: Models, hidden: np.ndarray) -> None:
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(models.gguf(), n_ctx=40, n_seq_max=3) as head:
+        head.feed(TOKENS[:4], rows[:4], 0)
+        good = SequenceTask(TOKENS[:2], rows[:2], 4, 2, 0)
+
+        def refused(text: str, *tasks: SequenceTask) -> None:
+            with pytest.raises(NativeError, match=text):
+                head.draft_batch(tasks)
+            assert [head.next_position(seq) for seq in range(3)] == [4, 0, 0]
+
+        refused("n: expected 1 to 3, found 0")
+        refused("n: expected 1 to 3, found 4", *[good] * 4)
+        refused("each sequence once, found 0 again", good, good)
+        refused("seq: expected 0 to 2, found 3", good, replace(good, first=0, seq=3))
+        refused("depth: expected 1 to 16, found 0", good, replace(good, first=0, depth=0, seq=1))
+        refused("next position 4 of sequence 0, found 5", replace(good, first=5))
+        refused("40 positions is full: 2 rows", good, replace(good, first=39, seq=1))
+        assert len(head.draft_batch([good, replace(good, first=38, seq=2, depth=16)])) == 2
+        assert [head.next_position(seq) for seq in range(3)] == [6, 0, 40]
 
 
 @pytest.mark.parametrize(

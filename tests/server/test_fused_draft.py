@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.real_server import (
     TOKENS,
     Client,
     beside,
+    certain,
     counts,
     drafted,
     running,
@@ -144,6 +146,35 @@ def test_a_cached_prompt_brings_its_head_along(
     drafts = [list(itertools.islice(tokens, counts(result)[0])) for result in results]
     assert min(map(len, drafts)) > TOKENS
     assert drafts[:2] == drafts[2:]
+
+
+@pytest.mark.parametrize("slots", [2, 8])
+def test_slots_share_the_graph_and_draft_as_alone(
+    slots: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """The same texts, as far as no near tie is in them, and the same acceptance as one slot has."""
+    model, log = files("ids", "demo"), tmp_path / "log"
+    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+        want = [certain(client.complete(text, n_probs=2, n_predict=48)) for text in TEXTS]
+    with running(patched_server, model, free_port, options=OPTIONS) as client:
+        alone = [client.complete(text, n_predict=48) for text in TEXTS]
+    passed = ("--parallel", slots, "--log-file", log, "--verbosity", 10)
+    with (
+        running(patched_server, model, free_port, *passed, options=OPTIONS) as client,
+        ThreadPoolExecutor(slots) as pool,
+    ):
+        together = list(pool.map(lambda text: client.complete(text, n_predict=48), TEXTS))
+    for tokens, result in zip(want, together, strict=True):
+        assert result["tokens"][: len(tokens)] == tokens
+    offered, accepted = (sum(column) for column in zip(*map(counts, together), strict=True))
+    offered_alone, accepted_alone = (
+        sum(column) for column in zip(*map(counts, alone), strict=True)
+    )
+    assert accepted / offered == pytest.approx(accepted_alone / offered_alone, rel=0.05)
+    said = log.read_text(errors="replace")
+    graphs = [int(n) for n in re.findall(r"drafting for (\d+) sequences in one graph", said)]
+    assert max(graphs) == slots
+    assert len(graphs) < offered / DEPTH  # fewer than with a graph for each draft
 
 
 @everywhere

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from statistics import mean
 
-from mtp_gguf.native.depth import DepthChooser, Outcome
+from mtp_gguf.native.depth import DepthChooser, Outcome, keep_batch, plan_batch
 from support.depth_simulator import (
     MAX_DEPTH,
     Curve,
@@ -45,6 +45,7 @@ OTHER_CURVES = {  # up to depth 4
     "4B": Curve((58, 66, 79, 84, 95), line(8, 7, 4)),
     "GPU": Curve((14, 14.6, 15, 15.6, 16.5), line(1.2, 0.7, 4)),
 }
+FURTHER = 0.15  # of a draft graph's time for each further sequence
 SHARING = [(0.9,) * 4, (0.9, 0.0), (0.95, 0.0, 0.5, 0.8), (0.0,) * 3]
 CHANCES = (0.0, 0.1, 0.3, 0.6, 0.8, 0.95)
 
@@ -64,6 +65,12 @@ def batch_ms(curve: Curve, n_tokens: int) -> float:
     return curve.verify[min(n_tokens, known) - 1] + step * max(0, n_tokens - known)
 
 
+def graph_ms(curve: Curve, depths: Sequence[int]) -> float:
+    """Of one graph that drafts for all sequences: the deepest, and some more for each other one."""
+    drafting = sum(depth > 0 for depth in depths)
+    return curve.draft[max(depths) - 1] * (1 + FURTHER * (drafting - 1)) if drafting else 0.0
+
+
 def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, skip: int) -> float:
     """Tokens per millisecond of sequences of these chances side by side, one batch a cycle.
 
@@ -74,24 +81,25 @@ def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, ski
     choosers = [first, *(first.beside() for _ in chances[1:])]
     tokens = ms = 0.0
     for cycle in range(cycles):
-        plans = []
         for chooser in choosers:
             chooser.share(len(choosers))
-            drafted = chooser.plan(MAX_DEPTH)
-            plans.append((drafted, chooser.keep([0.99] * drafted) if drafted else 0))
-        rows = sum(verified + 1 for _, verified in plans)
-        drafting = [curve.draft[drafted - 1] if drafted else 0.0 for drafted, _ in plans]
+        drafted = plan_batch(choosers, [MAX_DEPTH] * len(choosers))
+        verified = keep_batch(choosers, [[0.99] * depth for depth in drafted])
+        rows, draft_ms = sum(verified) + len(choosers), graph_ms(curve, drafted)
         if cycle >= skip:
-            ms += batch_ms(curve, rows) + sum(drafting)
+            ms += batch_ms(curve, rows) + draft_ms
+        if draft_ms:
+            deepest = max(drafted)
+            drafting = sum(depth > 0 for depth in drafted)
+            first.report_draft(drafting, deepest, draft_ms * machine.factor(draw))
         first.report_batch(rows, batch_ms(curve, rows) * machine.factor(draw))
-        for chooser, chance, plan, draft_ms in zip(choosers, chances, plans, drafting, strict=True):
-            drafted, verified = plan
+        for chooser, chance, made, kept in zip(choosers, chances, drafted, verified, strict=True):
             right = [draw.random() < chance for _ in range(MAX_DEPTH + 1)]
-            accepted = next((i for i in range(verified) if not right[i]), verified)
-            seen = float(right[verified]) if accepted == verified < drafted else None
-            chooser.report(Outcome([0.99] * drafted, verified, accepted, seen, draft_ms))
+            accepted = next((i for i in range(kept) if not right[i]), kept)
+            seen = float(right[kept]) if accepted == kept < made else None
+            chooser.report(Outcome([0.99] * made, kept, accepted, seen))
             if cycle >= skip:
-                tokens += expected_tokens(verified, chance)
+                tokens += expected_tokens(kept, chance)
     return tokens / ms
 
 
@@ -99,11 +107,8 @@ def best_together(curve: Curve, chances: Sequence[float]) -> float:
     """Tokens per millisecond of the best fixed depths of all combinations."""
     return max(
         sum(map(expected_tokens, chosen, chances))
-        / (
-            batch_ms(curve, sum(chosen) + len(chosen))
-            + sum(curve.draft[depth - 1] for depth in chosen if depth)
-        )
-        for chosen in product((0, 1, 2, 4, 6), repeat=len(chances))
+        / (batch_ms(curve, sum(chosen) + len(chosen)) + graph_ms(curve, chosen))
+        for chosen in product((0, 1, 2, 3, 4, 6), repeat=len(chances))
     )
 
 
