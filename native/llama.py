@@ -169,8 +169,6 @@ class MTPLlama(llama_cpp.Llama):
         if runtime.note:
             warnings.warn(runtime.note, stacklevel=2)
         check_gpu_layers(options.get("n_gpu_layers", 0))
-        if no_gpu := missing_gpu("n_gpu_layers=", options.get("n_gpu_layers", 0)):
-            warnings.warn(no_gpu, stacklevel=2)
         if mtp_device is not None:
             check_device("mtp_device", mtp_device)
         self._overrides = override_array(n_cpu_moe, tensor_overrides or {})
@@ -245,6 +243,8 @@ class MTPLlama(llama_cpp.Llama):
             if not two_phase and set((tensor_overrides or {}).values()) - {"CPU"}:
                 raise NativeError("exact: expected no tensor_overrides to a GPU, found some")
             self._batches = exact_batches(Path(model_path), options, two_phase=two_phase)
+        if no_gpu := missing_gpu("n_gpu_layers=", options.get("n_gpu_layers", 0)):
+            warnings.warn(no_gpu, stacklevel=2)
         try:
             # Until llama_cpp owns the objects that llama.cpp creates, an interrupt would leak them.
             with DeferredInterrupts() as self._interrupts:

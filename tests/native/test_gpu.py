@@ -155,15 +155,6 @@ def test_too_little_memory(dial: Dial, share: float) -> None:
     assert re.search(r"does not fit|do not fit|failed to allocate|Failed to", said)
 
 
-def test_a_context_that_does_not_fit(dial: Dial) -> None:
-    """An error of one sentence and llama.cpp's log, and the next model loads."""
-    path = dial("tiny")
-    with pytest.raises(NativeError, match="Failed to create llama_context"):
-        MTPLlama(str(path), depth=3, n_ctx=1 << 30, n_gpu_layers=-1)
-    with closing(MTPLlama(str(path), depth=3, n_ctx=256, n_gpu_layers=-1, n_threads=1)) as llm:
-        assert len(list(itertools.islice(llm.generate(PROMPT, temp=0.0), 4))) == 4
-
-
 # ------------------------------------------------------------------------- devices that fail
 
 
