@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # more; only the synthetic models, whose layers add little, do not show it here. Over a Q4_K_M
 # base half of a long text's rows moved by up to 0.105, too close to that: only exact rows tell.
 ROUNDING = 0.05
-AMPLIFIED = float("inf")
+AMPLIFIED = float("inf")  # for such a base
 
 # The lead of the plain choice where texts may part, in the same unit: seen up to 0.093 with random
 # weights in Q4_K_M, 0.008 elsewhere.
