@@ -39,9 +39,10 @@ from support.rollback_walk import Context
 import numpy as np
 
 model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
-replay = Context(model, 3)
+tokens = int(sys.argv[2])
+replay = Context(model, tokens)
 os.environ["LLAMA_RS_REPLAY"] = "0"
-both = [replay, Context(model, 3)]
+both = [replay, Context(model, tokens)]
 rng = np.random.default_rng(5)
 length, wrong, rows = [0, 0], 0, 0
 for step in range(40):
@@ -54,7 +55,7 @@ for step in range(40):
     rows += len(batch)
     wrong += found[0].tobytes() != found[1].tobytes()
     for seq in (0, 1):
-        kept = int(rng.integers(max(1, each[seq] - 3), each[seq] + 1))
+        kept = int(rng.integers(max(1, each[seq] - tokens), each[seq] + 1))
         length[seq] += kept
         if kept < each[seq]:
             assert all(context.remove(seq, length[seq]) for context in both)
@@ -64,8 +65,11 @@ print(json.dumps([rows, wrong]))
 """
 
 
-def test_logits_and_saved_states_are_those_of_snapshots(patched_server: Path, files: Files) -> None:
-    rows, wrong = answer(patched_server.parent, BOTH, files("plain"))
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_logits_and_saved_states_are_those_of_snapshots(
+    patched_server: Path, files: Files, tokens: int
+) -> None:
+    rows, wrong = answer(patched_server.parent, BOTH, files("plain"), tokens)
     assert rows > 100
     assert wrong == 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,7 +117,9 @@ class Walk:
     def __init__(self, model: Any, seed: int, tokens: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.tokens = tokens
-        self.drafting, self.plain = Context(model, tokens), Context(model, 0)
+        self.drafting = Context(model, tokens)
+        os.environ["LLAMA_RS_REPLAY"] = "0"  # llama.cpp's own graph, without ours
+        self.plain = Context(model, 0)
         self.length = [0] * SEQUENCES
         self.cells = [Cell(0) for _ in range(SEQUENCES)]
         self.saved: list[Saved] = []

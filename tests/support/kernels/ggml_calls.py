@@ -367,6 +367,43 @@ class Ggml:
         cut = seqs * tokens * heads * d
         return out[:cut].reshape(seqs, tokens, heads, d), out[cut:].reshape(seqs, -1)
 
+    def replay_in_place(
+        self,
+        rows: dict[str, Floats],
+        memory: Floats,
+        kept: npt.NDArray[np.int32],
+        n_log: int,
+        threads: int,
+    ) -> tuple[Floats, Floats]:
+        """`replay` from the rows of `memory` in order, to which the new rows are copied as far as
+        they are written: the output, and the memory after it."""
+        function = self.base.ggml_gated_delta_net_replay
+        function.restype, function.argtypes = c_void_p, [*[c_void_p] * 9, c_int64]
+        seqs, tokens, heads, d = rows["v"].shape
+        k_heads, row = rows["k"].shape[2], memory.shape[1]
+        attention = seqs * tokens * heads * d
+        state, log = heads * d * d, (k_heads + heads) * d + heads
+        written = state + min(max(tokens - 1, 0), n_log) * log
+        ids = np.arange(seqs, dtype=np.int32)
+        inputs: list[Input] = [
+            (F32, (d, rows[name].shape[2], tokens, seqs), rows[name]) for name in "qkv"
+        ]
+        inputs += [(F32, (1, heads, tokens, seqs), rows[name]) for name in ("g", "beta")]
+        inputs += [(F32, memory.shape[::-1], memory), (I32, (seqs,), ids), (I32, (seqs,), kept)]
+
+        def build(context: Any, tensors: list[Any]) -> Any:
+            result = function(context, *tensors, n_log)
+            view, size = self.base.ggml_view_3d, (row * 4, row * seqs * 4)
+            output = view(context, result, attention, 1, 1, 0, 0, 0)
+            new = view(context, result, written, seqs, 1, *size, attention * 4)
+            place = view(context, tensors[5], written, seqs, 1, *size, 0)
+            copied = self.base.ggml_cpy(context, new, place)
+            one = view(context, copied, 1, 1, 1, 0, 0, 0)
+            return self.base.ggml_concat(context, output, one, 0)  # a graph that computes both
+
+        out = self.run(threads, build, inputs)[:attention].reshape(seqs, tokens, heads, d)
+        return out, self.run(threads, build, inputs, result_of=5).reshape(memory.shape)
+
     def copy_strided(self, rows: Floats, threads: int) -> Floats:
         """Copy rows [n, length] to every other row of a tensor of 2 n rows of ones: that tensor."""
         n, length = rows.shape

@@ -60,6 +60,10 @@ def walk(ggml: Ggml, shape: tuple[int, int, int], n_log: int, threads: int) -> t
         outputs, new = ggml.replay(rows, memory, ids, kept, n_log, threads)
         _, states = ggml.replay(draw(rng, 0, shape), memory, ids, kept, n_log, threads)
         compare(states[:, :state].reshape(wanted.shape), wanted)
+        in_place, after_all = ggml.replay_in_place(rows, memory[ids], kept, n_log, threads)
+        written = state + logged * log
+        compare(in_place, outputs)
+        compare(after_all[:, :written].copy(), new[:, :written].copy())
 
         kept = rng.integers(0, logged + 1, SEQUENCES).astype(np.int32)
         wanted = wanted.copy()
@@ -83,7 +87,7 @@ def main() -> None:
     results = {
         f"{shape} {n_log} {threads}": walk(ggml, shape, n_log, threads)
         for shape in SHAPES
-        for n_log in (1, 3, 8)
+        for n_log in (0, 1, 3, 8)
         for threads in (1, 4)
     }
     print(json.dumps(results))
