@@ -49,6 +49,7 @@ class BenchModel:
         self.path = path
         self.n_ctx = n_ctx
         self.threads = threads
+        self.gpu_layers = gpu_layers
         self.device = device_name(gpu_layers)
         self._head_path = head
         # Contexts by snapshots, and heads by rows and threads, that no session uses now.

@@ -13,9 +13,17 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, Costs, DraftSettings, Profile, identify
+from mtp_gguf.gguf_tools.profile import (
+    AUTO_MAX_DEPTH,
+    LOOKUP_TOKENS,
+    Costs,
+    DraftSettings,
+    Profile,
+    identify,
+)
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
+from mtp_gguf.native.replay import looks_up_by_default
 from mtp_gguf.native.session import Rollback
 
 from .costs import cycle_costs
@@ -137,7 +145,7 @@ def tune(
 def _costs(model: BenchModel, result: SearchResult, prompt: Sequence[int]) -> Costs:
     """The costs that depth auto starts from: those of the best drafting settings."""
     best = next(c.settings for c in result.tried if c.settings.depth != 0)
-    setting = replace(_setting(best), max_depth=AUTO_MAX_DEPTH)
+    setting = replace(_setting(best, model.gpu_layers), max_depth=AUTO_MAX_DEPTH, lookup=0)
     costs = cycle_costs(model, setting, prompt, blocks=COST_BLOCKS, one_context=True)
     return Costs(
         tuple(s.median for s in costs.verify),
@@ -240,7 +248,7 @@ class _Comparison:
         """Tokens per second over all prompts."""
         tokens, seconds = 0, 0.0
         depth: Any = settings.depth
-        with self._model.session(_setting(settings)) as session:
+        with self._model.session(_setting(settings, self._model.gpu_layers)) as session:
             for prompt in self._prompts:
                 text = generate(self._model, session, prompt, self._plan.amount.tokens, depth)
                 tokens += len(text.tokens) - 1
@@ -248,11 +256,12 @@ class _Comparison:
         return tokens / max(seconds, 1e-9)
 
 
-def _setting(settings: DraftSettings) -> Setting:
+def _setting(settings: DraftSettings, gpu_layers: int) -> Setting:
+    """As MTPLlama runs them: depth auto with drafts from the text, where those are the default."""
     depth = AUTO_MAX_DEPTH if settings.depth == "auto" else int(settings.depth)
-    return Setting(
-        depth, settings.fastmtp_size, Rollback.parse(settings.rollback), settings.draft_threads
-    )
+    rollback = Rollback.parse(settings.rollback)
+    lookup = LOOKUP_TOKENS if looks_up_by_default(settings.depth, rollback, gpu_layers) else 0
+    return Setting(depth, settings.fastmtp_size, rollback, settings.draft_threads, lookup)
 
 
 def _prompts(model: BenchModel, options: TuneOptions) -> list[list[int]]:

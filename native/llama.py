@@ -40,7 +40,7 @@ from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, missing_gpu
 from .offload import tensor_overrides as override_array
-from .replay import replays
+from .replay import looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 
@@ -213,8 +213,8 @@ class MTPLlama(llama_cpp.Llama):
             _choose_attention(options, device)
         self.depth = depth
         self.max_depth = max_depth if depth == AUTO else depth
-        if lookup is None and depth == AUTO and self._mode is Rollback.SNAPSHOT:
-            looks_up |= replays(options.get("n_gpu_layers", 0))  # elsewhere it needs snapshots
+        if lookup is None:
+            looks_up |= looks_up_by_default(depth, self._mode, options.get("n_gpu_layers", 0))
         self._max_lookup = min(LOOKUP_TOKENS, room) if looks_up and not self._plain else 0
         self._rejection = rejection
         self._keep_prompt = keep_prompt

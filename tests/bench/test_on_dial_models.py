@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.run import Watcher, run_bench
@@ -17,8 +18,14 @@ from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
+from mtp_gguf.gguf_tools.profile import (
+    AUTO_MAX_DEPTH,
+    LOOKUP_TOKENS,
+    profile_path,
+    read_profiles,
+)
 from mtp_gguf.native.errors import ModelRefusedError
+from mtp_gguf.native.replay import replays
 from support.commands import invoke
 
 TOKENS = 40
@@ -129,6 +136,23 @@ def test_drafts_from_the_text_are_rows_of_their_own(dial: Any) -> None:
     assert texts[1]["text_share"] == 0 <= texts["auto+lookup"]["text_share"] <= 1
     assert record["analysis"]["best_drafting"] == 1  # a number, which the report's charts need
     assert {sample["kind"] for sample in record["samples"]} == {"code", "edit"}
+
+
+def test_tune_measures_auto_as_it_runs(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drafts from the text where they are the default; fixed depths have none."""
+    seen = set()
+    session = BenchModel.session
+
+    def recorded(model: BenchModel, setting: Setting) -> Any:
+        seen.add((setting.max_depth, setting.lookup))
+        return session(model, setting)
+
+    monkeypatch.setattr(BenchModel, "session", recorded)
+    task = TuneOptions(Space((1, 2)), None, ["edit"], tokens=12, rounds=1, threads=1)
+    assert tune(dial("tiny", hit=0.9), task, _hush).profile is not None
+    assert {(0, 0), (1, 0), (2, 0)} < seen
+    looking_up = {setting for setting in seen if setting[1] > 0}
+    assert looking_up == ({(AUTO_MAX_DEPTH, LOOKUP_TOKENS)} if replays(0) else set())
 
 
 def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
