@@ -33,6 +33,37 @@ def test_the_text_is_that_of_no_drafting(
     assert 30 < accepted <= offered
 
 
+# Each is llama-server's own sampler chain; drafts are accepted if they equal what it samples.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repeat_penalty": 1.02, "top_k": 20},
+    "grammar": {"grammar": "root ::= [a-z ]*"},
+}
+
+
+@pytest.mark.parametrize("how", SAMPLING)
+def test_sampled_texts_are_those_of_no_drafting(
+    how: str, patched_server: Path, files: Files, free_port: int
+) -> None:
+    """Seed by seed, so the distribution is the same, too."""
+    model = files("plain", "demo")
+    both: list[list[list[int]]] = []
+    offered = accepted = 0
+    for options in (["--no-draft"], ["--lookup"], ["--lookup", "--no-draft"]):
+        texts = []
+        with running(patched_server, model, free_port, options=options) as client:
+            for seed in range(12):
+                sampled = {"temperature": 0.6, "seed": seed, "n_predict": 60, **SAMPLING[how]}
+                result = client.complete(TEXTS[seed % len(TEXTS)], **sampled)
+                texts.append(result["tokens"])
+                if "draft_n" in result["timings"]:
+                    one = counts(result)
+                    offered, accepted = offered + one[0], accepted + one[1]
+        both.append(texts)
+    assert both[0] == both[1] == both[2]
+    assert 10 < accepted < offered
+
+
 def test_four_slots_at_once(patched_server: Path, files: Files, free_port: int) -> None:
     """Each goes on with its own text."""
     model = files("plain", "demo")
