@@ -2,11 +2,12 @@
 
     python benchmarks/train_head.py --work FOLDER [--cases a b c d] [--threads 2]
 
-Acceptance is counted while the model generates (`MTPLlama`, depth 4, at temperatures 0 and 0.8),
-from 100 prompts: those of demo_model/acceptance.py, and beginnings of texts that are not trained
-on. Files that are already in FOLDER are not made again, so an interrupted run goes on. Prints one
-line of JSON per file and temperature, and a table. Needs the extras `train` and `upstream` (case b
-trains the trunk with transformers).
+Acceptance is counted while the model generates (`MTPLlama`, depth 4, greedily, and at temperature
+0.8 with four seeds, because each head leads to other texts), from 100 prompts: those of
+demo_model/acceptance.py, and beginnings of texts that are not trained on. Files that are already in
+FOLDER are not made again, so an interrupted run goes on. Prints one line of JSON per file and
+temperature, and a table. Needs the extras `train` and `upstream` (case b trains the trunk with
+transformers).
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "demo_model"))
 
 import acceptance  # noqa: E402
 import corpus  # noqa: E402
+import numpy as np  # noqa: E402
 
 from mtp_gguf.native.llama import MTPLlama  # noqa: E402
 from mtp_gguf.native.runtime import llama_cpp  # noqa: E402
 
 DEMO = ROOT / "gguf_tools" / "demo_model"
 DEPTH = 4
-TEMPERATURES = (0.0, 0.8)
+COUNTS = ("drafted", "accepted")
+SEEDS = {0.0: (1,), 0.8: (1, 2, 3, 4)}  # by temperature
 ANSWER = 128
 ASKED = 76  # beginnings of texts to measure with
 # Other texts than those the demo model was trained on: its corpus with another seed.
@@ -92,7 +95,7 @@ class Case:
         return made(path, "train-head", model, *words, "-t", self.threads)
 
     def trained_on_answers(
-        self, path: Path, model: Path, prompts: Path, tokens: int = 60_000, epochs: int = 5
+        self, path: Path, model: Path, prompts: Path, tokens: int = 200_000, epochs: int = 1
     ) -> Path:
         """`model` with its head trained on its own text."""
         options = ("--raw", "--length", 192, "--tokens", tokens, "--epochs", epochs)
@@ -101,25 +104,34 @@ class Case:
     def measure(self, case: str, name: str, path: Path, prompts: list[str]) -> list[float]:
         """Acceptance by position at temperature 0; prints it at every temperature."""
         greedy: list[float] = []
-        for temperature in TEMPERATURES:
-            kept = self.work / f"measured-{path.stem}-{len(prompts)}-{temperature}.json"
-            if kept.exists():
-                found = json.loads(kept.read_text())
-            else:
-                found = measured(path, prompts, temperature, self.threads)
-                kept.write_text(json.dumps(found))
-            row = {"case": case, "head": name, "temperature": temperature, **found}
-            print(json.dumps(row), flush=True)
+        for temperature, seeds in SEEDS.items():
+            counts = [self.counted(path, prompts, temperature, seed) for seed in seeds]
+            drafted, accepted = (np.sum([c[k] for c in counts], axis=0) for k in COUNTS)
+            rates = [round(float(rate), 4) for rate in accepted / drafted]
+            row = {"case": case, "head": name, "temperature": temperature, "rates": rates}
+            print(json.dumps({**row, "drafted": int(drafted[0])}), flush=True)
             self.rows.append(row)
-            greedy = greedy or found["rates"]
+            greedy = greedy or rates
         return greedy
 
+    def counted(
+        self, path: Path, prompts: list[str], temperature: float, seed: int
+    ) -> dict[str, list[int]]:
+        """What `measured` returns, kept in a file."""
+        kept = self.work / f"measured-{path.stem}-{len(prompts)}-{temperature}-{seed}.json"
+        if not kept.exists():
+            found = measured(path, prompts, temperature, seed, self.threads)
+            kept.write_text(json.dumps(found))
+        counts: dict[str, list[int]] = json.loads(kept.read_text())
+        return counts
 
-def measured(path: Path, prompts: list[str], temperature: float, threads: int) -> dict[str, Any]:
-    """Generate at depth 4 and count."""
+
+def measured(
+    path: Path, prompts: list[str], temperature: float, seed: int, threads: int
+) -> dict[str, list[int]]:
+    """Generate at depth 4 and count drafts by position."""
     options = {"n_ctx": 1024, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
-    drafted, accepted = [0] * DEPTH, [0] * DEPTH
-    with closing(MTPLlama(str(path), depth=DEPTH, profile=False, seed=1, **options)) as llm:
+    with closing(MTPLlama(str(path), depth=DEPTH, profile=False, seed=seed, **options)) as llm:
         vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
         for text in prompts:
             llm.reset()
@@ -128,9 +140,7 @@ def measured(path: Path, prompts: list[str], temperature: float, threads: int) -
                 if llama_cpp.llama_vocab_is_eog(vocabulary, token):
                     break
         stats = llm.mtp_stats
-        drafted, accepted = list(stats.drafted), list(stats.accepted)
-    rates = [round(a / d, 4) for a, d in zip(accepted, drafted, strict=True)]
-    return {"rates": rates, "drafted": drafted[0], "tokens": stats.tokens}
+        return dict(zip(COUNTS, (list(stats.drafted), list(stats.accepted)), strict=True))
 
 
 def beginnings(texts: list[Path], count: int) -> list[str]:
@@ -231,7 +241,7 @@ def case_b(case: Case) -> str:
     folder = fine_tuned(case, learned)
     stale = made(case.work / "b-stale.gguf", "convert", folder, "--quant", "F16", "--mtp-f16")
     prompts = case.prompts(learned, "b", 300)
-    tuned = case.trained_on_answers(case.work / "b.gguf", stale, prompts, 150_000, 4)
+    tuned = case.trained_on_answers(case.work / "b.gguf", stale, prompts, epochs=2)
     asked = beginnings(unseen, ASKED)
     own = case.measure("b", "own head, original trunk", case.f16, asked)
     before = case.measure("b", "stale head, fine-tuned trunk", stale, asked)

@@ -96,7 +96,7 @@ def train_head(
         typer.Option(
             "--minutes",
             min=0.01,
-            help="Finish in about N minutes (default: stop when acceptance no longer rises).",
+            help="Finish in about N minutes (default: stop when nothing is gained any more).",
         ),
     ] = None,
     tokens: Annotated[
