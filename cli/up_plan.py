@@ -173,7 +173,8 @@ def _checkpoint(asked: Asked, hub: HubModel | None, nbytes: int = 0) -> _Made:
     why_plain = ""
     for finding in () if diagnosis.can_draft else diagnosis.findings:
         if finding.code not in ("no-head", "claimed-head"):
-            raise RequestError(f"{asked.model}: {finding.text}")
+            where = "" if finding.text.startswith(asked.model) else f"{asked.model}: "
+            raise RequestError(f"{where}{finding.text}")
         if StepName.GRAFT in asked.skip:
             why_plain = f"{finding.text}, and --skip graft leaves it so"
             continue

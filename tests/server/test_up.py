@@ -158,7 +158,12 @@ class TestPlan:
         self, hub: Hub, home: Path, ggufs: Path, server: Path, free_port: int
     ) -> None:
         options = ("--port", free_port, "--llama-server", server, "--dry-run")
+        broken = home.parent / "broken"
+        broken.mkdir()
+        (broken / "model.safetensors").symlink_to(DEMO / "model.safetensors")
+        (broken / "config.json").write_text("{}")
         cases = {
+            (broken,): f"mtp-gguf: {broken}/config.json: architectures: expected one of",
             ("nothing",): "nothing: expected a GGUF file, a checkpoint folder or a model on the "
             "hub, found none; models on the hub are named OWNER/NAME",
             (DEMO, "--skip", "convert"): "--skip convert: expected its result, found none; leave "
