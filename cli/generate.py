@@ -455,5 +455,15 @@ def report(did: "MtpStats", generated: int, seconds: float) -> str:
         f"cycles: {did.cycles}, {did.tokens_per_cycle:.2f} tokens each",
         *(drafts or ["no drafts made"]),
         "ms per cycle: " + ", ".join(f"{k} {v / cycles:.2f}" for k, v in parts.items()),
+        f"graphs per cycle: trunk {did.decodes / cycles:.2f}, head {did.draft_graphs / cycles:.2f}",
+        *(
+            [
+                f"head's device per cycle: waited for {did.draft_syncs / cycles:.2f} times, "
+                f"{did.draft_bytes_up / cycles:,.0f} bytes up, "
+                f"{did.draft_bytes_down / cycles:,.0f} bytes down"
+            ]
+            if did.draft_syncs
+            else []
+        ),
     ]
     return "\n".join(lines) + "\n"

@@ -96,6 +96,11 @@ class SessionStats(ctypes.Structure):
         ("text_cycles", c_int64),
         ("text_drafted", c_int64),
         ("text_accepted", c_int64),
+        ("decodes", c_int64),
+        ("draft_graphs", c_int64),
+        ("draft_syncs", c_int64),
+        ("draft_bytes_up", c_int64),
+        ("draft_bytes_down", c_int64),
     )
 
 

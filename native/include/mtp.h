@@ -257,6 +257,11 @@ typedef struct mtp_session_stats {
     int64_t text_cycles;   /* cycles that drafted from the text; `drafted` and `accepted` above */
     int64_t text_drafted;  /* count only the head's drafts */
     int64_t text_accepted;
+    int64_t decodes;         /* calls of llama_decode by the cycles */
+    int64_t draft_graphs;    /* what the cycles exchanged with the head's device: graph launches, */
+    int64_t draft_syncs;     /* waits for the device, */
+    int64_t draft_bytes_up;  /* and bytes, 0 if the device computes in host memory */
+    int64_t draft_bytes_down;
 } mtp_session_stats;
 
 /* head: a head that no other session uses, or NULL for a session that never drafts with a head. Context

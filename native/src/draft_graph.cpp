@@ -477,7 +477,7 @@ void DraftGraph::run(const HeadCache & cache, const StoredTensor & embedding, co
     outputs_->download(backend_, transfers);
     ggml_backend_synchronize(backend_);
     ++transfers.graphs;
-    ++transfers.syncs;
+    transfers.syncs += !inputs_->in_host_memory();
     if (status != GGML_STATUS_SUCCESS) {
         throw Error(MTP_ERROR_BACKEND, format("%s: the draft graph failed: %s", ggml_backend_name(backend_),
                                               ggml_status_to_string(status)));
@@ -509,10 +509,14 @@ void DraftGraph::logits(int64_t i, int64_t step, float * out) const {
     ggml_backend_tensor_get(tensor, out, size_t(i) * tensor->nb[1], tensor->nb[1]);
 }
 
-void DraftGraph::drawn_from(int64_t step, std::vector<double> & out) const {
+void DraftGraph::drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const {
     const ggml_tensor * tensor = weights_[size_t(step)];
     std::vector<float> weights(size_t(ggml_nelements(tensor)));
     ggml_backend_tensor_get(tensor, weights.data(), 0, ggml_nbytes(tensor));
+    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+        ++transfers.syncs;
+        transfers.bytes_down += int64_t(ggml_nbytes(tensor));
+    }
     const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
     out.resize(weights.size());
     std::vector<float> inner(DRAW_BLOCK);

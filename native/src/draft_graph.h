@@ -94,7 +94,7 @@ public:
     void logits(int64_t i, int64_t step, float * out) const;
 
     // The distribution that a step of a sampling graph used, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out) const;
+    void drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const;
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;

@@ -42,7 +42,7 @@ public:
     bool draws() const { return draws_; }
 
     // The distribution that the last sampled draft used in a step, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out) const { last_drawn_->drawn_from(step, out); }
+    void drawn_from(int64_t step, std::vector<double> & out) { last_drawn_->drawn_from(step, out, transfers_); }
 
     // What has been exchanged with the device by feed and draft.
     const Transfers & transfers() const { return transfers_; }

@@ -34,6 +34,9 @@ public:
     void upload(ggml_backend_t backend, Transfers & transfers);
     void download(ggml_backend_t backend, Transfers & transfers);
 
+    // Whether the device computes in host memory.
+    bool in_host_memory() const { return all_ == nullptr; }
+
     size_t bytes() const { return size_ + staging_.size(); }
 
 private:

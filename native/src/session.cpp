@@ -198,6 +198,7 @@ void Session::roll_back(int32_t seq) {
         for (int64_t at = start; at < s.length; at += params_.max_rows) {
             const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
             run_trunk(seq, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
+            ++stats_.decodes;
         }
     });
     s.removable = 0; // a rollback uses up the older snapshots
@@ -360,6 +361,15 @@ void Session::truncate_text(int32_t seq, int64_t length) {
     }
 }
 
+// Adds what was exchanged with the head's device since `before`.
+void Session::add_transfers(const Transfers & before) {
+    const Transfers & now = head_->transfers();
+    stats_.draft_graphs += now.graphs - before.graphs;
+    stats_.draft_syncs += now.syncs - before.syncs;
+    stats_.draft_bytes_up += now.bytes_up - before.bytes_up;
+    stats_.draft_bytes_down += now.bytes_down - before.bytes_down;
+}
+
 // Feeds the head up to `token`, which is at position s.length, and drafts what follows. Drafts nothing
 // if the tail is empty. At depth 0 rows are collected until there are enough for a batch.
 int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
@@ -369,6 +379,7 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         return 0;
     }
     Stopwatch watch(stats_.draft_ms);
+    const Transfers before = head_->transfers();
     const int64_t next = next_row(seq);
     const int64_t at = next - s.tail_first;
     const int64_t n = s.length + 1 - next;
@@ -380,6 +391,7 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     } else {
         head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
     }
+    add_transfers(before);
     s.tail_tokens.clear();
     s.tail_hidden.clear();
     s.tail_first = s.length;
@@ -493,6 +505,7 @@ void Session::verify_more() {
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
     run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
+    ++stats_.decodes;
     keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;
@@ -602,7 +615,9 @@ void Session::subtract_draft(int64_t step) {
             draft_index_[size_t(vocabulary.target_id(int32_t(i)))] = int32_t(i);
         }
     }
+    const Transfers before = head_->transfers();
     head_->drawn_from(step, drawn_from_);
+    add_transfers(before);
     Distribution & p = target_;
     double left = 0;
     for (size_t i = 0; i < p.tokens.size(); ++i) {

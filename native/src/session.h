@@ -134,6 +134,7 @@ private:
     void verify_more();
     void report_outcome(int32_t seq, int32_t token, double rollback_ms);
     void truncate_text(int32_t seq, int64_t length);
+    void add_transfers(const Transfers & before);
     int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
                   const Drawing * drawing);
     void read_distribution(int32_t row);

@@ -1,0 +1,70 @@
+"""What a cycle exchanges with the device: graph launches, waits and bytes, counted in ggml."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.commands import run_python
+from support.models import Models
+
+SOURCE = Path(__file__).resolve().parents[1] / "support" / "device_calls.c"
+DEPTH = 3
+CYCLES = 24
+
+# A session's greedy cycles, after some that build the graphs; prints the totals of the rest.
+PROGRAM = f"""
+import ctypes, json, sys
+from support.native_trunk import opened_session
+
+class Counts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in (
+        "graphs", "syncs", "bytes_up", "bytes_down", "ups", "downs")]
+
+counter = ctypes.CDLL(sys.argv[1]).device_calls
+counter.restype = Counts
+with opened_session(sys.argv[2], "snapshot", {DEPTH}) as (session, _):
+    session.decode([5, 6, 7, 8])
+    token = 9
+    for cycle in range(8 + {CYCLES}):
+        if cycle == 8:
+            session.reset_stats()
+            counter()
+        token = session.step(token, {DEPTH})[-1]
+    found = counter()
+    stats = session.stats()
+print(json.dumps({{
+    **{{name: getattr(found, name) for name, _ in Counts._fields_}},
+    "decodes": stats.decodes, "draft_graphs": stats.draft_graphs, "cycles": stats.cycles,
+    "draft_syncs": stats.draft_syncs, "draft_bytes_up": stats.draft_bytes_up,
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if sys.platform != "linux":
+        pytest.skip("libraries are preloaded the Linux way")
+    if "LD_PRELOAD" in os.environ:
+        pytest.skip("a sanitizer is preloaded")
+    out = tmp_path_factory.mktemp("counter") / "device_calls.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", out, SOURCE, "-ldl"]
+    if subprocess.run(command, check=False).returncode:
+        pytest.skip("no C compiler")
+    return out
+
+
+def test_a_cycle_is_two_graphs(counter: Path, models: Models) -> None:
+    """One of the head, one of the trunk, and no more than that are waited for."""
+    path = models.gguf("demo", "Q4_K_M", "F16", layout="ids")
+    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
+    found = json.loads(run_python(PROGRAM, counter, path, env=environment))
+    print(found)
+    assert found["cycles"] == CYCLES
+    assert found["decodes"] == found["draft_graphs"] == CYCLES
+    assert found["graphs"] == 2 * CYCLES
