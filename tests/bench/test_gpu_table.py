@@ -38,7 +38,8 @@ def test_the_table(tmp_path: Path) -> None:
     """On a shape of the tests; its figures mean nothing."""
     folder = tmp_path / "environment"
     folder.symlink_to(sys.prefix)
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--backend", "any", "--work", tmp_path]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--backend", "any"]
+    command += ["--work", str(tmp_path)]
     command += ["--no-build", "--no-tests", "--shapes", "tiny-moe-cpu-moe", "--depths", "2,auto"]
     command += ["--tokens", "8", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
