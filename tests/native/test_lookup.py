@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp.llama_grammar import LlamaGrammar
 
 from mtp_gguf.gguf_tools.profile import FROM_TEXT
 from mtp_gguf.native import MTPLlama
@@ -21,6 +22,7 @@ from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 from support.chi_square import far_off, two_samples
 from support.commands import invoke
+from support.models import Models
 from support.native_trunk import Trunk
 
 LOOKUP = 12
@@ -219,6 +221,47 @@ def test_mtp_llama_looks_up(dial: Any, tmp_path: Path, with_head: bool) -> None:
     assert stats[0].text_cycles == 0
     assert stats[1].text_accepted > 0
     assert 0 < origins.count(FROM_TEXT) <= stats[1].text_accepted  # the last cycle may be cut off
+
+
+# As llama_cpp.Llama's own completions take them.
+REPEATED = "red green blue grey " * 12  # the demo model goes on with the repetition
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "chain": {"temperature": 0.6, "top_k": 20},
+    "penalties": {"temperature": 0.6, "repeat_penalty": 1.02, "frequency_penalty": 0.02},
+    "grammar": {"temperature": 0.6, "grammar": "root ::= [a-z ]*"},
+}
+
+
+@pytest.mark.parametrize("quant", ["Q4_K_M", pytest.param("F16", marks=pytest.mark.slow)])
+def test_completions_are_those_of_no_drafting(models: Models, quant: str) -> None:
+    """With a sampler's chain, penalties and a grammar, seed by seed; also with exact.
+
+    pytest -m slow tests/native/test_lookup.py also runs F16 weights.
+    """
+    path = models.gguf("demo", quant, "F16")
+    settings: list[dict[str, Any]] = [
+        {"depth": 0, "lookup": False},
+        {"lookup": True, "rejection": False},
+        {"lookup": True, "rejection": False, "exact": True},
+    ]
+    texts = []
+    for setting in settings:
+        with closing(
+            MTPLlama(str(path), n_ctx=256, n_threads=1, profile=False, flash_attn=True, **setting)
+        ) as llm:
+            for how, options in COMPLETIONS.items():
+                for seed in range(2):
+                    for _ in range(50):  # as if learned long ago: drafts are nearly free
+                        llm.session.set_costs([10.0 + i / 10 for i in range(15)], [10.0] * 4)
+                    given = dict(options)
+                    if "grammar" in given:
+                        given["grammar"] = LlamaGrammar.from_string(given["grammar"], verbose=False)
+                    done: Any = llm.create_completion(REPEATED, max_tokens=24, seed=seed, **given)
+                    texts.append((how, seed, done["choices"][0]["text"]))
+            assert (llm.mtp_stats.text_accepted > 10) is bool(setting["lookup"])
+    n = len(texts) // len(settings)
+    assert [texts[i : i + n] for i in range(n, len(texts), n)] == [texts[:n]] * (len(settings) - 1)
 
 
 @pytest.mark.parametrize(
