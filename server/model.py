@@ -1,6 +1,7 @@
 """What `serve` needs to know about a model: its file, its head, its default depth."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,10 @@ class ServedModel:
 def open_model(path: Path) -> ModelFile:
     """Read the headers of a GGUF model, given any of its shards; FormatError if it is damaged."""
     if not path.is_file():
-        raise FormatError(f"{path}: expected a GGUF file, found {what_is_at(path)}")
+        found = what_is_at(path)
+        if (path / "config.json").is_file():
+            found = f"a checkpoint; `mtp-gguf up {shlex.quote(str(path))}` converts and serves it"
+        raise FormatError(f"{path}: expected a GGUF file, found {found}")
     with open_gguf_model(path) as model:
         report = model.report
         embedding = model.tensors.get(EMBEDDING_TENSOR)

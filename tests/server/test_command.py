@@ -25,7 +25,7 @@ from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
 from support.commands import check_refusal, invoke
 from support.llama_libraries import has_kernels
-from support.models import Files
+from support.models import DEMO, Files
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
@@ -302,6 +302,12 @@ def test_no_model_no_command(content: bytes | None, patched: Path, tmp_path: Pat
     if content is not None:
         model.write_bytes(content)
     assert "model.gguf" in refusal(patched, model)
+
+
+def test_a_checkpoint_is_for_up(patched: Path, tmp_path: Path) -> None:
+    words = f"found a checkpoint; `mtp-gguf up {DEMO}` converts and serves it"
+    assert words in refusal(patched, DEMO)
+    assert "found a folder" in refusal(patched, tmp_path)
 
 
 # ------------------------------------------------------------ words and addresses
