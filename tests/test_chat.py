@@ -169,7 +169,7 @@ def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
 
 
 def test_what_is_dropped_and_what_is_refused_leaves_whole_exchanges(demo: Path) -> None:
-    with closing(drafting_model(str(demo), None, 0, 256, 1, 0)) as llm:
+    with closing(drafting_model(str(demo), None, 0, 256, 1, 0, 0)) as llm:
         render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
         assert render is not None
         chat = Conversation(llm, render, "Write.", 8, 0.0)
