@@ -29,6 +29,7 @@ TOKENS = 512
 OF_THE_BEST = 0.97
 OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
+GPU_REACHED = 0.95  # of the best depth's speed, once it is found
 SHARED = 0.91  # of the best that several sequences can do together
 
 
@@ -222,6 +223,24 @@ def test_the_depth_is_limited_by_the_room_left_and_can_be_zero() -> None:
     assert none.plan(5) == 0
     assert none.keep([]) == 0
     none.report(Outcome(verify_ms=3.0))
+
+
+# Milliseconds: verification nearly free up to some rows, then by the tile; drafts by bandwidth, by
+# launches, or over the whole vocabulary.
+GPU_CURVES = {
+    "fast card": Curve((6.0, 6.2, 6.3, 6.5, 6.6, 6.8, 7.0), line(0.6, 0.35, 6)),
+    "launch-bound": Curve((3.0, 3.1, 3.1, 3.2, 3.2, 3.3, 3.3), line(1.5, 1.4, 6)),
+    "whole vocabulary": Curve((9.0, 9.3, 9.5, 9.8, 10.1, 10.4, 10.7), line(1.4, 1.2, 6)),
+    "experts on the CPU": Curve((20, 29, 36, 42, 48, 53, 58), line(1.0, 0.7, 6)),
+    "steps of tiles": Curve((8.0, 8.1, 8.2, 8.3, 13.0, 13.1, 13.2), line(0.7, 0.4, 6)),
+}
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("curve", GPU_CURVES.values(), ids=GPU_CURVES)
+def test_the_best_depth_of_a_gpu_is_found(curve: Curve, chance: float) -> None:
+    runs = [list(play(curve, lambda _: chance, seed, 512)) for seed in range(4)]
+    assert mean(rate(run[60:]) for run in runs) / curve.best(chance) > GPU_REACHED
 
 
 @pytest.mark.parametrize(

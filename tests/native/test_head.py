@@ -443,6 +443,35 @@ def test_arguments_are_checked(models: Models, hidden: np.ndarray) -> None:
     head.close()
 
 
+@places.everywhere
+def test_sequences_share_a_graph(models: Models) -> None:
+    """With padded rows and equal depths, too, as on a GPU, where rounding may turn a near tie."""
+    draw = np.random.default_rng(4)
+    ends = [0, 240, 1]
+    same = total = 0
+    with (
+        Head(models.gguf(), n_ctx=512, n_seq_max=3) as together,
+        Head(models.gguf(), n_ctx=512, n_seq_max=3) as alone,
+    ):
+        for rows in ((1, 5, 2), (2, 1, 9), (4, 4, 1)):
+            tasks = []
+            for seq, n in enumerate(rows):
+                tokens = [int(token) for token in draw.integers(900, size=n)]
+                hidden = draw.standard_normal((n, together.n_embd)).astype(np.float32)
+                tasks.append(SequenceTask(tokens, hidden, ends[seq], seq + 1, seq))
+                ends[seq] += n
+            for task, draft in zip(tasks, together.draft_batch(tasks), strict=True):
+                want = alone.draft(task.tokens, task.hidden, task.first, task.depth, task.seq)
+                pairs = zip(draft.tokens, want.tokens, strict=True)
+                equal = next((i for i, (a, b) in enumerate(pairs) if a != b), task.depth)
+                assert draft.probabilities[:equal] == pytest.approx(
+                    want.probabilities[:equal], rel=0.05
+                )
+                same, total = same + equal, total + task.depth
+        assert [together.next_position(seq) for seq in range(3)] == ends
+    assert same >= 0.8 * total
+
+
 def test_arguments_of_a_batch_are_checked(models: Models, hidden: np.ndarray) -> None:
     rows = rows_for(hidden, len(TOKENS))
     with Head(models.gguf(), n_ctx=40, n_seq_max=3) as head:
