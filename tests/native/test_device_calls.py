@@ -53,7 +53,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "LD_PRELOAD" in os.environ:
         pytest.skip("a sanitizer is preloaded")
     out = tmp_path_factory.mktemp("counter") / "device_calls.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-o", out, SOURCE, "-ldl"]
+    command: list[str | Path] = ["cc", "-shared", "-fPIC", "-O1", "-o", out, SOURCE, "-ldl"]
     if subprocess.run(command, check=False).returncode:
         pytest.skip("no C compiler")
     return out
