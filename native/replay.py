@@ -3,9 +3,8 @@
 import os
 from typing import Literal
 
-from mtp_gguf.gguf_tools.profile import AUTO
-
 from mtp_gguf.gguf_tools.nextn import REPLAYED
+from mtp_gguf.gguf_tools.profile import AUTO
 
 from .runtime import llama_cpp
 from .session import Rollback
