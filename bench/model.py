@@ -45,7 +45,7 @@ class BenchModel:
     def __init__(
         self, path: Path, *, n_ctx: int, threads: int, gpu_layers: int = 0, head: Path | None = None
     ) -> None:
-        check_trunk(path)
+        self.architecture = check_trunk(path)
         self.path = path
         self.n_ctx = n_ctx
         self.threads = threads

@@ -145,7 +145,7 @@ def tune(
 def _costs(model: BenchModel, result: SearchResult, prompt: Sequence[int]) -> Costs:
     """The costs that depth auto starts from: those of the best drafting settings."""
     best = next(c.settings for c in result.tried if c.settings.depth != 0)
-    setting = replace(_setting(best, model.gpu_layers), max_depth=AUTO_MAX_DEPTH, lookup=0)
+    setting = replace(_setting(best, model), max_depth=AUTO_MAX_DEPTH, lookup=0)
     costs = cycle_costs(model, setting, prompt, blocks=COST_BLOCKS, one_context=True)
     return Costs(
         tuple(s.median for s in costs.verify),
@@ -248,7 +248,7 @@ class _Comparison:
         """Tokens per second over all prompts."""
         tokens, seconds = 0, 0.0
         depth: Any = settings.depth
-        with self._model.session(_setting(settings, self._model.gpu_layers)) as session:
+        with self._model.session(_setting(settings, self._model)) as session:
             for prompt in self._prompts:
                 text = generate(self._model, session, prompt, self._plan.amount.tokens, depth)
                 tokens += len(text.tokens) - 1
@@ -256,11 +256,12 @@ class _Comparison:
         return tokens / max(seconds, 1e-9)
 
 
-def _setting(settings: DraftSettings, gpu_layers: int) -> Setting:
+def _setting(settings: DraftSettings, model: BenchModel) -> Setting:
     """As MTPLlama runs them: depth auto with drafts from the text, where those are the default."""
     depth = AUTO_MAX_DEPTH if settings.depth == "auto" else int(settings.depth)
     rollback = Rollback.parse(settings.rollback)
-    lookup = LOOKUP_TOKENS if looks_up_by_default(settings.depth, rollback, gpu_layers) else 0
+    looks_up = looks_up_by_default(model.architecture, settings.depth, rollback, model.gpu_layers)
+    lookup = LOOKUP_TOKENS if looks_up else 0
     return Setting(depth, settings.fastmtp_size, rollback, settings.draft_threads, lookup)
 
 

@@ -179,7 +179,7 @@ class MTPLlama(llama_cpp.Llama):
             mtp_head = str(local_gguf(str(mtp_head), with_head=False).path)
         elif found.head is not None:
             mtp_head = str(found.head)
-        check_trunk(Path(model_path))
+        architecture = check_trunk(Path(model_path))
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -214,7 +214,8 @@ class MTPLlama(llama_cpp.Llama):
         self.depth = depth
         self.max_depth = max_depth if depth == AUTO else depth
         if lookup is None:
-            looks_up |= looks_up_by_default(depth, self._mode, options.get("n_gpu_layers", 0))
+            gpu_layers = options.get("n_gpu_layers", 0)
+            looks_up |= looks_up_by_default(architecture, depth, self._mode, gpu_layers)
         self._max_lookup = min(LOOKUP_TOKENS, room) if looks_up and not self._plain else 0
         self._rejection = rejection
         self._keep_prompt = keep_prompt

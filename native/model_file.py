@@ -19,22 +19,25 @@ def template_fault(error: BaseException) -> str:
     return f"tokenizer.chat_template: expected a Jinja template, found an error in it: {error}"
 
 
-def check_trunk(model: Path) -> None:
-    """Raise ModelRefusedError for a file that llama.cpp would crash on instead of rejecting it.
+def check_trunk(model: Path) -> str | None:
+    """Return a model's architecture; None if llama.cpp has to report what is wrong with the file.
+
+    Raises ModelRefusedError for a file that llama.cpp would crash on instead of rejecting it.
 
     That is a file that the strict reader rejects, a head without a trunk, or one with a fault that
     `load_faults` finds. `mtp-gguf doctor --load` finds faults that the header does not show.
     """
     if not model.exists():
-        return  # llama_cpp reports it
+        return None  # llama_cpp reports it
     try:
         with open_model(model) as opened:
             alone = opened.head.is_alone and opened.head.report.ready
             faults = load_faults(opened)
+            architecture = opened.architecture
     except FormatError as error:
         raise ModelRefusedError(str(error)) from None
     except (MtpGgufError, OSError):
-        return  # llama.cpp reports what it cannot read
+        return None  # llama.cpp reports what it cannot read
     if alone:
         raise ModelRefusedError(
             f"{model}: expected a model, found only an MTP head; load the model that it is for, "
@@ -45,3 +48,4 @@ def check_trunk(model: Path) -> None:
         raise ModelRefusedError(
             f"{model}: {faults[0]}{more}; llama.cpp would crash on it: convert or download it again"
         )
+    return architecture

@@ -25,7 +25,11 @@ def replays(architecture: str | None, n_gpu_layers: int) -> bool:
 
 
 def looks_up_by_default(
-    depth: int | Literal["auto"], rollback: Rollback, n_gpu_layers: int
+    architecture: str | None,
+    depth: int | Literal["auto"],
+    rollback: Rollback,
+    n_gpu_layers: int,
 ) -> bool:
     """Whether a session also drafts from the text unless told otherwise (docs/decisions.md)."""
-    return depth == AUTO and rollback is Rollback.SNAPSHOT and replays(n_gpu_layers)
+    replay = rollback is Rollback.SNAPSHOT and replays(architecture, n_gpu_layers)
+    return depth == AUTO and replay

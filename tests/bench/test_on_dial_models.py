@@ -152,7 +152,7 @@ def test_tune_measures_auto_as_it_runs(dial: Any, monkeypatch: pytest.MonkeyPatc
     assert tune(dial("tiny", hit=0.9), task, _hush).profile is not None
     assert {(0, 0), (1, 0), (2, 0)} < seen
     looking_up = {setting for setting in seen if setting[1] > 0}
-    assert looking_up == ({(AUTO_MAX_DEPTH, LOOKUP_TOKENS)} if replays(0) else set())
+    assert looking_up == ({(AUTO_MAX_DEPTH, LOOKUP_TOKENS)} if replays("qwen35", 0) else set())
 
 
 def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyPatch) -> None:

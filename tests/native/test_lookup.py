@@ -280,7 +280,7 @@ def test_completions_are_those_of_no_drafting(models: Models, quant: str) -> Non
 def test_on_by_default_where_depth_is_automatic_and_rollback_needs_no_snapshots(
     dial: Any, arguments: dict[str, Any], expected: bool
 ) -> None:
-    expected = expected and (replays(0) or "lookup" in arguments)
+    expected = expected and (replays("qwen35", 0) or "lookup" in arguments)
     prompt = copied_prompt(dial)
     with closing(
         MTPLlama(str(dial("tiny")), n_ctx=256, n_threads=1, profile=False, **arguments)
