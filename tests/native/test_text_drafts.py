@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mtp_gguf.native._bindings import DEPTH_AUTO, check, library
 from mtp_gguf.native.depth import DepthChooser, Outcome
@@ -17,6 +19,7 @@ from mtp_gguf.native.errors import NativeError
 VERIFY = [22.0, 26.0, 30.5, 35.0, 38.5, 46.0, 53.0, 66.0, 70.0, 76.0, 84.0, 90.0, 96.0, 101.0]
 VERIFY += [112.0, 175.0]
 PERIOD = 100
+REUSED = [HealthCheck.function_scoped_fixture]  # the text is set anew by each example
 
 
 class TextDrafts:
@@ -99,6 +102,26 @@ def test_a_novel_text_is_left_to_the_head(text: TextDrafts) -> None:
         words.append(2000 + i)
         text.set(words, generated=True)
     assert text.plan(n=4, depth=0) == []
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 1.0), st.lists(st.integers(0, 3), max_size=30), st.booleans()),
+        max_size=20,
+    )
+)
+def test_drafts_are_tokens_of_the_text_whatever_it_was_before(
+    text: TextDrafts, edits: list[tuple[float, list[int], bool]]
+) -> None:
+    """Cut to a share, then continued, read or generated; a remembered place may be cut off."""
+    words: list[int] = []
+    for share, more, generated in edits:
+        words = words[: int(len(words) * share)] + more
+        text.set(words, generated=generated)
+        assert set(text.plan(depth=0)) <= set(words)
 
 
 def test_the_text_may_change_in_any_way(text: TextDrafts) -> None:
