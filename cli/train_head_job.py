@@ -115,8 +115,8 @@ def run(job: Job) -> dict[str, Any]:
     torch.set_num_threads(job.cores)
     with open_model(job.model) as model:
         check_type(_head_type(job, model))
+        config = BlockConfig.of(model.head)
         with _weights(job, model) as weights:
-            config = BlockConfig.of(model.head)
             _check_resources(job, config, weights, model)
             with _kept_when_interrupted(job.folder):
                 samples = _collected(job, model, config, began)

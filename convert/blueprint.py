@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from mtp_gguf.gguf_tools.format import Value
 
@@ -51,8 +51,8 @@ class Family(Protocol):
 
     ARCHITECTURES: tuple[str, ...]
 
-    def wants(self, name: str, head: HeadChoice) -> bool:
-        """Whether a conversion of this part of the model reads the source tensor `name`."""
+    def wants(self, name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
+        """Whether a conversion of this part of a model reads the source tensor `name`."""
 
     def blueprint(self, checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         """Name and shape of every target; CheckpointError if the checkpoint does not fit."""

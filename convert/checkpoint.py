@@ -20,10 +20,12 @@ from mtp_gguf.gguf_tools.safetensors import (
 from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.torch_file import open_weights
 
-from .config import ConfigReader
+from .config import ConfigReader, is_whole
 from .json_files import read_json_object
 
 LAYERS_KEY = "mtp_num_hidden_layers"
+APPENDED_KEY = "num_nextn_predict_layers"  # of models whose head follows the trunk's layers
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,9})\.")
 _SHARD = re.compile(r"((?:pytorch_)?model)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 _MODELOPT_NAME = "hf_quant_config.json"
@@ -118,6 +120,22 @@ class Checkpoint:
 def is_head(name: str) -> bool:
     """Whether a tensor belongs to the MTP head."""
     return canonical_name(name).startswith("mtp.")
+
+
+def head_test(config: dict[str, Any]) -> Callable[[str], bool]:
+    """A function that knows the tensors of the MTP head of a model with this config.
+
+    Those of Qwen models are named `mtp.*`; GLM's are a layer after the trunk's.
+    """
+    layers, appended = (config.get(key) for key in ("num_hidden_layers", APPENDED_KEY))
+    if not (is_whole(layers) and is_whole(appended) and appended > 0):
+        return is_head
+
+    def test(name: str) -> bool:
+        match = _LAYER.match(canonical_name(name))
+        return match is not None and int(match[1]) >= layers
+
+    return test
 
 
 def is_vision(name: str) -> bool:

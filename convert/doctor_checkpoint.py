@@ -32,14 +32,14 @@ from .blueprint import HeadChoice
 from .checkpoint import (
     LAYERS_KEY,
     Checkpoint,
-    is_head,
+    head_test,
     open_checkpoint,
     read_config,
     read_weight_map,
 )
 from .checkpoint_side import CheckpointSide
 from .config import ConfigReader, is_whole
-from .family import find_family
+from .family import wanted
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .plan import Request
@@ -107,12 +107,11 @@ def _diagnosed(
     count = 0
     try:
         config = read_config(folder)
-        family = find_family(config, folder / "config.json")
-        with open_checkpoint(
-            folder, lambda name: family.wants(name, HeadChoice.WITH_TRUNK), elsewhere
-        ) as checkpoint:
+        in_head = head_test(config)
+        needed = wanted(config, folder / "config.json", (HeadChoice.WITH_TRUNK,))
+        with open_checkpoint(folder, needed, elsewhere) as checkpoint:
             findings = list(_head(examined, checkpoint))
-            count = sum(is_head(name) for name in checkpoint.tensors)
+            count = sum(map(in_head, checkpoint.tensors))
             if not findings:
                 make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
     except (CheckpointError, FormatError) as error:
@@ -242,7 +241,7 @@ class _Part:
 def _head(examined: _Examined, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Findings for a head that is missing, not in the config, or incomplete."""
     layers = checkpoint.mtp_layers()
-    names = [name for name in checkpoint.tensors if is_head(name)]
+    names = list(filter(head_test(checkpoint.config), checkpoint.tensors))
     if not names:
         text = "the checkpoint has no mtp.* tensors"
         code = "no-head"

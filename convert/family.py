@@ -6,16 +6,22 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
-from . import qwen3_5, qwen3_next
+from . import glm4_moe, qwen3_5, qwen3_next
 from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
-_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next)
+_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next, glm4_moe)
 
 
-def wanted(family: Family, parts: Collection[HeadChoice]) -> Callable[[str], bool]:
-    """Whether a conversion of any of these parts of the model reads a source tensor."""
-    return lambda name: any(family.wants(name, part) for part in parts)
+def wanted(
+    config: dict[str, Any], where: Path, parts: Collection[HeadChoice]
+) -> Callable[[str], bool]:
+    """Whether a conversion of any of these parts of the model reads a source tensor.
+
+    where: the config's file. CheckpointError as find_family.
+    """
+    family = find_family(config, where)
+    return lambda name: any(family.wants(name, part, config) for part in parts)
 
 
 def find_family(config: dict[str, Any], where: Path) -> Family:

@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.safetensors import (
 
 from .blueprint import HeadChoice
 from .checkpoint import read_config, read_weight_map
-from .family import find_family, wanted
+from .family import wanted
 
 # All files other than weights that a converter or a runtime reads.
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "README.md", "LICENSE*"]
@@ -47,7 +47,7 @@ def _download(hub_id: str, revision: str | None, parts: Collection[HeadChoice]) 
         raise
     except EntryNotFoundError:
         raise CheckpointError(_what_it_is(hub_id, revision)) from None
-    wants = wanted(find_family(read_config(config.parent), config), parts)
+    wants = wanted(read_config(config.parent), config, parts)
     if not parts:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_SMALL_FILES))
     try:

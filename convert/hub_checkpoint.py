@@ -19,22 +19,21 @@ from .blueprint import HeadChoice
 from .checkpoint import (
     Checkpoint,
     PlacedTensor,
+    head_test,
     is_head,
     open_checkpoint,
     read_config,
     read_weight_map,
 )
-from .family import find_family
+from .family import wanted
 from .hub import download
 
 
 def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> Checkpoint:
     """Open a model on the hub, reading only headers; CheckpointError or RemoteError on failure."""
     folder = download(hub_id, revision, ())
-    family = find_family(read_config(folder), folder / "config.json")
-    return open_checkpoint(
-        folder, lambda name: family.wants(name, head), shards_on_hub(hub_id, folder)
-    )
+    needed = wanted(read_config(folder), folder / "config.json", (head,))
+    return open_checkpoint(folder, needed, shards_on_hub(hub_id, folder))
 
 
 def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
@@ -84,13 +83,13 @@ def with_local_head(
     Only the byte ranges of the head's tensors are fetched; adjacent ones share a request.
     progress: called with the number of bytes just fetched.
     """
-    wanted = _remote_head(checkpoint)
-    if not wanted:
+    remote = _remote_head(checkpoint)
+    if not remote:
         return checkpoint
     places: dict[str, int] = {}
     try:
         with path.open("wb") as file:
-            for _, run in groupby(wanted, _Neighbours()):
+            for _, run in groupby(remote, _Neighbours()):
                 tensors = list(run)
                 start = tensors[0].stored.offset
                 length = tensors[-1].stored.offset + tensors[-1].stored.nbytes - start
@@ -118,10 +117,11 @@ def with_local_head(
 
 def _remote_head(checkpoint: Checkpoint) -> list[PlacedTensor]:
     """Remote tensors of the head, sorted by file and offset."""
+    in_head = head_test(checkpoint.config)
     remote = [
         t
         for name, t in checkpoint.tensors.items()
-        if is_head(name) and isinstance(t.source, RemoteSource)
+        if in_head(name) and isinstance(t.source, RemoteSource)
     ]
     return sorted(remote, key=lambda t: (t.source.name, t.stored.offset))
 

@@ -242,7 +242,7 @@ OUTPUT_NORM = _norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidd
 OUTPUT = Entry("lm_head.weight", "output.weight", lambda d: (d.vocab, d.hidden))
 
 
-def wants(name: str, head: HeadChoice) -> bool:
+def wants(name: str, head: HeadChoice, _config: object = None) -> bool:
     """Whether a conversion of this part of the model reads the source tensor `name`."""
     if is_vision(name) or head is HeadChoice.VISION:
         return is_vision(name) and head is HeadChoice.VISION

@@ -9,7 +9,7 @@ from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
 from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
-from .family import find_family, wanted
+from .family import wanted
 from .hub import download
 from .hub_checkpoint import open_hub_checkpoint, open_hub_head
 
@@ -65,8 +65,7 @@ def _open(model: str, revision: str | None, parts: Collection[HeadChoice]) -> Ch
         folder = download(hub.hub_id, revision or hub.revision, parts)
     else:
         folder = _local_folder(model)
-    family = find_family(read_config(folder), folder / "config.json")
-    return open_checkpoint(folder, wanted(family, parts))
+    return open_checkpoint(folder, wanted(read_config(folder), folder / "config.json", parts))
 
 
 def _local_folder(model: str) -> Path:

@@ -39,6 +39,7 @@ _NEGATIVE_SHARE = 0.02
 UNKNOWN_ORIGINAL = "ORIGINAL"
 
 _NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.hybrid}
+_HEADS_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.ours}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
 _TOKENIZER_ARRAYS = {
@@ -165,7 +166,7 @@ def original_of(model: Model) -> str:
     `general.base_model` is the original only if the file names a quantizer. In other files it is
     the model that this one was fine-tuned from, which has a different head.
     """
-    if model.architecture in _NOT_CONVERTED:
+    if model.architecture in _HEADS_NOT_CONVERTED:
         return "OTHER.gguf"
     url = None
     if "general.quantized_by" in model.first.keys:

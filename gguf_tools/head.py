@@ -446,9 +446,12 @@ class MtpHead:
         )
         key, value = self._size("attention.key_length"), self._size("attention.value_length")
         ffn = self._size("feed_forward_length")
-        shared = self._size("expert_shared_feed_forward_length")
         experts, expert_ffn = self._size("expert_count"), self._size("expert_feed_forward_length")
+        shared = self._size("expert_shared_feed_forward_length")
         queries, keys, values = 2 * heads * key, kv * key, kv * value
+        if not self.kind.hybrid:  # GLM: no gates of attention, and a number of shared experts
+            shared = expert_ffn * self._size("expert_shared_count")
+            queries = heads * key
         fused = queries + keys + values if min(queries, keys, values) else 0
         shapes: dict[str, tuple[int, ...]] = {
             "nextn.eh_proj.weight": (2 * width, width),
@@ -476,6 +479,7 @@ class MtpHead:
             "ffn_up_exps.weight": (width, expert_ffn, experts),
             "ffn_gate_up_exps.weight": (width, 2 * expert_ffn, experts),
             "ffn_down_exps.weight": (expert_ffn, width, experts),
+            "exp_probs_b.bias": (experts,),
             "ffn_gate_inp_shexp.weight": (width,),
             "ffn_gate_shexp.weight": (width, shared),
             "ffn_up_shexp.weight": (width, shared),

@@ -8,7 +8,7 @@ such as the list of pre-tokenizers, are not repeated here.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .errors import FormatError
 from .fastmtp import (
@@ -274,9 +274,7 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
             trunk |= {block + s: shape for s, shape in _linear(block, linear, head).items()}
         else:
             common += _FULL_ATTENTION
-            for name in _BIASED:
-                shape = head.shapes.get(f"{name}.weight")
-                optional[f"{block}{name}.bias"] = shape and shape[1:]
+            optional |= _biases(block, _BIASED, head)
         present = _unfused(block, common, head)
         trunk |= {block + s: head.shapes.get(s) for s in present}
         matrices = [s.removesuffix(".weight") for s in (*present, *linear)]
@@ -291,8 +289,15 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
         trunk |= {block + s: head.shapes.get(s) for s in suffixes}
         own = ("nextn.shared_head_norm.weight", "nextn.embed_tokens.weight")
         optional |= {block + s: head.shapes.get(s) for s in own}
+        optional |= _biases(block, _BIASED[1:], head)
         optional |= _draft_tensors(head.draft, block + SHORT_HEAD_SUFFIX, rows, width)
     return {**top, **trunk}, optional
+
+
+def _biases(block: str, names: Sequence[str], head: MtpHead) -> Shapes:
+    """The optional biases of attention; the draft graph has none for fused tensors."""
+    shapes = {name: head.shapes.get(f"{name}.weight") for name in names}
+    return {f"{block}{name}.bias": shape and shape[1:] for name, shape in shapes.items()}
 
 
 def _linear(block: str, shapes: Shapes, head: MtpHead) -> Shapes:
@@ -300,7 +305,11 @@ def _linear(block: str, shapes: Shapes, head: MtpHead) -> Shapes:
     if head.architecture != "qwen3next" or f"{block}ssm_in.weight" not in head.tensors:
         return shapes
     fused = [shapes[s] or (0, 0) for s in ("attn_qkv.weight", "attn_gate.weight")]
-    rest = {s: shape for s, shape in shapes.items() if not s.startswith("attn_")}
+    rest = {
+        s: shape
+        for s, shape in shapes.items()
+        if not s.startswith("attn_") or block + s in head.tensors
+    }
     return {**rest, "ssm_in.weight": (fused[0][0], sum(shape[1] for shape in fused))}
 
 

@@ -81,7 +81,7 @@ BLOCKS: Mapping[str, NextnBlock] = {
     "qwen35": NextnBlock((*_QWEN_ATTENTION, *_DENSE), ours=True, hybrid=True),
     "qwen35moe": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
     "qwen3next": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
-    "glm4moe": NextnBlock((*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED)),
+    "glm4moe": NextnBlock((*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED), ours=True),
     "deepseek2": NextnBlock(
         (*_CORE, *_LATENT, *_FFN_NORM, *_EXPERTS, *_SHARED),
         (_ANY_Q, (_LATENT_VALUES, _weights("attn_kv_b"))),

@@ -107,6 +107,15 @@ private:
         return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, c_.norm_eps), weight);
     }
 
+    // A product of a matrix with rows of x, with the bias that some models have.
+    ggml_tensor * linear(ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x) {
+        ggml_tensor * out = ggml_mul_mat(ctx_, weight, x);
+        return bias == nullptr ? out : ggml_add(ctx_, out, bias);
+    }
+
+    // A norm of each head [head_dim, heads, n], if the model has one.
+    ggml_tensor * head_norm(ggml_tensor * x, ggml_tensor * weight) { return weight == nullptr ? x : norm(x, weight); }
+
     // x: [head_dim, heads, n]. positions: [4 n], of which only M-RoPE uses more than the first n.
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
         if (!c_.mrope) {
@@ -131,10 +140,10 @@ private:
     // tensors that set_rows returns, so that they depend on the write.
     void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots, int64_t n, int64_t each) {
         const int64_t rows = n * each;
-        ggml_tensor * k = ggml_reshape_3d(ctx_, ggml_mul_mat(ctx_, w_.k, normed), c_.head_dim, c_.n_head_kv, rows);
-        k = rope(norm(k, w_.k_norm), at);
+        ggml_tensor * k = ggml_reshape_3d(ctx_, linear(w_.k, w_.k_bias, normed), c_.head_dim, c_.n_head_kv, rows);
+        k = rope(head_norm(k, w_.k_norm), at);
         k = ggml_reshape_2d(ctx_, k, c_.kv_width(), rows);
-        ggml_tensor * v = ggml_mul_mat(ctx_, w_.v, normed);
+        ggml_tensor * v = linear(w_.v, w_.v_bias, normed);
         for (int64_t i = 0; i < n; ++i) {
             ggml_tensor * to = n == 1 ? slots : ggml_view_1d(ctx_, slots, each, size_t(i * each) * sizeof(int64_t));
             for (auto [cache, all] : {std::pair(&keys_[size_t(i)], k), std::pair(&values_[size_t(i)], v)}) {
@@ -180,14 +189,16 @@ private:
     ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, int64_t step) {
         const int64_t n = normed->ne[1];
         const size_t head = size_t(c_.head_dim) * sizeof(float);
-        ggml_tensor * both = ggml_mul_mat(ctx_, w_.q, normed); // per head query then gate
-        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, 2 * head, both->nb[1], 0);
-        ggml_tensor * gate = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, 2 * head, both->nb[1], head);
-        gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, n);
-
-        q = rope(norm(q, w_.q_norm), g_.step_positions_[size_t(step)]);
+        const size_t stride = (c_.gated ? 2 : 1) * head; // of a head: the query, then its gate
+        ggml_tensor * both = linear(w_.q, w_.q_bias, normed);
+        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], 0);
+        q = rope(head_norm(q, w_.q_norm), g_.step_positions_[size_t(step)]);
         ggml_tensor * attention = attend_all(q, 0, n, step);
-        attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
+        if (c_.gated) {
+            ggml_tensor * gate = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], head);
+            gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, n);
+            attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
+        }
         x = ggml_add(ctx_, ggml_mul_mat(ctx_, w_.attn_out, attention), x);
 
         normed = norm(x, w_.post_norm);
@@ -200,17 +211,22 @@ private:
         return ggml_mul_mat(ctx_, down, both);
     }
 
-    // The selected experts, weighted by their renormalized probabilities, and the gated shared expert.
+    // The selected experts, weighted by their probabilities, and the shared expert.
     ggml_tensor * mixture(ggml_tensor * x) {
         const int64_t used = c_.n_expert_used;
         const int64_t n = x->ne[1];
-        ggml_tensor * probabilities = ggml_soft_max(ctx_, ggml_mul_mat(ctx_, w_.router, x)); // [n_expert, n]
-        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, probabilities, int(used));           // [used, n]
+        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.router, x); // [n_expert, n]
+        ggml_tensor * probabilities = c_.sigmoid_router ? ggml_sigmoid(ctx_, logits) : ggml_soft_max(ctx_, logits);
+        ggml_tensor * ranked = c_.sigmoid_router ? ggml_add(ctx_, probabilities, w_.router_bias) : probabilities;
+        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, ranked, int(used)); // [used, n]
         ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, n), chosen);
         shares = ggml_reshape_2d(ctx_, shares, used, n);
-        // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
-        ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
-        shares = ggml_reshape_3d(ctx_, ggml_div(ctx_, shares, sum), 1, used, n);
+        if (c_.normed_shares) {
+            // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
+            ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
+            shares = ggml_div(ctx_, shares, sum);
+        }
+        shares = ggml_reshape_3d(ctx_, shares, 1, used, n);
         if (c_.expert_scale != 1.0f) {
             shares = ggml_scale(ctx_, shares, c_.expert_scale);
         }
@@ -239,8 +255,11 @@ private:
         }
         if (w_.shared_up != nullptr) {
             ggml_tensor * shared = feed_forward(x, w_.shared_gate, w_.shared_up, w_.shared_down);
-            ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, n]
-            out = ggml_add(ctx_, out, ggml_mul(ctx_, shared, share));
+            if (w_.shared_router != nullptr) {
+                ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, n]
+                shared = ggml_mul(ctx_, shared, share);
+            }
+            out = ggml_add(ctx_, out, shared);
         }
         return out;
     }

@@ -191,6 +191,18 @@ float GgufFile::number_or(const std::string & key, float otherwise) const {
     return has_key(key) ? number(key) : otherwise;
 }
 
+bool GgufFile::flag_or(const std::string & key, bool otherwise) const {
+    if (!has_key(key)) {
+        return otherwise;
+    }
+    const int64_t id = require_key(key);
+    const gguf_type type = gguf_get_kv_type(metadata(), id);
+    if (type != GGUF_TYPE_BOOL) {
+        refuse(format("%s: expected true or false, found %s", key.c_str(), gguf_type_name(type)));
+    }
+    return gguf_get_val_bool(metadata(), id);
+}
+
 std::string GgufFile::text(const std::string & key) const {
     const int64_t id = require_key(key);
     const gguf_type type = gguf_get_kv_type(metadata(), id);

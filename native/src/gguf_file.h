@@ -43,6 +43,7 @@ public:
     int64_t integer_or(const std::string & key, int64_t lowest, int64_t highest, int64_t otherwise) const;
     float number(const std::string & key) const;
     float number_or(const std::string & key, float otherwise) const;
+    bool flag_or(const std::string & key, bool otherwise) const;
     std::string text(const std::string & key) const;
 
     // An array of integers of 4 bytes (signed or not), each within bounds.

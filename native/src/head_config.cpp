@@ -19,12 +19,15 @@ struct Kind {
     const char * arch;
     bool moe;
     bool mrope; // rotates by sections; the others as NeoX
+    bool gated; // the query matrix has a gate of the attention's output per head
+    bool glm;   // experts as in GLM-4.5
 };
 
 static const Kind KINDS[] = {
-    {"qwen35", false, true},
-    {"qwen35moe", true, true},
-    {"qwen3next", true, false},
+    {"qwen35", false, true, true, false},
+    {"qwen35moe", true, true, true, false},
+    {"qwen3next", true, false, true, false},
+    {"glm4moe", true, false, false, true},
 };
 
 static const Kind & find_kind(const GgufFile & file) {
@@ -55,8 +58,28 @@ static void read_sections(const GgufFile & file, const std::string & key, HeadCo
     }
 }
 
+// GLM's experts: chosen by the sigmoid of the router and a bias, and shared ones of their size.
+static void read_glm_experts(const GgufFile & file, const std::string & prefix, HeadConfig & c) {
+    const int64_t sigmoid = 2; // llama_expert_gating_func_type
+    const int64_t gating = file.integer_or(prefix + "expert_gating_func", 0, 16, 0);
+    if ((gating != 0 && gating != sigmoid) || file.integer_or(prefix + "expert_group_count", 0, MOST_COUNT, 0) > 1) {
+        throw Error(MTP_ERROR_UNSUPPORTED, file.path() + ": expected experts of one group chosen by a sigmoid, found others");
+    }
+    for (const int32_t section : file.has_key(prefix + "rope.dimension_sections")
+                                     ? file.integers(prefix + "rope.dimension_sections", 4, 0, MOST_COUNT)
+                                     : std::vector<int32_t>()) {
+        if (section != 0) {
+            throw Error(MTP_ERROR_UNSUPPORTED, file.path() + ": " + prefix +
+                                                   "rope.dimension_sections: expected none, as llama.cpp's draft graph, found some");
+        }
+    }
+    c.sigmoid_router = true;
+    c.normed_shares = file.flag_or(prefix + "expert_weights_norm", false);
+    c.n_ff_shared = c.n_ff_expert * file.integer_or(prefix + "expert_shared_count", 0, 64, 0);
+}
+
 static void read_rope(const GgufFile & file, const std::string & arch, HeadConfig & c) {
-    c.n_rot = int(file.integer(arch + ".rope.dimension_count", 2, c.head_dim));
+    c.n_rot = int(file.integer_or(arch + ".rope.dimension_count", 2, c.head_dim, c.head_dim));
     if (c.n_rot % 2 != 0) {
         file.refuse(format("%s.rope.dimension_count: expected an even number, found %d", arch.c_str(), c.n_rot));
     }
@@ -92,6 +115,7 @@ HeadConfig HeadConfig::read(const GgufFile & file) {
     c.arch = kind.arch;
     c.moe = kind.moe;
     c.mrope = kind.mrope;
+    c.gated = kind.gated;
     const std::string prefix = c.arch + ".";
     const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
     if (n_mtp == 0) {
@@ -135,8 +159,12 @@ HeadConfig HeadConfig::read(const GgufFile & file) {
         c.n_expert_used = file.integer(prefix + "expert_used_count", 1, c.n_expert, c.block);
         c.n_ff_expert = file.integer(prefix + "expert_feed_forward_length", 1, MOST_WIDTH, c.block);
         c.n_ff_shared = file.integer_or(prefix + "expert_shared_feed_forward_length", 0, MOST_WIDTH, 0);
+        c.normed_shares = true;
         const float scale = file.number_or(prefix + "expert_weights_scale", 0.0f);
         c.expert_scale = scale == 0.0f ? 1.0f : scale;
+        if (kind.glm) {
+            read_glm_experts(file, prefix, c);
+        }
     } else {
         c.n_ff = file.integer(prefix + "feed_forward_length", 1, MOST_WIDTH, c.block);
     }

@@ -12,6 +12,7 @@ struct HeadConfig {
     std::string arch; // general.architecture
     bool moe;
     bool mrope;       // rotates by rope_sections, and not as NeoX
+    bool gated;       // the query matrix has a gate of the attention's output per head
     int block;        // N of blk.N
 
     int64_t n_embd;
@@ -19,10 +20,12 @@ struct HeadConfig {
     int64_t n_head_kv;
     int64_t head_dim;
     int64_t n_ff;          // dense only
-    int64_t n_expert;      // MoE only, as the next three
+    int64_t n_expert;      // MoE only, as the next six
     int64_t n_expert_used;
     int64_t n_ff_expert;
-    int64_t n_ff_shared;
+    int64_t n_ff_shared;   // 0 if not known
+    bool    sigmoid_router; // experts are chosen by sigmoids and a bias, and not by a softmax
+    bool    normed_shares;  // the weights of the chosen experts are divided by their sum
     float   expert_scale;  // factor on the experts' weights, 1 if the file has none
     float   norm_eps;
 
@@ -38,6 +41,9 @@ struct HeadConfig {
     float beta_slow;
 
     int64_t kv_width() const { return head_dim * n_head_kv; }
+
+    // Rows of the query matrix.
+    int64_t query_rows() const { return (gated ? 2 : 1) * head_dim * n_head; }
 
     // "blk.<N>.<suffix>"
     std::string name(const std::string & suffix) const;

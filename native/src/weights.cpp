@@ -96,7 +96,7 @@ void Weights::upload() {
 }
 
 StoredAttention StoredAttention::find(const GgufFile & head, const HeadConfig & c) {
-    const int64_t n_query = 2 * c.head_dim * c.n_head;
+    const int64_t n_query = c.query_rows();
     const int64_t n_key = c.kv_width();
     if (head.find(c.name("attn_qkv.weight"))) {
         const StoredTensor fused = head.get(c.name("attn_qkv.weight"), {c.n_embd, n_query + 2 * n_key});
@@ -118,6 +118,9 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
         }
         return place(stored);
     };
+    auto vector_if_any = [&](const std::string & name, int64_t n) {
+        return head.find(name) ? norm(head, name, n) : nullptr;
+    };
     auto place_matrix = [&](const StoredTensor & stored) {
         if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
             head.refuse(stored.name + ": expected a type of floats, found " + ggml_type_name(stored.type));
@@ -137,13 +140,24 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
     t.q         = place_matrix(attention.q);
     t.k         = place_matrix(attention.k);
     t.v         = place_matrix(attention.v);
-    t.q_norm    = norm(head, c.name("attn_q_norm.weight"), c.head_dim);
-    t.k_norm    = norm(head, c.name("attn_k_norm.weight"), c.head_dim);
+    if (c.gated) {
+        t.q_norm = norm(head, c.name("attn_q_norm.weight"), c.head_dim);
+        t.k_norm = norm(head, c.name("attn_k_norm.weight"), c.head_dim);
+    } else {
+        t.q_norm = vector_if_any(c.name("attn_q_norm.weight"), c.head_dim);
+        t.k_norm = vector_if_any(c.name("attn_k_norm.weight"), c.head_dim);
+    }
+    t.q_bias = vector_if_any(c.name("attn_q.bias"), c.query_rows());
+    t.k_bias = vector_if_any(c.name("attn_k.bias"), c.kv_width());
+    t.v_bias = vector_if_any(c.name("attn_v.bias"), c.kv_width());
     t.attn_out  = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
     t.post_norm = norm(head, c.name("post_attention_norm.weight"), c.n_embd);
 
     if (c.moe) {
         t.router = matrix("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
+        if (c.sigmoid_router) {
+            t.router_bias = norm(head, c.name("exp_probs_b.bias"), c.n_expert);
+        }
         if (head.find(c.name("ffn_gate_up_exps.weight"))) {
             t.gate_up_exps = matrix("ffn_gate_up_exps.weight", {c.n_embd, 2 * c.n_ff_expert, c.n_expert});
         } else {
@@ -153,7 +167,9 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
         t.down_exps = matrix("ffn_down_exps.weight", {c.n_ff_expert, c.n_embd, c.n_expert});
         if (const auto up = head.find(c.name("ffn_up_shexp.weight"))) {
             const int64_t n = c.n_ff_shared > 0 ? c.n_ff_shared : up->ne[1];
-            t.shared_router = matrix("ffn_gate_inp_shexp.weight", {c.n_embd});
+            if (!c.sigmoid_router) {
+                t.shared_router = matrix("ffn_gate_inp_shexp.weight", {c.n_embd});
+            }
             t.shared_gate   = matrix("ffn_gate_shexp.weight", {c.n_embd, n});
             t.shared_up     = matrix("ffn_up_shexp.weight", {c.n_embd, n});
             t.shared_down   = matrix("ffn_down_shexp.weight", {n, c.n_embd});

@@ -26,9 +26,12 @@ struct BlockTensors {
     ggml_tensor * hnorm;     // [n_embd]
     ggml_tensor * eh_proj;   // [2 * n_embd, n_embd], input [embedding, hidden]
     ggml_tensor * attn_norm; // [n_embd]
-    ggml_tensor * q;         // [n_embd, 2 * head_dim * n_head], per head query then gate
+    ggml_tensor * q;         // [n_embd, query_rows], if gated per head query then gate
     ggml_tensor * k;         // [n_embd, kv_width]
     ggml_tensor * v;         // [n_embd, kv_width]
+    ggml_tensor * q_bias;    // [query_rows]
+    ggml_tensor * k_bias;    // [kv_width]
+    ggml_tensor * v_bias;    // [kv_width]
     ggml_tensor * q_norm;    // [head_dim]
     ggml_tensor * k_norm;    // [head_dim]
     ggml_tensor * attn_out;  // [head_dim * n_head, n_embd]
@@ -39,11 +42,12 @@ struct BlockTensors {
     ggml_tensor * ffn_down;  // [n_ff, n_embd]
 
     ggml_tensor * router;       // [n_embd, n_expert]
+    ggml_tensor * router_bias;  // [n_expert], for the choice alone
     ggml_tensor * gate_up_exps; // [n_embd, 2 * n_ff_expert, n_expert], or the next two
     ggml_tensor * gate_exps;    // [n_embd, n_ff_expert, n_expert]
     ggml_tensor * up_exps;      // [n_embd, n_ff_expert, n_expert]
     ggml_tensor * down_exps;    // [n_ff_expert, n_embd, n_expert]
-    ggml_tensor * shared_router; // [n_embd]
+    ggml_tensor * shared_router; // [n_embd], nullptr if the shared expert is not gated
     ggml_tensor * shared_gate;  // [n_embd, n_ff_shared]
     ggml_tensor * shared_up;    // [n_embd, n_ff_shared]
     ggml_tensor * shared_down;  // [n_ff_shared, n_embd]
@@ -56,7 +60,7 @@ struct BlockTensors {
 // The query, key and value matrices of the block's attention as stored: separate tensors, or consecutive
 // rows of attn_qkv.
 struct StoredAttention {
-    StoredTensor q; // [n_embd, 2 * head_dim * n_head]
+    StoredTensor q; // [n_embd, query_rows]
     StoredTensor k; // [n_embd, kv_width]
     StoredTensor v; // [n_embd, kv_width]
 

@@ -123,6 +123,8 @@ def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
         u32["attention.head_count"] = [heads, 0, heads, *[heads] * layers]
         u32["attention.head_count_kv"] = [heads, 0, heads, *[heads] * layers]
         u32["feed_forward_length"] = [0, 0, FFN, *[FFN] * layers]
+    elif architecture == "glm4moe":
+        u32["rope.dimension_count"] = head // 2
     elif architecture.startswith("qwen"):
         u32["rope.dimension_sections"] = [head // 4] * 4
     if architecture == "deepseek4":
