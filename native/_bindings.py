@@ -499,9 +499,6 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
     lib.mtp_session_set_corpus.restype = c_int32
     lib.mtp_session_set_corpus.argtypes = [c_void_p, c_void_p]
-    # mtp_status mtp_tokenizer_fingerprint(const char * const * words, int32_t n, uint64_t * out);
-    lib.mtp_tokenizer_fingerprint.restype = c_int32
-    lib.mtp_tokenizer_fingerprint.argtypes = [POINTER(c_char_p), c_int32, POINTER(c_uint64)]
     # mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
     lib.mtp_session_tokenizer.restype = c_int32
     lib.mtp_session_tokenizer.argtypes = [c_void_p, POINTER(c_uint64)]

@@ -54,27 +54,14 @@ class Vocabulary:
             self._api.llama_model_free(self._model)
             self._model = None
 
-    def fingerprint(self) -> int:
-        """Return what Session.tokenizer returns for a session on this file."""
-        from ._bindings import check, library  # noqa: PLC0415  (loads the libraries)
-
-        none = self._api.llama_vocab_type(self._vocabulary) == self._api.LLAMA_VOCAB_TYPE_NONE
-        get_text = self._api.llama_vocab_get_text
-        words = (ctypes.c_char_p * self.size)(
-            *(b"" if none else get_text(self._vocabulary, i) for i in range(self.size))
-        )
-        out = ctypes.c_uint64()
-        check(library().mtp_tokenizer_fingerprint(words, self.size, ctypes.byref(out)))
-        return out.value
-
-    def encode(self, text: str | bytes, *, special: bool = True) -> NDArray[np.int32]:
-        """Return the tokens of `text`; none are added. special: recognize special tokens in it."""
-        data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of `text`; special tokens in it are recognized, none are added."""
+        data = text.encode("utf-8", "replace")
         # At most one token per byte.
         tokens = np.empty(max(len(data), 1), np.int32)
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         count = self._api.llama_tokenize(
-            self._vocabulary, data, len(data), pointer, len(tokens), False, special
+            self._vocabulary, data, len(data), pointer, len(tokens), False, True
         )
         if count < 0:
             raise RequestError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")

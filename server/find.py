@@ -16,7 +16,7 @@ VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 # As spelled in --help.
 _CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N", ",lookup")
 
-_NO_GPU = "no usable GPU found"
+_NO_DEVICES = "(none)"  # in the list of devices, which leaves out the CPU
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
 
@@ -73,8 +73,8 @@ def ask(path: Path) -> LlamaServer:
 
 
 def finds_gpu(path: Path) -> bool:
-    """Whether the server at `path` finds a GPU that it can use; it warns if not, given layers."""
-    return _NO_GPU not in _answer(path, "-ngl", "1", "--version")
+    """Whether the server at `path` finds a GPU that it can use."""
+    return _NO_DEVICES not in _answer(path, "--list-devices")
 
 
 def _answer(path: Path, *options: str) -> str:

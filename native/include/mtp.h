@@ -580,14 +580,8 @@ MTP_API mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t *
 /* Lets a session with max_lookup > 0 draft from an index, too, which must outlive it; NULL: no longer. */
 MTP_API mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
 
-/* The same for drafts outside of a session. */
-MTP_API mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus);
-
 /* Returns a fingerprint of the texts of all tokens of the session's model. */
 MTP_API mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
-
-/* The same from the texts themselves; words: [n], in the order of their ids. */
-MTP_API mtp_status mtp_tokenizer_fingerprint(const char * const * words, int32_t n, uint64_t * out);
 
 #ifdef __cplusplus
 }

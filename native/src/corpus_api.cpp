@@ -2,10 +2,8 @@
 
 #include "corpus_handle.h"
 #include "error.h"
-#include "fingerprint.h"
 
 #include <algorithm>
-#include <cstring>
 
 using mtp::guard;
 using mtp::require;
@@ -37,18 +35,6 @@ mtp_status mtp_corpus_open(const char * path, int32_t n_vocab, uint64_t tokenize
     return guard([&] {
         *require(out, "out") = nullptr;
         *out = new mtp_corpus(require(path, "path"), n_vocab, tokenizer);
-    });
-}
-
-mtp_status mtp_tokenizer_fingerprint(const char * const * words, int32_t n, uint64_t * out) {
-    return guard([&] {
-        require_range(n, 0, INT32_MAX, "n");
-        mtp::Fingerprint fingerprint;
-        for (int32_t i = 0; i < n; ++i) {
-            const char * word = require(require(words, "words")[i], "words");
-            fingerprint.add(word, std::strlen(word) + 1);
-        }
-        *require(out, "out") = fingerprint.value();
     });
 }
 

@@ -1,6 +1,5 @@
 // The C functions of drafts from the text: they check arguments that need no object, then call it.
 
-#include "corpus_handle.h"
 #include "depth_handle.h"
 #include "error.h"
 #include "text_drafts.h"
@@ -36,10 +35,6 @@ mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, i
             throw;
         }
     });
-}
-
-mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus) {
-    return guard([&] { require(text, "text")->set_corpus(corpus); });
 }
 
 mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth, int32_t head_depth, int32_t room,

@@ -2,7 +2,6 @@
 
 #include "error.h"
 #include "fingerprint.h"
-#include "mtp.h"
 #include "nextn.h"
 #include "stamp.h"
 #include "trunk_state.h"
@@ -178,15 +177,12 @@ void Trunk::copy(int32_t from, int32_t to, int64_t length) {
 
 uint64_t Trunk::tokenizer() const {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(context_));
-    std::vector<const char *> words(size_t(n_vocab_), "");
-    for (int32_t i = 0; i < int32_t(n_vocab_) && llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; ++i) {
-        words[size_t(i)] = llama_vocab_get_text(vocab, i);
+    Fingerprint out;
+    for (int32_t i = 0; i < int32_t(n_vocab_); ++i) {
+        const char * text = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : llama_vocab_get_text(vocab, i);
+        out.add(text, std::strlen(text) + 1);
     }
-    uint64_t out = 0;
-    if (mtp_tokenizer_fingerprint(words.data(), int32_t(n_vocab_), &out) != MTP_OK) {
-        throw Error(MTP_ERROR_INTERNAL, mtp_last_error());
-    }
-    return out;
+    return out.value();
 }
 
 uint64_t Trunk::fingerprint() const {

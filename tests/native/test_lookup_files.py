@@ -23,7 +23,6 @@ from mtp_gguf.native import MTPLlama, lookup_files
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.lookup_files import Corpus, open_lookup_files
 from mtp_gguf.native.suffix_index import Match
-from mtp_gguf.native.vocabulary import Vocabulary
 
 VOCABULARY, TOKENIZER = 9, 5
 HEADER = 48
@@ -293,20 +292,6 @@ def test_mtp_llama_drafts_from_files(dial: Any, tmp_path: Path, cache: Path) -> 
             session.set_corpus(written(tmp_path / "other.index", [[1, 2]]))
     with pytest.raises(NativeError, match="lookup_files: expected a list of paths"):
         MTPLlama(str(path), lookup_files=str(tmp_path))
-
-
-def test_a_file_has_the_fingerprint_of_its_sessions(dial: Any) -> None:
-    """An index for a server is written from the file alone."""
-    path = dial("tiny")
-    with (
-        closing(MTPLlama(str(path), n_ctx=256, lookup=True, profile=False)) as llm,
-        Vocabulary(path) as vocabulary,
-    ):
-        assert vocabulary.fingerprint() == llm.session.tokenizer()
-        assert vocabulary.size == llm.n_vocab()
-        text = b"a text <|im_end|> with a special token"
-        tokens = llm.tokenize(text, add_bos=False, special=False)
-        assert vocabulary.encode(text, special=False).tolist() == tokens
 
 
 def test_an_index_lives_as_long_as_its_session(dial: Any, tmp_path: Path) -> None:

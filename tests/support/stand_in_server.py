@@ -25,6 +25,8 @@ if "--version" in sys.argv:
     sys.exit(print("version: stand-in") or 0)
 if "--help" in sys.argv:
     sys.exit(print(HELP) or 0)
+if "--list-devices" in sys.argv:
+    sys.exit(print("Available devices:\\n  Stand0: stand-in (1 MiB, 1 MiB free)") or 0)
 print("stand-in: started with", sys.argv[1:], flush=True)
 if "--die" in sys.argv:
     for i in range(100):
