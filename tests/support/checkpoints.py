@@ -929,7 +929,8 @@ NARROW = replace(
     dtype="F16",
 )
 
-# Dense and MoE, tied and not, rows that blocks do not divide, more value heads than key heads.
+# Dense, MoE and Qwen3-Next, tied and not, rows that blocks do not divide, more value heads than key
+# heads.
 COVERED = [
     SPECS[name]
     for name in (
@@ -940,6 +941,7 @@ COVERED = [
         "moe-fused",
         "moe-unfused",
         "moe-mixed",
+        "next-unfused",
     )
 ]
 DENSE, MOE = SPECS["dense-3v"], SPECS["moe-mixed"]

@@ -336,6 +336,6 @@ def test_default_names_are_made_of_the_inputs(
 def test_every_spec_with_a_head_is_covered_or_a_variant() -> None:
     """A new kind of checkpoint shows up here, to be put into COVERED or named as a variant."""
     variants = {"dense-deep", "dense-f16", "dense-f32", "dense-fp8", "moe-fp8"}
-    variants |= {"dense-no-mtp", "Qwen3.5-1.5M-Chat-v1.1"}
+    variants |= {"dense-no-mtp", "Qwen3.5-1.5M-Chat-v1.1", "next-fused", "next-fp8"}
     variants |= {spec.name for spec in SPECS.values() if spec.layout}
     assert {spec.name for spec in COVERED} | variants == set(SPECS)
