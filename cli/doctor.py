@@ -233,7 +233,7 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
         parts.append(f"cache {human_bytes(memory.cache)}")
         parts.append(f"{memory.copies} state copies of {human_bytes(memory.state_copy)}")
         yield (
-            f"extra memory at {memory.context} positions, depth {memory.copies}: "
+            f"extra memory at {memory.context} positions, depth {memory.depth}: "
             f"{human_bytes(memory.total)} ({', '.join(parts)})"
         )
         yield (

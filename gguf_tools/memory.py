@@ -34,6 +34,7 @@ class DraftMemory:
     state_copy: int
     state_log: int
     context: int
+    depth: int
     copies: int
 
     @property
@@ -79,7 +80,9 @@ def draft_memory(
         state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
         state_log=_recurrent_layers(trunk) * _layer_log(trunk) * _F32_BYTES,
         context=context,
-        copies=depth,
+        depth=depth,
+        # llama.cpp keeps no snapshots of other architectures; a session copies the state once.
+        copies=depth if trunk.architecture in REPLAYED else min(depth, 1),
     )
 
 

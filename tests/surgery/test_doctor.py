@@ -215,6 +215,9 @@ def test_memory_is_what_a_session_takes(
     assert taken == memory["head"] + rows
     assert head.cache_bytes == memory["cache"]
     copies = (states[1] - states[0]) * (1 << 20)  # the log rounds to a hundredth
+    if spec.family == "qwen3_next":  # one copy, which the session keeps
+        assert (copies, memory["copies"]) == (0, 1)
+        return
     kept = memory["state_log" if replays("qwen35", 0) else "state_copy"]
     assert copies == pytest.approx(2 * kept, abs=0.011 * (1 << 20))
 
