@@ -8,9 +8,10 @@ measurement, so that a slow minute affects all of them; the tables show medians,
 relation to the first. A batch is a prompt of that many tokens, with the logits of its last token
 only; benchmarks/verify.py measures batches with all logits. Flash attention is on for all sides.
 
-Reading memory: the file's weights, read from memory with that many threads. A single token reads
-all tensors but the table of input embeddings and the MTP head; "of reading" is its share of that
-speed.
+Reading memory: the file's bytes, read from memory with that many threads, in turn with the sides,
+because neighbours of a virtual machine take a changing part of the bandwidth. A single token reads
+all tensors but the table of input embeddings and the MTP head; "of reading" is the median over
+rounds of its share of that speed. Recurrent states, which are read and written, are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.model import open_model
 
-READS = 5  # of the whole file, the fastest of which counts
+READ_SECONDS = 0.5  # for a measurement of reading, about as long as one of a side
 BATCH_TOKENS = 256  # measured for each batch size and round, in as many repetitions
 PIECES = 16  # of the file for each thread
 
@@ -89,17 +90,23 @@ def bytes_per_token(path: Path) -> int:
         return sum(tensor.nbytes for name, tensor in model.tensors.items() if name not in unread)
 
 
-def read_speed(path: Path, threads: int) -> float:
-    """Return how fast threads read the file's bytes from memory, in bytes per second."""
-    weights = np.fromfile(path, np.int32, path.stat().st_size // 4)
-    pieces = np.array_split(weights, PIECES * threads)
-    times = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(READS):
+class Reader:
+    """Reads a file's bytes from memory with `threads` threads."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        weights = np.fromfile(path, np.int32, path.stat().st_size // 4)
+        self.nbytes = weights.nbytes
+        self.pieces = np.array_split(weights, PIECES * threads)
+        self.pool = ThreadPoolExecutor(threads)
+
+    def speed(self) -> float:
+        """Return bytes per second, the median over whole files."""
+        times: list[float] = []
+        while sum(times) < READ_SECONDS:
             began = time.perf_counter()
-            list(pool.map(np.max, pieces))
+            list(self.pool.map(np.max, self.pieces))
             times.append(time.perf_counter() - began)
-    return weights.nbytes / min(times)
+        return self.nbytes / statistics.median(times)
 
 
 def line(*cells: str) -> None:
@@ -108,7 +115,7 @@ def line(*cells: str) -> None:
 
 
 def compare(arguments: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
-    """Print the table for a number of threads; return tokens per second by row and side."""
+    """Print the tables for a number of threads; return tokens per second by row and side."""
     sides: list[Side] = arguments.sides
     first = sides[0].name
     ratios = [f"{first} / {other.name}" for other in sides[1:]]
@@ -116,19 +123,31 @@ def compare(arguments: argparse.Namespace, threads: int) -> dict[str, dict[str, 
     line("", *(each.name for each in sides), *ratios)
     line(*["---"] * (len(sides) + len(ratios) + 1))
     results: dict[str, dict[str, float]] = {}
+    reader = Reader(arguments.model, threads)
+    reads: list[float] = []
+    generated: dict[str, list[float]] = {}
     rows = {f"prompt of {n}": {"prompt": n} for n in arguments.prompts}
     rows["one token at a time"] = {"generate": arguments.generate}
     rows |= {f"batch of {n}": {"prompt": n} for n in arguments.batches}
     for title, work in rows.items():
         seen: dict[str, list[float]] = {each.name: [] for each in sides}
         for _ in range(arguments.rounds):
+            if "generate" in work:
+                reads.append(reader.speed())
+                generated = seen
             for each in sides:
                 seen[each.name].append(each.speed(arguments.model, threads, **work))
         row = {name: statistics.median(values) for name, values in seen.items()}
         results[title] = row
         of_first = [f"{row[first] / row[other.name]:.2f}" for other in sides[1:]]
         line(title, *(f"{speed:.1f}" for speed in row.values()), *of_first)
-    return results
+    size = bytes_per_token(arguments.model)
+    read = statistics.median(reads)
+    print(f"\nreading memory: {read / 1e9:.1f} GB/s, a token's weights: {size / 1e6:.0f} MB")
+    for name, speeds in generated.items():
+        shares = [speed * size / at_once for speed, at_once in zip(speeds, reads, strict=True)]
+        print(f"{name}: {statistics.median(shares):.0%} of reading")
+    return results | {"bytes read per second": {"memory": read}}
 
 
 def report_batches(results: dict[str, dict[str, float]], batches: list[int]) -> None:
@@ -160,17 +179,11 @@ def main() -> None:
         parser.error("NAME=FOLDER: expected a different name for each folder")
     if arguments.generate < 1 or arguments.rounds < 1:
         parser.error("--generate and --rounds: expected 1 or more")
-    size = bytes_per_token(arguments.model)
     record: dict[str, object] = {"model": arguments.model.name, "machine": platform.machine()}
     for threads in arguments.threads:
-        before = read_speed(arguments.model, threads)
         results = compare(arguments, threads)
         report_batches(results, arguments.batches)
-        reads = max(before, read_speed(arguments.model, threads))
-        print(f"\nreading memory: {reads / 1e9:.1f} GB/s, a token's weights: {size / 1e6:.0f} MB")
-        for name, speed in results["one token at a time"].items():
-            print(f"{name}: {speed * size / reads:.0%} of reading")
-        record[f"{threads} threads"] = {"read_gb_s": reads / 1e9, **results}
+        record[f"{threads} threads"] = results
     print(json.dumps(record))
 
 
