@@ -1,13 +1,15 @@
 """What training a head gains on the demo model, in the four cases of docs/train.md.
 
     python benchmarks/train_head.py --work FOLDER [--cases a b c d] [--threads 2]
+    python benchmarks/train_head.py --work FOLDER --model CHECKPOINT --text FILES
 
 Acceptance is counted while the model generates (`MTPLlama`, depth 4, greedily, and at temperature
 0.8 with four seeds, because each head leads to other texts), from 100 prompts: those of
-demo_model/acceptance.py, and beginnings of texts that are not trained on. Files that are already in
-FOLDER are not made again, so an interrupted run goes on. Prints one line of JSON per file and
-temperature, and a table. Needs the extras `train` and `upstream` (case b trains the trunk with
-transformers).
+demo_model/acceptance.py, and beginnings of texts that are not trained on. Another small model
+(demo_model/train.py --text) is measured with beginnings of FILES of its kind alone, which it has
+not read; half of them are trained on. Files that are already in FOLDER are not made again, so an
+interrupted run goes on. Prints one line of JSON per file and temperature, and a table. Needs the
+extras `train` and `upstream` (case b trains the trunk with transformers).
 """
 
 from __future__ import annotations
@@ -59,16 +61,23 @@ def made(path: Path, *words: object) -> Path:
 class Case:
     """A folder with texts, and what is made and measured in it."""
 
-    def __init__(self, work: Path, threads: int, tokens: int) -> None:
-        self.work = work
-        self.threads = threads
-        self.tokens = tokens
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.work: Path = arguments.work
+        self.threads: int = arguments.threads
+        self.tokens: int = arguments.tokens
+        self.model: Path = arguments.model
+        self.given: list[Path] = arguments.text
         self.rows: list[dict[str, Any]] = []
-        work.mkdir(parents=True, exist_ok=True)
-        self.f16 = made(work / "f16.gguf", "convert", DEMO, "--quant", "F16", "--mtp-f16")
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.f16 = self.converted("f16.gguf", "F16")
+
+    def converted(self, name: str, quant: str) -> Path:
+        return made(self.work / name, "convert", self.model, "--quant", quant, "--mtp-f16")
 
     def texts(self) -> list[Path]:
-        """Texts of the demo model's kind that it has not read."""
+        """Texts of the model's kind that it has not read."""
+        if self.given:
+            return self.given
         folder = self.work / "texts"
         if not folder.exists():
             built = corpus.build(SEED)
@@ -88,7 +97,10 @@ class Case:
 
     def asked(self) -> list[str]:
         """The prompts to measure with: acceptance.py's, and beginnings of unread texts."""
-        return [*acceptance.PROMPTS, *beginnings(self.texts()[1::2], ASKED)]
+        unseen = self.texts()[1::2]
+        if self.given:
+            return beginnings(unseen, len(acceptance.PROMPTS) + ASKED)
+        return [*acceptance.PROMPTS, *beginnings(unseen, ASKED)]
 
     def trained(self, path: Path, model: Path, *words: object) -> Path:
         """`model` with a trained head."""
@@ -173,7 +185,7 @@ def case_a(case: Case) -> str:
 
 
 def fine_tuned(case: Case, texts: list[Path]) -> Path:
-    """The demo's checkpoint with its trunk trained on other texts; the head is left as it was."""
+    """The model's checkpoint with its trunk trained on other texts; the head is left as it was."""
     folder = case.work / "fine-tuned"
     if (folder / "model.safetensors").exists():
         return folder
@@ -186,11 +198,11 @@ def fine_tuned(case: Case, texts: list[Path]) -> Path:
 
     torch.manual_seed(SEED)
     torch.set_num_threads(case.threads)
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(case.model / "tokenizer.json"))
     tokens = torch.tensor(
         [i for t in texts for i in tokenizer.encode(t.read_text(errors="replace")).ids]
     )
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=float(FINE_TUNE["rate"]))
     length, batch = int(FINE_TUNE["length"]), int(FINE_TUNE["batch"])
     state, first = case.work / "fine-tune.pt", 0
@@ -215,8 +227,8 @@ def fine_tuned(case: Case, texts: list[Path]) -> Path:
             saved |= {"step": step + 1, "random": torch.get_rng_state()}
             torch.save(saved, state.with_suffix(".partial"))
             state.with_suffix(".partial").rename(state)
-    shutil.copytree(DEMO, folder, dirs_exist_ok=True)
-    stored = load_file(DEMO / "model.safetensors")
+    shutil.copytree(case.model, folder, dirs_exist_ok=True)
+    stored = load_file(case.model / "model.safetensors")
     for name, value in model.state_dict().items():
         if name in stored:
             stored[name] = value.to(stored[name].dtype).contiguous()
@@ -253,7 +265,7 @@ def case_b(case: Case) -> str:
 
 def case_c(case: Case) -> str:
     """A Q4_K_M trunk."""
-    q4 = made(case.work / "q4.gguf", "convert", DEMO, "--quant", "Q4_K_M", "--mtp-f16")
+    q4 = case.converted("q4.gguf", "Q4_K_M")
     prompts = case.prompts(case.texts()[::2], "demo", 300)
     tuned = case.trained_on_answers(case.work / "c.gguf", q4, prompts)
     original = case.measure("c", "own head, F16 trunk", case.f16, case.asked())
@@ -290,8 +302,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=160_000, help="tokens of text for case a")
+    parser.add_argument("--model", type=Path, default=DEMO, help="another checkpoint folder")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", default=[], help="texts of its kind that it has not read"
+    )
     args = parser.parse_args()
-    case = Case(args.work, args.threads, args.tokens)
+    if bool(args.text) != (args.model != DEMO):
+        parser.error("--model and --text: expected both, found one")
+    case = Case(args)
     results = {name: CASES[name](case) for name in args.cases}
     print("\n| case | head | temperature | draft 1 | draft 2 | draft 3 | draft 4 |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -65,7 +65,13 @@ def _detect_pre_tokenizer(files: TokenizerFiles) -> str:
 
 def _tokens(files: TokenizerFiles, n_vocab: int) -> tuple[list[str], list[int]]:
     vocabulary = files.tokenizer.get_vocab(with_added_tokens=True)
-    by_id = {number: text for text, number in vocabulary.items()}
+    by_id: dict[int, str] = {}
+    for text, number in vocabulary.items():
+        if by_id.setdefault(number, text) != text:
+            raise CheckpointError(
+                f"{files.path}: expected one token for each id, found "
+                f"{' and '.join(sorted((f'{text!r:.60}', f'{by_id[number]!r:.60}')))} for {number}"
+            )
     if by_id and max(by_id) >= n_vocab:
         raise CheckpointError(
             f"{files.path}: expected ids below vocab_size ({n_vocab}) of the "

@@ -28,6 +28,7 @@ NAMED_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # Defaults of the family's tokenizer class in transformers.
 _DEFAULT_TOKEN = "<|endoftext|>"
 _DEFAULT_NAMES = ("eos_token", "unk_token", "pad_token")
+_NO_TOKENS = ("add_bos_token", "add_eos_token")  # settings that only sound like special tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ def load_tokenizer(folder: Path) -> TokenizerFiles:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.model.dropout = None
+    tokenizer.decoder = decoders.ByteLevel()  # as the tokenizer classes do, whatever the file has
     _add_tokens(tokenizer, folder, settings)
     return TokenizerFiles(folder, path, tokenizer, definition, settings, merges, splits)
 
@@ -98,7 +100,6 @@ def _from_vocabulary(path: Path, merges: tuple[str, ...]) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
@@ -203,7 +204,8 @@ def _named_tokens(
     roles = {
         key: value
         for key, value in values.items()
-        if key in standard or (key.endswith("_token") and isinstance(value, str))
+        if key in standard
+        or (key.endswith("_token") and key not in _NO_TOKENS and isinstance(value, str))
     }
     if isinstance(extra, dict):
         roles |= extra

@@ -86,6 +86,38 @@ class TestTextsOfTheirOwn:
             "922 and 1000",
         )
 
+    def test_two_of_one_id(self, broken: Path, output: Path) -> None:
+        def edit(tokenizer: dict[str, Any]) -> None:
+            tokenizer["model"]["vocab"]['"'] = tokenizer["model"]["vocab"]["!"]
+
+        edit_json(broken / "tokenizer.json", edit)
+        refuse(broken, output, "tokenizer.json: expected one token for each id", "'!' and '\"'")
+
+    def test_a_setting_that_sounds_like_a_token(self, broken: Path) -> None:
+        """transformers adds the text of any other key that ends in `_token`."""
+        plain = broken / "plain.gguf"
+        converted(broken, plain, "--quant", "F16")
+
+        def edit(settings: dict[str, Any]) -> None:
+            settings["add_bos_token"] = settings["add_eos_token"] = "text"
+
+        edit_json(broken / "tokenizer_config.json", edit)
+        said = broken / "said.gguf"
+        converted(broken, said, "--quant", "F16")
+        assert value_of(said, TOKENS) == value_of(plain, TOKENS)
+
+    def test_the_decoder_of_the_file_is_not_used(self, broken: Path) -> None:
+        plain = broken / "plain.gguf"
+        converted(broken, plain, "--quant", "F16")
+
+        def edit(tokenizer: dict[str, Any]) -> None:
+            tokenizer["decoder"] = {"type": "Replace", "pattern": {"String": "t"}, "content": ""}
+
+        edit_json(broken / "tokenizer.json", edit)
+        other = broken / "other.gguf"
+        converted(broken, other, "--quant", "F16")
+        assert value_of(other, TOKENS) == value_of(plain, TOKENS)
+
     def test_two_that_decode_alike(self, broken: Path, output: Path) -> None:
         add_tokens(broken, "é")  # a symbol of byte-level BPE, which stands for half a character
         converted(broken, output / "one.gguf", "--quant", "F16")

@@ -3,7 +3,8 @@
 The library gives three kinds of documents, in a fixed order for a given interpreter and seed:
 module sources, the language reference that `help()` prints (`pydoc_data.topics`), and ChatML chats
 built from docstrings and short functions. Validation documents come from files whose name hashes to
-zero, so no file is on both sides. The simple texts of primer.py are generated.
+zero, so no file is on both sides. The simple texts of primer.py are generated. A model of other
+texts (`train.py --text`) reads whole files instead.
 """
 
 from __future__ import annotations
@@ -154,6 +155,14 @@ def chats(rng: random.Random, turns: list[tuple[str, str]]) -> Iterator[str]:
     while turns:
         length = rng.choice((1, 1, 1, 2, 3))
         yield chat(rng, [turns.pop() for _ in range(min(length, len(turns)))])
+
+
+def of_files(paths: list[Path]) -> Corpus:
+    """Whole files as documents; those whose path hashes to zero are for validation."""
+    sides: dict[bool, list[str]] = {False: [], True: []}
+    for path in paths:
+        sides[is_validation(str(path))].append(path.read_text("utf-8", errors="replace"))
+    return Corpus(library=sides[False], primer=sides[False], validation=sides[True])
 
 
 def build(seed: int) -> Corpus:

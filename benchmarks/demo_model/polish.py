@@ -146,7 +146,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     log = Log(args.out / "polish.log", args.resume)
     saved = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-    texts = prepare(args.seed, saved.get_vocab_size(), args.length)
+    texts = prepare(args.out, args.seed, saved.get_vocab_size(), args.length)
     tokenizer = texts.tokenizer
     end, turn = vocabulary.ends(tokenizer)
     model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))

@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
+from train import FILES
+
 LICENSE = """\
 The weights and the tokenizer in this folder were made by benchmarks/demo_model of this project
 from the source files of the Python 3.11 standard library, Copyright (c) 2001 Python Software
@@ -122,7 +124,8 @@ def main() -> None:
         ("generation_config.json", generation),
     ):
         (args.out / name).write_text(json.dumps(fields, indent=2) + "\n")
-    (args.out / "LICENSE").write_text(LICENSE)
+    if not (args.run / FILES).exists():
+        (args.out / "LICENSE").write_text(LICENSE)
     print(f"largest difference of a logit after reading back: {check(model, args.out):.2e}")
     size = sum(path.stat().st_size for path in args.out.iterdir())
     print(f"{size / 1e6:.2f} MB in {args.out}")

@@ -2,6 +2,7 @@
 
     python train.py --out runs/demo            # some twenty minutes on one core
     python train.py --out runs/demo --resume   # goes on from the last checkpoint
+    python train.py --out runs/c --text FILES  # another small model, of these texts alone
 
 The learning rate rises, stays, and falls to zero over the last part of `--steps`. A resumed run may
 be given other numbers. See README.md for what follows (polish.py, ship.py).
@@ -26,6 +27,7 @@ from model import DemoModel, make_config
 from tokenizers import Tokenizer
 from torch import Tensor
 
+FILES = "files.txt"  # in a run's folder: the texts, one path a line, if they are not Python's
 DRAFT_STEPS = 3
 LIBRARY_SHARE = 0.25
 # Share of each draft step's loss. The head sees half of a batch, its later steps a quarter: here
@@ -36,6 +38,7 @@ DRAFT_WEIGHTS = (0.3, 0.2, 0.15)
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", type=Path, nargs="+", help="files to learn, instead of Python's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
@@ -189,9 +192,11 @@ class Texts:
             yield torch.cat((next(library), next(primer)))[order]
 
 
-def prepare(seed: int, size: int, length: int) -> Texts:
-    """The corpus under a tokenizer of `size` tokens trained on its library; one for each seed."""
-    texts = corpus.build(seed)
+def prepare(run: Path, seed: int, size: int, length: int) -> Texts:
+    """The corpus of a run under a tokenizer of `size` tokens trained on it; one for each seed."""
+    listed = run / FILES
+    paths = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
+    texts = corpus.of_files(paths) if paths else corpus.build(seed)
     tokenizer = vocabulary.train(texts.library, size)
     end, _ = vocabulary.ends(tokenizer)
     library, simple, held_out = (
@@ -208,7 +213,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     log = Log(args.out / "train.log", args.resume)
-    texts = prepare(args.seed, args.vocabulary, args.length + 1)
+    if args.text:
+        (args.out / FILES).write_text("".join(f"{path.resolve()}\n" for path in args.text))
+    texts = prepare(args.out, args.seed, args.vocabulary, args.length + 1)
     end, turn = vocabulary.ends(texts.tokenizer)
     config = make_config(args.vocabulary, pad=end, eos=[turn, end])
     vocabulary.save(texts.tokenizer, args.out, config.max_position_embeddings)
@@ -230,7 +237,7 @@ def main() -> None:
         documents=[len(texts.library), len(texts.primer)],
         tokens=[sum(map(len, texts.library)), sum(map(len, texts.primer))],
         first_step=first,
-        **{key: value for key, value in vars(args).items() if key != "out"},
+        **{key: value for key, value in vars(args).items() if key not in ("out", "text")},
     )
     reader = texts.batches(end, args.length + 1, args.batch, args.seed)
     for _ in range(first):

@@ -21,6 +21,7 @@ import json, os, runpy, sys
 source = sys.argv[1]
 sys.path.insert(0, source)
 import torch, transformers
+import torch._dynamo  # which the first `1 + tensor` without data imports, for 2 s in each fork
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.qwen3_5 import configuration_qwen3_5, tokenization_qwen3_5
 from transformers.models.qwen3_5_moe import configuration_qwen3_5_moe
