@@ -57,7 +57,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels(libraries: Path) -> None:
     # -s: a report is written as the process dies
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "kernels"],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-n0", "-p", "no:cacheprovider", "kernels"],
         env=os.environ | sanitizer_environment() | {VARIABLE: str(libraries)},
         cwd=Path(__file__).parents[1],
         capture_output=True,

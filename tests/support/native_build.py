@@ -39,7 +39,7 @@ def run_tests(
     library: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run tests of tests/native, with pytest's `arguments`, over a library."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command,
         check=False,
