@@ -4,7 +4,7 @@ Each run gives the correct file or one sentence, within seconds and little memor
 nothing else in the output's folder. A value that does not matter to the model gives the same file
 as before; if upstream's converter accepts a value, our file equals its file.
 
-Every value of every file, against every command and upstream, takes a quarter of an hour:
+Every value of every file, against every command and upstream, takes up to an hour:
 
     python -m pytest -m slow tests/test_hostile_json.py
 """
