@@ -221,7 +221,7 @@ def write_dial_gguf(
         elif "norm" in name:
             data[:] = 0 if name.endswith("bias") else 1
         elif _INTO_RESIDUAL.search(name):
-            data *= layer_scale
+            data[:] = data * layer_scale
     return path
 
 

@@ -71,7 +71,7 @@ def write_weights(path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("real") / SPEC.name
-    with mock.patch.object(checkpoints, "stored_tensors", lambda _: iter(())):
+    with mock.patch.object(checkpoints, "stored_tensors", return_value=()):
         checkpoints.write_checkpoint(folder, SPEC)
     path = folder / "model.safetensors"
     write_weights(path)

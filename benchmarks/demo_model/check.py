@@ -93,7 +93,8 @@ def check_unrolling(family: str, steps: int = 3) -> None:
         for step in range(steps):
             if step > 0:
                 state = run(state, torch.tensor([row + 1 + step]), cache)
-            close(f"{family}, draft step {step + 1} from row {row}", states[step][:, row : row + 1], state)
+            name = f"{family}, draft step {step + 1} from row {row}"
+            close(name, states[step][:, row : row + 1], state)
 
 
 if __name__ == "__main__":

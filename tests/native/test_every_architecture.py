@@ -94,8 +94,8 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> list[list[int]]
 @pytest.mark.parametrize("streams", [1, 2])
 def test_whole_states(name: str, streams: int, dial: Dial) -> None:
     """Their layout depends on the model's positions and on what has a recurrent state."""
-    path, options = dial.gguf(name, HIT), {"n_seq_max": streams}
-    with opened_session(path, "checkpoint", 3, **options) as (session, trunk):
+    path = dial.gguf(name, HIT)
+    with opened_session(path, "checkpoint", 3, n_seq_max=streams) as (session, trunk):
         session.decode(PROMPT)
         token = go_on(session, session.argmax(), 3)[-1][-1]
         with session.save(CheckpointKind.WHOLE) as saved:

@@ -76,9 +76,7 @@ def test_the_acceptance_is_llama_cpps(
     drafting = ["--depth", depth]
     results = []
     for passed, options in (((), ["--no-draft"]), ((), drafting), ((STEPS,), drafting)):
-        with running(
-            patched_server, model, free_port, *common, *passed, options=options
-        ) as client:
+        with running(patched_server, model, free_port, *common, *passed, options=options) as client:
             results.append(client.complete(PROMPT, n_predict=64))
     plain, fused, steps = results
     assert fused["tokens"] == steps["tokens"] == plain["tokens"]
@@ -94,7 +92,10 @@ SMALL: dict[str, tuple[object, ...]] = {
         *("--family", "qwen3_next", "--steps", 400, "--fall", 300),
         *("--batch", 8, "--length", 192, "--vocabulary", 2048),
     ),
-    "polish.py": ("--steps", 120, "--texts", 192, "--writers", 48, "--length", 128, "--batch", 2048),
+    "polish.py": (
+        *("--steps", 120, "--texts", 192, "--writers", 48),
+        *("--length", 128, "--batch", 2048),
+    ),
 }
 
 
