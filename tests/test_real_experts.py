@@ -1,6 +1,6 @@
 """Qwen3-Next in the real sizes of 80B-A3B (512 experts), with two of its layers: upstream's bytes.
 
-Takes 30 GB of disk and some minutes: python -m pytest -m slow THIS_FILE
+Takes 30 GB of disk, 3 GB of memory and some minutes: python -m pytest -m slow THIS_FILE
 """
 
 from __future__ import annotations

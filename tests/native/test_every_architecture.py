@@ -1,7 +1,8 @@
 """Each architecture that our runtime drafts with: drafts, text, acceptance, states, draft lists.
 
 The files are synthetic (`upstream.nextn_models`): with random weights, or with weights that fix the
-text and the acceptance rate (benchmarks/dial_model.py).
+text and the acceptance rate (benchmarks/dial_model.py). Lists of all four: python -m pytest -m slow
+THIS_FILE
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from support.native_trunk import opened_session
 from support.upstream.llama_mtp import LlamaMtp
 from support.upstream.nextn_models import TOKENS, write_models
 
-pytestmark = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
+every = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(TOKENS)]
 LENGTH = 60
@@ -43,6 +44,7 @@ def modes(name: str) -> list[str]:
     return [mode for mode in MODES if (name, mode) != ("qwen3next", "snapshot")]
 
 
+@every
 def test_drafts_equal_llama_cpps(name: str, random: dict[str, Path]) -> None:
     with LlamaMtp(random[name]) as upstream, Head(random[name], n_threads=1) as head:
         hidden = upstream.trunk(PROMPT[:-1])[1]
@@ -53,6 +55,7 @@ def test_drafts_equal_llama_cpps(name: str, random: dict[str, Path]) -> None:
     assert np.abs(draft.logits - want).max() < TOLERANCE
 
 
+@every
 def test_the_text_is_the_same_at_every_depth(name: str, random: dict[str, Path]) -> None:
     texts = []
     for depth in (0, 1, 2, 3):
@@ -62,6 +65,7 @@ def test_the_text_is_the_same_at_every_depth(name: str, random: dict[str, Path])
     assert texts[1:] == texts[:1] * 3
 
 
+@every
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_acceptance_is_the_heads(name: str, depth: int, dial: Dial) -> None:
     """The text is known, and after which tokens the head is right."""
@@ -91,6 +95,7 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> list[list[int]]
     return cycles
 
 
+@every
 @pytest.mark.parametrize("streams", [1, 2])
 def test_whole_states(name: str, streams: int, dial: Dial) -> None:
     """Their layout depends on the model's positions and on what has a recurrent state."""
@@ -123,6 +128,13 @@ def test_whole_states(name: str, streams: int, dial: Dial) -> None:
 
 
 @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name.startswith("qwen35") else name
+        for name in OUR_ARCHITECTURES
+    ],
+)
 def test_draft_vocabularies(name: str, layout: str, dial: Dial, tmp_path: Path) -> None:
     """A list of half of the tokens: those are drafted as ever, others never."""
     following, missed = dial.gguf_marks(HIT)

@@ -8,6 +8,7 @@ tested every day, all of them, and a trained Qwen3-Next, with: python -m pytest 
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from mtp_gguf.native.head import Head
+from support.commands import succeed
 from support.models import ROOT, Dial, Models
-from support.real_server import STEPS, TEXTS, counts, running
+from support.real_server import STEPS, TEXTS, beside, counts, drafted, running
 from support.upstream.nextn_models import write_models
 
 pytestmark = pytest.mark.server
@@ -51,6 +54,8 @@ def test_the_text_is_the_same(
     assert (IN_ONE_GRAPH in log.read_text(errors="replace")) is (name in OUR_ARCHITECTURES)
 
 
+NEWER = ("glm4moe", "qwen3next")
+DEEP = ["--depth", 2]
 CASES = [*itertools.product(OUR_ARCHITECTURES, ("random", "known"), (1, 2, 3))]
 
 
@@ -82,6 +87,41 @@ def test_the_acceptance_is_llama_cpps(
     assert fused["tokens"] == steps["tokens"] == plain["tokens"]
     assert counts(fused) == counts(steps)
     assert (counts(fused)[1] > 20) is (weights == "known")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        case if case == ("glm4moe", "table") else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(NEWER, ("ids", "table", "sidecar"))
+    ],
+)
+def test_draft_vocabularies(
+    name: str, layout: str, dial: Dial, patched_server: Path, free_port: int, tmp_path: Path
+) -> None:
+    """Only listed tokens are drafted, by both drivers; the text does not change."""
+    following, _ = dial.gguf_marks()
+    listed = [*following][::2]
+    model, ids = dial.gguf(name), tmp_path / "ids.json"
+    ids.write_text(json.dumps(listed))
+    out = tmp_path / "listed.gguf"
+    succeed("fastmtp", "add", model, "--ids", ids, "--layout", layout, "-o", out)
+    with Head(out) as head:
+        draftable = {*head.draft_ids().tolist()}
+    if layout == "sidecar":
+        succeed("strip", model, "-o", tmp_path / "trunk.gguf")
+        out = beside(tmp_path / "trunk.gguf", out, tmp_path)
+    texts = []
+    common = ("--ctx-size", 256, "--parallel", 1)
+    for passed, options in (((), ["--no-draft"]), ((), DEEP), ((STEPS,), DEEP)):
+        log = tmp_path / f"log{len(texts)}"
+        passed = (*common, *passed, "--log-file", log, "--verbosity", 10)
+        with running(patched_server, out, free_port, *passed, options=options) as client:
+            texts.append(client.complete(PROMPT, n_predict=64)["tokens"])
+        found = {*drafted(log)}
+        assert found <= draftable
+        assert bool(found) is ("--no-draft" not in options)
+    assert texts[1:] == texts[:1] * 2
 
 
 # -------------------------------------------------------------------------- a trained Qwen3-Next
