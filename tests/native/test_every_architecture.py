@@ -7,6 +7,7 @@ THIS_FILE
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from itertools import islice
@@ -56,13 +57,13 @@ def test_drafts_equal_llama_cpps(name: str, random: dict[str, Path]) -> None:
 
 
 @every
-def test_the_text_is_the_same_at_every_depth(name: str, random: dict[str, Path]) -> None:
+def test_the_text_is_the_same(name: str, random: dict[str, Path]) -> None:
     texts = []
-    for depth in (0, 1, 2, 3):
+    for depth in (0, 3):
         with closing(MTPLlama(str(random[name]), depth=depth, n_ctx=256, n_threads=1)) as llm:
             texts.append(list(islice(llm.generate(PROMPT, temp=0.0), LENGTH)))
             assert (sum(llm.mtp_stats.drafted) > 0) == (depth > 0)
-    assert texts[1:] == texts[:1] * 3
+    assert texts[0] == texts[1]
 
 
 @every
@@ -150,13 +151,11 @@ def test_draft_vocabularies(name: str, layout: str, dial: Dial, tmp_path: Path) 
         assert head.layout == layout
         draftable = {*head.draft_ids().tolist()}
     assert {*listed} <= draftable < {*range(TOKENS)}
-    texts = []
-    for depth in (0, 1):
-        options = {"depth": depth, "mtp_head": mtp_head, "n_ctx": 256, "n_threads": 1}
-        with closing(MTPLlama(str(model), **options)) as llm:
-            texts.append(list(islice(llm.generate(PROMPT, temp=0.0), LENGTH)))
-            stats = llm.mtp_stats
-    assert texts[0] == texts[1]
-    pairs = list(zip(texts[1], texts[1][1:], strict=False))
+    options = {"depth": 1, "mtp_head": mtp_head, "n_ctx": 256, "n_threads": 1}
+    with closing(MTPLlama(str(model), **options)) as llm:
+        text = list(islice(llm.generate(PROMPT, temp=0.0), LENGTH))
+        accepted = sum(llm.mtp_stats.accepted)
+    assert text[1:] == [following[token] for token in text[:-1]]
+    pairs = list(itertools.pairwise(text))
     right = {b for a, b in pairs if not missed[a] and b in draftable}
-    assert 0 < sum(stats.accepted) <= sum(b in right for _, b in pairs)
+    assert 0 < accepted <= sum(b in right for _, b in pairs)

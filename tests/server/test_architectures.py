@@ -115,8 +115,8 @@ def test_draft_vocabularies(
     common = ("--ctx-size", 256, "--parallel", 1)
     for passed, options in (((), ["--no-draft"]), ((), DEEP), ((STEPS,), DEEP)):
         log = tmp_path / f"log{len(texts)}"
-        passed = (*common, *passed, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, out, free_port, *passed, options=options) as client:
+        logged = (*common, *passed, "--log-file", log, "--verbosity", 10)
+        with running(patched_server, out, free_port, *logged, options=options) as client:
             texts.append(client.complete(PROMPT, n_predict=64)["tokens"])
         found = {*drafted(log)}
         assert found <= draftable
