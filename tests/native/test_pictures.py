@@ -166,6 +166,12 @@ def test_a_picture_is_not_taken_for_another(folder: Path) -> None:
             with pytest.raises(NativeError, match="a picture that is no longer in the context"):
                 llm.create_completion(tokens, max_tokens=2)
             assert answer(llm, CHATS[3], max_tokens=8)
+        # Everything but the picture is what the context holds, so that nothing is rolled back.
+        answer(llm, [says("a", picture(png(160, 96, 5)), "b")], max_tokens=2)
+        now = llm.input_ids[: llm.n_tokens].tolist()
+        asked = [old if new < 0 else new for old, new in zip(tokens, now, strict=True)]
+        with pytest.raises(NativeError, match="a picture that is no longer in the context"):
+            llm.create_completion([*asked, 5], max_tokens=2)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
