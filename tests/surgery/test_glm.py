@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.run import run_bench
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.head import Head
@@ -195,6 +197,12 @@ def test_greedy_text_is_the_same_at_every_depth(grafted: Path, rollback: str) ->
             if depth:
                 assert sum(llm.mtp_stats.drafted) > 0
     assert texts[1:] == texts[:1] * 2
+
+
+def test_bench(grafted: Path) -> None:
+    options = BenchOptions(kinds=["code"], depths=(0, 2), tokens=12, rounds=1, threads=1, prompts=1)
+    texts = run_bench(grafted, options).to_json()["texts"]
+    assert {t["depth"] for t in texts if t["kind"] == "all"} == {0, 2}
 
 
 def test_draft_vocabularies(grafted: Path, tmp_path: Path) -> None:
