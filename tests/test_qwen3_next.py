@@ -52,6 +52,7 @@ def test_doctor_knows_the_whole_model(models: Models, tmp_path: Path) -> None:
     assert found["can_draft"]
     assert [f["code"] for f in found["findings"]] == ["not-counted"]
     assert found["memory"]["state_log"] == found["memory"]["state_copy"]  # it has no replay
+    assert "in place of each state copy" not in succeed("doctor", path)
     base = tmp_path / "base.gguf"
     succeed("strip", path, "-o", base)
     broken = edited(base, tmp_path / "broken.gguf", tensors=lambda t: t.pop("blk.0.ssm_ba.weight"))

@@ -111,7 +111,7 @@ def test_draft_vocabularies(
     if layout == "sidecar":
         succeed("strip", model, "-o", tmp_path / "trunk.gguf")
         out = beside(tmp_path / "trunk.gguf", out, tmp_path)
-    texts = []
+    texts: list[list[int]] = []
     common = ("--ctx-size", 256, "--parallel", 1)
     for passed, options in (((), ["--no-draft"]), ((), DEEP), ((STEPS,), DEEP)):
         log = tmp_path / f"log{len(texts)}"
