@@ -15,6 +15,7 @@ from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.libraries import device_name
 from mtp_gguf.native.model_file import check_trunk
+from mtp_gguf.native.replay import keeps_snapshots
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 
@@ -101,13 +102,16 @@ class BenchModel:
     def session(self, setting: Setting) -> Iterator[Session]:
         """An empty session with a context and a head of its own.
 
-        The context has as many snapshots as the session drafts, as MTPLlama configures it. It is
-        reused by later sessions of the same kind, until another kind is needed.
+        The context has as many snapshots as the session drafts, and rolls back by checkpoint where
+        llama.cpp keeps none, as MTPLlama configures it. It is reused by later sessions of the same
+        kind, until another kind is needed.
         """
         depth, mode = setting.max_depth, setting.rollback
         snapshots = max(depth, setting.lookup) if mode is Rollback.SNAPSHOT else 0
         contexts = self._contexts.setdefault(snapshots, [])
         context = contexts.pop() if contexts else self._new_context(snapshots)
+        if snapshots and not keeps_snapshots(context):
+            mode = Rollback.CHECKPOINT
         heads = self._heads.setdefault(
             (setting.fastmtp_size, setting.draft_threads or self.threads), []
         )

@@ -1,6 +1,7 @@
 """Write a synthetic model with a fixed acceptance rate, like a dial that can be set.
 
     python benchmarks/dial_model.py --shape 0.8b --hit 0.8 FOLDER
+    python benchmarks/dial_model.py --architecture glm4moe --hit 0.8 FOLDER
 
 The trunk repeats one fixed cycle of tokens, whatever came before; the head predicts it except
 after the tokens that carry a flag. Each token costs as much as with a real model of the shape, the
@@ -19,6 +20,7 @@ token ids, not text.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +28,23 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from gguf import GGUFReader
 from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import checkpoints
 from support.checkpoints import SPECS, Spec
+from support.upstream import nextn_models
 
 SEED = 20
 FLAG = 4.0  # value of the flag, in standard deviations of an embedding's other values
 LAYER_SCALE = 1e-3
 BLOCK = 200  # tokens
+# Tensors of a GGUF whose products are added to the residual stream.
+_INTO_RESIDUAL = re.compile(r"\.(attn_output(_b)?|ssm_out|ffn_(latent_up|down(_exps|_shexp)?))\.")
 
 # Acceptance rate: the share of the cycle's tokens after which the head is right. With two rates,
 # blocks of BLOCK tokens alternate between them, beginning with the first.
@@ -133,7 +141,8 @@ def missed_tokens(spec: Spec, hit: Hit) -> NDArray[np.bool_]:
     return missed
 
 
-def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str, NDArray[Any]]:
+def _tables(spec: Spec, hit: Hit, gain: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the embeddings, the output matrix and the projection of the head."""
     rng = np.random.default_rng(SEED + 2)
     width = spec.hidden
     embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
@@ -144,7 +153,11 @@ def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str,
     head[:, 0] = 0
     projection = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
     projection[1:, 0] = embedding[cycle[0], 1:]
+    return embedding, head, projection
 
+
+def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str, NDArray[Any]]:
+    embedding, head, projection = _tables(spec, hit, gain)
     out: dict[str, NDArray[Any]] = {}
     # The two tables were computed above; drawing random ones would take most of the memory.
     for name, drawn in checkpoints.weights(replace(spec, vocab_size=1)):
@@ -186,13 +199,48 @@ def write_dial_model(
         checkpoints.stored_tensors = original
 
 
+def write_dial_gguf(
+    folder: Path, architecture: str, hit: Hit, layer_scale: float = LAYER_SCALE, gain: float = 1.0
+) -> Path:
+    """Write the GGUF of an architecture that llama.cpp drafts with, of a small shape, in F32.
+
+    The arguments are those of `write_dial_model`.
+    """
+    path = nextn_models.write_models(folder, [architecture])[architecture]
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
+    vocabulary, width = tensors["token_embd.weight"].shape
+    spec = Spec(architecture, vocab_size=vocabulary, hidden=width)
+    embedding, head, projection = _tables(spec, hit, gain)
+    for name, data in tensors.items():
+        if name.endswith(("token_embd.weight", "embed_tokens.weight")):
+            data[:] = embedding
+        elif name.endswith(("output.weight", "shared_head_head.weight")) and ".attn_" not in name:
+            data[:] = head
+        elif name.endswith("eh_proj.weight"):
+            data[:] = projection
+        elif "norm" in name:
+            data[:] = 0 if name.endswith("bias") else 1
+        elif _INTO_RESIDUAL.search(name):
+            data[:] = data * layer_scale
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
+    parser.add_argument(
+        "--architecture",
+        choices=ARCHITECTURES,
+        help="write a GGUF of this architecture in a small shape instead of a checkpoint",
+    )
     parser.add_argument("--hit", type=float, default=0.8, help="acceptance rate [0.8]")
     arguments = parser.parse_args()
-    write_dial_model(arguments.folder, arguments.shape, arguments.hit)
+    if arguments.architecture:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        print(write_dial_gguf(arguments.folder, arguments.architecture, arguments.hit))
+    else:
+        write_dial_model(arguments.folder, arguments.shape, arguments.hit)
 
 
 if __name__ == "__main__":

@@ -236,10 +236,11 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             f"extra memory at {memory.context} positions, depth {memory.depth}: "
             f"{human_bytes(memory.total)} ({', '.join(parts)})"
         )
-        yield (
-            f"on a CPU with our patches: {human_bytes(memory.total_by_replay)}, a log of "
-            f"{human_bytes(memory.state_log)} in place of each state copy"
-        )
+        if memory.state_log != memory.state_copy:
+            yield (
+                f"on a CPU with our patches: {human_bytes(memory.total_by_replay)}, a log of "
+                f"{human_bytes(memory.state_log)} in place of each state copy"
+            )
         if memory.whole_rows:
             yield (
                 f"in process on a GPU: {human_bytes(memory.whole_rows)} more for a second copy of "

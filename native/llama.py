@@ -40,7 +40,7 @@ from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, missing_gpu
 from .offload import tensor_overrides as override_array
-from .replay import looks_up_by_default
+from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 
@@ -327,7 +327,7 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(self._head.close)
         drafts = self.max_depth or self._max_lookup
-        if self._mode is Rollback.SNAPSHOT and drafts and not self._keeps_snapshots():
+        if self._mode is Rollback.SNAPSHOT and drafts and not keeps_snapshots(self._ctx.ctx):
             self._mode = Rollback.CHECKPOINT
         self._session = Session(
             self._ctx.ctx,
@@ -349,14 +349,6 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
-
-    def _keeps_snapshots(self) -> bool:
-        """Whether the context keeps those it needs; llama.cpp has none for most architectures."""
-        model = self._model.model
-        recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(
-            model
-        )
-        return not recurrent or llama_cpp.llama_n_rs_seq(self._ctx.ctx) > 0
 
     # llama_cpp.Llama's constructor sets these two; there is no other way to change the parameters.
 

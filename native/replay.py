@@ -1,7 +1,7 @@
-"""Rollback by replay (patches/0015): a log of tokens instead of a state for each token."""
+"""Which contexts roll back by replay (patches/0015: a log of tokens), and which by snapshots."""
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 from mtp_gguf.gguf_tools.nextn import REPLAYED
 from mtp_gguf.gguf_tools.profile import AUTO
@@ -22,6 +22,16 @@ def replays(architecture: str | None, n_gpu_layers: int) -> bool:
         return False
     library = llama_cpp.llama_cpp._lib
     return n_gpu_layers == 0 and os.environ.get(_SWITCH) != "0" and hasattr(library, _OPERATION)
+
+
+def keeps_snapshots(context: Any) -> bool:
+    """Whether a context keeps the snapshots that it was made with, or needs none.
+
+    llama.cpp keeps none of the recurrent states of most architectures.
+    """
+    model = llama_cpp.llama_get_model(context)
+    recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+    return not recurrent or llama_cpp.llama_n_rs_seq(context) > 0
 
 
 def looks_up_by_default(

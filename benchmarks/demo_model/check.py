@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from losses import output_loss
-from model import DemoModel, make_config
+from model import FAMILIES, DemoModel, make_config
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -59,11 +59,11 @@ class Cache:
 
 
 @torch.no_grad()
-def check_unrolling(steps: int = 3) -> None:
+def check_unrolling(family: str, steps: int = 3) -> None:
     """`draft_states` against a drafting engine: feed the known rows, then one row a step."""
-    model = DemoModel(make_config(512, pad=0, eos=[1])).eval()
+    model = DemoModel(family, make_config(family, 512, pad=0, eos=[1])).eval()
     for parameter in model.mtp.parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() >= 2:
             parameter.mul_(5)
     tokens = torch.randint(0, 512, (1, 12))
     embedding = model.trunk.model.embed_tokens(tokens)
@@ -74,7 +74,9 @@ def check_unrolling(steps: int = 3) -> None:
         """Rows for the tokens at `positions` through the MTP block, after those in `cache`."""
         head, rows = model.mtp, len(positions)
         fed = embedding[:, positions]
-        rope = model.trunk.model.rotary_emb(fed, positions[None, None].expand(3, 1, -1))
+        axes = model.family.axes
+        places = positions[None].expand(axes, 1, -1) if axes else positions[None]
+        rope = model.trunk.model.rotary_emb(fed, places)
         past = cache.key.shape[2] if cache.key.numel() else 0
         mask = torch.ones(rows, past + rows, dtype=torch.bool).tril(past)[None, None]
         pair = torch.cat((head.pre_fc_norm_embedding(fed), head.pre_fc_norm_hidden(state)), dim=-1)
@@ -91,11 +93,13 @@ def check_unrolling(steps: int = 3) -> None:
         for step in range(steps):
             if step > 0:
                 state = run(state, torch.tensor([row + 1 + step]), cache)
-            close(f"draft step {step + 1} from row {row}", states[step][:, row : row + 1], state)
+            name = f"{family}, draft step {step + 1} from row {row}"
+            close(name, states[step][:, row : row + 1], state)
 
 
 if __name__ == "__main__":
     torch.manual_seed(1)
     check_losses()
-    check_unrolling()
+    for family in FAMILIES:
+        check_unrolling(family)
     print("all equal")

@@ -1,6 +1,6 @@
 """The demo model: the reference trunk, and the MTP head beside it.
 
-The trunk is `transformers`' Qwen3_5ForCausalLM and the head's block is the same library's decoder
+The trunk is `transformers`' model of the family and the head's block is the same library's decoder
 layer, so that both equal the reference by construction. Shapes: B sequences of T tokens, hidden
 size C, vocabulary V.
 """
@@ -8,12 +8,20 @@ size C, vocabulary V.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers import (
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 # Every row that gets quantized (256 or 768 long) is a multiple of 256, so that k-quants apply.
 # There are more V than K heads in the linear layers, so that a converter must reorder them.
@@ -37,17 +45,69 @@ ROPE: dict[str, Any] = {
     "rope_type": "default",
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.25,
-    "mrope_section": [3, 3, 2],
-    "mrope_interleaved": True,
 }
 
 
-def make_config(vocab_size: int, pad: int, eos: list[int]) -> Qwen3_5TextConfig:
-    """The text configuration of the demo model."""
-    fields: dict[str, Any] = {"full_attention_interval": 4, **SHAPE}
-    return Qwen3_5TextConfig(
+@dataclass(frozen=True)
+class Family:
+    """What the demo models of two families differ in.
+
+    model, config, layer, norm: classes of transformers. axes: number of position axes, 0 for plain
+    positions. rope: rotary parameters beyond ROPE. shape: sizes beyond SHAPE. stored: further
+    fields of config.json.
+    """
+
+    model: Any
+    config: Any
+    layer: Any
+    norm: Any
+    axes: int = 0
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen3_5": Family(
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        modeling_qwen3_5.Qwen3_5DecoderLayer,
+        modeling_qwen3_5.Qwen3_5RMSNorm,
+        axes=3,
+        rope={"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        stored={
+            "attn_output_gate": True,
+            "mamba_ssm_dtype": "float32",
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "output_gate_type": "swish",
+        },
+    ),
+    # Two of four experts and the shared one compute as much as the dense network of the other.
+    "qwen3_next": Family(
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        modeling_qwen3_next.Qwen3NextDecoderLayer,
+        modeling_qwen3_next.Qwen3NextRMSNorm,
+        shape={
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 256,
+            "norm_topk_prob": True,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 256,
+        },
+    ),
+}
+
+
+def make_config(family: str, vocab_size: int, pad: int, eos: list[int]) -> Any:
+    """The configuration of a family's demo model."""
+    kind = FAMILIES[family]
+    fields: dict[str, Any] = {"full_attention_interval": 4, **SHAPE, **kind.shape}
+    return kind.config(
         vocab_size=vocab_size,
-        rope_parameters=dict(ROPE),
+        rope_parameters={**ROPE, **kind.rope},
         pad_token_id=pad,
         eos_token_id=eos,
         **fields,
@@ -87,18 +147,18 @@ def draft_mask(length: int, step: int) -> Tensor:
 class MtpHead(nn.Module):
     """One MTP block, named as the family's `mtp.*` tensors."""
 
-    def __init__(self, config: Qwen3_5TextConfig) -> None:
+    def __init__(self, family: Family, config: Any) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        block = Qwen3_5TextConfig.from_dict(
+        block = family.config.from_dict(
             config.to_dict() | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
         )
         block._attn_implementation = "sdpa"
-        self.pre_fc_norm_embedding = Qwen3_5RMSNorm(size, eps=eps)
-        self.pre_fc_norm_hidden = Qwen3_5RMSNorm(size, eps=eps)
+        self.pre_fc_norm_embedding = family.norm(size, eps=eps)
+        self.pre_fc_norm_hidden = family.norm(size, eps=eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(block, 0)])
-        self.norm = Qwen3_5RMSNorm(size, eps=eps)
+        self.layers = nn.ModuleList([family.layer(block, 0)])
+        self.norm = family.norm(size, eps=eps)
 
     def forward(
         self, hidden: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], past: DraftKeys
@@ -131,12 +191,13 @@ def remember(dt_bias: Tensor) -> None:
 class DemoModel(nn.Module):
     """Trunk and head, with the losses that train them."""
 
-    def __init__(self, config: Qwen3_5TextConfig) -> None:
+    def __init__(self, family: str, config: Any) -> None:
         super().__init__()
-        self.trunk = Qwen3_5ForCausalLM(config)
-        self.mtp = MtpHead(config)
+        self.family = FAMILIES[family]
+        self.trunk = self.family.model(config)
+        self.mtp = MtpHead(self.family, config)
         for parameter in self.mtp.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() >= 2:
                 nn.init.normal_(parameter, std=config.initializer_range)
         for layer in self.trunk.model.layers:
             if layer.block_type == "linear_attention":
@@ -155,7 +216,9 @@ class DemoModel(nn.Module):
         """
         length = tokens.shape[1]
         embedding = self.trunk.model.embed_tokens(tokens)
-        positions = torch.arange(length + steps)[None, None].expand(3, 1, -1)
+        positions = torch.arange(length + steps)[None]
+        if self.family.axes:
+            positions = positions.expand(self.family.axes, 1, -1)
         cos, sin = self.trunk.model.rotary_emb(embedding, positions)
         past, states, state = DraftKeys(), [], hidden
         for step in range(steps):

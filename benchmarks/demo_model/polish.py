@@ -149,8 +149,9 @@ def main() -> None:
     texts = prepare(args.out, args.seed, saved.get_vocab_size(), args.length)
     tokenizer = texts.tokenizer
     end, turn = vocabulary.ends(tokenizer)
-    model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end]))
     state = torch.load(args.out / "checkpoint.pt", weights_only=True)
+    family, size = state["family"], tokenizer.get_vocab_size()
+    model = DemoModel(family, make_config(family, size, pad=end, eos=[turn, end]))
     model.load_state_dict(
         torch.load(args.out / "model.pt", weights_only=True) if args.resume else state["model"]
     )

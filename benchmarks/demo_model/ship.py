@@ -18,7 +18,7 @@ from model import ROPE, SHAPE, DemoModel, make_config
 from polish import stays_f32
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, Qwen3_5ForCausalLM
+from transformers import AutoTokenizer
 
 from train import FILES
 
@@ -36,12 +36,11 @@ SAMPLE = (
 
 def config_fields(model: DemoModel, turn: int) -> dict[str, object]:
     """config.json in the family's fashion; `turn` is the id that ends a turn."""
-    config = model.trunk.config
+    config, family = model.trunk.config, model.family
     return {
-        "architectures": ["Qwen3_5ForCausalLM"],
+        "architectures": [family.model.__name__],
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "attn_output_gate": True,
         "bos_token_id": None,
         "dtype": "bfloat16",
         "eos_token_id": turn,
@@ -50,18 +49,16 @@ def config_fields(model: DemoModel, turn: int) -> dict[str, object]:
         "hidden_act": "silu",
         "initializer_range": config.initializer_range,
         "layer_types": config.layer_types,
-        "mamba_ssm_dtype": "float32",
         "mlp_only_layers": [],
-        "model_type": "qwen3_5_text",
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-        "output_gate_type": "swish",
+        "model_type": config.model_type,
         "pad_token_id": config.pad_token_id,
         "partial_rotary_factor": ROPE["partial_rotary_factor"],
-        "rope_parameters": ROPE,
+        "rope_parameters": {**ROPE, **family.rope},
         "transformers_version": transformers.__version__,
         "use_cache": True,
         "vocab_size": config.vocab_size,
+        **family.shape,
+        **family.stored,
     }
 
 
@@ -86,7 +83,7 @@ def check(model: DemoModel, folder: Path) -> float:
     )
     if chat != "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n":
         raise ValueError(f"chat template: got {chat!r}")
-    read: Any = Qwen3_5ForCausalLM.from_pretrained(
+    read: Any = model.family.model.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
     loaded, report = read
@@ -104,7 +101,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(args.run / "tokenizer.json"))
     end, turn = vocabulary.ends(tokenizer)
-    model = DemoModel(make_config(tokenizer.get_vocab_size(), pad=end, eos=[turn, end])).eval()
+    family = torch.load(args.run / "checkpoint.pt", weights_only=True)["family"]
+    config = make_config(family, tokenizer.get_vocab_size(), pad=end, eos=[turn, end])
+    model = DemoModel(family, config).eval()
     model.load_state_dict(torch.load(args.run / "model.pt", weights_only=True))
 
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

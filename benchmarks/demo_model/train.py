@@ -23,7 +23,7 @@ import corpus
 import torch
 import vocabulary
 from losses import compare, output_loss
-from model import DemoModel, make_config
+from model import FAMILIES, DemoModel, make_config
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", help="files to learn, instead of Python's")
+    parser.add_argument("--family", choices=FAMILIES, default="qwen3_5")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
@@ -217,9 +218,9 @@ def main() -> None:
         (args.out / FILES).write_text("".join(f"{path.resolve()}\n" for path in args.text))
     texts = prepare(args.out, args.seed, args.vocabulary, args.length + 1)
     end, turn = vocabulary.ends(texts.tokenizer)
-    config = make_config(args.vocabulary, pad=end, eos=[turn, end])
+    config = make_config(args.family, args.vocabulary, pad=end, eos=[turn, end])
     vocabulary.save(texts.tokenizer, args.out, config.max_position_embeddings)
-    model = DemoModel(config)
+    model = DemoModel(args.family, config)
     tools = optimizers(model, args.muon_lr, args.adam_lr)
     base = [[group["lr"] for group in tool.param_groups] for tool in tools]
     checkpoint, first = args.out / "checkpoint.pt", 0
@@ -265,6 +266,7 @@ def main() -> None:
         if done % 100 == 0 or done == args.steps:
             log.write(step=done, **validate(model, texts.held_out))
             state = {
+                "family": args.family,
                 "model": model.state_dict(),
                 "optimizers": [tool.state_dict() for tool in tools],
                 "step": done,

@@ -23,9 +23,11 @@ struct Header {
     uint64_t hidden_bytes;
     uint64_t head_bytes;
     uint64_t trunk_bytes;
+    uint32_t mrope;     // 0 or 1: the layout of the trunk's state
+    uint32_t recurrent;
 };
 
-const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
+const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'};
 const int64_t MOST_TOKENS = 1 << 24;
 
 void refuse(const std::string & text) {
@@ -68,6 +70,8 @@ void Checkpoint::write(uint8_t * out) const {
     header.hidden_bytes = hidden.size() * sizeof(float);
     header.head_bytes = head_rows.size();
     header.trunk_bytes = trunk.size();
+    header.mrope = trunk_layout.mrope;
+    header.recurrent = trunk_layout.recurrent;
     const auto put = [&out](const void * data, size_t n) {
         if (n > 0) { // an empty vector may have no address
             std::memcpy(out, data, n);
@@ -106,6 +110,9 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
         refuse(format("head_first: expected 0 to %lld, found %lld", (long long) header.length,
                       (long long) header.head_first));
     }
+    if (header.mrope > 1 || header.recurrent > 1) {
+        refuse(format("the trunk's layout: expected 0 or 1 twice, found %u and %u", header.mrope, header.recurrent));
+    }
     if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
         refuse("the head's state: expected whole numbers, found a part of one");
     }
@@ -130,7 +137,8 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     c.trunk.assign(at, at + header.trunk_bytes);
     check_finite(c);
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
-        check_trunk_state(c.trunk, c.length);
+        c.trunk_layout = {header.mrope != 0, header.recurrent != 0};
+        check_trunk_state(c.trunk, c.length, c.trunk_layout);
     }
     return c;
 }

@@ -30,6 +30,7 @@ struct Checkpoint {
     int64_t head_first = 0;
     std::vector<uint8_t> head_rows;
     uint64_t trunk_fingerprint = 0;
+    StateLayout trunk_layout;
     std::vector<uint8_t> trunk;
 
     // The number of bytes that write() produces; 0 for kinds that are tied to their session.

@@ -50,6 +50,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     }
     c.trunk_fingerprint = trunk_.fingerprint();
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
+        c.trunk_layout = trunk_.state_layout();
         c.trunk = trunk_.save_whole(seq, c.length);
     }
     return c;
@@ -88,6 +89,9 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
         }
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
+        if (!(c.trunk_layout == trunk_.state_layout())) {
+            throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state, found another");
+        }
         return;
     }
     if (!drafting() || c.head_fingerprint != head_->fingerprint()) {

@@ -21,7 +21,9 @@ Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
     n_snapshots_ = llama_n_rs_seq(context);
     stamps_.assign(size_t(n_seq_max_), 0);
     unified_ = n_seq_max_ > 1 && llama_n_ctx_seq(context) == llama_n_ctx(context);
-    recurrent_ = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+    layout_.recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+    const llama_rope_type rope = llama_model_rope_type(model);
+    layout_.mrope = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
 }
 
 void Trunk::want_hidden() {
@@ -142,12 +144,12 @@ void Trunk::restore(int32_t seq, const Copy & saved) {
 }
 
 std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {
-    return to_one_stream(get_state(context_, seq, 0), length);
+    return to_one_stream(get_state(context_, seq, 0), length, layout_);
 }
 
 void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state) {
     const uint32_t streams = empty(seq);
-    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, streams), 0);
+    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, layout_, streams), 0);
 }
 
 uint32_t Trunk::empty(int32_t seq) {
@@ -160,14 +162,12 @@ uint32_t Trunk::empty(int32_t seq) {
 }
 
 void Trunk::copy(int32_t from, int32_t to, int64_t length) {
-    llama_memory_t memory = llama_get_memory(context_);
-    if (!recurrent_) {
-        remove_tail(to, 0);
-        llama_memory_seq_cp(memory, from, to, -1, -1);
-    } else if (empty(to) == 1) {
-        llama_memory_seq_cp(memory, from, to, -1, -1);
-        // Both sequences now share one recurrent cell, and a rollback of one would affect the other.
-        set_state(context_, to, get_state(context_, from, partial(false)), partial(false));
+    if (empty(to) == 1) {
+        llama_memory_seq_cp(llama_get_memory(context_), from, to, -1, -1);
+        if (recurrent()) {
+            // Both sequences now share one recurrent cell, and a rollback of one would affect the other.
+            set_state(context_, to, get_state(context_, from, partial(false)), partial(false));
+        }
     } else {
         // Between streams llama_memory_seq_cp copies the data only at the next decode: until then a saved
         // state would be wrong, and a restored one would be overwritten.

@@ -1,6 +1,8 @@
 #pragma once
 // The operations that a session needs from a llama.cpp context, one sequence at a time.
 
+#include "trunk_state.h"
+
 #include "llama.h"
 
 #include <cstdint>
@@ -23,7 +25,8 @@ public:
     int64_t n_vocab() const { return n_vocab_; }
     int64_t n_seq_max() const { return n_seq_max_; }
     int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
-    bool recurrent() const { return recurrent_; } // a part of the memory cannot be truncated
+    bool recurrent() const { return layout_.recurrent; } // a part of the memory cannot be truncated
+    StateLayout state_layout() const { return layout_; }
     bool unified() const { return unified_; } // all sequences share the n_ctx() positions
 
     // Decodes n <= n_batch tokens at positions first, first + 1, ... . A batch of fewer than min_rows is
@@ -93,7 +96,7 @@ private:
 
     llama_context * context_;
     bool wants_hidden_ = false;
-    bool recurrent_;
+    StateLayout layout_;
     bool unified_;
     int64_t n_ctx_;
     int64_t n_batch_;

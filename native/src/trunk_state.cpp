@@ -55,7 +55,7 @@ private:
     size_t at_ = 0;
 };
 
-void check_cells(Reader & in, int64_t length) {
+void check_cells(Reader & in, int64_t length, bool mrope) {
     std::vector<bool> seen(size_t(length), false);
     for (int64_t i = 0; i < length; ++i) {
         const int32_t position = in.take<int32_t>("position");
@@ -64,7 +64,7 @@ void check_cells(Reader & in, int64_t length) {
         }
         seen[size_t(position)] = true;
         in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
-        in.skip(4, sizeof(int32_t), 1, "cell"); // x, y, token, sequence: any value is valid
+        in.skip(mrope ? 4 : 1, sizeof(int32_t), 1, "cell"); // x, y, token; sequence: any value is valid
     }
 }
 
@@ -90,10 +90,10 @@ struct Parts {
     uint32_t streams;
     size_t attention_begin; // the stream with cells, including its count
     size_t attention_end;
-    size_t recurrent_begin;
+    size_t recurrent_begin; // the end if there is no such part
 };
 
-Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
+Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
     Reader in(state);
     Parts parts = {};
     in.take<uint32_t>("magic"); // llama.cpp checks it
@@ -108,7 +108,7 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
         }
         in.expect("cells", length, cells);
         in.expect("streams with cells", 1, ++filled);
-        check_cells(in, length);
+        check_cells(in, length, layout.mrope);
         const uint32_t transposed = in.take<uint32_t>("values transposed");
         const uint32_t layers = in.take<uint32_t>("layers");
         skip_rows(in, layers, length, "keys");
@@ -122,6 +122,10 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
     }
     in.expect("streams with cells", 1, filled);
     parts.recurrent_begin = in.at();
+    if (!layout.recurrent) {
+        in.expect("bytes", int64_t(in.at()), int64_t(state.size()));
+        return parts;
+    }
     in.expect("recurrent cells", 1, in.take<uint32_t>("recurrent cells"));
     in.expect("recurrent position", length - 1, in.take<int32_t>("recurrent position"));
     in.expect("sequences of the recurrent cell", 0, in.take<uint32_t>("sequences of the recurrent cell"));
@@ -130,8 +134,9 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length) {
 
 } // namespace
 
-std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, uint32_t streams) {
-    const Parts parts = find_parts(state, length);
+std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, StateLayout layout,
+                                uint32_t streams) {
+    const Parts parts = find_parts(state, length, layout);
     std::vector<uint8_t> out(state.begin(), state.begin() + int64_t(STREAMS_AT + sizeof(streams)));
     std::memcpy(out.data() + STREAMS_AT, &streams, sizeof(streams));
     out.insert(out.end(), state.begin() + int64_t(parts.attention_begin), state.begin() + int64_t(parts.attention_end));
@@ -140,12 +145,12 @@ std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t leng
     return out;
 }
 
-std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length) {
-    return to_streams(state, length, 1);
+std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
+    return to_streams(state, length, layout, 1);
 }
 
-void check_trunk_state(const std::vector<uint8_t> & state, int64_t length) {
-    const uint32_t streams = find_parts(state, length).streams;
+void check_trunk_state(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
+    const uint32_t streams = find_parts(state, length, layout).streams;
     if (streams != 1) {
         refuse(format("streams: expected 1, found %u", streams));
     }

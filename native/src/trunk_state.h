@@ -7,11 +7,11 @@
 //
 //   u32 magic, i32 sequence
 //   u32 streams; for each: u32 cells; if there are any:
-//     for each cell: i32 position, u32 sequences = 1, i32 x, i32 y, i32 token, i32 sequence
+//     for each cell: i32 position, u32 sequences = 1, with M-RoPE i32 x, i32 y, i32 token; i32 sequence
 //     u32 values transposed, u32 layers
 //     keys of each layer: i32 type, u64 bytes of a row, rows
 //     values of each layer: the same; transposed: i32 type, u32 bytes of an element, u32 width, data
-//   u32 recurrent cells = 1: i32 position, u32 sequences = 0; the rest contains no counts
+//   of hybrid models: u32 recurrent cells = 1: i32 position, u32 sequences = 0; the rest contains no counts
 
 // A checkpoint holds a single stream, the one with the cells; contexts may have several.
 
@@ -20,15 +20,23 @@
 
 namespace mtp {
 
-// Converts llama.cpp's state of a sequence of `length` tokens to one with a single stream.
-std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length);
+// What the layout depends on.
+struct StateLayout {
+    bool mrope = false;     // positions run in three dimensions
+    bool recurrent = false; // the model is hybrid
 
-// Throws MTP_ERROR_FORMAT unless `state` is the state of a sequence of `length` tokens of a hybrid model,
-// with a single stream.
-void check_trunk_state(const std::vector<uint8_t> & state, int64_t length);
+    bool operator==(const StateLayout & other) const { return mrope == other.mrope && recurrent == other.recurrent; }
+};
+
+// Converts llama.cpp's state of a sequence of `length` tokens to one with a single stream.
+std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length, StateLayout layout);
+
+// Throws MTP_ERROR_FORMAT unless `state` is the state of a sequence of `length` tokens in this layout, with a
+// single stream.
+void check_trunk_state(const std::vector<uint8_t> & state, int64_t length, StateLayout layout);
 
 // Converts a checked state to one for a context with `streams` streams.
-std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, uint32_t streams);
+std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, StateLayout layout, uint32_t streams);
 
 // Returns the number of streams in a state that llama.cpp has written.
 uint32_t count_streams(const std::vector<uint8_t> & state);

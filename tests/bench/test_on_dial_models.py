@@ -52,6 +52,15 @@ def known_acceptance(dial: Any, tokens: list[int], hit: float, depth: int) -> tu
     return tuple(a / cycles for a in accepted)
 
 
+def test_qwen3_next(dial: Any) -> None:
+    """llama.cpp keeps no snapshots of its states, which have another layout than Qwen3.5's."""
+    path = dial("tiny-next")
+    texts = run_bench(path, options(tokens=12, depths=(0, 2))).to_json()["texts"]
+    assert {t["depth"] for t in texts if t["kind"] == "all"} == {0, 2}
+    task = TuneOptions(Space((1,)), None, ["edit"], tokens=8, rounds=1, threads=1)
+    assert tune(path, task, _hush).profile is not None
+
+
 @pytest.mark.parametrize("hit", [0.0, 0.7, 1.0])
 def test_bench_measures_the_acceptance_rate_of_the_synthetic_model(dial: Any, hit: float) -> None:
     path, seen = dial("tiny", hit=hit), []

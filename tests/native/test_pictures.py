@@ -7,11 +7,12 @@ dimensions, so that a wrong state changes the text or the acceptance rate.
 from __future__ import annotations
 
 import base64
+import signal
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -165,11 +166,18 @@ def test_a_picture_is_not_taken_for_another(folder: Path) -> None:
             with pytest.raises(NativeError, match="a picture that is no longer in the context"):
                 llm.create_completion(tokens, max_tokens=2)
             assert answer(llm, CHATS[3], max_tokens=8)
+        # Everything but the picture is what the context holds, so that nothing is rolled back.
+        answer(llm, [says("a", picture(png(160, 96, 5)), "b")], max_tokens=2)
+        now = llm.input_ids[: llm.n_tokens].tolist()
+        asked = [old if new < 0 else new for old, new in zip(tokens, now, strict=True)]
+        with pytest.raises(NativeError, match="a picture that is no longer in the context"):
+            llm.create_completion([*asked, 5], max_tokens=2)
 
 
-def test_bad_pictures(folder: Path, expected: list[str]) -> None:
-    """The errors of llama_cpp, and the same answers after them."""
-    with load(folder, depth=2, n_ctx=128) as llm:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_bad_pictures(depth: int, folder: Path, expected: list[str]) -> None:
+    """The errors of llama_cpp, with and without drafting, and the same answers after them."""
+    with load(folder, depth=depth, n_ctx=128) as llm:
         for data, words in (
             (b"no picture at all" * 10, "Failed to create bitmap"),
             (png(160, 96)[:2000], "Failed to create bitmap"),
@@ -179,6 +187,42 @@ def test_bad_pictures(folder: Path, expected: list[str]) -> None:
                 answer(llm, [says("x", picture(data))])
             assert answer(llm, CHATS[0]) == expected[0]
         assert answer(llm, [says("x", picture(png(1, 1)))])
+
+
+@pytest.mark.slow  # it takes seconds to resize
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_huge_picture(depth: int, folder: Path, expected: list[str]) -> None:
+    with load(folder, depth=depth, n_ctx=128) as llm:
+        with pytest.raises(ValueError, match="Prompt exceeds n_ctx"):
+            answer(llm, [says("x", picture(png(10000, 10000)))])
+        assert answer(llm, CHATS[0]) == expected[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs Unix timers")
+def test_an_interrupt_while_a_picture_is_encoded(
+    folder: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is raised when llama_cpp returns; the next answers are as ever."""
+    with load(folder, depth=2) as llm:
+        assert answer(llm, CHATS[3]) == expected[3]
+        mtmd = cast("Any", llm.chat_handler)._mtmd_cpp
+        encode = mtmd.mtmd_helper_eval_chunk_single
+
+        def interrupted(*arguments: Any) -> Any:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            return encode(*arguments)
+
+        monkeypatch.setattr(mtmd, "mtmd_helper_eval_chunk_single", interrupted)
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                answer(llm, [says("x", picture(png(500, 400)))])
+        finally:
+            monkeypatch.undo()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert answer(llm, CHATS[0]) == expected[0]
+        assert answer(llm, CHATS[3]) == expected[3]
 
 
 def test_a_context_full_of_a_picture(folder: Path) -> None:

@@ -1,17 +1,26 @@
 """`serve` drafts with every architecture that llama.cpp gives a NextN block.
 
-The files are synthetic: their heads predict nothing, but the text must be the same as without them.
-One architecture is tested every day, all of them with: python -m pytest -m slow THIS_FILE
+The files are synthetic: with random weights, whose heads predict nothing, or with a known
+acceptance rate (benchmarks/dial_model.py). The text must be the same as without drafts. A few are
+tested every day, all of them, and a trained Qwen3-Next, with: python -m pytest -m slow THIS_FILE
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
-from support.real_server import running
+from mtp_gguf.native.head import Head
+from support.commands import succeed
+from support.models import ROOT, Dial, Models
+from support.real_server import STEPS, TEXTS, beside, counts, drafted, running
 from support.upstream.nextn_models import write_models
 
 pytestmark = pytest.mark.server
@@ -43,3 +52,139 @@ def test_the_text_is_the_same(
     assert drafted[0] == 0
     assert min(drafted[1:]) > 0
     assert (IN_ONE_GRAPH in log.read_text(errors="replace")) is (name in OUR_ARCHITECTURES)
+
+
+NEWER = ("glm4moe", "qwen3next")
+DEEP = ["--depth", 2]
+CASES = [*itertools.product(OUR_ARCHITECTURES, ("random", "known"), (1, 2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "depth"),
+    [
+        case if case == ("qwen3next", "known", 2) else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_the_acceptance_is_llama_cpps(
+    name: str,
+    weights: str,
+    depth: int,
+    dial: Dial,
+    patched_server: Path,
+    free_port: int,
+    tmp_path: Path,
+) -> None:
+    """Fused drafts are accepted as often as those of llama-server's own draft-mtp."""
+    model = dial.gguf(name) if weights == "known" else write_models(tmp_path, [name])[name]
+    common = ("--ctx-size", 256, "--parallel", 1)
+    drafting = ["--depth", depth]
+    results = []
+    for passed, options in (((), ["--no-draft"]), ((), drafting), ((STEPS,), drafting)):
+        with running(patched_server, model, free_port, *common, *passed, options=options) as client:
+            results.append(client.complete(PROMPT, n_predict=64))
+    plain, fused, steps = results
+    assert fused["tokens"] == steps["tokens"] == plain["tokens"]
+    assert counts(fused) == counts(steps)
+    assert (counts(fused)[1] > 20) is (weights == "known")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        case if case == ("glm4moe", "table") else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(NEWER, ("ids", "table", "sidecar"))
+    ],
+)
+def test_draft_vocabularies(
+    name: str, layout: str, dial: Dial, patched_server: Path, free_port: int, tmp_path: Path
+) -> None:
+    """Only listed tokens are drafted, by both drivers; the text does not change."""
+    following, _ = dial.gguf_marks()
+    listed = [*following][::2]
+    model, ids = dial.gguf(name), tmp_path / "ids.json"
+    ids.write_text(json.dumps(listed))
+    out = tmp_path / "listed.gguf"
+    succeed("fastmtp", "add", model, "--ids", ids, "--layout", layout, "-o", out)
+    with Head(out) as head:
+        draftable = {*head.draft_ids().tolist()}
+    if layout == "sidecar":
+        succeed("strip", model, "-o", tmp_path / "trunk.gguf")
+        out = beside(tmp_path / "trunk.gguf", out, tmp_path)
+    texts: list[list[int]] = []
+    common = ("--ctx-size", 256, "--parallel", 1)
+    for passed, options in (((), ["--no-draft"]), ((), DEEP), ((STEPS,), DEEP)):
+        log = tmp_path / f"log{len(texts)}"
+        logged = (*common, *passed, "--log-file", log, "--verbosity", 10)
+        with running(patched_server, out, free_port, *logged, options=options) as client:
+            texts.append(client.complete(PROMPT, n_predict=64)["tokens"])
+        found = {*drafted(log)}
+        assert found <= draftable
+        assert bool(found) is ("--no-draft" not in options)
+    assert texts[1:] == texts[:1] * 2
+
+
+# -------------------------------------------------------------------------- a trained Qwen3-Next
+
+RECIPE = ROOT / "benchmarks" / "demo_model"
+SMALL: dict[str, tuple[object, ...]] = {
+    "train.py": (
+        *("--family", "qwen3_next", "--steps", 400, "--fall", 300),
+        *("--batch", 8, "--length", 192, "--vocabulary", 2048),
+    ),
+    "polish.py": (
+        *("--steps", 120, "--texts", 192, "--writers", 48),
+        *("--length", 128, "--batch", 2048),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's recipe for Qwen3-Next, cut to some minutes."""
+    run, out = (tmp_path_factory.mktemp(name) for name in ("run", "trained"))
+    for script, options in SMALL.items():
+        recipe(script, "--out", run, *options)
+    recipe("ship.py", "--run", run, "--out", out)
+    return out
+
+
+def recipe(script: str, *arguments: object) -> None:
+    """Run a script of the demo model's recipe."""
+    words = [sys.executable, script, *map(str, arguments)]
+    subprocess.run(words, cwd=RECIPE, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
+def test_a_trained_qwen3_next(
+    quant: str, trained: Path, models: Models, patched_server: Path, free_port: int
+) -> None:
+    """The text without drafts at each depth, and at least llama-server's own acceptance.
+
+    At depth 1 it is the same. Deeper drafts of the two drivers round differently, as those of the
+    demo model do (test_fused_draft.py).
+    """
+    model = models.convert(trained, "--quant", quant, "--mtp-f16")
+
+    def run(*passed: object, options: list[Any]) -> tuple[list[Any], int, int]:
+        with running(
+            patched_server, model, free_port, "--parallel", 1, *passed, options=options
+        ) as client:
+            results = [client.complete(text, n_predict=48) for text in TEXTS]
+        drafted, accepted = (
+            sum(result["timings"].get(key, 0) for result in results)
+            for key in ("draft_n", "draft_n_accepted")
+        )
+        return [result["tokens"] for result in results], drafted, accepted
+
+    plain, _, _ = run(options=["--no-draft"])
+    for depth in (1, 2, 3):
+        fused = run(options=["--depth", depth])
+        steps = run(STEPS, options=["--depth", depth])
+        assert fused[0] == steps[0] == plain, depth
+        rates = [accepted / drafted for _, drafted, accepted in (fused, steps)]
+        assert min(rates) > 0.5, depth
+        if depth == 1:
+            assert fused[1:] == steps[1:]
+        assert rates[0] > rates[1] * 0.95, depth

@@ -193,6 +193,14 @@ class Hub(Loopback):
         """The revision of this name or commit; None when there is none."""
         return next((r for r in self.revisions if name in (r, self.commit(r))), None)
 
+    @property
+    def weights_sent(self) -> int:
+        """Bytes of weights that were asked for; each request for them must be for a range."""
+        asked = [a for a in self.requests if a.path.startswith("/cdn/") and a.method == "GET"]
+        ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", a.range) for a in asked]
+        assert None not in ranges
+        return sum(int(found[2]) + 1 - int(found[1]) for found in ranges if found)
+
     def fetched(self) -> list[str]:
         """Files whose content was asked for, by name, in order."""
         names = []

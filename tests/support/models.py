@@ -6,6 +6,7 @@ Each is made once in a run of the tests (fixtures `models`, `dial` and `files`) 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from mtp_gguf.convert.blueprint import HeadChoice
-from support.checkpoints import SPECS, Spec, write_checkpoint
+from support.checkpoints import SPECS, TINY, Spec, write_checkpoint
 from support.commands import succeed
 from support.reference_model import ReferenceModel
+from support.upstream import nextn_models
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "gguf_tools" / "demo_model"
@@ -142,6 +144,21 @@ class Dial:
         if not folder.is_dir():
             self.module.write_dial_model(folder, shape, hit, self.LAYER_SCALE, gain)
         return folder
+
+    def gguf(self, architecture: str, hit: float = 0.7) -> Path:
+        """The file of an architecture that llama.cpp drafts with, made once."""
+        path = self.models.root / f"dial-{hit}" / f"{architecture}.gguf"
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            self.module.write_dial_gguf(path.parent, architecture, hit, self.LAYER_SCALE)
+        return path
+
+    def gguf_marks(self, hit: float = 0.7) -> tuple[dict[int, int], np.ndarray]:
+        """`successors` and `missed` of these files."""
+        spec = replace(TINY, vocab_size=nextn_models.TOKENS)
+        cycle = self.module.cycle_of(spec).tolist()
+        following = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+        return following, self.module.missed_tokens(spec, hit)
 
     def successors(self, shape: str) -> dict[int, int]:
         """What the trunk says after each token of its cycle."""

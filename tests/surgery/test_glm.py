@@ -17,11 +17,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.run import run_bench
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.head import Head
 from support.checkpoints import TINY, write_checkpoint, write_safetensors
 from support.commands import refused, succeed
+from support.hub_commands import run_commands
+from support.hub_server import Hub
 from support.upstream.convert_upstream import convert
 from support.upstream.llama_mtp import LlamaMtp
 
@@ -63,6 +67,7 @@ CONFIG = {
     "use_qk_norm": False,
     "vocab_size": WORDS,
 }
+HUB_MODEL = "somebody/glm-tiny"
 SPECIAL = ("[gMASK]", "<|user|>", "<|observation|>")
 # Of logits; a wrong norm, bias, expert or position shows as 0.05 to 5.
 TOLERANCE = 0.01
@@ -153,6 +158,24 @@ def test_the_head_has_upstreams_bytes(upstream: Path, grafted: Path) -> None:
     assert "0 keys of the metadata differ" in succeed("compare", upstream, grafted)
 
 
+def test_graft_from_the_hub(
+    upstream: Path, checkpoint: Path, grafted: Path, tmp_path: Path
+) -> None:
+    """The same tensors as from a folder; of the weights, only ranges are fetched."""
+    trunk, out = tmp_path / "trunk.gguf", tmp_path / "out.gguf"
+    succeed("strip", upstream, "-o", trunk)
+    with Hub(HUB_MODEL, {"main": checkpoint}) as hub:
+        command = ("graft", trunk, "--from", HUB_MODEL, "--mtp-type", "BF16", "-o", out)
+        (done,) = run_commands(hub, tmp_path / "home", command)
+        assert done.code == 0, done.stderr
+        assert "can draft: MTP head in block 2" in done.stdout
+        assert hub.weights_sent < (checkpoint / "model.safetensors").stat().st_size
+    with open_model(grafted) as ours, open_model(out) as theirs:
+        assert ours.tensors.keys() == theirs.tensors.keys()
+        for name in ours.tensors:
+            assert bytes(ours.read(name)) == bytes(theirs.read(name)), name
+
+
 def test_drafts_equal_llama_cpps(grafted: Path) -> None:
     with LlamaMtp(grafted) as upstream, Head(grafted, n_threads=1) as head:
         hidden = upstream.trunk(TOKENS[:-1])[1]
@@ -174,6 +197,12 @@ def test_greedy_text_is_the_same_at_every_depth(grafted: Path, rollback: str) ->
             if depth:
                 assert sum(llm.mtp_stats.drafted) > 0
     assert texts[1:] == texts[:1] * 2
+
+
+def test_bench(grafted: Path) -> None:
+    options = BenchOptions(kinds=["code"], depths=(0, 2), tokens=12, rounds=1, threads=1, prompts=1)
+    texts = run_bench(grafted, options).to_json()["texts"]
+    assert {t["depth"] for t in texts if t["kind"] == "all"} == {0, 2}
 
 
 def test_draft_vocabularies(grafted: Path, tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Count accepted drafts for each architecture that llama.cpp drafts with.
+
+    python benchmarks/architectures.py --work FOLDER --server LLAMA_SERVER [--tokens 64]
+
+Each model is synthetic (benchmarks/dial_model.py), of a small shape, with a head that is right 80 %
+of the time; so acceptance says whether drafts follow the trunk, and no time is measured. The server
+is a patched one: it decodes the same prompt without drafts, with those of `serve`, and with
+llama-server's own draft-mtp. MTPLlama joins where it drafts with the architecture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from decode import server
+from dial_model import write_dial_gguf
+
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from mtp_gguf.native import MTPLlama
+
+HIT = 0.8
+PROMPT = [1, 2, 3, 4, 9, 7, 5]
+DEPTHS = (1, 2, 3)
+OWN = "--no-spec-draft-fused"
+
+
+def served(binary: str, model: Path, depth: int, tokens: int, *options: str) -> tuple[Any, str]:
+    """The tokens of llama-server, and its accepted and drafted tokens."""
+    with server(binary, str(model), depth, 1, "-c", "512", "--no-repack", *options) as url:
+        body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{url}/completion",
+            json.dumps({**body, "repeat_penalty": 1.0, "return_tokens": True}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            result = json.load(answer)
+    timings = result["timings"]
+    return result["tokens"], _share(timings.get("draft_n_accepted", 0), timings.get("draft_n", 0))
+
+
+def ours(model: Path, depth: int, tokens: int) -> tuple[list[int], str, float]:
+    """The tokens of MTPLlama, its accepted and drafted tokens, and its tokens per cycle."""
+    with MTPLlama(str(model), depth=depth, n_ctx=512, n_threads=1, profile=False) as llm:
+        text = list(itertools.islice(llm.generate(PROMPT, temp=0.0), tokens))
+        did = llm.mtp_stats
+    return text, _share(sum(did.accepted), sum(did.drafted)), did.tokens_per_cycle
+
+
+def _share(accepted: int, drafted: int) -> str:
+    return f"{accepted} of {drafted}" if drafted else "no drafts"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder for the models")
+    parser.add_argument("--server", required=True, help="patched llama-server")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    print("| architecture | depth | MTPLlama | tokens per cycle | `serve` | own draft-mtp | text |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in arguments.architectures:
+        model = write_dial_gguf(arguments.work, name, HIT)
+        want, _ = served(arguments.server, model, 0, arguments.tokens)
+        for depth in DEPTHS:
+            texts, counts = zip(
+                *(
+                    served(arguments.server, model, depth, arguments.tokens, *options)
+                    for options in ((), (OWN,))
+                ),
+                strict=True,
+            )
+            text, count, per_cycle = want, "-", "-"
+            if name in OUR_ARCHITECTURES:
+                text, count, pace = ours(model, depth, arguments.tokens)
+                per_cycle = f"{pace:.2f}"
+            same = "same" if all(found == want for found in (text, *texts)) else "differs"
+            row = (f"`{name}`", str(depth), count, per_cycle, *counts, same)
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
