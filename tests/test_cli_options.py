@@ -337,6 +337,17 @@ class TestGenerate:
         assert done.exit_code == 0
         assert done.stderr.count("-ngl 99: llama.cpp found no GPU") == 1
 
+    @pytest.mark.parametrize(
+        ("layers", "note"),
+        [(0, "--n-cpu-moe: has no effect, because the model has no experts"), (9, "-ngl 9: ")],
+    )
+    def test_experts_of_a_dense_model(self, model: Path, layers: int, note: str) -> None:
+        words = ("-p", "x", "-n", "2", "-ngl", layers, "--n-cpu-moe", "3", "-t", "1")
+        done = invoke("generate", model, *words)
+        assert done.exit_code == 0
+        assert done.stderr.startswith(f"mtp-gguf: {note}")
+        assert done.stderr.count("\n") == 1
+
 
 class TestCompletion:
     """What a shell offers after a word, as the installed completion asks for it."""
