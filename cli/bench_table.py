@@ -90,9 +90,9 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"{analysis.limit_tok_s:.1f} tok/s; it reaches {analysis.share_reached:.0%} of that"
         )
         yield (
-            f"times as fast if a batch cost one token {speedups['verification']:.2f}, "
-            f"if drafts were free {speedups['drafting']:.2f}, "
-            f"if all were accepted {speedups['acceptance']:.2f}"
+            f"it would be {speedups['verification']:.2f} times as fast if a batch cost as much as "
+            f"one token, {speedups['drafting']:.2f} times if drafts were free, "
+            f"{speedups['acceptance']:.2f} times if all drafts were accepted"
         )
         yield analysis.sentence
 

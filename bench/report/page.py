@@ -206,7 +206,11 @@ def _limits(analysis: Analysis | None) -> str:
         "acceptance": "all drafts accepted",
     }
     rows = [
-        Row(labels[name], f"{times - 1:.0%} faster", [Part(times - 1, f"f{i}", name)])
+        Row(
+            labels[name],
+            f"{times - 1:.0%} faster" if times > 1 else "not faster",
+            [Part(max(times - 1, 0.0), f"f{i}", name)],
+        )
         for i, (name, times) in enumerate(analysis.speedups.items(), 1)
     ]
     return _section(

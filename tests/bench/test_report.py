@@ -55,6 +55,15 @@ def test_text_from_outside_is_escaped() -> None:
     assert PAGE.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
 
 
+def test_a_cost_that_was_noise_is_no_negative_speedup() -> None:
+    whole = records.result()
+    assert whole.analysis
+    analysis = replace(whole.analysis, speedups={**whole.analysis.speedups, "drafting": 0.94})
+    page = render_report(replace(whole, analysis=analysis))
+    assert "not faster" in page
+    assert "-6%" not in page
+
+
 def test_parts_without_data_are_left_out() -> None:
     bare = replace(
         records.result(),
