@@ -214,6 +214,7 @@ class Command(TyperCommand):
                 ctx, _with_lists(args, set(self._list_options()), self._bare_options())
             )
         except USAGE_ERROR as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's
             if "--json" in args:
                 print_json_error(error.format_message(), error.exit_code)
             raise

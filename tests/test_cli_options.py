@@ -173,6 +173,7 @@ class TestRefusals:
         words = [str(model) if word == "MODEL" else word for word in arguments]
         done = invoke(*words)
         check_refusal(done.exit_code, done.stderr, code=USAGE)
+        assert "Value error" not in done.stderr  # the words of a library
 
     def test_as_json_too(self, model: Path, tmp_path: Path) -> None:
         for arguments, code in (
