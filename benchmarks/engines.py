@@ -8,10 +8,11 @@ measurement, so that a slow minute affects all of them; the tables show medians,
 relation to the first. A batch is a prompt of that many tokens, with the logits of its last token
 only; benchmarks/verify.py measures batches with all logits. Flash attention is on for all sides.
 
-Reading memory: the file's bytes, read from memory with that many threads, alternating with the sides,
-because neighbours of a virtual machine take a changing part of the bandwidth. A single token reads
-all tensors but the table of input embeddings and the MTP head; "of reading" is the median over
-rounds of its share of that speed. Recurrent states, which are read and written, are not counted.
+Reading memory: the file's bytes, read from memory with that many threads, alternating with the
+sides, because neighbours of a virtual machine take a changing part of the bandwidth. A single
+token reads all tensors but the table of input embeddings and the MTP head; "of reading" is the
+median over rounds of its share of that speed. Recurrent states, which are read and written, are
+not counted.
 """
 
 from __future__ import annotations
