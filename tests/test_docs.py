@@ -128,7 +128,7 @@ class TestReadme:
 def test_measured_tables_have_the_columns_of_today() -> None:
     """docs/bench.md shows figures that were measured once, under what `bench` prints now."""
     result = records.result()
-    texts = [text for text in result.texts if text.depth != "auto"]  # it has no kinds
+    texts = tuple(text for text in result.texts if text.depth != "auto")  # it has no kinds
     printed = {line.rstrip() for line in bench_table(replace(result, texts=texts))}
     shown = "\n".join(blocks(DOCS / "bench.md", "")).splitlines()
     headings = [line for line in shown if "±" in line or line.startswith("llama-server, ")]
