@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED
+from mtp_gguf.gguf_tools.system import busy_machine
 
 from .progress import duration
 
@@ -28,6 +29,8 @@ def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
         yield f"  {'skipped':>9}  {what}"
     if plan.whole > 1.2 * plan.seconds:
         yield f"measuring everything would take about {duration(plan.whole)} (--full)"
+    if busy := busy_machine():
+        yield f"note: {busy}"
 
 
 def stopped_line(result: "BenchResult") -> str:
