@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED
+from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
 from mtp_gguf.gguf_tools.system import busy_machine
 
 from .progress import duration
@@ -81,6 +81,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             name = server.name
             yield name
         yield _server(server)
+    yield from library_notes(result)
     if skipped := [part.what for part in result.plan if part.state == SKIPPED]:
         yield ""
         yield f"skipped to fit {duration(result.budget_s or 0)} (--budget, --full)"
