@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mtp_gguf.gguf_tools.profile import AUTO
+
 from .result import ALL, TextResult
 
 # A smaller gain counts as none: runs on a quiet machine differ by about as much.
@@ -61,7 +63,8 @@ def analyze(texts: Sequence[TextResult], *, stock_kernels: bool = False) -> Anal
         best.tok_s.median / max(best.limit_tok_s, 1e-9),
         speedups,
         bottleneck,
-        f"{_gain_clause(best, gain)}; {_bottleneck_clause(bottleneck, best, plain, stock_kernels)}",
+        f"{_gain_clause(best, gain)}{_auto_clause(texts, plain)}; "
+        f"{_bottleneck_clause(bottleneck, best, plain, stock_kernels)}",
     )
 
 
@@ -84,6 +87,13 @@ def _gain_clause(best: TextResult, gain: float) -> str:
     if gain > 1:
         return f"drafting gains less than {LEAST_GAIN:.0%} here"
     return f"drafting loses here: depth {best.depth} runs at {gain:.2f} times no drafting"
+
+
+def _auto_clause(texts: Sequence[TextResult], plain: TextResult) -> str:
+    auto = next((t for t in texts if t.kind == ALL and t.depth == AUTO), None)
+    if auto is None:
+        return ""
+    return f" (depth auto, the default: {auto.tok_s.median / plain.tok_s.median:.2f} times)"
 
 
 def _bottleneck_clause(

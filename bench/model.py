@@ -89,9 +89,9 @@ class BenchModel:
         return out[: max(n, 0)]
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; empty for a control token."""
+        """The bytes of a token; its name, such as <|im_end|>, for a control token."""
         out = ctypes.create_string_buffer(256)
-        n = llama_cpp.llama_token_to_piece(self._vocab, token, out, len(out), 0, False)
+        n = llama_cpp.llama_token_to_piece(self._vocab, token, out, len(out), 0, True)
         return out.raw[: max(n, 0)]
 
     def is_end(self, token: int) -> bool:

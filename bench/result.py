@@ -62,7 +62,7 @@ class ServerResult:
 
     ours: tokens per second of our session; times: its speed over the server's, by round. Both are
     None if the memory did not hold two copies of the model. note: why the server did not run, or
-    empty.
+    empty. kernels: those of the server, named as in Machine.
     """
 
     name: str
@@ -73,6 +73,16 @@ class ServerResult:
     ours: Stats | None = None
     times: Stats | None = None
     note: str = ""
+    kernels: str = ""
+
+    def differs_from(self, kernels: str) -> str:
+        """A sentence if the comparison is also one of libraries; our session ran on `kernels`."""
+        if self.times is None or self.kernels in ("", kernels):
+            return ""
+        return (
+            f"{self.name} runs {self.kernels} kernels and MTPLlama {kernels} kernels, so the "
+            "factor compares the libraries, too."
+        )
 
 
 @dataclass(frozen=True)
@@ -138,3 +148,10 @@ class BenchResult:
     def to_json(self) -> dict[str, Any]:
         """The result as plain objects, lists, numbers and text."""
         return {"format": FORMAT, **asdict(self)}
+
+
+def library_notes(result: BenchResult) -> list[str]:
+    """One sentence for each server that was compared on other libraries than our session's."""
+    kernels = result.environment.kernels
+    found = (server.differs_from(kernels) for server in result.servers)
+    return [note for note in dict.fromkeys(found) if note]

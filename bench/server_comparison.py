@@ -67,4 +67,5 @@ def interleave(
         accepted / drafted if drafted else None,
         summarize(own) if own else None,
         summarize([o / s for o, s in zip(own, speeds, strict=True) if s]) if own else None,
+        kernels=server.kernels,
     )

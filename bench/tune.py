@@ -288,5 +288,6 @@ def describe(settings: DraftSettings) -> str:
     if settings.rollback != "snapshot":
         words.append(f"rollback {settings.rollback}")
     if settings.draft_threads:
-        words.append(f"{settings.draft_threads} draft threads")
+        plural = "" if settings.draft_threads == 1 else "s"
+        words.append(f"{settings.draft_threads} draft thread{plural}")
     return ", ".join(words)

@@ -4,6 +4,7 @@ A command's module is imported only when the command is called, so that a quick 
 wait for the imports of others.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -113,6 +114,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # closed by the shell (`>&-`)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("mtp-gguf: %(message)s"))
+    logging.getLogger("mtp_gguf").addHandler(console)
     try:
         try:
             app()

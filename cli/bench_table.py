@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED
+from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
+from mtp_gguf.gguf_tools.system import busy_machine
 
 from .progress import duration
 
@@ -28,6 +29,8 @@ def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
         yield f"  {'skipped':>9}  {what}"
     if plan.whole > 1.2 * plan.seconds:
         yield f"measuring everything would take about {duration(plan.whole)} (--full)"
+    if busy := busy_machine():
+        yield f"note: {busy}"
 
 
 def stopped_line(result: "BenchResult") -> str:
@@ -78,6 +81,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             name = server.name
             yield name
         yield _server(server)
+    yield from library_notes(result)
     if skipped := [part.what for part in result.plan if part.state == SKIPPED]:
         yield ""
         yield f"skipped to fit {duration(result.budget_s or 0)} (--budget, --full)"
@@ -90,9 +94,9 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"{analysis.limit_tok_s:.1f} tok/s; it reaches {analysis.share_reached:.0%} of that"
         )
         yield (
-            f"times as fast if a batch cost one token {speedups['verification']:.2f}, "
-            f"if drafts were free {speedups['drafting']:.2f}, "
-            f"if all were accepted {speedups['acceptance']:.2f}"
+            f"it would be {speedups['verification']:.2f} times as fast if a batch cost as much as "
+            f"one token, {speedups['drafting']:.2f} times if drafts were free, "
+            f"{speedups['acceptance']:.2f} times if all drafts were accepted"
         )
         yield analysis.sentence
 

@@ -78,7 +78,7 @@ def chat(
     n_cpu_moe: CpuMoe = 0,
     temperature: Temperature = 0.7,
     seed: Annotated[
-        int, typer.Option(min=-1, max=(1 << 32) - 2, help="Seed the sampler; -1: randomly.")
+        int, typer.Option(min=-1, max=(1 << 32) - 2, help="Seed the sampler; -1: at random.")
     ] = -1,
     depth: Annotated[
         str | None,

@@ -191,7 +191,7 @@ def convert(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a Qwen3.5 checkpoint to one GGUF that includes its MTP head.
+    """Convert a checkpoint to one GGUF that includes its MTP head.
 
     The final file is written in one pass over the safetensors files, in mixed precision: the base
     in the mix that llama-quantize would use, the head in its own type (default: Q8_0). Instead of

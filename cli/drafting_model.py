@@ -10,7 +10,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.sources import what_is_at
 
 from .local_model import local_model
-from .options import spelled, usable_gpu_layers
+from .options import spelled, usable_gpu_layers, with_options
 
 if TYPE_CHECKING:
     from mtp_gguf.native.llama import MTPLlama
@@ -57,6 +57,7 @@ def drafting_model(
     tell_crashes()
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
+    usable_layers = usable_gpu_layers(gpu_layers)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         with spelled(_OPTION_NAMES):
@@ -67,10 +68,11 @@ def drafting_model(
                 n_ctx=context,
                 n_threads=threads,
                 n_threads_batch=threads,
-                n_gpu_layers=usable_gpu_layers(gpu_layers),
-                n_cpu_moe=n_cpu_moe,
+                n_gpu_layers=usable_layers,
+                # Without the GPU that was asked for, one note is enough.
+                n_cpu_moe=n_cpu_moe if usable_layers == gpu_layers else 0,
                 **options,
             )
     for note in notes:
-        typer.echo(f"mtp-gguf: {note.message}", err=True)
+        typer.echo(f"mtp-gguf: {with_options(_OPTION_NAMES, str(note.message))}", err=True)
     return llm

@@ -214,6 +214,7 @@ class Command(TyperCommand):
                 ctx, _with_lists(args, set(self._list_options()), self._bare_options())
             )
         except USAGE_ERROR as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's
             if "--json" in args:
                 print_json_error(error.format_message(), error.exit_code)
             raise
@@ -373,12 +374,16 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
 
     names: the name in the error, and the option that the user typed for it.
     """
-    pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?!-)" for name in names))
     try:
         yield
     except MtpGgufError as error:
-        text = pattern.sub(lambda match: names[match[0]], str(error))
-        raise type(error)(text) from None
+        raise type(error)(with_options(names, str(error))) from None
+
+
+def with_options(names: Mapping[str, str], text: str) -> str:
+    """Rename options in a library's message, as `spelled` does."""
+    pattern = "|".join(rf"(?<![\w-]){re.escape(name)}(?!-)" for name in names)
+    return re.sub(pattern, lambda match: names[match[0]], text)
 
 
 def usable_gpu_layers(gpu_layers: int) -> int:

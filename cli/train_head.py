@@ -96,7 +96,7 @@ def train_head(
         typer.Option(
             "--minutes",
             min=0.01,
-            help="Finish in about N minutes (default: stop when nothing is gained any more).",
+            help="Finish in about N minutes (default: when the held-out loss stops falling).",
         ),
     ] = None,
     tokens: Annotated[

@@ -68,11 +68,11 @@ def tune(
 ) -> None:
     """Find the fastest settings for a model here, and store them beside it.
 
-    Compares depths, draft vocabulary sizes, rollback modes and numbers of drafting threads. No
-    drafting is included, and chosen unless drafting is at least 3 % faster. `generate`, `serve` and
-    MTPLlama then use MODEL.mtp.toml, on this machine, for this file and for the kernels (stock or
-    patches/) that were measured; it has one profile for each. Ctrl-C shows the results
-    so far and leaves an earlier profile unchanged.
+    Compares depths, draft vocabulary sizes, rollback modes and numbers of drafting threads with
+    decoding without drafts, which is chosen unless drafting is at least 3 % faster. `generate`,
+    `serve` and MTPLlama then use MODEL.mtp.toml, on this machine, for this file and for the kernels
+    (stock or patches/) that were measured; it has one profile for each. Ctrl-C shows the results so
+    far and leaves an earlier profile unchanged.
 
     **Examples**
 

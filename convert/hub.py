@@ -14,7 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.hub_errors import hub_errors
 from mtp_gguf.gguf_tools.hub_gguf import quant_of
-from mtp_gguf.gguf_tools.remote import HubModel
+from mtp_gguf.gguf_tools.remote import HubModel, says_what_is_tried
 from mtp_gguf.gguf_tools.safetensors import (
     INDEX_NAME,
     TORCH_PATTERN,
@@ -42,7 +42,8 @@ def download(hub_id: str, revision: str | None, parts: Collection[HeadChoice]) -
 
 def _download(hub_id: str, revision: str | None, parts: Collection[HeadChoice]) -> Path:
     try:
-        config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
+        with says_what_is_tried(hub_id):
+            config = Path(hf_hub_download(hub_id, "config.json", revision=revision))
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError:

@@ -184,7 +184,7 @@ def _weights(
         elif copy.name in lent:
             targets.append(lent[copy.name])
         else:
-            tensors[copy.name] = _placed(copy)
+            tensors[copy.name] = _placed(copy, model.head.trunk_layers)
             shape = plain_shape(copy.spec.shape)
             targets.append(Target(copy.name, shape, Recipe((copy.name,))))
     config = donor.checkpoint.config if donor and donor.checkpoint else {}
@@ -193,15 +193,21 @@ def _weights(
     return tuple(targets), Checkpoint(folder, config, {**others, **tensors}, (), ()), id_map
 
 
-def _placed(copy: TensorCopy) -> PlacedTensor:
+def _placed(copy: TensorCopy, trunk_layers: int) -> PlacedTensor:
     """The location of a tensor's weights; RequestError if they cannot be quantized."""
     spec, source = copy.spec, copy.source
     assert isinstance(source, FileSource | RemoteSource)
     if spec.type not in _READABLE:
+        block = block_of(copy.name)
+        step = (
+            "make the 16-bit GGUF with --mtp-type BF16, or leave out the head with --no-mtp"
+            if block is not None and block >= trunk_layers
+            else "convert from the 16-bit GGUF or the checkpoint, or use mtp-gguf graft, which "
+            "copies tensors"
+        )
         raise RequestError(
             f"{source.name}: {spec.name}: expected F32, F16 or BF16, found {spec.type.name}; "
-            "quantizing quantized weights again loses precision: convert from the 16-bit GGUF or "
-            "the checkpoint, or use mtp-gguf graft, which copies tensors"
+            f"quantizing quantized weights again loses precision: {step}"
         )
     if not all(spec.shape):
         raise RequestError(

@@ -33,7 +33,7 @@ from .head_files import is_head_of
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
 from .nextn import ARCHITECTURES
-from .remote import HubGguf, HubModel, hub_gguf, open_remote_model
+from .remote import HubGguf, HubModel, hub_gguf, open_remote_model, says_what_is_tried
 from .safetensors import TORCH_PATTERN
 
 _SUFFIX = ".gguf"
@@ -224,7 +224,10 @@ def _list_files(model: HubModel) -> tuple[str | None, dict[str, int | None]]:
     """The commit that a revision stands for, and its files with their sizes (None if unknown)."""
     with hub_errors(model, RemoteError):
         try:
-            info = HfApi().model_info(model.hub_id, revision=model.revision, files_metadata=True)
+            with says_what_is_tried(str(model)):
+                info = HfApi().model_info(
+                    model.hub_id, revision=model.revision, files_metadata=True
+                )
         except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
             raise
         except Exception as error:  # the underlying HTTP library raises its own exceptions

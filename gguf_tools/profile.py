@@ -341,7 +341,7 @@ class _Table:
 
 def _render(profiles: Sequence[Profile]) -> str:
     lines = [
-        "# Made by `mtp-gguf tune`; counts for this file on this machine alone.",
+        "# Made by `mtp-gguf tune`; applies to this model file on this machine only.",
         f"format = {FORMAT}",
     ]
     for profile in profiles:

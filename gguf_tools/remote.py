@@ -6,6 +6,7 @@ hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with 
 of blocks with growing read-ahead; large reads are requested exactly.
 """
 
+import logging
 import os
 import re
 import shlex
@@ -42,10 +43,28 @@ _CACHED_BYTES = 32 << 20
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two chunks of a response
+_SILENCE = 1.5  # seconds without an answer, after which a line says what is being tried
 _PIECE_BYTES = 1 << 16  # the most that a dropped connection loses
 # Statuses that are worth a retry; 401 to 410 only if a signed link may have expired.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _EXPIRED = (401, 403, 404, 410)
+
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def says_what_is_tried(name: str) -> Iterator[None]:
+    """Log one line if what is within, the first request about `name`, takes long."""
+    line = "%s: no answer yet from %s; still trying"
+    where = _host(name)[1] if _WEB.match(name) else _host(_endpoint())[1]
+    timer = threading.Timer(_SILENCE, _log.warning, (line, name, where))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_remote(text: str) -> bool:
@@ -175,7 +194,8 @@ class RemoteSource:
         self._etag: str | None = None
         self.size = -1
         try:
-            self._store(0, self._fetch(0, _BLOCK_BYTES))
+            with says_what_is_tried(self.name):
+                self._store(0, self._fetch(0, _BLOCK_BYTES))
         except BaseException:
             self.close()
             raise
@@ -334,6 +354,7 @@ def _reason(error: Exception) -> str:
         return "the connection was closed before the download was complete"
     text = str(error) or type(error).__name__
     reason = text.rpartition(": ")[2].strip("'\")> ")
+    reason += ")" * (reason.count("(") - reason.count(")"))  # its own, after those of the chain
     return f"cannot be reached ({reason:.120})" if not isinstance(error, _TransientError) else text
 
 

@@ -89,6 +89,21 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def busy_machine() -> str | None:
+    """Return a note if other programs use many of the processors; None if not, or unknown.
+
+    The load is the mean of a minute, in which this process may have used all of its own.
+    """
+    processors = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load - usable_cores() <= 0.5 * processors:
+        return None
+    return (
+        f"other programs keep this machine busy (load {load:.1f}, {processors} processors), so "
+        "measuring takes longer and its results are unreliable; repeat it when they are done"
+    )
+
+
 class CoreMeter:
     """Processor time of this process (all threads) since the meter was created."""
 

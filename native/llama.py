@@ -38,7 +38,7 @@ from .head import Head
 from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 from .model_lock import ModelLock
-from .offload import check_device, check_gpu_layers, missing_gpu
+from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
@@ -253,6 +253,8 @@ class MTPLlama(llama_cpp.Llama):
         except BaseException:
             self.close()
             raise
+        if idle := idle_cpu_moe(n_cpu_moe, options.get("n_gpu_layers", 0), self.metadata):
+            warnings.warn(idle, stacklevel=2)
 
     @classmethod
     def from_pretrained(

@@ -42,6 +42,23 @@ def missing_gpu(option: str, n_gpu_layers: int) -> str | None:
     )
 
 
+def idle_cpu_moe(n_cpu_moe: int, n_gpu_layers: int, metadata: Mapping[str, str]) -> str | None:
+    """Return a warning if experts should stay on the CPU and none of them would leave it.
+
+    metadata: the loaded model's, with all values as text.
+    """
+    if n_cpu_moe == 0:
+        return None
+    experts = metadata.get(f"{metadata.get('general.architecture')}.expert_count", "0")
+    if experts == "0":
+        why = "the model has no experts"
+    elif n_gpu_layers == 0:
+        why = "all layers run on the CPU"
+    else:
+        return None  # without a GPU, missing_gpu warns
+    return f"n_cpu_moe: has no effect, because {why}"
+
+
 def check_device(option: str, name: str) -> None:
     """NativeError, naming `option`, unless ggml has a device of this name."""
     names = [device.name for device in ggml.devices()]

@@ -173,6 +173,7 @@ class TestRefusals:
         words = [str(model) if word == "MODEL" else word for word in arguments]
         done = invoke(*words)
         check_refusal(done.exit_code, done.stderr, code=USAGE)
+        assert "Value error" not in done.stderr  # the words of a library
 
     def test_as_json_too(self, model: Path, tmp_path: Path) -> None:
         for arguments, code in (
@@ -336,6 +337,17 @@ class TestGenerate:
         done = invoke("generate", model, "-p", "x", "-n", "2", "-ngl", "99", "-t", "1")
         assert done.exit_code == 0
         assert done.stderr.count("-ngl 99: llama.cpp found no GPU") == 1
+
+    @pytest.mark.parametrize(
+        ("layers", "note"),
+        [(0, "--n-cpu-moe: has no effect, because the model has no experts"), (9, "-ngl 9: ")],
+    )
+    def test_experts_of_a_dense_model(self, model: Path, layers: int, note: str) -> None:
+        words = ("-p", "x", "-n", "2", "-ngl", layers, "--n-cpu-moe", "3", "-t", "1")
+        done = invoke("generate", model, *words)
+        assert done.exit_code == 0
+        assert done.stderr.startswith(f"mtp-gguf: {note}")
+        assert done.stderr.count("\n") == 1
 
 
 class TestCompletion:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import typer
 
 from mtp_gguf.cli import app
+from mtp_gguf.cli.bench_table import bench_table
+from support import bench_records as records
 from support.commands import invoke, run_python
 from support.models import DEMO, ROOT, Models
 
@@ -120,6 +123,17 @@ class TestReadme:
         shown = [line for line in first.splitlines() if line.startswith("$ mtp-gguf ")]
         assert len(shown) == 2
         assert {*shown} <= {*printed.splitlines()}
+
+
+def test_measured_tables_have_the_columns_of_today() -> None:
+    """docs/bench.md shows figures that were measured once, under what `bench` prints now."""
+    result = records.result()
+    texts = tuple(text for text in result.texts if text.depth != "auto")  # it has no kinds
+    printed = {line.rstrip() for line in bench_table(replace(result, texts=texts))}
+    shown = "\n".join(blocks(DOCS / "bench.md", "")).splitlines()
+    headings = [line for line in shown if "±" in line or line.startswith("llama-server, ")]
+    assert len(headings) == 3
+    assert {*headings} <= printed
 
 
 def fits(expected: str, printed: str) -> bool:

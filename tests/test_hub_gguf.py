@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,24 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(repository: Path) -> Iterator[Hub]:
     with Hub(NAME, {"main": repository, "v2": repository}) as hub:
         yield hub
+
+
+def test_a_silent_hub_is_named(tmp_path: Path) -> None:
+    """Within seconds, not when the attempts are over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub = f"127.0.0.1:{silent.getsockname()[1]}"
+        env = {**os.environ, "HF_ENDPOINT": f"http://{hub}", "HF_HOME": str(tmp_path)}
+        names = (f"hf://{NAME}/x.gguf", f"{NAME}:Q4_K_M", NAME)
+        commands = [(name, spawn("list-tensors", name, env=env)) for name in names]
+        try:
+            for name, command in commands:
+                assert command.stderr
+                expected = f"mtp-gguf: {name.removesuffix(':Q4_K_M')}: no answer yet from {hub}; "
+                assert command.stderr.readline().startswith(expected)
+        finally:
+            for _, command in commands:
+                command.kill()
+                command.communicate()
 
 
 class TestRuns:

@@ -21,6 +21,7 @@ from ..result import (
     SampleToken,
     ServerResult,
     TextResult,
+    library_notes,
 )
 from ..stats import Stats
 from .bars import Part, Row, bars
@@ -191,7 +192,8 @@ def _speeds(main: Sequence[TextResult], result: BenchResult) -> str:
         "Speed by depth",
         "Tokens per second over all texts. The solid mark is the limit: the speed of the depth if "
         "drafts cost nothing. The dashed line is no drafting."
-        + (_COMPARISON if any(s.times for s in result.servers) else ""),
+        + (_COMPARISON if any(s.times for s in result.servers) else "")
+        + "".join(f" {sentence}" for sentence in library_notes(result)),
         _figure(bars("speed", "Tokens per second by depth, with the limit", rows, line)),
         _key(["MTPLlama", "llama-server"]) if result.servers else "",
     )
@@ -206,7 +208,11 @@ def _limits(analysis: Analysis | None) -> str:
         "acceptance": "all drafts accepted",
     }
     rows = [
-        Row(labels[name], f"{times - 1:.0%} faster", [Part(times - 1, f"f{i}", name)])
+        Row(
+            labels[name],
+            f"{times - 1:.0%} faster" if times > 1 else "not faster",
+            [Part(max(times - 1, 0.0), f"f{i}", name)],
+        )
         for i, (name, times) in enumerate(analysis.speedups.items(), 1)
     ]
     return _section(

@@ -79,7 +79,8 @@ def test_limit_and_share() -> None:
     assert analysis.gain == pytest.approx(1.6)
     assert analysis.limit_tok_s == pytest.approx(100.0)
     assert analysis.share_reached == pytest.approx(0.8)
-    assert analysis.sentence.startswith("depth 2 is 1.60 times as fast as no drafting; ")
+    gain = "depth 2 is 1.60 times as fast as no drafting (depth auto, the default: 1.98 times); "
+    assert analysis.sentence.startswith(gain)
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

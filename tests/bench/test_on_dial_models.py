@@ -27,6 +27,7 @@ from mtp_gguf.gguf_tools.profile import (
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.replay import replays
 from support.commands import invoke
+from support.models import Models
 
 TOKENS = 40
 
@@ -99,6 +100,12 @@ def test_bench_measures_the_acceptance_rate_of_the_synthetic_model(dial: Any, hi
     assert "Time of a cycle" in render_report(result)
     assert record["state"] == "done"
     assert {part["state"] for part in record["plan"]} == {"done"}
+
+
+def test_special_tokens_have_their_names(models: Models) -> None:
+    with BenchModel(models.gguf("demo", "Q4_K_M", "F16"), n_ctx=64, threads=1) as model:
+        [end] = model.tokenize("<|im_end|>")
+        assert model.piece(end) == b"<|im_end|>"
 
 
 def _first_token(dial: Any, path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.bench.report.page import render_report
-from mtp_gguf.bench.result import PlannedPart
+from mtp_gguf.bench.result import PlannedPart, library_notes
 from support import bench_records as records
 from support.browser import Browser
 
@@ -53,6 +53,27 @@ def test_one_file_that_asks_for_nothing() -> None:
 def test_text_from_outside_is_escaped() -> None:
     assert records.HOSTILE not in PAGE
     assert PAGE.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
+
+
+def test_other_libraries_on_both_sides_are_said() -> None:
+    """In the page and in the terminal; not if both sides run the same ones."""
+    whole = records.result()
+    kernels = whole.environment.kernels
+    for others, said in ((kernels, False), ("other", True)):
+        servers = tuple(replace(server, kernels=others) for server in whole.servers)
+        result = replace(whole, servers=servers)
+        note = f"llama-server runs other kernels and MTPLlama {kernels} kernels"
+        assert (note in render_report(result)) is said
+        assert [note in line for line in library_notes(result)] == [True] * said
+
+
+def test_a_cost_that_was_noise_is_no_negative_speedup() -> None:
+    whole = records.result()
+    assert whole.analysis
+    analysis = replace(whole.analysis, speedups={**whole.analysis.speedups, "drafting": 0.94})
+    page = render_report(replace(whole, analysis=analysis))
+    assert "not faster" in page
+    assert "-6%" not in page
 
 
 def test_parts_without_data_are_left_out() -> None:

@@ -425,6 +425,17 @@ def test_layers_on_a_gpu_where_there_is_none(dial: Dial) -> None:
         assert len(take(llm, 5)) == 5
 
 
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [("tiny", "the model has no experts"), ("tiny-moe", "all layers run on the CPU")],
+)
+def test_experts_that_are_on_the_cpu_anyway(dial: Dial, shape: str, why: str) -> None:
+    match = f"n_cpu_moe: has no effect, because {why}"
+    with pytest.warns(UserWarning, match=match) as notes, load(dial(shape), n_cpu_moe=3):
+        assert len(notes) == 1
+
+
+@pytest.mark.filterwarnings("ignore:n_cpu_moe")
 def test_overrides_survive_pickling(dial: Dial) -> None:
     """With everything on the CPU the text is the same."""
     path, cycle = dial("tiny-moe"), dial.successors("tiny-moe")

@@ -19,7 +19,6 @@ from mtp_gguf.native.errors import NativeError
 VERIFY = [22.0, 26.0, 30.5, 35.0, 38.5, 46.0, 53.0, 66.0, 70.0, 76.0, 84.0, 90.0, 96.0, 101.0]
 VERIFY += [112.0, 175.0]
 PERIOD = 100
-REUSED = [HealthCheck.function_scoped_fixture]  # the text is set anew by each example
 
 
 class TextDrafts:
@@ -105,7 +104,10 @@ def test_a_novel_text_is_left_to_the_head(text: TextDrafts) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    # Each example sets the text of the fixture anew.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.lists(

@@ -354,6 +354,11 @@ def test_lasting_faults_are_reported(random_file: Path) -> None:
             assert len(web.asked) == 1
 
 
+def test_reasons_in_parentheses_are_whole() -> None:
+    error = OSError("Max retries (Caused by E(\"C: Failed to resolve 'x' ([Errno -2] unknown)\"))")
+    assert remote._reason(error) == "cannot be reached (Failed to resolve 'x' ([Errno -2] unknown))"
+
+
 def test_connections_that_drop(random_file: Path) -> None:
     """Complete chunks are kept, and the next request continues after them."""
     data = random_file.read_bytes()
