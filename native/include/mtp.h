@@ -375,9 +375,9 @@ MTP_API mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
 
 /* ---- checkpoint ----
  *
- * A checkpoint is the state of a sequence, trunk and head, at one length. Decoding after a restore
- * continues exactly as it did after the save. The caller owns the checkpoint, which may outlive its
- * session. */
+ * A checkpoint is the state of a sequence at one length: of the trunk, of the head, and of the text that is
+ * drafted from. Decoding after a restore continues exactly as it did after the save. The caller owns the
+ * checkpoint, which may outlive its session. */
 
 typedef struct mtp_checkpoint mtp_checkpoint;
 
@@ -389,8 +389,8 @@ typedef enum mtp_checkpoint_kind {
                                 * a cycle with MTP_ROLLBACK_CHECKPOINT invalidates it */
     MTP_CHECKPOINT_HOST   = 1, /* in host memory */
     /* Serializable; can be restored in another session or process that has loaded the same model. */
-    MTP_CHECKPOINT_HEAD   = 2, /* the head's state, for callers that save the trunk's state themselves */
-    MTP_CHECKPOINT_WHOLE  = 3, /* trunk and head */
+    MTP_CHECKPOINT_HEAD   = 2, /* all but the trunk's state, for callers that save that themselves */
+    MTP_CHECKPOINT_WHOLE  = 3, /* trunk, head and text */
 } mtp_checkpoint_kind;
 
 typedef struct mtp_checkpoint_info {
@@ -407,8 +407,9 @@ MTP_API mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32
  * next. If the checkpoint does not fit, nothing is changed: MTP_ERROR_STATE means that its tokens have
  * been removed, that its device copy has been overwritten, or that it belongs to another model;
  * MTP_ERROR_FULL means that the context has no room for it. If the call fails in another way, the
- * sequence is empty. MTP_CHECKPOINT_WHOLE restores only the trunk if the session has a different head
- * or none. MTP_CHECKPOINT_HEAD requires that the trunk's state has been restored before. */
+ * sequence is empty. MTP_CHECKPOINT_WHOLE restores no head if the session has a different one or none.
+ * MTP_CHECKPOINT_HEAD requires that the trunk's state has been restored before. A text is restored if
+ * the session drafts from the text; a checkpoint without one, as older versions wrote it, clears it. */
 MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
 
 MTP_API void       mtp_checkpoint_free(mtp_checkpoint * checkpoint);
@@ -417,7 +418,7 @@ MTP_API mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mt
 /* Serializes a checkpoint. n must be its written_bytes. */
 MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, size_t n);
 
-/* Reads the output of mtp_checkpoint_write. The data is fully validated: MTP_ERROR_FORMAT names the
+/* Reads the output of mtp_checkpoint_write, also that of older versions. The data is fully validated: MTP_ERROR_FORMAT names the
  * first fault. Whether it belongs to the loaded model is checked by mtp_checkpoint_restore. */
 MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
 

@@ -280,7 +280,7 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
 
 
 # Offsets of the header's fields, native/src/checkpoint.cpp.
-LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, END = 24, 32, 40, 48, 56, 64, 72
+LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, END = 24, 32, 40, 48, 56, 64, 72, 80
 
 
 @pytest.fixture(scope="module")
@@ -314,9 +314,10 @@ def in_trunk(offset: int) -> int:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: b"", "expected 72 bytes or more, found 0"),
-        (lambda d: d[:71], "expected 72 bytes or more, found 71"),
-        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ bytes after its header, found \d+"),
+        (lambda d: b"", "expected 80 bytes or more, found 0"),
+        (lambda d: d[:79], "expected 80 bytes or more, found 79"),
+        (lambda d: b"mtpstat1" + d[8:71], "expected 72 bytes or more, found 71"),
+        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ \+ 0 bytes after its header, found \d+"),
         (lambda d: d + b"\0", r"bytes after its header, found"),
         (lambda d: b"GGUF" + d[4:], "expected the output of mtp_checkpoint_write"),
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),
@@ -329,6 +330,8 @@ def in_trunk(offset: int) -> int:
         (changed(HIDDEN, -8), "bytes after its header"),
         (changed(ROWS, 2**63 - 1), "bytes after its header"),
         (changed(TRUNK, 0), "bytes after its header"),
+        (changed(TEXT, 2**63 - 1), "bytes after its header"),
+        (changed(TEXT, -1), "bytes after its header"),
         (changed(END, 0x7F800000, "<i"), "expected finite numbers"),
         (changed(in_trunk(8), 0, "<I"), "streams with cells: expected 1, found 0"),
         (changed(in_trunk(8), 2**32 - 1, "<I"), "streams with cells: expected 1, found|cells: exp"),
