@@ -124,6 +124,25 @@ def test_removed_tokens_are_not_drafted(dial: Any) -> None:
         session.end(0)
 
 
+@pytest.mark.parametrize("mode", [Rollback.CHECKPOINT, Rollback.HOST])
+def test_a_long_draft_is_rolled_back_after_a_checkpoint(dial: Any, mode: Rollback) -> None:
+    """The accepted tokens before it are decoded again, more than the head could have drafted."""
+    prompt = copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), mode=mode)
+        session.decode(prompt)
+        token = session.argmax()
+        for _ in range(50):  # as if learned long ago: drafts are nearly free
+            session.set_costs([10.0 + i / 10 for i in range(LOOKUP + 1)], [10.0] * 4)
+        drafts = session.begin(token, 0)
+        assert len(drafts) > 3 + 1
+        session.end(len(drafts))
+        session.save(CheckpointKind.WHOLE).close()
+        session.remove(session.length() - 1)
+        assert session.length() == len(prompt) + len(drafts)
+        assert session.step(drafts[-1], 0)[0] == dial.successors("tiny")[drafts[-1]]
+
+
 def test_copies_keep_the_text(dial: Any) -> None:
     prompt = copied_prompt(dial)
     with ExitStack() as stack:

@@ -124,11 +124,11 @@ class Walk:
     def run(self, steps: int) -> None:
         actions: list[tuple[Callable[[int], None], float]] = [
             (self.read, 0.12),
-            (self.cycle, 0.7),
+            (self.cycle, 0.6),
             (self.remove, 0.06),
             (self.copy, 0.03),
-            (self.save, 0.04),
-            (self.restore, 0.05),
+            (self.save, 0.09),
+            (self.restore, 0.1),
         ]
         chances = [chance for _, chance in actions]
         with ExitStack() as stack:
@@ -148,7 +148,8 @@ class Walk:
     def read(self, seq: int) -> None:
         """Tokens of a prompt: few different ones, or an edited copy of the text; also none."""
         text = self.texts[seq]
-        n = int(self.rng.integers(0, 60)) if self.rng.random() < 0.9 else self.n_ctx
+        sizes = [0, int(self.rng.integers(0, 60)), self.n_ctx]
+        n = int(self.rng.choice(sizes, p=[0.1, 0.8, 0.1]))
         tokens = self.rng.integers(0, self.letters, n).tolist()
         if text.known < len(text.tokens) and self.rng.random() < 0.5:
             start = int(self.rng.integers(text.known, len(text.tokens)))
@@ -182,9 +183,8 @@ class Walk:
                 self.session.begin(token, depth, seq)
             return
         drafts = self.session.begin(token, depth, seq)
-        accepted = len(drafts)
-        if self.rng.random() < 0.4:
-            accepted = int(self.rng.integers(0, len(drafts) + 1))
+        share = min(1.0, self.rng.uniform(0.0, 2.0))  # in every other cycle all
+        accepted = int(len(drafts) * share)
         self.session.end(accepted)
         text.generated(token)
         assert len(text.tokens) + len(drafts) <= self.n_ctx
@@ -243,6 +243,4 @@ class Walk:
         self.counts[saved.checkpoint.kind.name] += 1
         if in_place:
             assert self.texts[seq].tokens[: len(saved.text.tokens)] == saved.text.tokens
-            self.texts[seq].truncate(len(saved.text.tokens))
-        else:
-            self.texts[seq] = saved.text.copy()
+        self.texts[seq] = saved.text.copy()
