@@ -531,6 +531,7 @@ MTP_API mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t
  * choice between them and the drafts of a head. */
 
 typedef struct mtp_text_drafts mtp_text_drafts;
+typedef struct mtp_corpus mtp_corpus; /* an index of lookup files, see below */
 
 MTP_API mtp_status mtp_text_drafts_new(mtp_text_drafts ** out);
 MTP_API void       mtp_text_drafts_free(mtp_text_drafts * text);
@@ -541,10 +542,13 @@ MTP_API void       mtp_text_drafts_free(mtp_text_drafts * text);
  * text is empty. */
 MTP_API mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, int64_t n, bool generated);
 
+/* Also drafts from an index of lookup files, which must outlive `text`; NULL: no longer. Many texts can share one. */
+MTP_API mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus);
+
 /* Drafts the tokens that follow the text, at most n, if they promise more tokens per millisecond than
  * head_depth (or MTP_DEPTH_AUTO) drafts of a head whose costs and outcomes `depth` knows; 0 without a head.
  * room: the most tokens that the head may draft with MTP_DEPTH_AUTO. out: [n]. out_n: 0 if the head promises more. */
-MTP_API mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth, int32_t head_depth,
+MTP_API mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, mtp_depth * depth, int32_t head_depth,
                                         int32_t room, int32_t * out, int32_t n, int32_t * out_n);
 
 /* Reports a cycle whose drafts came from the text, in place of mtp_depth_report. verify_ms, undo_ms: as in
@@ -557,10 +561,8 @@ MTP_API mtp_status mtp_depth_report_text(mtp_depth * depth, int32_t n_verified, 
  * An index of texts that do not change, such as the files of a project: a file that is written once,
  * mapped read-only and shared by sessions and processes. Sessions also draft from it. 8 bytes per token. */
 
-typedef struct mtp_corpus mtp_corpus;
-
 /* Writes an index. tokens: the texts one after another, each followed by -1; n: at most MTP_MAX_INDEXED.
- * tokenizer: identifies the vocabulary, see mtp_session_tokenizer. */
+ * tokenizer: identifies the vocabulary, see mtp_tokenizer_fingerprint. */
 MTP_API mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n, int32_t n_vocab,
                                     uint64_t tokenizer);
 
@@ -581,7 +583,10 @@ MTP_API mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t *
 /* Lets a session with max_lookup > 0 draft from an index, too, which must outlive it; NULL: no longer. */
 MTP_API mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
 
-/* Returns a fingerprint of the texts of all tokens of the session's model. */
+/* Returns a fingerprint of a vocabulary. texts: [n_vocab], the text of each token, "" if it has none. */
+MTP_API mtp_status mtp_tokenizer_fingerprint(const char * const * texts, int32_t n_vocab, uint64_t * out);
+
+/* Returns that of the session's model. */
 MTP_API mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
 
 #ifdef __cplusplus

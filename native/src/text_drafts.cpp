@@ -178,12 +178,10 @@ void TextDrafts::restore_learned(const std::vector<uint8_t> & bytes) {
     of_corpus_ = saved.of_corpus;
 }
 
-int32_t TextDrafts::plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const {
+int32_t TextDrafts::plan(Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const {
     Chances chances = {};
     const int32_t proposed = propose(out, n, chances);
-    double rate = 0;
-    const int32_t best = depth.plan_free(chances, proposed, rate);
-    return rate > depth.expected_rate(head_depth, room) ? best : 0;
+    return depth.plan_free(chances, proposed, head_depth, room);
 }
 
 int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {

@@ -68,7 +68,7 @@ public:
 
     // Proposes up to n tokens if they promise more tokens per millisecond than `head_depth` drafts of the
     // head (or MTP_DEPTH_AUTO), else none. room: the most tokens that the head may draft.
-    int32_t plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const;
+    int32_t plan(Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const;
 
 private:
     // How often drafts of one source were right, by length of the match.
