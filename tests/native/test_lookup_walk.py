@@ -17,7 +17,7 @@ DEPTH, LOOKUP = 2, 12
 
 
 @pytest.mark.parametrize(
-    ("steps", "seeds"), [(700, 1), pytest.param(20_000, 5, marks=pytest.mark.slow)]
+    ("steps", "seeds"), [(700, 1), pytest.param(5_000, 5, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("mode", [Rollback.SNAPSHOT, Rollback.HOST])
 def test_drafts_are_those_of_the_reference(
@@ -25,7 +25,7 @@ def test_drafts_are_those_of_the_reference(
 ) -> None:
     """Prompts, also empty ones, cycles, rollbacks, copies and checkpoints, up to full contexts.
 
-    pytest -m slow tests/native/test_lookup_walk.py takes a thousand times as many steps.
+    pytest -m slow tests/native/test_lookup_walk.py runs 25,000 steps in each mode.
     """
     path = dial("tiny")
     snapshots = LOOKUP if mode is Rollback.SNAPSHOT else 0
