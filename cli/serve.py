@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import warnings
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +12,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command
-from mtp_gguf.server.find import VARIABLE, ask, find_server, finds_gpu
+from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import ServedModel, check_loads, choose_head, choose_mmproj, open_model
 
 from .local_model import local_model
-from .options import AsJson, Command, Threads
+from .options import AsJson, Command, Threads, spelled
 from .progress import USAGE_ERROR, printable, reports_errors, status_line
 
 _EXAMPLE = """
@@ -148,6 +150,13 @@ def serve(
             help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone.",
         ),
     ] = False,
+    lookup_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Also draft from this text file or folder of them; repeatable. Implies --lookup.",
+        ),
+    ] = None,
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -216,6 +225,7 @@ def serve(
     tuned, ignored = (None, None) if no_draft else find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
+    index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     command = server_command(
         server,
         served,
@@ -225,7 +235,8 @@ def serve(
         rpc,
         allow_public,
         [*given, *passed],
-        lookup=lookup,
+        lookup=lookup or index is not None,
+        lookup_index=index,
     )
     missing = ""
     if gpu_layers and rpc is None and not finds_gpu(server.path):
@@ -243,6 +254,34 @@ def serve(
         check_rpc_servers(rpc)
     typer.echo(shlex.join(_without_key(command.words)), err=True)
     raise typer.Exit(_run(command, found.path.name, as_json, example, open_page))
+
+
+def _lookup_index(paths: Sequence[Path], model: Path, server: LlamaServer) -> Path:
+    """Return an index of lookup files for a model's vocabulary, built if it is not in the cache."""
+    if not server.lookup_index:
+        raise ServerError(
+            f"{server.path} ({server.version}): cannot draft from lookup files; build one that can "
+            "with mtp-gguf build-server, or serve without --lookup-file"
+        )
+    from mtp_gguf.native.lookup_files import open_lookup_files  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
+
+    with (
+        warnings.catch_warnings(record=True) as notes,
+        spelled({"lookup files:": "--lookup-file:"}),
+        Vocabulary(model) as vocabulary,
+    ):
+        warnings.simplefilter("always")
+        with open_lookup_files(
+            paths,
+            vocabulary.fingerprint(),
+            vocabulary.size,
+            lambda text: vocabulary.encode(text, special=False).tolist(),
+        ) as index:
+            path = index.path
+    for note in notes:  # a damaged index was built again
+        typer.echo(f"mtp-gguf: {printable(str(note.message))}", err=True)
+    return path
 
 
 def _fields(command: ServerCommand) -> dict[str, Any]:

@@ -460,7 +460,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     #                                bool generated);
     lib.mtp_text_drafts_set.restype = c_int32
     lib.mtp_text_drafts_set.argtypes = [c_void_p, i32_p, c_int64, c_bool]
-    # mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth,
+    # mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus);
+    lib.mtp_text_drafts_set_corpus.restype = c_int32
+    lib.mtp_text_drafts_set_corpus.argtypes = [c_void_p, c_void_p]
+    # mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, mtp_depth * depth,
     #                                 int32_t head_depth, int32_t room, int32_t * out, int32_t n,
     #                                 int32_t * out_n);
     lib.mtp_text_drafts_plan.restype = c_int32
@@ -499,6 +502,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
     lib.mtp_session_set_corpus.restype = c_int32
     lib.mtp_session_set_corpus.argtypes = [c_void_p, c_void_p]
+    # mtp_status mtp_tokenizer_fingerprint(const char * const * texts, int32_t n_vocab,
+    #                                      uint64_t * out);
+    lib.mtp_tokenizer_fingerprint.restype = c_int32
+    lib.mtp_tokenizer_fingerprint.argtypes = [POINTER(c_char_p), c_int32, POINTER(c_uint64)]
     # mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
     lib.mtp_session_tokenizer.restype = c_int32
     lib.mtp_session_tokenizer.argtypes = [c_void_p, POINTER(c_uint64)]

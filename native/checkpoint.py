@@ -13,8 +13,9 @@ class CheckpointKind(IntEnum):
     """What a checkpoint holds, and where.
 
     DEVICE and HOST: only the recurrent state, in device or host memory; valid in the session that
-    made it as long as none of its tokens are removed. HEAD: the head's state, serializable. WHOLE:
-    trunk and head, serializable, for any session with the same model.
+    made it as long as none of its tokens are removed. HEAD: all but the trunk's state, that is the
+    head's and the text that is drafted from, serializable. WHOLE: the trunk's, too, serializable,
+    for any session with the same model.
     """
 
     DEVICE = 0

@@ -629,21 +629,22 @@ class MTPLlama(llama_cpp.Llama):
 
     @_exclusive
     def save_state(self) -> Any:
-        """Return llama_cpp.Llama's state, with the head's state as bytes in `mtp_head`."""
+        """Return llama_cpp.Llama's state, with that of the drafts as bytes in `mtp_head`."""
         self._sync_session()
         state: Any = super().save_state()
         state.mtp_head = b""
-        if self._head is not None and self._head.next_position():
+        fed = self._head is not None and self._head.next_position()
+        if fed or (self._max_lookup and self.session.length()):
             with self.session.save(CheckpointKind.HEAD) as saved:
                 state.mtp_head = saved.to_bytes()
         return state
 
     @_exclusive
     def load_state(self, state: Any) -> None:
-        """Load a state, with the head's if it has one (llama_cpp.Llama's states have none).
+        """Load a state, with that of the drafts if it has one (llama_cpp.Llama's states have none).
 
         Raises RuntimeError if llama.cpp rejects the state, which leaves nothing evaluated, and
-        NativeError if the head's part is rejected, which leaves the trunk's state loaded.
+        NativeError if the part of the drafts is rejected, which leaves the trunk's state loaded.
         """
         loaded = copy(state)
         loaded.scores = state.scores[-len(self.scores) :]  # as many rows as there is room for
@@ -654,9 +655,9 @@ class MTPLlama(llama_cpp.Llama):
             self.reset()
             raise
         self.session.sync()
-        head = getattr(state, "mtp_head", b"")
-        if head and self._head is not None:
-            with Checkpoint.from_bytes(head) as saved:
+        drafting = getattr(state, "mtp_head", b"")
+        if drafting and (self._head is not None or self._max_lookup):
+            with Checkpoint.from_bytes(drafting) as saved:
                 self.session.restore(saved)
 
     def __getstate__(self) -> Any:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.loadable import vocabulary_faults
 
+from ._bindings import check, library
+
 _THREADS = 4  # tokenizing releases the GIL
 
 
@@ -54,14 +56,30 @@ class Vocabulary:
             self._api.llama_model_free(self._model)
             self._model = None
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """Return the tokens of `text`; special tokens in it are recognized, none are added."""
-        data = text.encode("utf-8", "replace")
+    def fingerprint(self) -> int:
+        """Return the fingerprint of the tokens' texts, which is that of a session on the model."""
+        texts = (ctypes.c_char_p * self.size)(*map(self._text, range(self.size)))
+        out = ctypes.c_uint64()
+        check(library().mtp_tokenizer_fingerprint(texts, self.size, ctypes.byref(out)))
+        return out.value
+
+    def _text(self, token: int) -> bytes:
+        if self._api.llama_vocab_type(self._vocabulary) == self._api.LLAMA_VOCAB_TYPE_NONE:
+            return b""
+        text: bytes = self._api.llama_vocab_get_text(self._vocabulary, token)
+        return text
+
+    def encode(self, text: str | bytes, *, special: bool = True) -> NDArray[np.int32]:
+        """Return the tokens of `text`; none are added.
+
+        special: recognize special tokens in it.
+        """
+        data = text.encode("utf-8", "replace") if isinstance(text, str) else text
         # At most one token per byte.
         tokens = np.empty(max(len(data), 1), np.int32)
         pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         count = self._api.llama_tokenize(
-            self._vocabulary, data, len(data), pointer, len(tokens), False, True
+            self._vocabulary, data, len(data), pointer, len(tokens), False, special
         )
         if count < 0:
             raise RequestError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
@@ -58,6 +59,7 @@ def server_command(
     passed: Sequence[str],
     *,
     lookup: bool = False,
+    lookup_index: Path | None = None,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -69,6 +71,7 @@ def server_command(
         rpc: `HOST:PORT,…` of ggml's RPC servers.
         passed: the user's llama-server options, appended unchanged.
         lookup: draft from the text of each slot, too; also without a head.
+        lookup_index: an index of lookup files to draft from, too, if `lookup`.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -123,6 +126,8 @@ def server_command(
                 words += _tuned_words(tuned)
     if types == ["lookup"]:
         words += ["--spec-type", "lookup"]
+    if lookup_index:
+        words += ["--spec-lookup-index", str(lookup_index)]
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
     return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", tuple(notes))

@@ -14,7 +14,14 @@ from .build import find_build
 VARIABLE = "MTP_GGUF_LLAMA_SERVER"
 
 # As spelled in --help.
-_CAPABILITIES = ("draft-mtp", "FastMTP", "--spec-draft-fused", "auto:N", ",lookup")
+_CAPABILITIES = (
+    "draft-mtp",
+    "FastMTP",
+    "--spec-draft-fused",
+    "auto:N",
+    ",lookup",
+    "--spec-lookup-index",
+)
 
 _NO_DEVICES = "(none)"  # in the list of devices, which leaves out the CPU
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
@@ -26,7 +33,8 @@ class LlamaServer:
 
     version: the first line of --version. drafts: supports `--spec-type draft-mtp`. The others need
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
-    graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too.
+    graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
+    lookup_index: from an index of lookup files.
     """
 
     path: Path
@@ -36,6 +44,7 @@ class LlamaServer:
     fused: bool
     auto: bool
     lookup: bool
+    lookup_index: bool
 
     @property
     def kernels(self) -> str:

@@ -375,9 +375,9 @@ MTP_API mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
 
 /* ---- checkpoint ----
  *
- * A checkpoint is the state of a sequence, trunk and head, at one length. Decoding after a restore
- * continues exactly as it did after the save. The caller owns the checkpoint, which may outlive its
- * session. */
+ * A checkpoint is the state of a sequence at one length: of the trunk, of the head, and of the text that is
+ * drafted from. Decoding after a restore continues exactly as it did after the save. The caller owns the
+ * checkpoint, which may outlive its session. */
 
 typedef struct mtp_checkpoint mtp_checkpoint;
 
@@ -389,8 +389,8 @@ typedef enum mtp_checkpoint_kind {
                                 * a cycle with MTP_ROLLBACK_CHECKPOINT invalidates it */
     MTP_CHECKPOINT_HOST   = 1, /* in host memory */
     /* Serializable; can be restored in another session or process that has loaded the same model. */
-    MTP_CHECKPOINT_HEAD   = 2, /* the head's state, for callers that save the trunk's state themselves */
-    MTP_CHECKPOINT_WHOLE  = 3, /* trunk and head */
+    MTP_CHECKPOINT_HEAD   = 2, /* all but the trunk's state, for callers that save that themselves */
+    MTP_CHECKPOINT_WHOLE  = 3, /* trunk, head and text */
 } mtp_checkpoint_kind;
 
 typedef struct mtp_checkpoint_info {
@@ -407,8 +407,9 @@ MTP_API mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32
  * next. If the checkpoint does not fit, nothing is changed: MTP_ERROR_STATE means that its tokens have
  * been removed, that its device copy has been overwritten, or that it belongs to another model;
  * MTP_ERROR_FULL means that the context has no room for it. If the call fails in another way, the
- * sequence is empty. MTP_CHECKPOINT_WHOLE restores only the trunk if the session has a different head
- * or none. MTP_CHECKPOINT_HEAD requires that the trunk's state has been restored before. */
+ * sequence is empty. MTP_CHECKPOINT_WHOLE restores no head if the session has a different one or none.
+ * MTP_CHECKPOINT_HEAD requires that the trunk's state has been restored before. A text is restored if
+ * the session drafts from the text; a checkpoint without one, as older versions wrote it, clears it. */
 MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
 
 MTP_API void       mtp_checkpoint_free(mtp_checkpoint * checkpoint);
@@ -417,7 +418,7 @@ MTP_API mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mt
 /* Serializes a checkpoint. n must be its written_bytes. */
 MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, size_t n);
 
-/* Reads the output of mtp_checkpoint_write. The data is fully validated: MTP_ERROR_FORMAT names the
+/* Reads the output of mtp_checkpoint_write, also that of older versions. The data is fully validated: MTP_ERROR_FORMAT names the
  * first fault. Whether it belongs to the loaded model is checked by mtp_checkpoint_restore. */
 MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
 
@@ -530,6 +531,7 @@ MTP_API mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t
  * choice between them and the drafts of a head. */
 
 typedef struct mtp_text_drafts mtp_text_drafts;
+typedef struct mtp_corpus mtp_corpus; /* an index of lookup files, see below */
 
 MTP_API mtp_status mtp_text_drafts_new(mtp_text_drafts ** out);
 MTP_API void       mtp_text_drafts_free(mtp_text_drafts * text);
@@ -540,10 +542,13 @@ MTP_API void       mtp_text_drafts_free(mtp_text_drafts * text);
  * text is empty. */
 MTP_API mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, int64_t n, bool generated);
 
+/* Also drafts from an index of lookup files, which must outlive `text`; NULL: no longer. Many texts can share one. */
+MTP_API mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus);
+
 /* Drafts the tokens that follow the text, at most n, if they promise more tokens per millisecond than
  * head_depth (or MTP_DEPTH_AUTO) drafts of a head whose costs and outcomes `depth` knows; 0 without a head.
  * room: the most tokens that the head may draft with MTP_DEPTH_AUTO. out: [n]. out_n: 0 if the head promises more. */
-MTP_API mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth, int32_t head_depth,
+MTP_API mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, mtp_depth * depth, int32_t head_depth,
                                         int32_t room, int32_t * out, int32_t n, int32_t * out_n);
 
 /* Reports a cycle whose drafts came from the text, in place of mtp_depth_report. verify_ms, undo_ms: as in
@@ -556,10 +561,8 @@ MTP_API mtp_status mtp_depth_report_text(mtp_depth * depth, int32_t n_verified, 
  * An index of texts that do not change, such as the files of a project: a file that is written once,
  * mapped read-only and shared by sessions and processes. Sessions also draft from it. 8 bytes per token. */
 
-typedef struct mtp_corpus mtp_corpus;
-
 /* Writes an index. tokens: the texts one after another, each followed by -1; n: at most MTP_MAX_INDEXED.
- * tokenizer: identifies the vocabulary, see mtp_session_tokenizer. */
+ * tokenizer: identifies the vocabulary, see mtp_tokenizer_fingerprint. */
 MTP_API mtp_status mtp_corpus_write(const char * path, const int32_t * tokens, int64_t n, int32_t n_vocab,
                                     uint64_t tokenizer);
 
@@ -580,7 +583,10 @@ MTP_API mtp_status mtp_corpus_propose(const mtp_corpus * corpus, const int32_t *
 /* Lets a session with max_lookup > 0 draft from an index, too, which must outlive it; NULL: no longer. */
 MTP_API mtp_status mtp_session_set_corpus(mtp_session * session, const mtp_corpus * corpus);
 
-/* Returns a fingerprint of the texts of all tokens of the session's model. */
+/* Returns a fingerprint of a vocabulary. texts: [n_vocab], the text of each token, "" if it has none. */
+MTP_API mtp_status mtp_tokenizer_fingerprint(const char * const * texts, int32_t n_vocab, uint64_t * out);
+
+/* Returns that of the session's model. */
 MTP_API mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
 
 #ifdef __cplusplus

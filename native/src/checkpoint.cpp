@@ -1,18 +1,20 @@
 #include "checkpoint.h"
 
 #include "error.h"
+#include "text_drafts.h"
 #include "trunk_state.h"
 
 #include "ggml.h"
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 
 namespace mtp {
 
 namespace {
 
-// The header, little-endian like all supported machines; hidden, head_rows and trunk follow.
+// The header, little-endian like all supported machines; hidden, head_rows, trunk and text follow.
 struct Header {
     char     magic[8];
     uint64_t trunk_fingerprint;
@@ -23,11 +25,14 @@ struct Header {
     uint64_t hidden_bytes;
     uint64_t head_bytes;
     uint64_t trunk_bytes;
-    uint32_t mrope;     // 0 or 1: the layout of the trunk's state
+    uint64_t text_bytes; // this and what follows are not in the first version
+    uint32_t mrope;      // 0 or 1: the layout of the trunk's state; both are 1 in the first version
     uint32_t recurrent;
 };
 
 const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'};
+const char FIRST_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
+const size_t FIRST_HEADER = offsetof(Header, text_bytes);
 const int64_t MOST_TOKENS = 1 << 24;
 
 void refuse(const std::string & text) {
@@ -56,7 +61,7 @@ size_t Checkpoint::written_size() const {
     if (kind != MTP_CHECKPOINT_HEAD && kind != MTP_CHECKPOINT_WHOLE) {
         return 0;
     }
-    return sizeof(Header) + hidden.size() * sizeof(float) + head_rows.size() + trunk.size();
+    return sizeof(Header) + hidden.size() * sizeof(float) + head_rows.size() + trunk.size() + text.size();
 }
 
 void Checkpoint::write(uint8_t * out) const {
@@ -70,6 +75,7 @@ void Checkpoint::write(uint8_t * out) const {
     header.hidden_bytes = hidden.size() * sizeof(float);
     header.head_bytes = head_rows.size();
     header.trunk_bytes = trunk.size();
+    header.text_bytes = text.size();
     header.mrope = trunk_layout.mrope;
     header.recurrent = trunk_layout.recurrent;
     const auto put = [&out](const void * data, size_t n) {
@@ -82,23 +88,29 @@ void Checkpoint::write(uint8_t * out) const {
     put(hidden.data(), header.hidden_bytes);
     put(head_rows.data(), header.head_bytes);
     put(trunk.data(), header.trunk_bytes);
+    put(text.data(), header.text_bytes);
 }
 
 Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
-    Header header;
-    if (size < sizeof(header)) {
-        refuse(format("expected %zu bytes or more, found %zu", sizeof(header), size));
+    Header header = {};
+    const bool first = size >= sizeof(MAGIC) && std::memcmp(data, FIRST_MAGIC, sizeof(FIRST_MAGIC)) == 0;
+    const size_t header_bytes = first ? FIRST_HEADER : sizeof(header);
+    if (size < header_bytes) {
+        refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
-    std::memcpy(&header, data, sizeof(header));
-    if (std::memcmp(header.magic, MAGIC, sizeof(MAGIC)) != 0) {
+    header.mrope = header.recurrent = first ? 1 : 0;
+    std::memcpy(&header, data, header_bytes);
+    if (!first && std::memcmp(header.magic, MAGIC, sizeof(MAGIC)) != 0) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
     }
-    const uint64_t left = size - sizeof(header);
+    const uint64_t left = size - header_bytes;
     if (header.hidden_bytes > left || header.head_bytes > left - header.hidden_bytes ||
-        header.trunk_bytes != left - header.hidden_bytes - header.head_bytes) {
-        refuse(format("expected %llu + %llu + %llu bytes after its header, found %llu",
+        header.trunk_bytes > left - header.hidden_bytes - header.head_bytes ||
+        header.text_bytes != left - header.hidden_bytes - header.head_bytes - header.trunk_bytes) {
+        refuse(format("expected %llu + %llu + %llu + %llu bytes after its header, found %llu",
                       (unsigned long long) header.hidden_bytes, (unsigned long long) header.head_bytes,
-                      (unsigned long long) header.trunk_bytes, (unsigned long long) left));
+                      (unsigned long long) header.trunk_bytes, (unsigned long long) header.text_bytes,
+                      (unsigned long long) left));
     }
     if (header.length < 1 || header.length > MOST_TOKENS) {
         refuse(format("length: expected 1 to %lld, found %lld", (long long) MOST_TOKENS, (long long) header.length));
@@ -116,8 +128,8 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
         refuse("the head's state: expected whole numbers, found a part of one");
     }
-    if (header.hidden_bytes == 0 && header.trunk_bytes == 0) {
-        refuse("expected the state of a head or of a trunk, found none");
+    if (header.hidden_bytes == 0 && header.trunk_bytes == 0 && header.text_bytes == 0) {
+        refuse("expected the state of a head or of a trunk, or a text, found none");
     }
     Checkpoint c;
     c.kind = header.trunk_bytes > 0 ? MTP_CHECKPOINT_WHOLE : MTP_CHECKPOINT_HEAD;
@@ -126,7 +138,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     c.head_first = header.head_first;
     c.trunk_fingerprint = header.trunk_fingerprint;
     c.head_fingerprint = header.head_fingerprint;
-    const uint8_t * at = data + sizeof(header);
+    const uint8_t * at = data + header_bytes;
     c.hidden.resize(size_t(header.hidden_bytes / sizeof(float)));
     if (!c.hidden.empty()) {
         std::memcpy(c.hidden.data(), at, size_t(header.hidden_bytes));
@@ -135,7 +147,12 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     c.head_rows.assign(at, at + header.head_bytes);
     at += header.head_bytes;
     c.trunk.assign(at, at + header.trunk_bytes);
+    at += header.trunk_bytes;
+    c.text.assign(at, at + header.text_bytes);
     check_finite(c);
+    if (!c.text.empty()) {
+        TextDrafts::check_saved(c.text, c.length, int64_t(INT32_MAX) + 1); // of any vocabulary, until it is restored
+    }
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
         c.trunk_layout = {header.mrope != 0, header.recurrent != 0};
         check_trunk_state(c.trunk, c.length, c.trunk_layout);

@@ -33,13 +33,17 @@ struct Checkpoint {
     StateLayout trunk_layout;
     std::vector<uint8_t> trunk;
 
+    // TextDrafts::save(), with tokens if HEAD or WHOLE; empty if the session drafts nothing from the text.
+    std::vector<uint8_t> text;
+
     // The number of bytes that write() produces; 0 for kinds that are tied to their session.
     size_t written_size() const;
 
     // Serializes a checkpoint of kind HEAD or WHOLE.
     void write(uint8_t * out) const;
 
-    // Parses and fully validates untrusted data; MTP_ERROR_FORMAT names the fault.
+    // Parses and fully validates untrusted data, also that of the first version, which had no text.
+    // MTP_ERROR_FORMAT names the fault.
     static Checkpoint read(const uint8_t * data, size_t size);
 };
 

@@ -1,6 +1,7 @@
 #include "corpus.h"
 
 #include "error.h"
+#include "fingerprint.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -77,6 +78,14 @@ Corpus::Corpus(const std::string & path, int32_t n_vocab, uint64_t tokenizer) : 
     if (!tokens_fit || !sorted_fit || tokens_[n_tokens_ - 1] != kEnd) {
         damaged(path, "tokens or positions that cannot be");
     }
+}
+
+uint64_t Corpus::tokenizer(const char * const * texts, int32_t n_vocab) {
+    Fingerprint out;
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        out.add(texts[i], std::strlen(texts[i]) + 1);
+    }
+    return out.value();
 }
 
 Corpus::Match Corpus::match(const int32_t * tokens, int64_t n) const {

@@ -42,6 +42,9 @@ public:
 
     static constexpr int32_t kEnd = -1;
 
+    // The fingerprint of a vocabulary, from the texts of its tokens.
+    static uint64_t tokenizer(const char * const * texts, int32_t n_vocab);
+
 private:
     FileMap map_;
     int32_t n_vocab_;

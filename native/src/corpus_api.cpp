@@ -38,6 +38,16 @@ mtp_status mtp_corpus_open(const char * path, int32_t n_vocab, uint64_t tokenize
     });
 }
 
+mtp_status mtp_tokenizer_fingerprint(const char * const * texts, int32_t n_vocab, uint64_t * out) {
+    return guard([&] {
+        require_range(n_vocab, 1, INT32_MAX, "n_vocab");
+        for (int32_t i = 0; i < n_vocab; ++i) {
+            require(require(texts, "texts")[i], "texts");
+        }
+        *require(out, "out") = mtp::Corpus::tokenizer(texts, n_vocab);
+    });
+}
+
 void mtp_corpus_free(mtp_corpus * corpus) {
     delete corpus;
 }

@@ -42,6 +42,11 @@ void Costs::add(int32_t size, double ms, Machine & machine) {
     cell.uses = std::min(cell.uses + 1, kUses);
 }
 
+double Costs::uses(int32_t size) const {
+    const auto cell = cells_.find(size);
+    return cell == cells_.end() ? 0 : cell->second.uses;
+}
+
 // Interpolates linearly between two measured sizes. Below the smallest one the cost is proportional to
 // the size, which is a lower bound; above the largest one it grows with a damped last step.
 double Costs::line_ms(int32_t size, double otherwise) const {

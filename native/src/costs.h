@@ -25,6 +25,9 @@ public:
     // or extrapolated; without any measurement the result is `otherwise`.
     double ms(int32_t size, double otherwise) const;
 
+    // How often a size was measured, up to a limit.
+    double uses(int32_t size) const;
+
     // An optimistic estimate: the lower the number of measurements, the lower it is. Measurements of sizes
     // that differ by less than `near` count. Sizes with fewer than `trials` of them count as much cheaper,
     // so that they are tried.

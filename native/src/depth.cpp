@@ -15,7 +15,10 @@ namespace {
 constexpr double kProbeShare = 0.015;   // share of the time spent on probes
 constexpr double kTrialShare = 0.003;   // share of the time spent on trials
 constexpr double kTrialChance = 0.5;    // acceptance of the first draft from which trials are made
-constexpr double kMostDebt = 1;         // single-token decodes that a probe or a trial counts at most
+constexpr double kTrialSlack = 1.4;     // times the shortest possible time that a trial of free drafts may take
+constexpr double kMostTrials = 8;       // measurements of a batch from which it is not a trial any more
+constexpr double kTrialUses = 3;        // measurements of a batch from which a trial is paid for
+constexpr double kMostDebt = 1;         // single-token decodes that a probe, or a trial per draft, counts at most
 constexpr double kEvidenceKept = 512;   // drafts over which evidence about the head's probabilities decays
 constexpr double kEvidenceWeight = 16;  // prior, in drafts, that the head's probabilities are uninformative
 // Free drafts are verified in these sizes or all at once: neighbouring sizes cost nearly the same, and
@@ -26,6 +29,10 @@ constexpr int32_t kFreeSizes[] = {1, 2, 3, 4, 6, 8, 11, 14};
 constexpr int32_t kTrials = 2;
 constexpr double kSure = 0.9;
 constexpr double kBounds[] = {0.3, 0.5, 0.7, 0.85, 0.95}; // bucket boundaries of the head's probability
+
+bool is_free_size(int32_t n, int32_t most) {
+    return n == most || std::find(std::begin(kFreeSizes), std::end(kFreeSizes), n) != std::end(kFreeSizes);
+}
 
 int bucket_of(float probability) {
     return int(std::upper_bound(std::begin(kBounds), std::end(kBounds), double(probability)) - std::begin(kBounds));
@@ -120,7 +127,7 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, 
             all *= chances[size_t(d - 1)];
             tokens += all;
         }
-        if (free && d > 0 && d < room && std::find(std::begin(kFreeSizes), std::end(kFreeSizes), d) == std::end(kFreeSizes)) {
+        if (free && d > 0 && !is_free_size(d, room)) {
             continue;
         }
         const int32_t trials = free && d > 0 && all >= kSure ? kTrials : 0;
@@ -133,6 +140,7 @@ double Depth::best_rate(const Chances & chances, int32_t room, int32_t & depth, 
     return best;
 }
 
+// The expected tokens per millisecond with the head's drafts.
 double Depth::expected_rate(int32_t depth, int32_t room) const {
     const Chances chances = acceptance_.chances();
     if (depth == MTP_DEPTH_AUTO) {
@@ -147,10 +155,43 @@ double Depth::expected_rate(int32_t depth, int32_t room) const {
     return tokens / cycle_ms(depth, all, draft_ms(depth));
 }
 
-int32_t Depth::plan_free(const Chances & chances, int32_t n, double & rate) const {
+// Returns how many free drafts to verify as a trial: the most that are likely to be accepted, whose batch was
+// measured rarely, and which would pay even if it took longer than the shortest possible time. 0 if none.
+int32_t Depth::free_trial(const Chances & chances, int32_t n, double rate) const {
+    const double plain_ms = cycle_ms(0, 1, 0);
+    double tokens = 1;
+    double all = 1;
+    int32_t size = 0;
+    for (int32_t d = 1; d <= n; ++d) {
+        all *= chances[size_t(d - 1)];
+        tokens += all;
+        const double ms = plain_ms * (1 + kLeastStep * d) * kTrialSlack;
+        if (all >= kTrialChance && is_free_size(d, n) && tokens > rate * ms &&
+            costs_->verify.uses(n_sequences_ * (d + 1)) < kMostTrials) {
+            size = d;
+        }
+    }
+    return size;
+}
+
+int32_t Depth::plan_free(const Chances & chances, int32_t n, int32_t head_depth, int32_t room) {
     int32_t best = 0;
-    rate = best_rate(chances, n, best, true);
-    return best;
+    double rate = best_rate(chances, n, best, true);
+    const double of_head = expected_rate(head_depth, room);
+    if (rate <= of_head) {
+        best = 0;
+        rate = of_head;
+    }
+    const int32_t trial = trial_debt_ <= 0 ? free_trial(chances, n, rate) : 0;
+    free_trial_rate_ = trial > 0 && trial != best ? rate : 0;
+    return trial > 0 ? trial : best;
+}
+
+// Accounts for the cost of a trial of n_verified drafts, in tokens that were not generated because of it, and for
+// n_tokens generated tokens. The cost is limited, since an estimate that is far too high must not postpone the
+// next trial.
+void Depth::pay_trials(double cost, int32_t n_verified, int32_t n_tokens) {
+    trial_debt_ = std::max(0.0, trial_debt_ + std::clamp(cost, 0.0, kMostDebt * n_verified) - kTrialShare * n_tokens);
 }
 
 void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double rollback_ms) {
@@ -159,6 +200,10 @@ void Depth::report_free(int32_t n_verified, int32_t n_accepted, double verify_ms
         costs_->add(costs_->rollback, 1, rollback_ms);
     }
     acceptance_.pass(n_accepted + 1);
+    // Before that many measurements the cost may be that of a slow moment, and the next trial tells.
+    const bool known = costs_->verify.uses(n_sequences_ * (n_verified + 1)) >= kTrialUses;
+    const double cost = known ? free_trial_rate_ * cycle_ms(n_verified, 1, 0) - (n_accepted + 1) : 0;
+    pay_trials(cost, n_verified, n_accepted + 1);
 }
 
 int32_t Depth::plan(int32_t room) {
@@ -253,13 +298,10 @@ void Depth::report(const mtp_cycle_outcome & o) {
     acceptance_.pass(o.n_accepted + 1);
 
     was_right_ = (probe_ || trial_) && (o.n_accepted > 0 || last > 0.5);
-    // The costs are limited, since an estimate that is far too high must not postpone the next trial.
     const double plain_ms = cycle_ms(0, 1, 0);
-    const double probe_cost = probe_ ? std::min(draft_ms(1) / plain_ms, kMostDebt) : 0;
-    const double trial_cost =
-        trial_ ? std::clamp((draft_ms(1) + verify_ms(2)) / plain_ms - (o.n_accepted + 1), 0.0, kMostDebt) : 0;
+    const double probe_cost = probe_ ? std::min(draft_ms(1) / plain_ms, kMostDebt) : 0; // limited as in pay_trials
     probe_debt_ = std::max(0.0, probe_debt_ + probe_cost - kProbeShare * (o.n_accepted + 1));
-    trial_debt_ = std::max(0.0, trial_debt_ + trial_cost - kTrialShare * (o.n_accepted + 1));
+    pay_trials(trial_ ? (draft_ms(1) + verify_ms(2)) / plain_ms - (o.n_accepted + 1) : 0, 1, o.n_accepted + 1);
 }
 
 } // namespace mtp

@@ -15,7 +15,8 @@
 //   costs only the draft. Probes take a fixed share of the time.
 // - When drafting does not pay although drafts are right, the costs may be wrong: they may have been
 //   measured while the machine was busy, and a depth that is not used is not measured again. So a draft
-//   is occasionally verified after all, a trial. Trials have a share of their own.
+//   is occasionally verified after all, a trial; and so are more free drafts than seem to pay. Trials have
+//   a share of their own.
 
 #include "acceptance.h"
 #include "costs.h"
@@ -60,14 +61,10 @@ public:
     // The time of a graph that drafted for n_sequences, n_tokens for the deepest of them.
     void report_draft(int32_t n_sequences, int32_t n_tokens, double ms);
 
-    // The next three functions compare the head with free drafts, which come from elsewhere at no cost.
-    //
-    // The expected tokens per millisecond with the head's drafts: at the best depth up to `room`, or at
-    // `depth` if that is not MTP_DEPTH_AUTO.
-    double expected_rate(int32_t depth, int32_t room) const;
-    // Returns how many of n free drafts to verify for the most tokens per millisecond, and sets `rate` to
-    // that throughput. chances: the acceptance probability of each draft if those before it are accepted.
-    int32_t plan_free(const Chances & chances, int32_t n, double & rate) const;
+    // Returns how many of n free drafts, which come from elsewhere at no cost, to verify: 0 if the head
+    // promises more tokens per millisecond, at the best depth up to `room` or at `head_depth` if that is not
+    // MTP_DEPTH_AUTO. chances: the acceptance probability of each draft if those before it are accepted.
+    int32_t plan_free(const Chances & chances, int32_t n, int32_t head_depth, int32_t room);
     // Reports a cycle with free drafts.
     void report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double rollback_ms);
 
@@ -90,6 +87,9 @@ private:
     double batch_ms(int32_t n, int32_t n_tokens) const;
     static double best_batch_rate(const std::vector<Depth *> & all, const std::vector<int32_t> & limits, int32_t others,
                                   std::vector<int32_t> & depths);
+    double expected_rate(int32_t depth, int32_t room) const;
+    int32_t free_trial(const Chances & chances, int32_t n, double rate) const;
+    void pay_trials(double cost, int32_t n_verified, int32_t n_tokens);
     int32_t settle(int32_t depth, int32_t room);
     double cycle_ms(int32_t depth, double all_accepted, double draft_ms, int32_t trials = 0) const;
     double best_rate(const Chances & chances, int32_t room, int32_t & depth, bool free = false) const;
@@ -100,6 +100,7 @@ private:
     int32_t n_sequences_ = 1;
     bool probe_ = false;     // the current cycle is a probe
     bool trial_ = false;     // the current cycle is a trial
+    double free_trial_rate_ = 0; // the current cycle is a trial of free drafts instead of this throughput; 0: it is not
     bool was_right_ = false; // the draft of the last cycle, a probe or a trial, was right
     double probe_debt_ = 0;  // time of probes beyond their share, in units of one single-token decode
     double trial_debt_ = 0;  // the same for trials

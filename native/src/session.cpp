@@ -272,7 +272,8 @@ void Session::feed_head(int32_t seq) {
         const int64_t at = next - s.tail_first; // >= 1
         head_->feed(seq, next, s.tail_tokens.data() + at, s.tail_hidden.data() + (at - 1) * width, n);
     }
-    const int64_t drop = std::max<int64_t>(0, s.length - 1 - params_.max_depth - s.tail_first);
+    const int64_t most = std::max(params_.max_depth, params_.max_lookup); // drafts of a cycle
+    const int64_t drop = std::max<int64_t>(0, s.length - 1 - most - s.tail_first);
     s.tail_tokens.erase(s.tail_tokens.begin(), s.tail_tokens.begin() + drop);
     s.tail_hidden.erase(s.tail_hidden.begin(), s.tail_hidden.begin() + drop * width);
     s.tail_first += drop;

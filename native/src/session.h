@@ -142,7 +142,9 @@ private:
     int64_t reach(const Sequence & s) const;
     void set_length(int32_t seq, int64_t length);
     void keep_last(int32_t seq, const Checkpoint & c);
+    bool head_fits(const Checkpoint & c) const;
     void restore_head(int32_t seq, const Checkpoint & c);
+    void restore_text(int32_t seq, const Checkpoint & c);
     void check_checkpoint(int32_t seq, const Checkpoint & c) const;
 
     Trunk trunk_;

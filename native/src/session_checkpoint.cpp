@@ -29,6 +29,9 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         c.token = s.tail_tokens.back();
         c.hidden.assign(s.tail_hidden.end() - width, s.tail_hidden.end());
     }
+    if (looking_up()) {
+        c.text = texts_[size_t(seq)].save(!in_place(c.kind));
+    }
     if (in_place(c.kind)) {
         c.mark = s.marks.back();
         if (trunk_.recurrent()) {
@@ -45,7 +48,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         c.head_first = cache.empty(seq) ? s.length : cache.first(seq);
         c.head_rows.resize(cache.rows_bytes(c.length - c.head_first));
         cache.read_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
-    } else if (c.kind == MTP_CHECKPOINT_HEAD) {
+    } else if (c.kind == MTP_CHECKPOINT_HEAD && !looking_up()) {
         throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that was fed its last token, found none", seq));
     }
     c.trunk_fingerprint = trunk_.fingerprint();
@@ -54,6 +57,11 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         c.trunk = trunk_.save_whole(seq, c.length);
     }
     return c;
+}
+
+// Whether a checkpoint has a state of this session's head.
+bool Session::head_fits(const Checkpoint & c) const {
+    return drafting() && c.head_fingerprint == head_->fingerprint(); // which is never 0
 }
 
 // Rejects a checkpoint that does not fit this session, before anything is changed.
@@ -78,7 +86,7 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
                                             (unsigned long long) trunk_.fingerprint(),
                                             (unsigned long long) c.trunk_fingerprint));
     }
-    if (drafting() && c.head_fingerprint == head_->fingerprint()) {
+    if (head_fits(c)) {
         const size_t hidden = size_t(trunk_.n_embd());
         const size_t rows = head_->cache().rows_bytes(c.length - c.head_first);
         if (c.hidden.size() != hidden || c.head_rows.size() != rows || c.token >= trunk_.n_vocab()) {
@@ -88,13 +96,17 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
                                c.head_rows.size(), c.token));
         }
     }
-    if (c.kind == MTP_CHECKPOINT_WHOLE) {
-        if (!(c.trunk_layout == trunk_.state_layout())) {
-            throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state, found another");
-        }
+    if (c.kind == MTP_CHECKPOINT_WHOLE && !(c.trunk_layout == trunk_.state_layout())) {
+        throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state, found another");
+    }
+    const bool has_text = looking_up() && !c.text.empty();
+    if (has_text) {
+        TextDrafts::check_saved(c.text, c.length, trunk_.n_vocab());
+    }
+    if (c.kind == MTP_CHECKPOINT_WHOLE || c.hidden.empty()) {
         return;
     }
-    if (!drafting() || c.head_fingerprint != head_->fingerprint()) {
+    if (drafting() ? !head_fits(c) : !has_text) {
         throw Error(MTP_ERROR_STATE, "checkpoint: expected one of this session's head, found another's");
     }
 }
@@ -130,9 +142,17 @@ void Session::keep_last(int32_t seq, const Checkpoint & c) {
 }
 
 void Session::restore_head(int32_t seq, const Checkpoint & c) {
-    if (drafting() && c.head_fingerprint == head_->fingerprint()) {
+    if (head_fits(c)) {
         head_->cache().write_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
         keep_last(seq, c);
+    }
+}
+
+void Session::restore_text(int32_t seq, const Checkpoint & c) {
+    if (looking_up() && !c.text.empty()) {
+        TextDrafts & text = texts_[size_t(seq)];
+        text.restore(c.text);
+        sequences_[size_t(seq)].text_first = c.length - text.size();
     }
 }
 
@@ -151,6 +171,7 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
             }
             set_length(seq, c.length);
             restore_head(seq, c);
+            restore_text(seq, c);
             return;
         }
         if (!c.recurrent.empty()) {
@@ -165,6 +186,9 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
         s.checkpoint.clear();
         s.marks.resize(size_t(c.length));
         truncate_text(seq, c.length);
+        if (looking_up()) {
+            texts_[size_t(seq)].restore_learned(c.text);
+        }
         if (head_ != nullptr) {
             head_->rollback(seq, c.length);
         }

@@ -1,7 +1,11 @@
 #include "text_drafts.h"
 
+#include "error.h"
+
 #include <algorithm>
+#include <cstring>
 #include <iterator>
+#include <type_traits>
 
 namespace mtp {
 
@@ -37,6 +41,12 @@ double TextDrafts::Record::chance(int64_t length) const {
     const Bucket & bucket = buckets_[bucket_of(length)];
     const double prior = double(length) / (double(length) + kDoubt);
     return (bucket.right + kPrior * prior) / (bucket.all + kPrior);
+}
+
+bool TextDrafts::Record::is_valid() const {
+    return std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket & bucket) { // NaN fails every comparison
+        return 0 <= bucket.right && bucket.right <= bucket.all && bucket.all <= kKept + 1;
+    });
 }
 
 void TextDrafts::read(const int32_t * tokens, int64_t n) {
@@ -110,12 +120,68 @@ void TextDrafts::set(const int32_t * tokens, int64_t n, bool are_generated) {
     }
 }
 
-int32_t TextDrafts::plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const {
+std::vector<uint8_t> TextDrafts::save(bool with_tokens) const {
+    static_assert(std::is_trivially_copyable<Saved>::value && sizeof(Saved) == 3 * 8 + 3 * 8 * 16,
+                  "the layout of the bytes");
+    const Saved saved = {place_, of_index_, of_place_, of_corpus_};
+    std::vector<uint8_t> out(sizeof(saved) + (with_tokens ? size_t(size()) * sizeof(int32_t) : 0));
+    std::memcpy(out.data(), &saved, sizeof(saved));
+    if (out.size() > sizeof(saved)) {
+        std::memcpy(out.data() + sizeof(saved), index_.tokens(), out.size() - sizeof(saved));
+    }
+    return out;
+}
+
+void TextDrafts::check_saved(const std::vector<uint8_t> & bytes, int64_t most, int64_t n_vocab) {
+    const auto refuse = [](const std::string & text) { throw Error(MTP_ERROR_FORMAT, "checkpoint: the text: " + text); };
+    Saved saved;
+    const int64_t n = (int64_t(bytes.size()) - int64_t(sizeof(saved))) / int64_t(sizeof(int32_t));
+    if (bytes.size() < sizeof(saved) || bytes.size() % sizeof(int32_t) != 0 || n > most) {
+        refuse(format("expected %zu bytes and those of 0 to %lld tokens, found %zu bytes", sizeof(saved),
+                      (long long) most, bytes.size()));
+    }
+    std::memcpy(&saved, bytes.data(), sizeof(saved));
+    if (!saved.of_index.is_valid() || !saved.of_place.is_valid() || !saved.of_corpus.is_valid()) {
+        refuse("expected counts of right drafts up to those of all, found others");
+    }
+    const Place & place = saved.place;
+    if (place.next < -1 || place.next >= n || place.right < 0 || place.right > n || place.wrong < 0 ||
+        place.wrong > kMostWrong) {
+        refuse(format("expected a place among its %lld tokens or none, found %lld (%lld right, %lld wrong)", (long long) n,
+                      (long long) place.next, (long long) place.right, (long long) place.wrong));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t token;
+        std::memcpy(&token, bytes.data() + sizeof(saved) + size_t(i) * sizeof(token), sizeof(token));
+        if (token < 0 || token >= n_vocab) {
+            refuse(format("token %lld: expected 0 to %lld, found %d", (long long) i, (long long) n_vocab - 1, token));
+        }
+    }
+}
+
+void TextDrafts::restore(const std::vector<uint8_t> & bytes) {
+    clear();
+    for (size_t at = sizeof(Saved); at < bytes.size(); at += sizeof(int32_t)) {
+        int32_t token;
+        std::memcpy(&token, bytes.data() + at, sizeof(token));
+        index_.append(token);
+    }
+    restore_learned(bytes);
+}
+
+void TextDrafts::restore_learned(const std::vector<uint8_t> & bytes) {
+    Saved saved;
+    std::memcpy(&saved, bytes.data(), sizeof(saved));
+    place_ = saved.place;
+    of_index_ = saved.of_index;
+    of_place_ = saved.of_place;
+    of_corpus_ = saved.of_corpus;
+}
+
+int32_t TextDrafts::plan(Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const {
     Chances chances = {};
     const int32_t proposed = propose(out, n, chances);
-    double rate = 0;
-    const int32_t best = depth.plan_free(chances, proposed, rate);
-    return rate > depth.expected_rate(head_depth, room) ? best : 0;
+    return depth.plan_free(chances, proposed, head_depth, room);
 }
 
 int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {

@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace mtp {
 
@@ -45,13 +46,29 @@ public:
     // Clears the text and keeps the estimates.
     void clear() { truncate(0); }
 
+    // Serializes the tokens, the estimates and the remembered place. The index is not saved: building it
+    // from the tokens is cheap, and bytes of an index could not be trusted.
+    // with_tokens=false: all but the tokens, for a caller that can truncate to the same text.
+    std::vector<uint8_t> save(bool with_tokens) const;
+
+    // Throws MTP_ERROR_FORMAT unless `saved` can be the output of save(true) for a text of at most `most`
+    // tokens, each below n_vocab.
+    static void check_saved(const std::vector<uint8_t> & saved, int64_t most, int64_t n_vocab);
+
+    // Restores the output of save(true), which has been checked. Drafts continue as they did after save(); if
+    // the text was truncated before that, a match may be at a later occurrence than it was.
+    void restore(const std::vector<uint8_t> & saved);
+
+    // Restores the output of save(false). The text has been truncated to what it was.
+    void restore_learned(const std::vector<uint8_t> & saved);
+
     // Proposes up to n tokens, with the acceptance probability of each if those before it are accepted.
     // They come from the source whose first token is more likely to be accepted.
     int32_t propose(int32_t * out, int32_t n, Chances & chances) const;
 
     // Proposes up to n tokens if they promise more tokens per millisecond than `head_depth` drafts of the
     // head (or MTP_DEPTH_AUTO), else none. room: the most tokens that the head may draft.
-    int32_t plan(const Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const;
+    int32_t plan(Depth & depth, int32_t head_depth, int32_t room, int32_t * out, int32_t n) const;
 
 private:
     // How often drafts of one source were right, by length of the match.
@@ -59,6 +76,7 @@ private:
     public:
         void add(int64_t length, bool right);
         double chance(int64_t length) const;
+        bool is_valid() const; // whether `add` can have made it
 
     private:
         struct Bucket {
@@ -77,6 +95,14 @@ private:
 
         // The length of a match that is about as likely to be right.
         int64_t length() const { return right + (right > 0 || wrong == 1 ? 2 : 1); }
+    };
+
+    // What save() writes before the tokens.
+    struct Saved {
+        Place place;
+        Record of_index;
+        Record of_place;
+        Record of_corpus;
     };
 
     Corpus::Match match_corpus() const;

@@ -1,5 +1,6 @@
 // The C functions of drafts from the text: they check arguments that need no object, then call it.
 
+#include "corpus_handle.h"
 #include "depth_handle.h"
 #include "error.h"
 #include "text_drafts.h"
@@ -37,7 +38,11 @@ mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, i
     });
 }
 
-mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, const mtp_depth * depth, int32_t head_depth, int32_t room,
+mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus) {
+    return guard([&] { require(text, "text")->set_corpus(corpus); });
+}
+
+mtp_status mtp_text_drafts_plan(const mtp_text_drafts * text, mtp_depth * depth, int32_t head_depth, int32_t room,
                                 int32_t * out, int32_t n, int32_t * out_n) {
     return guard([&] {
         require(text, "text");

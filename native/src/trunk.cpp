@@ -1,5 +1,6 @@
 #include "trunk.h"
 
+#include "corpus.h"
 #include "error.h"
 #include "fingerprint.h"
 #include "nextn.h"
@@ -7,7 +8,6 @@
 #include "trunk_state.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace mtp {
 
@@ -177,12 +177,11 @@ void Trunk::copy(int32_t from, int32_t to, int64_t length) {
 
 uint64_t Trunk::tokenizer() const {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(context_));
-    Fingerprint out;
-    for (int32_t i = 0; i < int32_t(n_vocab_); ++i) {
-        const char * text = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE ? "" : llama_vocab_get_text(vocab, i);
-        out.add(text, std::strlen(text) + 1);
+    std::vector<const char *> texts(size_t(n_vocab_), "");
+    for (size_t i = 0; i < texts.size() && llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; ++i) {
+        texts[i] = llama_vocab_get_text(vocab, int32_t(i));
     }
-    return out.value();
+    return Corpus::tokenizer(texts.data(), int32_t(texts.size()));
 }
 
 uint64_t Trunk::fingerprint() const {

@@ -54,7 +54,7 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     must(mtp_head_load(path, &head_params, &head) == MTP_OK, "the head loads");
     mtp_session_params params = {};
     params.rollback = MTP_ROLLBACK_SNAPSHOT;
-    params.max_depth = DEPTH;
+    params.max_depth = params.max_lookup = DEPTH;
     must(mtp_session_new(context, head, &params, &session) == MTP_OK, "a session is made");
     return 0;
 }

@@ -91,17 +91,18 @@ def heads(models: Models) -> list[bytes]:
 
 
 def checkpoints(path: Path) -> list[bytes]:
-    """Of a prompt, of a text, and of a head alone."""
+    """Of a prompt, of a text, and of a head alone; with and without drafts from the text."""
     out = []
-    with opened_session(path, "snapshot", 2) as (session, _):
-        session.decode([1, 2, 3])
-        for kind in (CheckpointKind.WHOLE, CheckpointKind.HEAD):
-            with session.save(kind) as saved:
+    for lookup in (0, 2):
+        with opened_session(path, "snapshot", 2, lookup=lookup) as (session, _):
+            session.decode([1, 2, 3])
+            for kind in (CheckpointKind.WHOLE, CheckpointKind.HEAD):
+                with session.save(kind) as saved:
+                    out.append(saved.to_bytes())
+            for token in (4, 5, 6):
+                session.step(token, 2)
+            with session.save() as saved:
                 out.append(saved.to_bytes())
-        for token in (4, 5, 6):
-            session.step(token, 2)
-        with session.save() as saved:
-            out.append(saved.to_bytes())
     return out
 
 

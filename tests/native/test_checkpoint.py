@@ -280,7 +280,7 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
 
 
 # Offsets of the header's fields, native/src/checkpoint.cpp.
-LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, LAYOUT, END = 24, 32, 40, 48, 56, 64, 72, 80
+LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, LAYOUT, END = 24, 32, 40, 48, 56, 64, 72, 80, 88
 
 
 @pytest.fixture(scope="module")
@@ -314,9 +314,10 @@ def in_trunk(offset: int) -> int:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: b"", "expected 80 bytes or more, found 0"),
-        (lambda d: d[:79], "expected 80 bytes or more, found 79"),
-        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ bytes after its header, found \d+"),
+        (lambda d: b"", "expected 88 bytes or more, found 0"),
+        (lambda d: d[:87], "expected 88 bytes or more, found 87"),
+        (lambda d: b"mtpstat1" + d[8:71], "expected 72 bytes or more, found 71"),
+        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ \+ 0 bytes after its header, found \d+"),
         (lambda d: d + b"\0", r"bytes after its header, found"),
         (lambda d: b"GGUF" + d[4:], "expected the output of mtp_checkpoint_write"),
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),
@@ -332,6 +333,8 @@ def in_trunk(offset: int) -> int:
         (changed(LAYOUT, 2**32 + 2), "the trunk's layout: expected 0 or 1 twice, found 2 and 1"),
         (changed(LAYOUT, 2**32), "position: expected each of 0 to 19 once, found"),
         (changed(LAYOUT, 1), r"bytes: expected \d+, found \d+"),
+        (changed(TEXT, 2**63 - 1), "bytes after its header"),
+        (changed(TEXT, -1), "bytes after its header"),
         (changed(END, 0x7F800000, "<i"), "expected finite numbers"),
         (changed(in_trunk(8), 0, "<I"), "streams with cells: expected 1, found 0"),
         (changed(in_trunk(8), 2**32 - 1, "<I"), "streams with cells: expected 1, found|cells: exp"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections import Counter
 from contextlib import ExitStack, closing
@@ -14,8 +15,8 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 from mtp_gguf.gguf_tools.profile import FROM_TEXT
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.checkpoint import CheckpointKind
-from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
+from mtp_gguf.native.errors import ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
@@ -123,23 +124,232 @@ def test_removed_tokens_are_not_drafted(dial: Any) -> None:
         session.end(0)
 
 
-def test_copies_keep_and_checkpoints_drop_the_text(dial: Any) -> None:
+@pytest.mark.parametrize("mode", [Rollback.CHECKPOINT, Rollback.HOST])
+def test_a_long_draft_is_rolled_back_after_a_checkpoint(dial: Any, mode: Rollback) -> None:
+    """The accepted tokens before it are decoded again, more than the head could have drafted."""
+    prompt = copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), mode=mode)
+        session.decode(prompt)
+        token = session.argmax()
+        for _ in range(50):  # as if learned long ago: drafts are nearly free
+            session.set_costs([10.0 + i / 10 for i in range(LOOKUP + 1)], [10.0] * 4)
+        drafts = session.begin(token, 0)
+        assert len(drafts) > 3 + 1
+        session.end(len(drafts))
+        session.save(CheckpointKind.WHOLE).close()
+        session.remove(session.length() - 1)
+        assert session.length() == len(prompt) + len(drafts)
+        assert session.step(drafts[-1], 0)[0] == dial.successors("tiny")[drafts[-1]]
+
+
+def test_copies_keep_the_text(dial: Any) -> None:
     prompt = copied_prompt(dial)
     with ExitStack() as stack:
         session = opened(stack, dial("tiny"))
         session.decode(prompt)
         token = session.argmax()
         session.copy(0, 1)
-        saved = stack.enter_context(session.save(CheckpointKind.WHOLE))
         expected = session.begin(token, 0)
         session.end(0)
         assert len(expected) > 1
         copied = session.begin(token, 0, seq=1)
         session.end(0)
         assert copied == expected
-        session.restore(saved)  # from elsewhere: its tokens are not known
-        assert session.begin(token, 0) == []
-        session.end(0)
+
+
+def cycles(session: Session, tokens: list[int], seq: int = 0) -> list[list[int]]:
+    """The drafts before each of the tokens, of which as many are accepted as are right."""
+    found = []
+    at = 0
+    while at + 1 < len(tokens):
+        for _ in range(50):  # as if learned long ago: the most likely drafts pay
+            session.set_costs([10.0 + 3 * i for i in range(LOOKUP + 1)], [10.0] * 4)
+        drafts = session.begin(tokens[at], 0, seq)
+        found.append(drafts)
+        rest = tokens[at + 1 : -1]
+        same = 0
+        while same < min(len(drafts), len(rest)) and drafts[same] == rest[same]:
+            session.row(same)
+            same += 1
+        session.end(same)
+        at += 1 + same
+    return found
+
+
+def never_repeated() -> list[int]:
+    """The same token before ever new ones."""
+    return [token for i in range(20) for token in (1001, 1002 + i)]
+
+
+def edited(prompt: list[int], every: int) -> list[int]:
+    """A copy in which two new tokens replace one in `every`."""
+    new = iter(sorted(set(range(100, 1000)) - set(prompt)))
+    copy = []
+    for i, token in enumerate(prompt):
+        copy += [next(new), next(new)] if i % every == 0 else [token]
+    return copy
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.HOST, CheckpointKind.HEAD, CheckpointKind.WHOLE])
+@pytest.mark.parametrize("head", [True, False])
+def test_drafts_after_a_restore_are_those_without_it(
+    dial: Any, kind: CheckpointKind, head: bool
+) -> None:
+    """In another session, too: the text, what was learned of it, and where a copy was left."""
+    prompt = copied_prompt(dial)[:60]
+    copy = edited(prompt, 12)
+    left = 13 * 3 + 2  # behind the first new token, so that only the place tells what follows
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), head=head)
+        session.decode([*prompt, *never_repeated()])
+        cycles(session, never_repeated())  # a match of one token is wrong here
+        cycles(session, copy[:left])
+        saved = stack.enter_context(session.save(kind))
+        rest = [*copy[left - 1 :], *never_repeated()[:4]]
+        session.copy(0, 1)
+        expected = cycles(session, rest, 1)
+        assert sum(map(len, expected)) > 10
+        if kind is CheckpointKind.HOST:
+            cycles(session, [7, 8, 9, 7, 8, 9, 7])
+            session.restore(saved)
+            assert cycles(session, rest) == expected
+            return
+        data = saved.to_bytes()
+        other = opened(stack, dial("tiny"), head=head)
+        other.decode([3, 4, 5] * 9, 1)
+        cycles(other, [5, 6, 7, 8, 9], 1)
+        read = stack.enter_context(Checkpoint.from_bytes(data))
+        if kind is CheckpointKind.HEAD:
+            with pytest.raises(NativeError, match="expected a trunk that holds its"):
+                other.restore(read, 1)
+            other.remove(0, 1)
+            other.decode([3] * session.length(), 1)
+            other.sync(1)  # as if its caller had restored the trunk's state
+            other.restore(read, 1)
+            assert cycles(other, rest, 1) == expected
+        else:
+            other.restore(read, 1)
+            assert cycles(other, rest, 1) == expected
+            assert cycles(other, rest[:2]) == [[]]  # the other sequence has no text
+
+
+def test_checkpoints_without_a_text_are_restored(dial: Any) -> None:
+    """Those of the first version, and of sessions that do not look up; and the other way round."""
+    prompt = copied_prompt(dial)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"))
+        plain = opened(stack, dial("tiny"), lookup=0)
+        for source in (session, plain):
+            source.decode(prompt)
+        token = session.argmax()
+        with session.save() as saved, plain.save() as small:
+            data, without = saved.to_bytes(), small.to_bytes()
+        for given in (without, first_version(data), first_version(without)):
+            with Checkpoint.from_bytes(given) as saved:
+                session.restore(saved)
+            assert session.begin(token, 0) == []  # nothing is known of the text before
+            session.end(0)
+        with Checkpoint.from_bytes(data) as saved:
+            plain.restore(saved)
+        assert plain.step(token, 3)
+
+
+def first_version(data: bytes) -> bytes:
+    """As written before checkpoints held a text: its size and the text itself are missing."""
+    (n,) = struct.unpack_from("<q", data, 72)
+    return b"mtpstat1" + data[8:72] + data[88 : len(data) - n]
+
+
+NAN = struct.unpack("<q", struct.pack("<d", float("nan")))[0]
+MANY = struct.unpack("<q", struct.pack("<d", 1e9))[0]
+TWO = struct.unpack("<q", struct.pack("<d", 2.0))[0]
+PLACE, RECORDS, TOKENS = 0, 24, 24 + 3 * 128  # in the text of a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "text"),
+    [
+        (PLACE, 60, "a place among its 60 tokens or none, found 60"),
+        (PLACE, -2, "found -2"),
+        (PLACE, 2**62, "found 4611686018427387904"),
+        (PLACE + 8, -1, r"\(-1 right"),
+        (PLACE + 8, 61, r"\(61 right"),
+        (PLACE + 16, 9, "9 wrong"),
+        (RECORDS, NAN, "counts of right drafts up to those of all"),
+        (RECORDS + 8, NAN, "counts of right drafts up to those of all"),
+        (RECORDS + 128, TWO, "counts of right drafts up to those of all"),
+        (RECORDS + 256 + 8, MANY, "counts of right drafts up to those of all"),
+        (TOKENS, -1, "token 0: expected 0 to 2147483647, found -1"),
+        (None, b"abc", r"bytes after its header, found"),
+        (None, 4, r"expected 408 bytes and those of 0 to 60 tokens, found 652 bytes"),
+        (None, -1, r"expected 408 bytes and those of 0 to 60 tokens, found 647 bytes"),
+        (None, -300, r"expected 408 bytes and those of 0 to 60 tokens, found 348 bytes"),
+    ],
+)
+def test_damaged_texts_are_refused(
+    dial: Any, saved_text: bytes, offset: int | None, value: Any, text: str
+) -> None:
+    (n,) = struct.unpack_from("<q", saved_text, 72)
+    data = bytearray(saved_text)
+    if isinstance(value, bytes):
+        data += value
+    elif offset is None:  # another size of the text, in the header, too
+        struct.pack_into("<q", data, 72, n + value)
+        data = data[:value] if value < 0 else data + bytes(value)
+    else:
+        struct.pack_into("<q" if offset < TOKENS else "<i", data, len(data) - n + offset, value)
+    with pytest.raises(ModelRefusedError, match=f"^checkpoint: .*{text}") as error:
+        Checkpoint.from_bytes(bytes(data))
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def saved_text(dial: Any) -> bytes:
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), head=False)
+        session.decode(copied_prompt(dial)[:60])
+        with session.save() as saved:
+            return saved.to_bytes()
+
+
+def test_tokens_of_another_vocabulary_are_refused(dial: Any, saved_text: bytes) -> None:
+    data = bytearray(saved_text)
+    struct.pack_into("<i", data, len(data) - 4, 1024)
+    with ExitStack() as stack:
+        session = opened(stack, dial("tiny"), head=False)
+        session.decode([5, 6, 7])
+        with (
+            Checkpoint.from_bytes(bytes(data)) as saved,
+            pytest.raises(ModelRefusedError, match="token 59: expected 0 to 1023, found 1024"),
+        ):
+            session.restore(saved)
+        assert session.length() == 3
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_states_of_mtp_llama_keep_the_text(dial: Any, tmp_path: Path, with_head: bool) -> None:
+    path = dial("tiny")
+    prompt = copied_prompt(dial)
+    options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "profile": False, "lookup": True}
+    accepted = []
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                closing(MTPLlama(str(path), depth=2 if with_head else 0, **options))
+            )
+            for _ in range(2)
+        )
+        first.eval(prompt[:-1])
+        second.load_state(first.save_state())
+        for llm in (first, second):
+            for _ in range(50):
+                llm.session.set_costs([10.0 + i / 10 for i in range(15)], [10.0] * 4)
+            drafts = llm.session.begin(prompt[-1], 0)
+            llm.session.end(0)
+            accepted.append(drafts)
+    assert accepted[0] == accepted[1]
+    assert len(accepted[0]) > 1
 
 
 @pytest.mark.parametrize("draws", [400, pytest.param(20_000, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""The suffix index against a naive search, and the growth of its time and memory."""
+"""The suffix index against a naive search, and how its operations and memory grow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -92,31 +91,49 @@ def test_a_repeated_token_is_continued_for_ever() -> None:
 
 
 @pytest.mark.parametrize("kind", ["one token", "two tokens", "period", "all different"])
-def test_time_and_memory_grow_linearly(kind: str) -> None:
-    """Also for the worst inputs, and for truncations to the start in between."""
+def test_memory_grows_linearly(kind: str) -> None:
     patterns: dict[str, Callable[[int], int]] = {
         "one token": lambda i: 5,
         "two tokens": lambda i: (i * 2654435761 >> 16) & 1,
         "period": lambda i: i % 1000,
         "all different": lambda i: i,
     }
-    pattern = patterns[kind]
-
-    def seconds(n: int) -> float:
-        tokens = [pattern(i) for i in range(n)]
-        with SuffixIndex() as index:
-            start = process_time()
-            for _ in range(2):
-                index.append(tokens)
-                index.propose(16)
-                index.truncate(0)
+    n = 80_000
+    tokens = [patterns[kind](i) for i in range(n)]
+    with SuffixIndex() as index:
+        for _ in range(2):
             index.append(tokens)
             assert index.nbytes < 300 * n + 10_000
-            return process_time() - start
+            index.truncate(0)
 
-    small = min(seconds(10_000) for _ in range(3))
-    large = min(seconds(80_000) for _ in range(3))
-    assert large < 30 * small  # 8 times the tokens; quadratic would be 64 times
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_operations_grow_linearly(tmp_path: Path) -> None:
+    """Counted, not timed, on inputs that are bad for a search, with rollbacks, also to 0."""
+    program = tmp_path / "growth"
+    counted, others = ("text_drafts", "suffix_index"), ("acceptance", "corpus", "costs", "depth")
+    options = ["-std=c++17", "-O1", f"-I{ROOT / 'native/src'}", f"-I{ROOT / 'native/include'}"]
+    for source in counted:
+        compiled = [f"{ROOT}/native/src/{source}.cpp", "-o", f"{tmp_path / source}.o"]
+        command = ["c++", *options, "-fsanitize-coverage=trace-pc", "-c", *compiled]
+        subprocess.run(command, check=True, capture_output=True)
+    linked: list[object] = [
+        ROOT / "tests/support/text_drafts_growth.cpp",
+        *(f"{tmp_path / source}.o" for source in counted),
+        *(f"{ROOT}/native/src/{source}.cpp" for source in (*others, "error", "file_map")),
+    ]
+    subprocess.run(
+        ["c++", *options, "-o", program, *map(str, linked)], check=True, capture_output=True
+    )
+    done = subprocess.run([program], check=True, capture_output=True, text=True)
+    blocks: dict[str, list[int]] = {}
+    for line in done.stdout.splitlines():
+        kind, n, count = line.split("\t")
+        blocks.setdefault(kind, []).append(int(count))
+        assert int(count) > 10 * int(n)
+    assert len(blocks) == 8
+    for kind, (small, large) in blocks.items():  # 8 times the tokens
+        assert large < 10 * small, (kind, small, large)
 
 
 def test_errors_leave_the_index_unchanged() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
@@ -52,17 +52,21 @@ def text() -> Iterator[TextDrafts]:
     library().mtp_text_drafts_free(drafts.handle)
 
 
-@pytest.mark.parametrize("first", [1.0, 1.4])
-def test_a_copy_is_drafted_at_nearly_the_best_size(text: TextDrafts, first: float) -> None:
-    """Although the first time of each batch size is longer by this factor."""
+def copy(
+    text: TextDrafts, cycles: int, milliseconds: Callable[[int, int], float]
+) -> list[tuple[int, float]]:
+    """Generate a text that repeats itself: the tokens and the time of each cycle.
+
+    milliseconds: by the size of the batch, and how many of that size there were before.
+    """
     words = [i % PERIOD for i in range(2 * PERIOD)]
     text.set(words, generated=False)
     seen: Counter[int] = Counter()
-    chosen = []
-    for _ in range(100):
+    done = []
+    for _ in range(cycles):
         drafts = text.plan()
         size = 1 + len(drafts)
-        ms = VERIFY[size - 1] * (first if not seen[size] else 1.0)
+        ms = milliseconds(size, seen[size])
         seen[size] += 1
         if drafts:
             text.report(len(drafts), len(drafts), ms)
@@ -70,10 +74,42 @@ def test_a_copy_is_drafted_at_nearly_the_best_size(text: TextDrafts, first: floa
             text.chooser.report(Outcome([], 0, 0, None, 0.0, ms))
         words += [i % PERIOD for i, _ in zip(count(len(words)), range(size), strict=False)]
         text.set(words, generated=True)
-        chosen.append(size)
-    best = max(size / ms for size, ms in enumerate(VERIFY, 1))
-    late = chosen[50:]
-    assert sum(late) / sum(VERIFY[size - 1] for size in late) > 0.95 * best
+        done.append((size, ms))
+    return done
+
+
+def speed(done: list[tuple[int, float]]) -> float:
+    tokens, times = zip(*done, strict=True)
+    return float(sum(tokens) / sum(times))
+
+
+BEST = max(size / ms for size, ms in enumerate(VERIFY, 1))
+
+
+@pytest.mark.parametrize("first", [1.0, 1.4])
+def test_a_copy_is_drafted_at_nearly_the_best_size(text: TextDrafts, first: float) -> None:
+    """Although the first time of each batch size is longer by this factor."""
+    done = copy(text, 100, lambda size, seen: VERIFY[size - 1] * (1.0 if seen else first))
+    late = [(size, VERIFY[size - 1]) for size, _ in done[50:]]
+    assert speed(late) > 0.95 * BEST
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_slow_moments_do_not_end_drafts(text: TextDrafts, times: int) -> None:
+    """The first batches of drafts of each size are 20 times as slow as they should be."""
+
+    def milliseconds(size: int, seen: int) -> float:
+        return VERIFY[size - 1] * (20.0 if size > 1 and seen < times else 1.0)
+
+    text.chooser.set_costs(VERIFY[:1], [])
+    assert speed(copy(text, 300, milliseconds)[-50:]) > 0.9 * BEST
+
+
+def test_trials_cost_little_where_drafts_do_not_pay(text: TextDrafts) -> None:
+    """Although all are right: a batch takes 1.2 times as long as its tokens alone."""
+    text.chooser.set_costs([10.0], [])
+    done = copy(text, 2000, lambda size, _: 10.0 * size * (1.2 if size > 1 else 1.0))
+    assert speed(done) > 0.98 / 10.0
 
 
 def test_an_edited_copy_goes_on_behind_each_replaced_token(text: TextDrafts) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mtp_gguf.gguf_tools.profile import (
     write_profile,
 )
 from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.native import MTPLlama
 from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
 from support.commands import check_refusal, invoke
@@ -82,6 +84,41 @@ def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path
     words = printed(patched, model, "--lookup")
     assert words[-2:] == ["--spec-type", "lookup"]
     assert "--spec-draft-n-max" not in words
+
+
+def test_lookup_files_are_indexed_for_the_server(
+    patched: Path, stock: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same index as in process: one file in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = files("plain")
+    text = tmp_path / "notes.md"
+    text.write_text("some text of the user, 12 <|im_end|>")
+    with closing(MTPLlama(str(model), n_ctx=64, n_threads=1, profile=False, lookup_files=[text])):
+        made = list((tmp_path / "mtp-gguf" / "lookup").iterdir())
+    for options in ((), ("--lookup",), ("--no-lookup",)):
+        words = printed(patched, model, "--lookup-file", text, *options)
+        assert "draft-mtp,lookup" in words
+        assert [Path(words[words.index("--spec-lookup-index") + 1])] == made
+    words = printed(patched, model, "--lookup-file", text, "--no-draft")
+    assert words[-4:-1] == ["--spec-type", "lookup", "--spec-lookup-index"]
+    assert "--spec-lookup-index" not in printed(patched, model, "--lookup")
+    assert list((tmp_path / "mtp-gguf" / "lookup").iterdir()) == made
+    made[0].write_bytes(made[0].read_bytes()[:-4])
+    result = invoke(
+        "serve", model, "--llama-server", patched, "--print-command", "--lookup-file", text
+    )
+    assert result.exit_code == 0
+    assert "found a size that is not the one in its header" in result.stderr
+    assert "it is built again" in result.stderr
+    assert "cannot draft from lookup files" in refusal(stock, model, "--lookup-file", text)
+    missing, binary = tmp_path / "missing.md", tmp_path / "binary"
+    binary.write_bytes(b"\0\1")
+    assert str(missing) in refusal(patched, model, "--lookup-file", missing)
+    assert "expected UTF-8 text" in refusal(patched, model, "--lookup-file", binary)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "found none" in refusal(patched, model, "--lookup-file", empty)
 
 
 def test_a_server_chooses_how_deep_where_it_can(

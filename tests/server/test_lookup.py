@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.models import Files
-from support.real_server import certain, counts, running
+from mtp_gguf.native.lookup_files import Corpus
+from mtp_gguf.native.vocabulary import Vocabulary
+from support.chi_square import far_off, two_samples
+from support.models import Dial, Files
+from support.real_server import certain, counts, refusal, running
 
 pytestmark = pytest.mark.server
 
@@ -110,3 +114,107 @@ def test_a_file_without_a_head(patched_server: Path, files: Files, free_port: in
         result = client.complete(TEXTS[0], n_predict=60)
     assert result["tokens"] == want
     assert result["timings"]["draft_n_accepted"] > 10
+
+
+def written_index(model: Path, folder: Path, *texts: str) -> Path:
+    """An index of texts for the vocabulary of a model."""
+    path = folder / "texts.index"
+    with Vocabulary(model) as vocabulary:
+        tokens = [vocabulary.encode(text, special=False).tolist() for text in texts]
+        fingerprint, size = vocabulary.fingerprint(), vocabulary.size
+    Corpus.write(path, tokens, n_vocab=size, tokenizer=fingerprint)
+    return path
+
+
+def test_lookup_files_are_drafted_from_by_all_slots(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    """The prompt is too short to repeat anything, so only the file can have what follows it."""
+    model = files("plain", "demo")
+    prompt = "def is_prime(n):\n"
+    with running(patched_server, model, free_port, options=["--no-draft", "--lookup"]) as client:
+        want = client.complete(prompt)
+    assert want["timings"].get("draft_n_accepted", 0) < 8
+    text = tmp_path / "text.py"
+    text.write_text(prompt + want["content"])
+    for options in (("--no-draft", "--parallel", 4), ("--depth", 2), ()):
+        given = ["--lookup-file", text, *options]
+        slots = range(4) if "--parallel" in options else (0,)
+        with running(patched_server, model, free_port, options=given) as client:
+            for slot in slots:  # measured times decide which drafts are taken, so each has tries
+                accepted = []
+                for _ in range(4):
+                    result = client.complete(prompt, id_slot=slot)
+                    assert result["tokens"] == want["tokens"]
+                    accepted.append(result["timings"].get("draft_n_accepted", 0))
+                assert max(accepted) >= 8 or "--no-draft" not in options, accepted
+
+
+def test_indexes_that_do_not_fit_are_refused(
+    patched_server: Path, files: Files, tmp_path: Path
+) -> None:
+    """Before anything is served, in one sentence."""
+    model = files("plain", "demo")
+    index = written_index(model, tmp_path, "some text", "another one")
+    good = index.read_bytes()
+
+    def said(raw: bytes | None, *options: object) -> str:
+        path = tmp_path / "given.index"
+        path.unlink(missing_ok=True)
+        if raw is not None:
+            path.write_bytes(raw)
+        log = refusal(patched_server, "-m", model, *options, "--spec-lookup-index", path)
+        (line,) = [line for line in log.splitlines() if "speculative decoding context: " in line]
+        return line
+
+    alone = ("--spec-type", "lookup")
+    assert "cannot be opened" in said(None, *alone)
+    assert "found another kind of file" in said(model.read_bytes()[:4096], *alone)
+    assert "found a size that is not the one in its header" in said(good[:-4], *alone)
+    assert "content has changed" in said(good[:60] + b"\1" + good[61:], *alone)
+    other = written_index(files("plain"), tmp_path, "some text")
+    assert "found one of another tokenizer" in said(other.read_bytes(), *alone)
+    for types in ("none", "ngram-mod", "draft-mtp"):
+        found = said(good, "--spec-type", types)
+        assert "--spec-lookup-index: expected --spec-type lookup" in found
+    stepwise = ("--spec-type", "draft-mtp,lookup", "--no-spec-draft-fused")
+    assert "--spec-lookup-index: expected --spec-type lookup" in said(good, *stepwise)
+
+
+@pytest.mark.parametrize("draws", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_drafts_keep_the_distribution_of_samples(
+    draws: int, patched_server: Path, dial: Dial, free_port: int
+) -> None:
+    """Other seeds with drafts than without, so that equal texts do not hide a fault.
+
+    pytest -m slow tests/server/test_lookup.py compares 20,000 draws of six tokens.
+    """
+    cycle = dial.successors("tiny")
+    text = [7]
+    while len(text) < 60:
+        text.append(cycle[text[-1]])
+    prompt = [*text, *text[:6]]  # a draft follows, which is right in most cases, but not in all
+    model = dial("tiny", gain=0.25)
+    sampled = {"temperature": 1.0, "top_k": 6, "n_predict": 6, "id_slot": 0}
+    sides: list[Counter[tuple[int, ...]]] = []
+    offered = accepted = 0
+    for side, options in enumerate((["--no-draft"], ["--lookup", "--no-draft"])):
+        with running(patched_server, model, free_port, options=options) as client:
+            seen: Counter[tuple[int, ...]] = Counter()
+            for seed in range(draws):
+                result = client.complete(prompt, seed=2 * seed + side, **sampled)
+                seen[tuple(result["tokens"])] += 1
+                if "draft_n" in result["timings"]:
+                    one = counts(result)
+                    offered, accepted = offered + one[0], accepted + one[1]
+            sides.append(seen)
+    assert offered > draws / 4  # measured times decide when a draft pays
+    assert 0.2 < accepted / offered < 0.98
+    for part in (*(slice(i, i + 1) for i in range(6)), slice(0, 2), slice(0, 6)):
+        parts: list[Counter[Any]] = [Counter(), Counter()]
+        for seen, of_part in zip(sides, parts, strict=True):
+            for tokens, count in seen.items():
+                of_part[tokens[part]] += count
+        statistic, freedom = two_samples(*parts)
+        assert freedom >= 1
+        assert not far_off(statistic, freedom), (part, statistic, freedom)

@@ -68,12 +68,13 @@ def opened_session(
     n_ctx: int = 256,
     n_seq_max: int = 1,
     unified: bool = False,
+    lookup: int = 0,
 ) -> Iterator[tuple[Session, Trunk]]:
     """A session with a head on a trunk of its own, closed at the end.
 
     n_ctx: positions of each sequence; unified: of all of them together.
     """
-    snapshots = depth if mode == "snapshot" else 0
+    snapshots = max(depth, lookup) if mode == "snapshot" else 0
     with closing(Trunk(path, snapshots, n_ctx, n_seq_max, unified)) as trunk:
         # The context may be larger than asked for; the head must cover it.
         real = llama_cpp.llama_n_ctx_seq(trunk.context)
@@ -85,6 +86,12 @@ def opened_session(
                 n_seq_max=n_seq_max,
                 n_threads=1,
             ) as head,
-            Session(trunk.context, head, max_depth=depth, rollback=Rollback.parse(mode)) as session,
+            Session(
+                trunk.context,
+                head,
+                max_depth=depth,
+                rollback=Rollback.parse(mode),
+                max_lookup=lookup,
+            ) as session,
         ):
             yield session, trunk
