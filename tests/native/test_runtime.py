@@ -139,7 +139,9 @@ def test_what_cannot_be_read(unreadable: str, copied: Path) -> None:
         before = WITHOUT_PRIVILEGES
     (copied / unreadable).chmod(0)
     try:
-        assert "ermission denied" in refused(before=before, **{LIBRARIES: str(copied)})
+        said = refused(before=before, **{LIBRARIES: str(copied)})
+        assert said.startswith(f"{LIBRARIES}: {copied}: ")
+        assert "ermission denied" in said
     finally:
         (copied / unreadable).chmod(0o755)
 
@@ -150,13 +152,15 @@ def test_a_truncated_library_does_not_crash_the_process(copied: Path) -> None:
     os.truncate(library, library.stat().st_size // 10)
     assert "loading its libraries ends with SIG" in refused(**{LIBRARIES: str(copied)})
     library.write_bytes(b"")
-    assert "its libraries cannot be loaded" in refused(**{VARIABLE: str(copied)})
+    said = refused(**{VARIABLE: str(copied)})
+    assert said.startswith(f"{VARIABLE}: {copied}: its libraries cannot be loaded")
 
 
 def test_a_folder_that_lacks_a_part(copied: Path) -> None:
     for file in copied.glob("*ggml-base*"):
         file.unlink()
-    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+    said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: its libraries cannot be loaded")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="changes a field of an ELF header")
@@ -166,7 +170,8 @@ def test_libraries_for_another_architecture(copied: Path) -> None:
     arm, risc_v = 183, 243
     data[18:20] = (risc_v if platform.machine() == "aarch64" else arm).to_bytes(2, "little")
     library.write_bytes(data)
-    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+    said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: its libraries cannot be loaded")
 
 
 def test_libraries_of_another_version(copied: Path) -> None:
@@ -177,6 +182,7 @@ def test_libraries_of_another_version(copied: Path) -> None:
         assert data.count(version.encode() + b"\0") > 0
         file.write_bytes(data.replace(version.encode() + b"\0", other.encode() + b"\0"))
     said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: ")
     assert f"built for ggml {version}" in said
     assert f"has loaded ggml {other}" in said
 
