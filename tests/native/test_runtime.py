@@ -39,16 +39,14 @@ print(json.dumps([runtime.kind, str(runtime.folder), runtime.note, has_lanes(), 
 """
 
 
-def python(
-    code: str, *options: str, before: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
+def python(code: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A process in which neither variable is set but by `environment`.
 
-    options: Python's. before: the program that starts it, with its arguments.
+    command: how Python is started, if not by its name alone.
     """
     kept = {k: v for k, v in os.environ.items() if k not in (VARIABLE, LIBRARIES)}
     return subprocess.run(
-        [*before, sys.executable, *options, "-c", code],
+        [*(command or [sys.executable]), "-c", code],
         env={**kept, **environment},
         capture_output=True,
         text=True,
@@ -57,14 +55,14 @@ def python(
     )
 
 
-def refused(*options: str, before: tuple[str, ...] = (), **environment: str) -> str:
+def refused(*command: str, **environment: str) -> str:
     """The one sentence of a process that cannot run on what the environment asks for."""
     code = (
         "from mtp_gguf.gguf_tools.errors import MtpGgufError\n"
         "try:\n    from mtp_gguf.native._bindings import library\n    library()\n"
         "except MtpGgufError as error:\n    print(error)\nelse:\n    raise SystemExit(3)"
     )
-    done = python(code, *options, before=before, **environment)
+    done = python(code, *command, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
@@ -132,14 +130,14 @@ WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search"
 @pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
 @pytest.mark.parametrize("unreadable", [".", shared_library("llama")])
 def test_what_cannot_be_read(unreadable: str, copied: Path) -> None:
-    before = ()
+    command = [sys.executable]
     if os.getuid() == 0:
         if not shutil.which(WITHOUT_PRIVILEGES[0]):
             pytest.skip("root reads everything, and there is no setpriv")
-        before = WITHOUT_PRIVILEGES
+        command = [*WITHOUT_PRIVILEGES, *command]
     (copied / unreadable).chmod(0)
     try:
-        said = refused(before=before, **{LIBRARIES: str(copied)})
+        said = refused(*command, **{LIBRARIES: str(copied)})
         assert said.startswith(f"{LIBRARIES}: {copied}: ")
         assert "ermission denied" in said
     finally:
@@ -204,8 +202,11 @@ def installed(tmp_path: Path) -> Path:
     return package.parent
 
 
+ALONE = (sys.executable, "-S")  # no package that site-packages adds by itself
+
+
 def python_there(site: Path) -> dict[str, str]:
-    """The variable for `python`, with its option -S, to use the installation in `site`."""
+    """The variable with which ALONE uses the installation in `site`."""
     return {"PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_path("purelib")])}
 
 
@@ -214,20 +215,20 @@ def test_a_fast_library_that_is_damaged(name: str, installed: Path) -> None:
     """The loader would die of it, so the stock libraries run, with a note."""
     there = python_there(installed)
     file = installed / "mtp_gguf" / "native" / "lib" / "fast" / shared_library(name)
-    whole = python(SAY, "-S", **there)
+    whole = python(SAY, *ALONE, **there)
     assert whole.returncode == 0, whole.stderr
     assert json.loads(whole.stdout)[:2] == [FAST, str(file.parent)]
     size = file.stat().st_size
     os.truncate(file, size // 10)
-    done = python(SAY, "-S", **there)
+    done = python(SAY, *ALONE, **there)
     assert done.returncode == 0, done.stderr
     kind, _, note, *_ = json.loads(done.stdout)
     assert kind == STOCK
     said = f"{file}: expected {size} bytes, as installed, found {size // 10}; install mtp-gguf"
     assert said in note
-    assert said in refused("-S", **there, **{VARIABLE: FAST})
+    assert said in refused(*ALONE, **there, **{VARIABLE: FAST})
     file.write_bytes(bytes(size))  # as after a loss of power
-    assert "its libraries cannot be loaded" in refused("-S", **there)
+    assert "its libraries cannot be loaded" in refused(*ALONE, **there)
 
 
 def test_a_model_loaded_on_stock_libraries_by_default_says_so(
@@ -239,7 +240,7 @@ def test_a_model_loaded_on_stock_libraries_by_default_says_so(
         "from mtp_gguf.native import MTPLlama\n"
         f"MTPLlama({str(models.gguf())!r}, n_ctx=64, verbose=False).close()\n"
     )
-    done = python(code, "-S", **python_there(installed))
+    done = python(code, *ALONE, **python_there(installed))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("runs without the fast kernels") == 1
     assert "install mtp-gguf again" in done.stderr
@@ -248,9 +249,9 @@ def test_a_model_loaded_on_stock_libraries_by_default_says_so(
 def test_libmtp_that_is_damaged(installed: Path) -> None:
     file = installed / "mtp_gguf" / "native" / "lib" / shared_library("mtp")
     os.truncate(file, 1000)
-    assert f"{file}: expected" in refused("-S", **python_there(installed))
+    assert f"{file}: expected" in refused(*ALONE, **python_there(installed))
     file.unlink()
-    assert f"{file}: expected a library" in refused("-S", **python_there(installed))
+    assert f"{file}: expected a library" in refused(*ALONE, **python_there(installed))
 
 
 MARKER = {

@@ -276,12 +276,14 @@ def test_compilers_that_outlive_us_keep_the_build_to_themselves(
 ENDLESS = """
 cmake_minimum_required(VERSION 3.21)
 project(endless LANGUAGES NONE)
-foreach(target {targets})
+set(targets {targets})
+foreach(target ${{targets}})
     add_custom_target(${{target}})
 endforeach()
 add_custom_target(compiler
     COMMAND sh -c "echo $$ > compiler.new && mv compiler.new {mark} && exec sleep 600" VERBATIM)
-add_dependencies(llama-server compiler)
+list(GET targets 0 first)
+add_dependencies(${{first}} compiler)
 """
 
 
@@ -309,6 +311,32 @@ def test_a_signal_to_us_alone_ends_the_compilers(
         _, stderr = process.communicate(timeout=20)
     assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
     compiler.wait(timeout=5)  # until init has noticed, too
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_an_install_ends_the_compilers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """native/fast/make.py alone gets it, whose sources are there already."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    source = module._work_folder(module.library_options()) / "source"
+    source.mkdir(parents=True)
+    mark = tmp_path / "compiling"
+    text = ENDLESS.format(targets=" ".join(module.LIBRARIES), mark=mark)
+    (source / "CMakeLists.txt").write_text(text)
+    script = ROOT / "native" / "fast" / "make.py"
+    command = [sys.executable, "-S", str(script), str(tmp_path / "made")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        wait_for(mark)
+        compiler = psutil.Process(int(mark.read_text()))
+        process.send_signal(getattr(signal, name))
+        stdout, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert stdout.splitlines()[-1].startswith("mtp-gguf: interrupted")
+    compiler.wait(timeout=5)
 
 
 def test_a_build_with_a_gpu_backend_is_used_before_one_without(
