@@ -5,7 +5,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends \
 COPY . /source
 # By default for every x86-64 CPU with AVX2; our kernels use AVX-512 where there is any.
 ARG CMAKE_ARGS=-DGGML_NATIVE=OFF
-RUN python3 -m venv /opt/mtp-gguf && /opt/mtp-gguf/bin/pip install --no-cache-dir /source
+RUN python3 -m venv /opt/mtp-gguf && /opt/mtp-gguf/bin/pip install /source
 RUN /opt/mtp-gguf/bin/mtp-gguf build-server \
     && cp -r "$(dirname "$(/opt/mtp-gguf/bin/mtp-gguf build-server --where | head -n 1)")" /opt/llama-server
 

@@ -27,7 +27,8 @@ from .progress import Interrupted, printable, reports_errors, status_line
 @reports_errors
 def build_server(
     where: Annotated[
-        bool, typer.Option("--where", help="Print where the newest build is; build nothing.")
+        bool,
+        typer.Option("--where", help="Print where the build that commands use is; build nothing."),
     ] = False,
     clean_all: Annotated[
         bool,
@@ -102,6 +103,13 @@ def build_server(
     except KeyboardInterrupt:
         raise Interrupted("the next call continues from here") from None
     _print_build(done, as_json)
+    used = find_build()
+    if used and used != done:
+        typer.echo(
+            f"mtp-gguf: this build has no backend for GPUs, so commands go on using {used.server}, "
+            f"which has {' and '.join(used.gpus)}; --llama-server {done.server} selects this one",
+            err=True,
+        )
 
 
 def _print_build(made: Build, as_json: bool) -> None:

@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,9 +74,14 @@ class Runtime:
 
 
 def native_library(name: str) -> Path:
-    """The path of one of this package's native libraries, such as `libmtp.so` for `mtp`."""
-    found = resources.files("mtp_gguf.native").joinpath("lib").joinpath(shared_library(name))
-    return Path(str(found))
+    """The path of one of this package's native libraries, such as `libmtp.so` for `mtp`.
+
+    LibraryMismatchError if the file is not as it was installed.
+    """
+    path = _own_folder() / shared_library(name)
+    if damage := _damage(path):
+        raise LibraryMismatchError(damage)
+    return path
 
 
 def loaded_library(name: str) -> Path:
@@ -93,8 +99,36 @@ def _stock_folder() -> Path:
     return Path(spec.origin).parent / "lib"
 
 
+def _own_folder() -> Path:
+    return Path(str(resources.files("mtp_gguf.native").joinpath("lib")))
+
+
 def _fast_folder() -> Path:
-    return native_library("mtp").parent / "fast"
+    return _own_folder() / "fast"
+
+
+@cache
+def _installed_sizes() -> dict[Path, int]:
+    """The size of each of this package's files, as pip noted it; empty if there is no such note."""
+    with suppress(metadata.PackageNotFoundError, OSError, ValueError):
+        files = metadata.files("mtp-gguf") or ()
+        return {Path(str(file.locate())): file.size for file in files if file.size is not None}
+    return {}
+
+
+def _damage(path: Path) -> str | None:
+    """How a library of this package differs from what was installed, with the next step; or None.
+
+    The system's loader would crash on a file that ends too early.
+    """
+    installed = _installed_sizes().get(path)
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        return f"{path}: expected a library, found {error.strerror}; {_REINSTALL}"
+    if installed in (None, found):
+        return None
+    return f"{path}: expected {installed} bytes, as installed, found {found}; {_REINSTALL}"
 
 
 def _choose() -> Runtime:
@@ -156,6 +190,8 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
     for path in (*own, _cpu_backend(fast)):
         if not path.is_file():
             return f"{path.parent}: expected {path.name}, found no such file; {_REINSTALL}"
+        if damage := _damage(path):
+            return damage
     if machine != platform.machine():
         return f"{fast}: expected libraries for {platform.machine()}, found {machine}; {_REINSTALL}"
     try:

@@ -23,6 +23,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -50,6 +51,7 @@ LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
 LOG_LINES = 25
 MARKER = "build.json"
 NPM = "npm"  # builds llama-server's web page
+GPUS = ("cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")  # ggml's backends for them
 
 # Options for other libraries than these three, and GGML_BACKEND_DL, which builds no libggml-cpu.
 _NO_LIBRARY_OPTION = re.compile(
@@ -75,6 +77,12 @@ class Build:
     def server(self) -> Path:
         """The llama-server."""
         return self.libraries / "llama-server"
+
+    @property
+    def gpus(self) -> list[str]:
+        """The backends for GPUs that it has."""
+        names = {shared_library(f"ggml-{gpu}"): gpu for gpu in GPUS}
+        return [gpu for name, gpu in names.items() if (self.libraries / name).is_file()]
 
     @property
     def has_page(self) -> bool:
@@ -134,10 +142,14 @@ def split_options(text: str, origin: str) -> list[str]:
 
 
 def find_build() -> Build | None:
-    """The newest finished build of this version with these patches, whatever its options."""
+    """The finished build of this version with these patches that commands use.
+
+    A build with a backend for GPUs is preferred, since it also runs on the CPU; then the one that
+    was asked for last.
+    """
     finished = cache_folder("server").glob(f"{_family()}-*/{MARKER}")
-    newest = max(finished, key=lambda marker: marker.stat().st_mtime, default=None)
-    return Build(newest.parent) if newest else None
+    builds = {Build(marker.parent): marker.stat().st_mtime for marker in finished}
+    return max(builds, key=lambda made: (bool(made.gpus), builds[made]), default=None)
 
 
 def clean() -> int:
@@ -151,6 +163,12 @@ def clean() -> int:
         with _lock(kinds[0] / f"{folder.name.removesuffix('.work')}.lock"):
             # Renamed first, so that an interrupted removal leaves nothing that looks like a build.
             shutil.rmtree(folder.rename(folder.with_name(f".removed.{folder.name}")))
+    for path in kinds[0].glob("*.lock"):
+        with _lock(path), suppress(PermissionError):  # Windows removes no open file
+            path.unlink()
+    for kind in kinds:
+        with suppress(OSError):  # not empty
+            kind.rmdir()
     return len(folders)
 
 
@@ -165,6 +183,7 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
     key = f"{_family()}-{_short(json.dumps([*options, platform.machine()]))}"
     done = Build(cache_folder("server") / key)
     if (done.root / MARKER).is_file():
+        (done.root / MARKER).touch()  # for `find_build`
         return done
     work = _work_folder(options)
     with _lock(work.with_suffix(".lock")) as lock:
@@ -358,19 +377,31 @@ def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
     waiting: called once before waiting for another process that holds the lock; None to raise a
     ServerError instead. The system releases the lock when all processes with the descriptor exit.
     """
-    with path.open("w") as file:
-        if not os_files.lock(file.fileno()):
-            if waiting is None:
-                raise ServerError(f"{path.stem}: another process is building it") from None
-            waiting("waiting for another process that is building the same")
-            os_files.lock(file.fileno(), wait=True)
-        yield file.fileno()
+    while True:
+        with path.open("w") as file:
+            if not os_files.lock(file.fileno()):
+                if waiting is None:
+                    raise ServerError(f"{path.stem}: another process is building it") from None
+                waiting("waiting for another process that is building the same")
+                os_files.lock(file.fileno(), wait=True)
+            if _is_there(path, file.fileno()):  # unless `clean` has removed it meanwhile
+                yield file.fileno()
+                return
+
+
+def _is_there(path: Path, fd: int) -> bool:
+    """Whether `path` still names the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -> None:
     """Run a step of the build; its output goes to build.log, its progress to `report`.
 
-    lock: inherited by the compilers, which can outlive this process.
+    An exception, such as the KeyboardInterrupt of a signal, ends the compilers. lock: inherited by
+    them, since they outlive this process if it is killed.
     """
     log = work / "build.log"
     tail: deque[str] = deque(maxlen=LOG_LINES)
@@ -384,16 +415,31 @@ def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             encoding="utf-8",
             errors="replace",
         ) as process,
     ):
         assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            tail.append(line.rstrip())
-            if step := _NINJA_STEP.match(line):
-                done, total = int(step[1]), int(step[2])
-                report(f"compiling: {done / total:.0%} ({done} of {total} steps)")
+        try:
+            for line in process.stdout:
+                file.write(line)
+                tail.append(line.rstrip())
+                if step := _NINJA_STEP.match(line):
+                    done, total = int(step[1]), int(step[2])
+                    report(f"compiling: {done / total:.0%} ({done} of {total} steps)")
+        except BaseException:
+            _end_session(process)
+            raise
     if process.returncode:
         raise BuildError(f"{Path(command[0]).name} failed; all of its output: {log}", tail)
+
+
+def _end_session(leader: subprocess.Popen[str]) -> None:
+    """End a process and its session, in which ninja ends its compilers; returns when they ended."""
+    if sys.platform == "win32":
+        leader.terminate()
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGTERM)
+    leader.communicate()

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -74,10 +75,15 @@ def fetch_archive() -> Path:
 
 
 def remove_sources() -> bool:
-    """Remove what was downloaded and unpacked; returns whether there was anything."""
+    """Remove what was downloaded and unpacked, and our cache folder if nothing else is in it.
+
+    Returns whether there was anything.
+    """
     folder = cache_folder("upstream")
     found = any(folder.iterdir())
     shutil.rmtree(folder)
+    with suppress(OSError):  # not empty
+        cache_root().rmdir()
     return found
 
 

@@ -7,6 +7,7 @@ package is installed, so it imports the packages from their folders.
 
 import os
 import shutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +37,9 @@ def main(folder: str, sdist: str = "", portable: str = "OFF") -> int:
             seen[0] = step
             print(text, flush=True)
 
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C, so that the compilers end, too
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         if "XDG_CACHE_HOME" not in os.environ and not os.access(Path.home(), os.W_OK):
             os.environ["XDG_CACHE_HOME"] = str(target.parent / "cache")
@@ -43,6 +47,9 @@ def main(folder: str, sdist: str = "", portable: str = "OFF") -> int:
         build.build_libraries(target, archive, None, report, portable=portable == "ON")
     except (errors.MtpGgufError, OSError) as error:
         print(*getattr(error, "log", ()), f"mtp-gguf: {error}; {NEXT_STEP}", sep="\n")
+        return 1
+    except KeyboardInterrupt:
+        print("mtp-gguf: interrupted; the next install continues from here")
         return 1
     return 0
 

@@ -8,12 +8,14 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from mtp_gguf import gguf_tools
 from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.native import runtime as module
 from mtp_gguf.native._bindings import library
@@ -37,11 +39,14 @@ print(json.dumps([runtime.kind, str(runtime.folder), runtime.note, has_lanes(), 
 """
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process in which neither variable is set but by `environment`."""
+def python(code: str, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process in which neither variable is set but by `environment`.
+
+    command: how Python is started, if not by its name alone.
+    """
     kept = {k: v for k, v in os.environ.items() if k not in (VARIABLE, LIBRARIES)}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [*(command or [sys.executable]), "-c", code],
         env={**kept, **environment},
         capture_output=True,
         text=True,
@@ -50,14 +55,14 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def refused(**environment: str) -> str:
+def refused(*command: str, **environment: str) -> str:
     """The one sentence of a process that cannot run on what the environment asks for."""
     code = (
         "from mtp_gguf.gguf_tools.errors import MtpGgufError\n"
-        "try:\n    import mtp_gguf.native.runtime\n"
+        "try:\n    from mtp_gguf.native._bindings import library\n    library()\n"
         "except MtpGgufError as error:\n    print(error)\nelse:\n    raise SystemExit(3)"
     )
-    done = python(code, **environment)
+    done = python(code, *command, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
@@ -101,24 +106,6 @@ def test_an_earlier_import_is_kept_with_one_warning() -> None:
     assert json.loads(same.stdout)[0] == STOCK
 
 
-def test_a_model_loaded_on_stock_libraries_by_default_says_so(models: Models) -> None:
-    """As in an installation that has no fast libraries."""
-    source = Path(module.__file__).read_text().replace('.parent / "fast"', '.parent / "none"')
-    assert '"none"' in source
-    code = (
-        "import sys, types\nimport mtp_gguf.native\n"
-        "copy = types.ModuleType('mtp_gguf.native.runtime')\n"
-        "copy.__package__ = 'mtp_gguf.native'\nsys.modules[copy.__name__] = copy\n"
-        f"exec({source!r}, copy.__dict__)\n"
-        "from mtp_gguf.native import MTPLlama\n"
-        f"MTPLlama({str(models.gguf())!r}, n_ctx=64, verbose=False).close()\n"
-    )
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("runs without the fast kernels") == 1
-    assert "install mtp-gguf again" in done.stderr
-
-
 # ------------------------------------------------------------ folders that cannot be run
 
 
@@ -136,13 +123,25 @@ def test_a_folder_without_libraries(variable: str, tmp_path: Path) -> None:
         assert f"unset {variable}" in said
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root reads everything")
-def test_an_unreadable_folder(copied: Path) -> None:
-    copied.chmod(0)
+# A process that reads only what its user may, even if that is root.
+WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
+@pytest.mark.parametrize("unreadable", [".", shared_library("llama")])
+def test_what_cannot_be_read(unreadable: str, copied: Path) -> None:
+    command = [sys.executable]
+    if os.getuid() == 0:
+        if not shutil.which(WITHOUT_PRIVILEGES[0]):
+            pytest.skip("root reads everything, and there is no setpriv")
+        command = [*WITHOUT_PRIVILEGES, *command]
+    (copied / unreadable).chmod(0)
     try:
-        assert "Permission denied" in refused(**{LIBRARIES: str(copied)})
+        said = refused(*command, **{LIBRARIES: str(copied)})
+        assert said.startswith(f"{LIBRARIES}: {copied}: ")
+        assert "ermission denied" in said
     finally:
-        copied.chmod(0o755)
+        (copied / unreadable).chmod(0o755)
 
 
 def test_a_truncated_library_does_not_crash_the_process(copied: Path) -> None:
@@ -151,13 +150,15 @@ def test_a_truncated_library_does_not_crash_the_process(copied: Path) -> None:
     os.truncate(library, library.stat().st_size // 10)
     assert "loading its libraries ends with SIG" in refused(**{LIBRARIES: str(copied)})
     library.write_bytes(b"")
-    assert "its libraries cannot be loaded" in refused(**{VARIABLE: str(copied)})
+    said = refused(**{VARIABLE: str(copied)})
+    assert said.startswith(f"{VARIABLE}: {copied}: its libraries cannot be loaded")
 
 
 def test_a_folder_that_lacks_a_part(copied: Path) -> None:
     for file in copied.glob("*ggml-base*"):
         file.unlink()
-    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+    said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: its libraries cannot be loaded")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="changes a field of an ELF header")
@@ -167,7 +168,8 @@ def test_libraries_for_another_architecture(copied: Path) -> None:
     arm, risc_v = 183, 243
     data[18:20] = (risc_v if platform.machine() == "aarch64" else arm).to_bytes(2, "little")
     library.write_bytes(data)
-    assert "its libraries cannot be loaded" in refused(**{LIBRARIES: str(copied)})
+    said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: its libraries cannot be loaded")
 
 
 def test_libraries_of_another_version(copied: Path) -> None:
@@ -178,11 +180,79 @@ def test_libraries_of_another_version(copied: Path) -> None:
         assert data.count(version.encode() + b"\0") > 0
         file.write_bytes(data.replace(version.encode() + b"\0", other.encode() + b"\0"))
     said = refused(**{LIBRARIES: str(copied)})
+    assert said.startswith(f"{LIBRARIES}: {copied}: ")
     assert f"built for ggml {version}" in said
     assert f"has loaded ggml {other}" in said
 
 
 # ------------------------------------------------------------ fast libraries that cannot be used
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A copy of this installation, as the first folder in which Python looks for packages."""
+    patched_libraries()
+    package = tmp_path / "site" / "mtp_gguf"
+    shutil.copytree(module.native_library("mtp").parent, package / "native" / "lib")
+    (package / "gguf_tools").symlink_to(Path(gguf_tools.__file__).parent)
+    for file in Path(module.__file__).parent.glob("*.py"):
+        (package / "native" / file.name).symlink_to(file)
+    notes = Path(str(metadata.distribution("mtp-gguf").locate_file("mtp_gguf-0.1.0.dist-info")))
+    shutil.copytree(notes, package.with_name(notes.name))
+    return package.parent
+
+
+ALONE = (sys.executable, "-S")  # no package that site-packages adds by itself
+
+
+def python_there(site: Path) -> dict[str, str]:
+    """The variable with which ALONE uses the installation in `site`."""
+    return {"PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_path("purelib")])}
+
+
+@pytest.mark.parametrize("name", ["ggml-base", "ggml-cpu", "llama"])
+def test_a_fast_library_that_is_damaged(name: str, installed: Path) -> None:
+    """The loader would die of it, so the stock libraries run, with a note."""
+    there = python_there(installed)
+    file = installed / "mtp_gguf" / "native" / "lib" / "fast" / shared_library(name)
+    whole = python(SAY, *ALONE, **there)
+    assert whole.returncode == 0, whole.stderr
+    assert json.loads(whole.stdout)[:2] == [FAST, str(file.parent)]
+    size = file.stat().st_size
+    os.truncate(file, size // 10)
+    done = python(SAY, *ALONE, **there)
+    assert done.returncode == 0, done.stderr
+    kind, _, note, *_ = json.loads(done.stdout)
+    assert kind == STOCK
+    said = f"{file}: expected {size} bytes, as installed, found {size // 10}; install mtp-gguf"
+    assert said in note
+    assert said in refused(*ALONE, **there, **{VARIABLE: FAST})
+    file.write_bytes(bytes(size))  # as after a loss of power
+    assert "its libraries cannot be loaded" in refused(*ALONE, **there)
+
+
+def test_a_model_loaded_on_stock_libraries_by_default_says_so(
+    models: Models, installed: Path
+) -> None:
+    """As in an installation that has no fast libraries."""
+    shutil.rmtree(installed / "mtp_gguf" / "native" / "lib" / "fast")
+    code = (
+        "from mtp_gguf.native import MTPLlama\n"
+        f"MTPLlama({str(models.gguf())!r}, n_ctx=64, verbose=False).close()\n"
+    )
+    done = python(code, *ALONE, **python_there(installed))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("runs without the fast kernels") == 1
+    assert "install mtp-gguf again" in done.stderr
+
+
+def test_libmtp_that_is_damaged(installed: Path) -> None:
+    file = installed / "mtp_gguf" / "native" / "lib" / shared_library("mtp")
+    os.truncate(file, 1000)
+    assert f"{file}: expected" in refused(*ALONE, **python_there(installed))
+    file.unlink()
+    assert f"{file}: expected a library" in refused(*ALONE, **python_there(installed))
+
 
 MARKER = {
     "machine": platform.machine(),

@@ -17,11 +17,13 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import Result
 
@@ -45,9 +47,12 @@ CMAKE = """#!/bin/sh
 echo "$@" >> "$CMAKE_CALLS"
 if [ "$1" != --build ]; then echo configured; exit 0; fi
 echo "[1/4] Building a"
-if [ -n "$CMAKE_HANG" ]; then touch "$CMAKE_HANG"; sleep "${CMAKE_PAUSE:-60}"; fi
+if [ -n "$CMAKE_HANG" ]; then
+    echo $$ > "$CMAKE_HANG.new"; mv "$CMAKE_HANG.new" "$CMAKE_HANG"; sleep "${CMAKE_PAUSE:-60}"
+fi
 if [ -n "$CMAKE_FAIL" ]; then echo "a.cpp:1: error: no such thing"; exit 2; fi
 mkdir -p "$2/bin"
+if [ -n "$CMAKE_GPU" ]; then touch "$2/bin/lib$CMAKE_GPU.so" "$2/bin/lib$CMAKE_GPU.dylib"; fi
 for name in ggml-base ggml-cpu ggml llama; do
     for file in "lib$name.so" "lib$name.dylib" "$name.dll"; do echo "$name" > "$2/bin/$file"; done
 done
@@ -235,7 +240,9 @@ def test_an_interrupted_build_is_resumed_and_never_used(
         check_refusal(*failed(invoke("build-server", "--clean")), "another process")
         os.killpg(process.pid, number)
         _, stderr = process.communicate(timeout=20)
-    if number == signal.SIGINT:
+    if number == signal.SIGKILL:
+        os.killpg(int(mark.read_text()), number)
+    else:
         assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
     assert invoke("build-server", "--where").exit_code == 1
     (work,) = machine.folders()
@@ -260,9 +267,101 @@ def test_compilers_that_outlive_us_keep_the_build_to_themselves(
         process.kill()
         process.wait()
         check_refusal(*failed(machine.build()), "another process")
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(int(mark.read_text()), signal.SIGKILL)
     monkeypatch.delenv("CMAKE_HANG")
     assert built_in_the_end(machine)
+
+
+# Real cmake and ninja build this, with a compiler that does not end.
+ENDLESS = """
+cmake_minimum_required(VERSION 3.21)
+project(endless LANGUAGES NONE)
+set(targets {targets})
+foreach(target ${{targets}})
+    add_custom_target(${{target}})
+endforeach()
+add_custom_target(compiler
+    COMMAND sh -c "echo $$ > compiler.new && mv compiler.new {mark} && exec sleep 600" VERBATIM)
+list(GET targets 0 first)
+add_dependencies(${{first}} compiler)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_us_alone_ends_the_compilers(
+    name: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in ("cmake", "ninja"):
+        (tmp_path / "tools" / tool).unlink()
+    mark = tmp_path / "compiling"
+    with spawn(
+        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
+    ) as process:
+        # Without its file, cmake fails, and the sources are there.
+        process.communicate(timeout=60)
+    (work,) = machine.folders()
+    text = ENDLESS.format(targets=" ".join(TARGETS), mark=mark)
+    (work / "source" / "CMakeLists.txt").write_text(text)
+    with spawn(
+        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
+    ) as process:
+        wait_for(mark)
+        compiler = psutil.Process(int(mark.read_text()))
+        process.send_signal(getattr(signal, name))
+        _, stderr = process.communicate(timeout=20)
+    assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
+    compiler.wait(timeout=5)  # until init has noticed, too
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_an_install_ends_the_compilers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """native/fast/make.py alone gets it, whose sources are there already."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    source = module._work_folder(module.library_options()) / "source"
+    source.mkdir(parents=True)
+    mark = tmp_path / "compiling"
+    text = ENDLESS.format(targets=" ".join(module.LIBRARIES), mark=mark)
+    (source / "CMakeLists.txt").write_text(text)
+    script = ROOT / "native" / "fast" / "make.py"
+    command = [sys.executable, "-S", str(script), str(tmp_path / "made")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        wait_for(mark)
+        compiler = psutil.Process(int(mark.read_text()))
+        process.send_signal(getattr(signal, name))
+        stdout, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert stdout.splitlines()[-1].startswith("mtp-gguf: interrupted")
+    compiler.wait(timeout=5)
+
+
+def test_a_build_with_a_gpu_backend_is_used_before_one_without(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the other one is newer: it would be a slower server, and nobody would know."""
+    monkeypatch.setenv("CMAKE_GPU", "ggml-cuda")
+    gpu = machine.build("--cmake-args", "-DGGML_CUDA=ON").stdout
+    monkeypatch.delenv("CMAKE_GPU")
+    later = machine.build()
+    assert later.stdout != gpu
+    said = later.stderr.splitlines()[-1]
+    assert f"commands go on using {gpu.splitlines()[0]}, which has cuda" in said
+    assert f"--llama-server {later.stdout.splitlines()[0]} selects this one" in said
+    assert invoke("build-server", "--where").stdout == gpu
+    assert "commands go on" in machine.build().stderr
+    assert "commands go on" not in machine.build("--cmake-args", "-DGGML_CUDA=ON").stderr
+
+
+def test_the_build_that_was_asked_for_last_is_used(machine: Machine) -> None:
+    first = machine.build().stdout
+    second = machine.build("--cmake-args", "-DX=1").stdout
+    assert invoke("build-server", "--where").stdout == second
+    assert machine.build().stdout == first
+    assert invoke("build-server", "--where").stdout == first
 
 
 def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,15 +371,40 @@ def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.Monke
     assert len(machine.folders()) == 2
     assert len([*machine.libraries.iterdir()]) == 1
     assert invoke("build-server", "--clean").stdout == "removed 3 builds\n"
-    assert machine.folders() == [*machine.libraries.iterdir()] == []
+    assert not machine.cache.parent.exists()
     assert invoke("build-server", "--clean").stdout == "nothing to remove\n"
     sources = machine.cache.with_name("upstream")
     (sources / "llama.cpp-012345678").mkdir(parents=True)
     (sources / "llama_cpp_python-1.2.3.tar.gz").touch()
     assert invoke("build-server", "--clean").stdout == "removed the sources\n"
     assert not sources.exists()
+    other = sources.with_name("lookup")
+    other.mkdir(parents=True)
     machine.build("--cmake-args", "-DX=1")
     assert invoke("build-server", "--clean").stdout == "removed 1 build\n"
+    assert [*other.parent.iterdir()] == [other]
+
+
+def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
+    """`clean` removes the file for which another process waits."""
+    path, said = tmp_path / "build.lock", threading.Event()
+    locked, done = threading.Event(), threading.Event()
+
+    def build() -> None:
+        with module._lock(path, lambda _: said.set()):
+            locked.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=build)
+    with module._lock(path):
+        thread.start()
+        assert said.wait(20)
+        path.unlink()
+    assert locked.wait(20)
+    with pytest.raises(ServerError, match="another process"), module._lock(path):
+        pass
+    done.set()
+    thread.join()
 
 
 # ------------------------------------------------------------ the libraries
