@@ -29,8 +29,8 @@ public:
         const Key & key = g_.key_;
         const int64_t rows = key.rows * key.n();
         const int64_t depth = key.depth();
-        g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
-        g_.hidden_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "hidden");
+        ggml_tensor * embedding = fed_embedding(rows);
+        ggml_tensor * hidden = fed_hidden(rows);
         g_.feed_positions_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * rows), "feed positions");
         g_.feed_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, rows), "feed slots");
         for (int64_t step = 0; step < depth; ++step) {
@@ -49,7 +49,7 @@ public:
             g_.uniforms_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, 4, depth), "uniforms");
         }
 
-        ggml_tensor * x = project(g_.embedding_, g_.hidden_);
+        ggml_tensor * x = project(embedding, hidden);
         ggml_tensor * normed = norm(x, w_.attn_norm);
         write_cache(normed, g_.feed_positions_, g_.feed_slots_, key.n(), key.rows);
         if (depth == 0) {
@@ -76,6 +76,28 @@ private:
         ggml_set_name(tensor, name);
         g_.inputs_->add(tensor);
         return tensor;
+    }
+
+    // The embeddings of the fed tokens, [n_embd, rows].
+    ggml_tensor * fed_embedding(int64_t rows) {
+        if (!g_.key_.indexed) {
+            return g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
+        }
+        g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices");
+        return ggml_get_rows(ctx_, w_.draft_embedding, g_.fed_indices_);
+    }
+
+    // Their hidden states, [n_embd, rows].
+    ggml_tensor * fed_hidden(int64_t rows) {
+        ggml_tensor * hidden = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows);
+        if (!g_.key_.hidden_on_device) {
+            return g_.hidden_ = input(hidden, "hidden");
+        }
+        ggml_set_input(hidden); // not among the packed ones, which are uploaded
+        ggml_set_name(hidden, "hidden");
+        g_.hidden_ = hidden;
+        g_.hidden_rows_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "hidden rows");
+        return ggml_get_rows(ctx_, hidden, g_.hidden_rows_);
     }
 
     // A tensor that is read after the run. packed: in every run.
@@ -435,12 +457,25 @@ static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
     return out;
 }
 
-void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+// Copies the feed's hidden states on the device, to the front of hidden_.
+void DraftGraph::copy_hidden(const Feed & feed) {
+    ggml_context_ptr views(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    if (!views) {
+        throw std::bad_alloc();
+    }
+    const auto view = [&](ggml_tensor * tensor, int64_t first) {
+        ggml_tensor * out = ggml_view_2d(views.get(), tensor, n_embd_, feed.rows, tensor->nb[1], size_t(first) * tensor->nb[1]);
+        ggml_backend_view_init(out);
+        return out;
+    };
+    const DeviceRows & from = feed.device_hidden;
+    ggml_backend_tensor_copy_async(from.backend, backend_, view(from.tensor, from.first), view(hidden_, 0));
+}
+
+void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                               const Drawing * drawing) {
     const int64_t rows = key_.rows;
     const int64_t all = rows * key_.n();
-    float * embeddings = inputs_->host<float>(embedding_);
-    float * hidden = inputs_->host<float>(hidden_);
     int32_t * positions = inputs_->host<int32_t>(feed_positions_);
     int64_t * slots = inputs_->host<int64_t>(feed_slots_);
     for (size_t s = 0; s < feeds.size(); ++s) {
@@ -448,10 +483,25 @@ void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embe
         const int64_t at = int64_t(s) * rows;
         const int64_t padding = rows - feed.rows;
         const int64_t last = feed.first + feed.rows - 1;
-        std::fill_n(embeddings + at * n_embd_, padding * n_embd_, 0.0f);
-        std::fill_n(hidden + at * n_embd_, padding * n_embd_, 0.0f);
-        read_rows(embedding, feed.tokens, size_t(feed.rows), embeddings + (at + padding) * n_embd_);
-        std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + (at + padding) * n_embd_);
+        if (key_.indexed) {
+            int32_t * indices = inputs_->host<int32_t>(fed_indices_) + at;
+            std::fill_n(indices, padding, 0);
+            std::transform(feed.tokens, feed.tokens + feed.rows, indices + padding,
+                           [&](int32_t token) { return vocabulary.index_of(token); });
+        } else {
+            float * embeddings = inputs_->host<float>(embedding_) + at * n_embd_;
+            std::fill_n(embeddings, padding * n_embd_, 0.0f);
+            read_rows(*vocabulary.embedding, feed.tokens, size_t(feed.rows), embeddings + padding * n_embd_);
+        }
+        if (key_.hidden_on_device) {
+            int32_t * used = inputs_->host<int32_t>(hidden_rows_);
+            std::fill_n(used, padding, 0);
+            std::iota(used + padding, used + rows, 0);
+        } else {
+            float * hidden = inputs_->host<float>(hidden_) + at * n_embd_;
+            std::fill_n(hidden, padding * n_embd_, 0.0f);
+            std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + padding * n_embd_);
+        }
         // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has
         // no effect.
         for (int64_t i = 0; i < rows; ++i) {
@@ -485,13 +535,16 @@ void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embe
     }
 }
 
-void DraftGraph::run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+void DraftGraph::run(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                      const Drawing * drawing, Transfers & transfers) {
     for (size_t s = 0; s < feeds.size(); ++s) {
         bind(int64_t(s), cache.keys(feeds[s].seq), cache.values(feeds[s].seq));
     }
-    write_inputs(cache, embedding, feeds, drawing);
+    write_inputs(cache, vocabulary, feeds, drawing);
     inputs_->upload(backend_, transfers);
+    if (key_.hidden_on_device) {
+        copy_hidden(feeds.front());
+    }
     const ggml_status status = ggml_backend_graph_compute_async(backend_, graph_);
     outputs_->download(backend_, transfers);
     ggml_backend_synchronize(backend_);

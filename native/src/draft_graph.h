@@ -8,6 +8,8 @@
 // except for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts;
 // the mask hides them until they are overwritten.
 
+#include "device_rows.h"
+#include "draft_vocabulary.h"
 #include "head_cache.h"
 #include "head_config.h"
 #include "packed_tensors.h"
@@ -50,6 +52,8 @@ public:
         std::vector<Sequence> sequences; // 1 or more, deepest first
         int64_t rows;                    // R >= 1, fed for each sequence
         bool draws = false;              // the drafts of the only sequence are sampled from the head's distribution
+        bool hidden_on_device = false;   // the hidden states of the only sequence are copied on the device
+        bool indexed = false;            // the fed tokens are in the draft vocabulary, whose rows are on the device
 
         int64_t depth() const { return sequences.front().depth; }
         int64_t n() const { return int64_t(sequences.size()); }
@@ -57,7 +61,8 @@ public:
         int64_t drafting(int64_t step) const;
 
         bool operator==(const Key & other) const {
-            return rows == other.rows && draws == other.draws && sequences == other.sequences;
+            return rows == other.rows && draws == other.draws && hidden_on_device == other.hidden_on_device &&
+                   indexed == other.indexed && sequences == other.sequences;
         }
     };
 
@@ -69,6 +74,7 @@ public:
         const int32_t * tokens;
         const float * hidden; // [rows][n_embd]
         int64_t rows;
+        DeviceRows device_hidden = {}; // instead of `hidden`, computed already
     };
 
     // seqs: sequences that fit the key; their tensors determine buffer and type. Throws
@@ -81,9 +87,8 @@ public:
     // Memory of the activations and of the graph itself.
     size_t bytes() const;
 
-    // Runs on sequences that fit the key, in its order. embedding: of all tokens. drawing: required if the
-    // graph samples.
-    void run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+    // Runs on sequences that fit the key, in its order. drawing: required if the graph samples.
+    void run(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
              const Drawing * drawing, Transfers & transfers);
 
     // The result of a step (from 0) for the key's sequence i: its index in the draft vocabulary, its
@@ -103,8 +108,9 @@ private:
     class Builder;
 
     void bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values);
-    void write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+    void write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                       const Drawing * drawing);
+    void copy_hidden(const Feed & feed);
 
     Key key_;
     int64_t n_embd_;
@@ -121,7 +127,9 @@ private:
     std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
 
     ggml_tensor * embedding_ = nullptr;      // [n_embd, R * sequences], one sequence after another
-    ggml_tensor * hidden_ = nullptr;         // the same
+    ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `embedding`
+    ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences]; with hidden_rows, filled from the front
+    ggml_tensor * hidden_rows_ = nullptr;    // [R] I32, where rows of `hidden` are used
     ggml_tensor * feed_positions_ = nullptr; // [4 * R * sequences] I32
     ggml_tensor * feed_slots_ = nullptr;     // [R * sequences] I64, rows of the sequences' caches
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature

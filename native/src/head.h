@@ -30,6 +30,11 @@ public:
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
     void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
                int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
+    // Whether the next function can be called: the rows are on the head's device, and few enough.
+    bool can_copy(const DeviceRows & rows, int64_t n_rows, int32_t depth) const;
+    // As above, with hidden states that never leave the device.
+    void draft(int32_t seq, int64_t first, const int32_t * tokens, const DeviceRows & hidden, int64_t n_rows,
+               int32_t depth, int32_t * out_tokens, float * out_probs, const Drawing * drawing);
     // The drafts of several sequences, which share one graph: mtp_head_draft_batch.
     void draft_batch(const mtp_draft_task * tasks, int32_t n);
     void rollback(int32_t seq, int64_t position);

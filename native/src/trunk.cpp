@@ -29,9 +29,16 @@ void Trunk::want_hidden() {
     wants_hidden_ = true;
 }
 
+void Trunk::keep_on_device() {
+    keeps_on_device_ = device_outputs() != nullptr && device_outputs()->set(context_, true);
+}
+
 Trunk::~Trunk() {
     if (wants_hidden_) {
         nextn().set(context_, false, false);
+    }
+    if (keeps_on_device_) {
+        device_outputs()->set(context_, false);
     }
 }
 
@@ -55,6 +62,7 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
     batch.n_seq_id = n_seq_ids_.data();
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
+    waited_ = false;
     const int32_t status = llama_decode(context_, batch);
     if (status == 1) {
         throw Error(MTP_ERROR_FULL, format("the context has no room for %lld more tokens at position %lld",
@@ -75,6 +83,32 @@ const float * Trunk::hidden() const {
     if (out == nullptr) {
         throw Error(MTP_ERROR_BACKEND, "llama.cpp returned no hidden states");
     }
+    return out;
+}
+
+DeviceRows Trunk::hidden_on_device() const {
+    DeviceRows out;
+    if (keeps_on_device_) {
+        out.tensor = device_outputs()->hidden(context_, &out.backend);
+    }
+    const ggml_tensor * t = out.tensor;
+    const bool fits = t != nullptr && t->type == GGML_TYPE_F32 && t->ne[0] == n_embd_ && ggml_is_contiguous(t);
+    return fits ? out : DeviceRows();
+}
+
+void Trunk::wait_for_hidden() {
+    if (!waited_) {
+        ggml_backend_synchronize(hidden_on_device().backend);
+        waited_ = true;
+    }
+}
+
+int32_t Trunk::largest(int32_t row) {
+    if (!keeps_on_device_) {
+        return -1;
+    }
+    const int32_t out = device_outputs()->largest(context_, row);
+    waited_ = waited_ || out >= 0;
     return out;
 }
 

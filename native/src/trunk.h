@@ -1,6 +1,8 @@
 #pragma once
 // The operations that a session needs from a llama.cpp context, one sequence at a time.
 
+#include "device_rows.h"
+
 #include "llama.h"
 
 #include <cstdint>
@@ -34,9 +36,21 @@ public:
     // Makes llama.cpp output hidden states after each decode, until this object is destroyed.
     void want_hidden();
 
+    // Leaves logits and hidden states on a device until they are read, if llama.cpp can, until this object
+    // is destroyed.
+    void keep_on_device();
+
     // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
     // until the next one.
     const float * hidden() const;
+
+    // The same where they were computed, if that is a device and hidden() has not been called; else its
+    // tensor is nullptr. wait_for_hidden() returns once they are computed.
+    DeviceRows hidden_on_device() const;
+    void wait_for_hidden();
+
+    // The token with the largest logit of a row of the last decode; -1 if only logits() tells.
+    int32_t largest(int32_t row);
 
     // Logits of a row of the last decode, [n_vocab]; -1: the last one.
     const float * logits(int32_t row) const;
@@ -93,6 +107,8 @@ private:
 
     llama_context * context_;
     bool wants_hidden_ = false;
+    bool keeps_on_device_ = false;
+    bool waited_ = false; // for the last decode
     bool recurrent_;
     bool unified_;
     int64_t n_ctx_;

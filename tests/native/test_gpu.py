@@ -20,8 +20,11 @@ import pytest
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import Head, ModelRefusedError, MTPLlama, NativeError
+from mtp_gguf.native.runtime import llama_cpp
+from mtp_gguf.native.session import Session
 from support import near_ties, places
 from support.models import Dial, Models
+from support.native_trunk import Trunk, opened_session
 from support.near_ties import Text, Work
 from support.vulkan.layer import only_vulkan, run_with_faults
 
@@ -74,6 +77,39 @@ def test_rollback_modes(models: Models, rollback: str) -> None:
     wanted, _ = write(path, 0)
     texts, _ = write(path, 3, n_gpu_layers=places.ALL, rollback=rollback)
     near_ties.compare(wanted, texts, ROUNDING)
+
+
+def hidden_of(session: Session, tokens: list[int]) -> np.ndarray:
+    session.want_hidden()
+    session.decode(tokens, all_logits=True)
+    return session.hidden(len(tokens))
+
+
+def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
+    """Tokens chosen there, and logits and hidden states read later, are those of a plain decode."""
+    path, tokens = dial("tiny"), list(PROMPT)
+    with opened_session(path, "snapshot", 3) as (session, _):
+        hidden = hidden_of(session, tokens)
+    with places.use(places.place("gpu")):
+        with closing(Trunk(path, 3)) as plain:
+            batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, 1
+                batch.seq_id[i][0] = 0
+            batch.n_tokens = len(tokens)
+            assert llama_cpp.llama_decode(plain.context, batch) == 0
+            llama_cpp.llama_batch_free(batch)
+            wanted = [plain.logits(row) for row in range(len(tokens))]
+        with opened_session(path, "snapshot", 3) as (session, trunk):
+            found = hidden_of(session, tokens)
+            chosen = [session.argmax(row) for row in range(len(tokens))]
+            assert chosen == [int(np.argmax(logits)) for logits in wanted]
+            for row, logits in enumerate(wanted):
+                assert np.array_equal(trunk.logits(row), logits)
+            assert np.allclose(found, hidden, atol=ROUNDING * hidden.std())
+            assert [session.argmax(row) for row in range(len(tokens))] == chosen
+            with pytest.raises(NativeError, match=f"row {len(tokens)} of the last decode"):
+                session.argmax(len(tokens))
 
 
 # ------------------------------------------------------------------------ experts on the CPU
