@@ -14,6 +14,10 @@ namespace mtp {
 // one would be lost.
 constexpr int64_t DRAW_BLOCK = 512;
 
+// Up to how many tokens' shares are read alone from a device, rather than all weights: graphs are made for
+// one of these numbers.
+constexpr int64_t FEW_SHARES[] = {64, 1024};
+
 int64_t DraftGraph::Key::drafting(int64_t step) const {
     return std::count_if(sequences.begin(), sequences.end(), [&](const Sequence & s) { return s.depth > step; });
 }
@@ -581,35 +585,114 @@ void DraftGraph::logits(int64_t i, int64_t step, float * out) const {
     ggml_backend_tensor_get(tensor, out, size_t(i) * tensor->nb[1], tensor->nb[1]);
 }
 
-void DraftGraph::drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const {
+DraftGraph::ShareReader DraftGraph::make_share_reader(const ggml_tensor * weights, int64_t n) const {
+    constexpr size_t most = 12; // tensors
+    ShareReader out = {};
+    out.context.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
+    if (!out.context) {
+        throw std::bad_alloc();
+    }
+    ggml_context * ctx = out.context.get();
+    out.places = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * n);
+    ggml_set_input(out.places);
+    ggml_tensor * blocks = ggml_view_1d(ctx, out.places, n, 0);
+    ggml_tensor * entries = ggml_view_2d(ctx, out.places, 3, n, 3 * sizeof(int32_t), size_t(n) * sizeof(int32_t));
+    // Not a view, whose graph would contain the draft graph.
+    ggml_tensor * rows = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, DRAW_BLOCK, ggml_nelements(weights) / DRAW_BLOCK);
+    ggml_backend_tensor_alloc(weights->buffer, rows, weights->data);
+    ggml_tensor * sums = ggml_cumsum(ctx, ggml_get_rows(ctx, rows, blocks)); // [DRAW_BLOCK, n]
+    out.sums = ggml_get_rows(ctx, ggml_reshape_3d(ctx, sums, 1, DRAW_BLOCK, n), entries);
+    ggml_set_output(out.sums);
+    out.graph = ggml_new_graph_custom(ctx, most, false);
+    ggml_build_forward_expand(out.graph, out.sums);
+    out.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_)));
+    if (!out.allocator || !ggml_gallocr_alloc_graph(out.allocator.get(), out.graph)) {
+        throw Error(MTP_ERROR_MEMORY, format("the shares of %lld tokens do not fit on %s", (long long) n,
+                                             ggml_backend_name(backend_)));
+    }
+    return out;
+}
+
+// The share of an entry of a block in the block's weights, from the running sums up to the entry, to the one
+// before it and to the last one.
+static double share_of(float sum, float before, float total, int64_t entry) {
+    const double out = double(sum / total) - (entry == 0 ? 0.0 : double(before / total));
+    return out > 0 ? out : 0;
+}
+
+// The shares of tokens in their blocks, by the sums that the device has drawn from.
+std::vector<double> DraftGraph::shares_on_device(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) {
+    const int64_t n = indices.size() <= size_t(FEW_SHARES[0]) ? FEW_SHARES[0] : FEW_SHARES[1];
+    auto found = share_readers_.find({step, n});
+    if (found == share_readers_.end()) {
+        found = share_readers_.emplace(std::pair(step, n), make_share_reader(weights_[size_t(step)], n)).first;
+    }
+    const ShareReader & reader = found->second;
+    std::vector<int32_t> places(size_t(4 * n), 0);
+    for (size_t i = 0; i < indices.size(); ++i) {
+        const int32_t entry = indices[i] % int32_t(DRAW_BLOCK);
+        places[i] = indices[i] / int32_t(DRAW_BLOCK);
+        int32_t * entries = places.data() + size_t(n) + 3 * i;
+        entries[0] = entry;
+        entries[1] = std::max(entry - 1, 0);
+        entries[2] = DRAW_BLOCK - 1;
+    }
+    std::vector<float> sums(size_t(3 * n));
+    ggml_backend_tensor_set_async(backend_, reader.places, places.data(), 0, ggml_nbytes(reader.places));
+    const ggml_status status = ggml_backend_graph_compute_async(backend_, reader.graph);
+    ggml_backend_tensor_get_async(backend_, reader.sums, sums.data(), 0, ggml_nbytes(reader.sums));
+    ggml_backend_synchronize(backend_);
+    ++transfers.graphs;
+    ++transfers.syncs;
+    transfers.bytes_up += int64_t(ggml_nbytes(reader.places));
+    transfers.bytes_down += int64_t(ggml_nbytes(reader.sums));
+    if (status != GGML_STATUS_SUCCESS) {
+        throw Error(MTP_ERROR_BACKEND, format("%s: the weights of a draft could not be read: %s",
+                                              ggml_backend_name(backend_), ggml_status_to_string(status)));
+    }
+    std::vector<double> out;
+    for (size_t i = 0; i < indices.size(); ++i) {
+        out.push_back(share_of(sums[3 * i], sums[3 * i + 1], sums[3 * i + 2], indices[i] % DRAW_BLOCK));
+    }
+    return out;
+}
+
+std::vector<double> DraftGraph::shares_on_host(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) const {
     const ggml_tensor * tensor = weights_[size_t(step)];
-    std::vector<float> weights(size_t(ggml_nelements(tensor)));
-    ggml_backend_tensor_get(tensor, weights.data(), 0, ggml_nbytes(tensor));
-    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+    const bool on_host = ggml_backend_buffer_is_host(tensor->buffer);
+    std::vector<float> copy(on_host ? 0 : size_t(ggml_nelements(tensor)));
+    if (!on_host) {
+        ggml_backend_tensor_get(tensor, copy.data(), 0, ggml_nbytes(tensor));
         ++transfers.syncs;
         transfers.bytes_down += int64_t(ggml_nbytes(tensor));
     }
-    const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
-    out.resize(weights.size());
-    std::vector<float> inner(DRAW_BLOCK);
-    for (size_t block = 0; block < weights.size() / DRAW_BLOCK; ++block) {
-        const float * row = weights.data() + block * DRAW_BLOCK;
-        double * to = out.data() + block * DRAW_BLOCK;
-        const double chance = share(block_shares, int64_t(block));
-        if (chance == 0) {
-            std::fill(to, to + DRAW_BLOCK, 0.0);
-            continue;
+    const float * weights = on_host ? static_cast<const float *>(tensor->data) : copy.data();
+    std::map<int64_t, std::vector<float>> sums; // by block
+    std::vector<double> out;
+    for (const int32_t index : indices) {
+        std::vector<float> & block = sums[index / DRAW_BLOCK];
+        if (block.empty()) {
+            block.resize(DRAW_BLOCK);
+            const float * row = weights + index / DRAW_BLOCK * DRAW_BLOCK;
+            std::partial_sum(row, row + DRAW_BLOCK, block.begin()); // in F32, as ggml's cumsum
         }
-        std::partial_sum(row, row + DRAW_BLOCK, inner.begin()); // in F32, as ggml's cumsum
-        const float total = inner.back();
-        for (float & sum : inner) {
-            sum /= total;
-        }
-        for (int64_t i = 0; i < DRAW_BLOCK; ++i) {
-            to[i] = chance * share(inner.data(), i);
-        }
+        const int64_t entry = index % DRAW_BLOCK;
+        out.push_back(share_of(block[size_t(entry)], block[size_t(std::max<int64_t>(entry - 1, 0))], block.back(), entry));
     }
-    out.resize(size_t(logits_[size_t(step)]->ne[0]));
+    return out;
+}
+
+std::vector<double> DraftGraph::drawn_from(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) {
+    const bool on_host = ggml_backend_buffer_is_host(weights_[size_t(step)]->buffer);
+    const bool few = indices.size() <= size_t(FEW_SHARES[1]);
+    std::vector<double> out = !on_host && few ? shares_on_device(step, indices, transfers)
+                                              : shares_on_host(step, indices, transfers);
+    const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
+    for (size_t i = 0; i < indices.size(); ++i) {
+        const double chance = share(block_shares, indices[i] / DRAW_BLOCK);
+        out[i] = chance == 0 ? 0.0 : chance * out[i]; // a block without a chance has no shares
+    }
+    return out;
 }
 
 void DraftGraph::collect_ops(std::set<std::string> & names) const {

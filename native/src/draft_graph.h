@@ -20,9 +20,11 @@
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mtp {
@@ -98,8 +100,8 @@ public:
     float probability(int64_t i, int64_t step) const;
     void logits(int64_t i, int64_t step, float * out) const;
 
-    // The distribution that a step of a sampling graph used, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const;
+    // The probabilities that a step of a sampling graph gave to these indices of the draft vocabulary.
+    std::vector<double> drawn_from(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers);
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;
@@ -111,6 +113,18 @@ private:
     void write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                       const Drawing * drawing);
     void copy_hidden(const Feed & feed);
+
+    // A graph that reads the shares of some tokens in their blocks of a step's weights.
+    struct ShareReader {
+        ggml_context_ptr context;
+        ggml_gallocr_ptr allocator;
+        ggml_cgraph * graph;
+        ggml_tensor * places; // [4 n] I32: the blocks, then for each token three entries of its block
+        ggml_tensor * sums;   // [3, n]: the running sums up to these entries
+    };
+    ShareReader make_share_reader(const ggml_tensor * weights, int64_t n) const;
+    std::vector<double> shares_on_device(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers);
+    std::vector<double> shares_on_host(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) const;
 
     Key key_;
     int64_t n_embd_;
@@ -145,6 +159,7 @@ private:
     std::vector<ggml_tensor *> weights_;        // [DRAW_BLOCK, blocks] F32, zeros at the end
     std::vector<ggml_tensor *> block_shares_;   // [blocks] F32, running shares of the total
     std::vector<ggml_tensor *> inner_shares_;   // [DRAW_BLOCK] F32, those in the block drawn
+    std::map<std::pair<int64_t, int64_t>, ShareReader> share_readers_; // by step and n
 };
 
 } // namespace mtp

@@ -46,8 +46,10 @@ public:
     // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }
 
-    // The distribution that the last sampled draft used in a step, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out) { last_drawn_->drawn_from(step, out, transfers_); }
+    // The probabilities that the last sampled draft gave to these indices of the draft vocabulary in a step.
+    std::vector<double> drawn_from(int64_t step, const std::vector<int32_t> & indices) {
+        return last_drawn_->drawn_from(step, indices, transfers_);
+    }
 
     // What has been exchanged with the device by feed and draft.
     const Transfers & transfers() const { return transfers_; }
@@ -96,7 +98,7 @@ private:
     std::vector<CachedGraph> graphs_; // the most recently used graphs
     size_t graph_bytes_ = 0;          // memory of graphs_
     uint64_t clock_ = 0;
-    const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
+    DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     Transfers transfers_;
     std::string ops_;
     std::weak_ptr<void> user_;

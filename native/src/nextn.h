@@ -25,8 +25,9 @@ struct DeviceOutputs {
     bool (*set)(llama_context * context, bool value);
     // The token with the largest logit of a row; negative if it is unknown or the logits are not finite.
     llama_token (*largest)(llama_context * context, int32_t row);
-    // The hidden states of the last decode, [n_embd, tokens], and the backend that computes them; NULL if
-    // they are not on a device.
+    // The logits and the hidden states of the last decode, [n_vocab, rows] and [n_embd, tokens], and the
+    // backend that computes them; NULL if they are not on a device.
+    ggml_tensor * (*logits)(llama_context * context, ggml_backend_t * backend);
     ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
 };
 

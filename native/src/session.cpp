@@ -317,6 +317,7 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                 run_trunk(seq, tokens + done, now, all_logits);
                 hidden_rows_ = wants_hidden_ ? now : 0;
                 keep_tail(s, s.length, tokens + done, now);
+                fetch_tail(s); // waits for the trunk, which belongs to this time
             }
             s.length += now;
             stats_.prefilled += now;
@@ -404,7 +405,7 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     DeviceRows rows = s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
     rows.first = at - 1;
     if (depth > 0 && head_->can_copy(rows, n, depth)) {
-        trunk_.wait_for_hidden();
+        trunk_.wait();
         head_->draft(seq, next, tokens.data(), rows, n, depth, out_tokens, out_probs, drawing);
     } else {
         fetch_tail(s);
@@ -529,6 +530,7 @@ void Session::verify_more() {
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
     run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
+    trunk_.wait(); // the depth is chosen by what this takes
     ++stats_.decodes;
     keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
@@ -626,6 +628,11 @@ void Session::read_distribution(int32_t row) {
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
     }
     const int32_t likeliest = argmax(row);
+    const int64_t k = sampling_->n_candidates(trunk_.n_vocab());
+    RowCandidates candidates;
+    if (k > 0 && trunk_.candidates(row, k, candidates) && sampling_->distribution(candidates, trunk_.n_vocab(), target_)) {
+        return;
+    }
     sampling_->distribution(trunk_.logits(row), trunk_.n_vocab(), likeliest, target_);
 }
 
@@ -637,15 +644,21 @@ int32_t Session::sample(int32_t row) {
 // Replaces p in target_ with max(0, p - q), where q is the distribution this draft step sampled from.
 void Session::subtract_draft(int64_t step) {
     const DraftVocabulary & vocabulary = head_->vocabulary();
-    const Transfers before = head_->transfers();
-    head_->drawn_from(step, drawn_from_);
-    add_transfers(before);
     Distribution & p = target_;
+    std::vector<int32_t> indices; // of the tokens that could be drafted
+    for (const int32_t token : p.tokens) {
+        if (vocabulary.index_of(token) >= 0) {
+            indices.push_back(vocabulary.index_of(token));
+        }
+    }
+    const Transfers before = head_->transfers();
+    const std::vector<double> drawn_from = head_->drawn_from(step, indices);
+    add_transfers(before);
+    auto q = drawn_from.begin();
     double left = 0;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
-        const int32_t index = vocabulary.index_of(p.tokens[i]);
-        const double q = index < 0 ? 0 : drawn_from_[size_t(index)];
-        p.weights[i] = std::max(0.0, p.weights[i] / p.total - q);
+        const bool drafted = vocabulary.index_of(p.tokens[i]) >= 0;
+        p.weights[i] = std::max(0.0, p.weights[i] / p.total - (drafted ? *q++ : 0.0));
         left += p.weights[i];
     }
     p.total = left;

@@ -162,7 +162,6 @@ private:
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;              // the distribution of the current row
-    std::vector<double> drawn_from_;   // scratch
 };
 
 } // namespace mtp

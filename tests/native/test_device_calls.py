@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "support" / "device_calls.c"
 DEPTH = 3
 CYCLES = 24
 
-# A session's greedy cycles, after some that build the graphs; prints the totals of the rest.
+# A session's cycles, after some that build the graphs; prints the totals of the rest.
 PROGRAM = f"""
 import ctypes, json, sys
 from support import places
@@ -35,12 +35,14 @@ with (
     opened_session(sys.argv[2], "snapshot", {DEPTH}) as (session, _),
 ):
     session.decode([5, 6, 7, 8])
+    session.set_sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1)
+    step = session.step if sys.argv[4] == "greedy" else session.step_sampled
     token = 9
     for cycle in range(8 + {CYCLES}):
         if cycle == 8:
             session.reset_stats()
             counter()
-        token = session.step(token, {DEPTH})[-1]
+        token = step(token, {DEPTH})[-1]
     found = counter()
     stats = session.stats()
 print(json.dumps({{
@@ -64,10 +66,11 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def count(counter: Path, path: Path, place: str) -> dict[str, int]:
+def count(counter: Path, path: Path, place: str, kind: str = "greedy") -> dict[str, int]:
     """Totals over CYCLES cycles at depth DEPTH with trunk and head there."""
     environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
-    found: dict[str, int] = json.loads(run_python(PROGRAM, counter, path, place, env=environment))
+    printed = run_python(PROGRAM, counter, path, place, kind, env=environment)
+    found: dict[str, int] = json.loads(printed)
     print({name: round(value / CYCLES, 2) for name, value in found.items()})
     assert found["cycles"] == CYCLES
     return found
@@ -95,3 +98,13 @@ def test_a_cycle_on_a_device(counter: Path, dial: Dial) -> None:
     assert found["bytes_down"] <= 256 * CYCLES
     assert found["bytes_moved"] > 0  # hidden states, from the trunk to the head
     assert found["draft_bytes_up"] <= 2048 * CYCLES
+
+
+@pytest.mark.gpu
+def test_a_cycle_with_rejection_on_a_device(counter: Path, dial: Dial) -> None:
+    """The largest logits come down, and their tokens' weights if a draft is rejected."""
+    places.require_gpu()
+    found = count(counter, dial("tiny"), "gpu", "rejection")
+    assert found["graphs"] <= 4 * CYCLES  # the candidates', and the weights' if a draft is rejected
+    assert found["syncs"] <= 5 * CYCLES
+    assert found["bytes_down"] <= 12_000 * CYCLES  # four rows of logits alone are 16,384

@@ -112,6 +112,41 @@ def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
                 session.argmax(len(tokens))
 
 
+@pytest.mark.parametrize("top_k", [2, 6])
+def test_rejection_sampling_draws_the_cpus_tokens(dial: Dial, top_k: int) -> None:
+    """From the largest logits alone, and from the weights of those tokens in a rejected draft."""
+    texts = []
+    for place in ("cpu", "gpu"):
+        with (
+            places.use(places.place(place)),
+            opened_session(dial("tiny", gain=0.15), "snapshot", 3) as (session, _),
+        ):
+            session.set_sampling(1.0, top_k=top_k, seed=11)
+            session.decode(PROMPT)
+            text = [PROMPT[-1]]
+            for _ in range(16):
+                text += session.step_sampled(text[-1])
+            texts.append(text)
+            assert 0 < session.stats().acceptance[0] < 1
+    same = [a == b for a, b in zip(*texts, strict=False)]
+    assert all(same[:12]), texts  # later, rounding may select another token
+
+
+def test_the_time_of_a_verification_includes_the_wait(dial: Dial) -> None:
+    """Without a head, too, which nothing else makes wait before the logits are read."""
+    with (
+        places.use(places.place("gpu")),
+        closing(Trunk(dial("tiny"), 3)) as trunk,
+        Session(trunk.context, None, max_depth=0, max_lookup=3) as session,
+    ):
+        session.decode(PROMPT)
+        for cycle in range(12):
+            if cycle == 4:
+                session.reset_stats()
+            session.step(3)
+        assert session.stats().sample_ms < 0.5 * session.stats().verify_ms
+
+
 # ------------------------------------------------------------------------ experts on the CPU
 
 
