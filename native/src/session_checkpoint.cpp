@@ -182,7 +182,6 @@ void Session::copy(int32_t from, int32_t to) {
         return;
     }
     change(to, [&] {
-        fetch_tail(source);
         trunk_.copy(from, to, source.length);
         target = source;
         if (looking_up()) {
