@@ -112,24 +112,26 @@ def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
                 session.argmax(len(tokens))
 
 
-@pytest.mark.parametrize("top_k", [2, 6])
-def test_rejection_sampling_draws_the_cpus_tokens(dial: Dial, top_k: int) -> None:
-    """From the largest logits alone, and from the weights of those tokens in a rejected draft."""
-    texts = []
+def test_rejection_sampling_draws_the_cpus_tokens(models: Models, dial: Dial) -> None:
+    """From the largest logits alone, and from those tokens' weights in a rejected draft."""
+    texts: list[list[list[int]]] = []
     for place in ("cpu", "gpu"):
         with (
             places.use(places.place(place)),
-            opened_session(dial("tiny", gain=0.15), "snapshot", 3) as (session, _),
+            opened_session(file_of("dial-3v", models, dial), "snapshot", 3) as (session, _),
         ):
-            session.set_sampling(1.0, top_k=top_k, seed=11)
-            session.decode(PROMPT)
-            text = [PROMPT[-1]]
-            for _ in range(16):
-                text += session.step_sampled(text[-1])
-            texts.append(text)
+            texts.append([])
+            for seed in range(24):
+                session.remove(0)
+                session.set_sampling(3.0, top_k=6, seed=seed)
+                session.decode(PROMPT)
+                text = [PROMPT[-1]]
+                while len(text) < 4:
+                    text += session.step_sampled(text[-1])
+                texts[-1].append(text[:4])
             assert 0 < session.stats().acceptance[0] < 1
-    same = [a == b for a, b in zip(*texts, strict=False)]
-    assert all(same[:12]), texts  # later, rounding may select another token
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    assert same >= 20, (same, texts)  # rounding may select another token
 
 
 def test_the_time_of_a_verification_includes_the_wait(dial: Dial) -> None:
