@@ -14,6 +14,10 @@ namespace mtp {
 // one would be lost.
 constexpr int64_t DRAW_BLOCK = 512;
 
+// Up to how many tokens' shares are read alone from a device, rather than all weights: graphs are made for
+// one of these numbers.
+constexpr int64_t FEW_SHARES[] = {64, 1024};
+
 int64_t DraftGraph::Key::drafting(int64_t step) const {
     return std::count_if(sequences.begin(), sequences.end(), [&](const Sequence & s) { return s.depth > step; });
 }
@@ -29,8 +33,8 @@ public:
         const Key & key = g_.key_;
         const int64_t rows = key.rows * key.n();
         const int64_t depth = key.depth();
-        g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
-        g_.hidden_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "hidden");
+        ggml_tensor * embedding = fed_embedding(rows);
+        ggml_tensor * hidden = fed_hidden(rows);
         g_.feed_positions_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * rows), "feed positions");
         g_.feed_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, rows), "feed slots");
         for (int64_t step = 0; step < depth; ++step) {
@@ -49,7 +53,7 @@ public:
             g_.uniforms_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, 4, depth), "uniforms");
         }
 
-        ggml_tensor * x = project(g_.embedding_, g_.hidden_);
+        ggml_tensor * x = project(embedding, hidden);
         ggml_tensor * normed = norm(x, w_.attn_norm);
         write_cache(normed, g_.feed_positions_, g_.feed_slots_, key.n(), key.rows);
         if (depth == 0) {
@@ -76,6 +80,28 @@ private:
         ggml_set_name(tensor, name);
         g_.inputs_->add(tensor);
         return tensor;
+    }
+
+    // The embeddings of the fed tokens, [n_embd, rows].
+    ggml_tensor * fed_embedding(int64_t rows) {
+        if (!g_.key_.indexed) {
+            return g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
+        }
+        g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices");
+        return ggml_get_rows(ctx_, w_.draft_embedding, g_.fed_indices_);
+    }
+
+    // Their hidden states, [n_embd, rows].
+    ggml_tensor * fed_hidden(int64_t rows) {
+        ggml_tensor * hidden = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows);
+        if (!g_.key_.hidden_on_device) {
+            return g_.hidden_ = input(hidden, "hidden");
+        }
+        ggml_set_input(hidden); // not among the packed ones, which are uploaded
+        ggml_set_name(hidden, "hidden");
+        g_.hidden_ = hidden;
+        g_.hidden_rows_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "hidden rows");
+        return ggml_get_rows(ctx_, hidden, g_.hidden_rows_);
     }
 
     // A tensor that is read after the run. packed: in every run.
@@ -435,12 +461,25 @@ static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
     return out;
 }
 
-void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+// Copies the feed's hidden states on the device, to the front of hidden_.
+void DraftGraph::copy_hidden(const Feed & feed) {
+    ggml_context_ptr views(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
+    if (!views) {
+        throw std::bad_alloc();
+    }
+    const auto view = [&](ggml_tensor * tensor, int64_t first) {
+        ggml_tensor * out = ggml_view_2d(views.get(), tensor, n_embd_, feed.rows, tensor->nb[1], size_t(first) * tensor->nb[1]);
+        ggml_backend_view_init(out);
+        return out;
+    };
+    const DeviceRows & from = feed.device_hidden;
+    ggml_backend_tensor_copy_async(from.backend, backend_, view(from.tensor, from.first), view(hidden_, 0));
+}
+
+void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                               const Drawing * drawing) {
     const int64_t rows = key_.rows;
     const int64_t all = rows * key_.n();
-    float * embeddings = inputs_->host<float>(embedding_);
-    float * hidden = inputs_->host<float>(hidden_);
     int32_t * positions = inputs_->host<int32_t>(feed_positions_);
     int64_t * slots = inputs_->host<int64_t>(feed_slots_);
     for (size_t s = 0; s < feeds.size(); ++s) {
@@ -448,10 +487,25 @@ void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embe
         const int64_t at = int64_t(s) * rows;
         const int64_t padding = rows - feed.rows;
         const int64_t last = feed.first + feed.rows - 1;
-        std::fill_n(embeddings + at * n_embd_, padding * n_embd_, 0.0f);
-        std::fill_n(hidden + at * n_embd_, padding * n_embd_, 0.0f);
-        read_rows(embedding, feed.tokens, size_t(feed.rows), embeddings + (at + padding) * n_embd_);
-        std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + (at + padding) * n_embd_);
+        if (key_.indexed) {
+            int32_t * indices = inputs_->host<int32_t>(fed_indices_) + at;
+            std::fill_n(indices, padding, 0);
+            std::transform(feed.tokens, feed.tokens + feed.rows, indices + padding,
+                           [&](int32_t token) { return vocabulary.index_of(token); });
+        } else {
+            float * embeddings = inputs_->host<float>(embedding_) + at * n_embd_;
+            std::fill_n(embeddings, padding * n_embd_, 0.0f);
+            read_rows(*vocabulary.embedding, feed.tokens, size_t(feed.rows), embeddings + padding * n_embd_);
+        }
+        if (key_.hidden_on_device) {
+            int32_t * used = inputs_->host<int32_t>(hidden_rows_);
+            std::fill_n(used, padding, 0);
+            std::iota(used + padding, used + rows, 0);
+        } else {
+            float * hidden = inputs_->host<float>(hidden_) + at * n_embd_;
+            std::fill_n(hidden, padding * n_embd_, 0.0f);
+            std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + padding * n_embd_);
+        }
         // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has
         // no effect.
         for (int64_t i = 0; i < rows; ++i) {
@@ -485,13 +539,16 @@ void DraftGraph::write_inputs(const HeadCache & cache, const StoredTensor & embe
     }
 }
 
-void DraftGraph::run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+void DraftGraph::run(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                      const Drawing * drawing, Transfers & transfers) {
     for (size_t s = 0; s < feeds.size(); ++s) {
         bind(int64_t(s), cache.keys(feeds[s].seq), cache.values(feeds[s].seq));
     }
-    write_inputs(cache, embedding, feeds, drawing);
+    write_inputs(cache, vocabulary, feeds, drawing);
     inputs_->upload(backend_, transfers);
+    if (key_.hidden_on_device) {
+        copy_hidden(feeds.front());
+    }
     const ggml_status status = ggml_backend_graph_compute_async(backend_, graph_);
     outputs_->download(backend_, transfers);
     ggml_backend_synchronize(backend_);
@@ -528,35 +585,114 @@ void DraftGraph::logits(int64_t i, int64_t step, float * out) const {
     ggml_backend_tensor_get(tensor, out, size_t(i) * tensor->nb[1], tensor->nb[1]);
 }
 
-void DraftGraph::drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const {
+DraftGraph::ShareReader DraftGraph::make_share_reader(const ggml_tensor * weights, int64_t n) const {
+    constexpr size_t most = 12; // tensors
+    ShareReader out = {};
+    out.context.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
+    if (!out.context) {
+        throw std::bad_alloc();
+    }
+    ggml_context * ctx = out.context.get();
+    out.places = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * n);
+    ggml_set_input(out.places);
+    ggml_tensor * blocks = ggml_view_1d(ctx, out.places, n, 0);
+    ggml_tensor * entries = ggml_view_2d(ctx, out.places, 3, n, 3 * sizeof(int32_t), size_t(n) * sizeof(int32_t));
+    // Not a view, whose graph would contain the draft graph.
+    ggml_tensor * rows = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, DRAW_BLOCK, ggml_nelements(weights) / DRAW_BLOCK);
+    ggml_backend_tensor_alloc(weights->buffer, rows, weights->data);
+    ggml_tensor * sums = ggml_cumsum(ctx, ggml_get_rows(ctx, rows, blocks)); // [DRAW_BLOCK, n]
+    out.sums = ggml_get_rows(ctx, ggml_reshape_3d(ctx, sums, 1, DRAW_BLOCK, n), entries);
+    ggml_set_output(out.sums);
+    out.graph = ggml_new_graph_custom(ctx, most, false);
+    ggml_build_forward_expand(out.graph, out.sums);
+    out.allocator.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_)));
+    if (!out.allocator || !ggml_gallocr_alloc_graph(out.allocator.get(), out.graph)) {
+        throw Error(MTP_ERROR_MEMORY, format("the shares of %lld tokens do not fit on %s", (long long) n,
+                                             ggml_backend_name(backend_)));
+    }
+    return out;
+}
+
+// The share of an entry of a block in the block's weights, from the running sums up to the entry, to the one
+// before it and to the last one.
+static double share_of(float sum, float before, float total, int64_t entry) {
+    const double out = double(sum / total) - (entry == 0 ? 0.0 : double(before / total));
+    return out > 0 ? out : 0;
+}
+
+// The shares of tokens in their blocks, by the sums that the device has drawn from.
+std::vector<double> DraftGraph::shares_on_device(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) {
+    const int64_t n = indices.size() <= size_t(FEW_SHARES[0]) ? FEW_SHARES[0] : FEW_SHARES[1];
+    auto found = share_readers_.find({step, n});
+    if (found == share_readers_.end()) {
+        found = share_readers_.emplace(std::pair(step, n), make_share_reader(weights_[size_t(step)], n)).first;
+    }
+    const ShareReader & reader = found->second;
+    std::vector<int32_t> places(size_t(4 * n), 0);
+    for (size_t i = 0; i < indices.size(); ++i) {
+        const int32_t entry = indices[i] % int32_t(DRAW_BLOCK);
+        places[i] = indices[i] / int32_t(DRAW_BLOCK);
+        int32_t * entries = places.data() + size_t(n) + 3 * i;
+        entries[0] = entry;
+        entries[1] = std::max(entry - 1, 0);
+        entries[2] = DRAW_BLOCK - 1;
+    }
+    std::vector<float> sums(size_t(3 * n));
+    ggml_backend_tensor_set_async(backend_, reader.places, places.data(), 0, ggml_nbytes(reader.places));
+    const ggml_status status = ggml_backend_graph_compute_async(backend_, reader.graph);
+    ggml_backend_tensor_get_async(backend_, reader.sums, sums.data(), 0, ggml_nbytes(reader.sums));
+    ggml_backend_synchronize(backend_);
+    ++transfers.graphs;
+    ++transfers.syncs;
+    transfers.bytes_up += int64_t(ggml_nbytes(reader.places));
+    transfers.bytes_down += int64_t(ggml_nbytes(reader.sums));
+    if (status != GGML_STATUS_SUCCESS) {
+        throw Error(MTP_ERROR_BACKEND, format("%s: the weights of a draft could not be read: %s",
+                                              ggml_backend_name(backend_), ggml_status_to_string(status)));
+    }
+    std::vector<double> out;
+    for (size_t i = 0; i < indices.size(); ++i) {
+        out.push_back(share_of(sums[3 * i], sums[3 * i + 1], sums[3 * i + 2], indices[i] % DRAW_BLOCK));
+    }
+    return out;
+}
+
+std::vector<double> DraftGraph::shares_on_host(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) const {
     const ggml_tensor * tensor = weights_[size_t(step)];
-    std::vector<float> weights(size_t(ggml_nelements(tensor)));
-    ggml_backend_tensor_get(tensor, weights.data(), 0, ggml_nbytes(tensor));
-    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+    const bool on_host = ggml_backend_buffer_is_host(tensor->buffer);
+    std::vector<float> copy(on_host ? 0 : size_t(ggml_nelements(tensor)));
+    if (!on_host) {
+        ggml_backend_tensor_get(tensor, copy.data(), 0, ggml_nbytes(tensor));
         ++transfers.syncs;
         transfers.bytes_down += int64_t(ggml_nbytes(tensor));
     }
-    const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
-    out.resize(weights.size());
-    std::vector<float> inner(DRAW_BLOCK);
-    for (size_t block = 0; block < weights.size() / DRAW_BLOCK; ++block) {
-        const float * row = weights.data() + block * DRAW_BLOCK;
-        double * to = out.data() + block * DRAW_BLOCK;
-        const double chance = share(block_shares, int64_t(block));
-        if (chance == 0) {
-            std::fill(to, to + DRAW_BLOCK, 0.0);
-            continue;
+    const float * weights = on_host ? static_cast<const float *>(tensor->data) : copy.data();
+    std::map<int64_t, std::vector<float>> sums; // by block
+    std::vector<double> out;
+    for (const int32_t index : indices) {
+        std::vector<float> & block = sums[index / DRAW_BLOCK];
+        if (block.empty()) {
+            block.resize(DRAW_BLOCK);
+            const float * row = weights + index / DRAW_BLOCK * DRAW_BLOCK;
+            std::partial_sum(row, row + DRAW_BLOCK, block.begin()); // in F32, as ggml's cumsum
         }
-        std::partial_sum(row, row + DRAW_BLOCK, inner.begin()); // in F32, as ggml's cumsum
-        const float total = inner.back();
-        for (float & sum : inner) {
-            sum /= total;
-        }
-        for (int64_t i = 0; i < DRAW_BLOCK; ++i) {
-            to[i] = chance * share(inner.data(), i);
-        }
+        const int64_t entry = index % DRAW_BLOCK;
+        out.push_back(share_of(block[size_t(entry)], block[size_t(std::max<int64_t>(entry - 1, 0))], block.back(), entry));
     }
-    out.resize(size_t(logits_[size_t(step)]->ne[0]));
+    return out;
+}
+
+std::vector<double> DraftGraph::drawn_from(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) {
+    const bool on_host = ggml_backend_buffer_is_host(weights_[size_t(step)]->buffer);
+    const bool few = indices.size() <= size_t(FEW_SHARES[1]);
+    std::vector<double> out = !on_host && few ? shares_on_device(step, indices, transfers)
+                                              : shares_on_host(step, indices, transfers);
+    const float * block_shares = outputs_->host<float>(block_shares_[size_t(step)]);
+    for (size_t i = 0; i < indices.size(); ++i) {
+        const double chance = share(block_shares, indices[i] / DRAW_BLOCK);
+        out[i] = chance == 0 ? 0.0 : chance * out[i]; // a block without a chance has no shares
+    }
+    return out;
 }
 
 void DraftGraph::collect_ops(std::set<std::string> & names) const {

@@ -8,6 +8,8 @@
 // except for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts;
 // the mask hides them until they are overwritten.
 
+#include "device_rows.h"
+#include "draft_vocabulary.h"
 #include "head_cache.h"
 #include "head_config.h"
 #include "packed_tensors.h"
@@ -18,9 +20,11 @@
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mtp {
@@ -50,6 +54,8 @@ public:
         std::vector<Sequence> sequences; // 1 or more, deepest first
         int64_t rows;                    // R >= 1, fed for each sequence
         bool draws = false;              // the drafts of the only sequence are sampled from the head's distribution
+        bool hidden_on_device = false;   // the hidden states of the only sequence are copied on the device
+        bool indexed = false;            // the fed tokens are in the draft vocabulary, whose rows are on the device
 
         int64_t depth() const { return sequences.front().depth; }
         int64_t n() const { return int64_t(sequences.size()); }
@@ -57,7 +63,8 @@ public:
         int64_t drafting(int64_t step) const;
 
         bool operator==(const Key & other) const {
-            return rows == other.rows && draws == other.draws && sequences == other.sequences;
+            return rows == other.rows && draws == other.draws && hidden_on_device == other.hidden_on_device &&
+                   indexed == other.indexed && sequences == other.sequences;
         }
     };
 
@@ -69,6 +76,7 @@ public:
         const int32_t * tokens;
         const float * hidden; // [rows][n_embd]
         int64_t rows;
+        DeviceRows device_hidden = {}; // instead of `hidden`, computed already
     };
 
     // seqs: sequences that fit the key; their tensors determine buffer and type. Throws
@@ -81,9 +89,8 @@ public:
     // Memory of the activations and of the graph itself.
     size_t bytes() const;
 
-    // Runs on sequences that fit the key, in its order. embedding: of all tokens. drawing: required if the
-    // graph samples.
-    void run(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+    // Runs on sequences that fit the key, in its order. drawing: required if the graph samples.
+    void run(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
              const Drawing * drawing, Transfers & transfers);
 
     // The result of a step (from 0) for the key's sequence i: its index in the draft vocabulary, its
@@ -93,8 +100,8 @@ public:
     float probability(int64_t i, int64_t step) const;
     void logits(int64_t i, int64_t step, float * out) const;
 
-    // The distribution that a step of a sampling graph used, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out, Transfers & transfers) const;
+    // The probabilities that a step of a sampling graph gave to these indices of the draft vocabulary.
+    std::vector<double> drawn_from(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers);
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;
@@ -103,8 +110,21 @@ private:
     class Builder;
 
     void bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values);
-    void write_inputs(const HeadCache & cache, const StoredTensor & embedding, const std::vector<Feed> & feeds,
+    void write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                       const Drawing * drawing);
+    void copy_hidden(const Feed & feed);
+
+    // A graph that reads the shares of some tokens in their blocks of a step's weights.
+    struct ShareReader {
+        ggml_context_ptr context;
+        ggml_gallocr_ptr allocator;
+        ggml_cgraph * graph;
+        ggml_tensor * places; // [4 n] I32: the blocks, then for each token three entries of its block
+        ggml_tensor * sums;   // [3, n]: the running sums up to these entries
+    };
+    ShareReader make_share_reader(const ggml_tensor * weights, int64_t n) const;
+    std::vector<double> shares_on_device(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers);
+    std::vector<double> shares_on_host(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) const;
 
     Key key_;
     int64_t n_embd_;
@@ -121,7 +141,9 @@ private:
     std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
 
     ggml_tensor * embedding_ = nullptr;      // [n_embd, R * sequences], one sequence after another
-    ggml_tensor * hidden_ = nullptr;         // the same
+    ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `embedding`
+    ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences]; with hidden_rows, filled from the front
+    ggml_tensor * hidden_rows_ = nullptr;    // [R] I32, where rows of `hidden` are used
     ggml_tensor * feed_positions_ = nullptr; // [4 * R * sequences] I32
     ggml_tensor * feed_slots_ = nullptr;     // [R * sequences] I64, rows of the sequences' caches
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
@@ -137,6 +159,7 @@ private:
     std::vector<ggml_tensor *> weights_;        // [DRAW_BLOCK, blocks] F32, zeros at the end
     std::vector<ggml_tensor *> block_shares_;   // [blocks] F32, running shares of the total
     std::vector<ggml_tensor *> inner_shares_;   // [DRAW_BLOCK] F32, those in the block drawn
+    std::map<std::pair<int64_t, int64_t>, ShareReader> share_readers_; // by step and n
 };
 
 } // namespace mtp

@@ -146,6 +146,10 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
         ids.resize(size_t(fastmtp_size));
     }
     v.ids.assign(ids.begin(), ids.end());
+    v.indices.assign(v.ids.empty() ? 0 : size_t(v.n_vocab), -1);
+    for (size_t i = 0; i < v.ids.size(); ++i) {
+        v.indices[size_t(v.ids[i])] = int32_t(i);
+    }
     return v;
 }
 

@@ -20,6 +20,7 @@ struct DraftVocabulary {
     mtp_draft_layout layout = MTP_DRAFT_NONE;
     int64_t n_vocab = 0;          // of the target
     std::vector<int32_t> ids;     // target ids in rank order; empty means the identity
+    std::vector<int32_t> indices; // the inverse, for index_of(); empty like ids
 
     std::unique_ptr<StoredTensor> embedding; // [n_embd, n_vocab]
     std::unique_ptr<StoredTensor> output;    // [n_embd, n_vocab], or [n_embd, >= ids] if output_is_short
@@ -28,6 +29,8 @@ struct DraftVocabulary {
 
     int64_t size() const { return ids.empty() ? n_vocab : int64_t(ids.size()); }
     int32_t target_id(int32_t index) const { return ids.empty() ? index : ids[size_t(index)]; }
+    // -1 if the target id is not in it.
+    int32_t index_of(int32_t id) const { return ids.empty() ? id : indices[size_t(id)]; }
 
     // head: the file with the MTP block. trunk: the file with token_embd.weight (and the output) if the
     // head's file has none; may be nullptr. fastmtp_size: as in mtp_head_params.

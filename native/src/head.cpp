@@ -160,6 +160,11 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     }
     if (!in_place_ && deepest > 0) {
         key.rows = std::max(key.rows, deepest + 1);
+        key.hidden_on_device = tasks.front().feed.device_hidden.tensor != nullptr;
+        key.indexed = std::all_of(tasks.begin(), tasks.end(), [&](const Task & task) {
+            return std::all_of(task.feed.tokens, task.feed.tokens + task.feed.rows,
+                               [&](int32_t token) { return vocabulary_.index_of(token) >= 0; });
+        });
     }
     for (const Task & task : tasks) {
         const int seq = task.feed.seq;
@@ -175,7 +180,7 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     for (const Task & task : tasks) {
         feeds.push_back(task.feed);
     }
-    g.run(*cache_, *vocabulary_.embedding, feeds, drawing, transfers_);
+    g.run(*cache_, vocabulary_, feeds, drawing, transfers_);
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     for (const DraftGraph::Feed & feed : feeds) {
         cache_->extend(feed.seq, feed.first, feed.rows);
@@ -192,6 +197,25 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
             run({{{seq, first + done, tokens + done, hidden + done * config_.n_embd, n}, 0}});
             done += n;
         }
+    } catch (...) {
+        cache_->truncate(seq, before);
+        throw;
+    }
+}
+
+bool Head::can_copy(const DeviceRows & rows, int64_t n_rows, int32_t depth) const {
+    return rows.tensor != nullptr && !in_place_ && n_rows <= depth + 1 && rows.first + n_rows <= rows.tensor->ne[1] &&
+           ggml_backend_get_device(rows.backend) == ggml_backend_get_device(backend_.get());
+}
+
+void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const DeviceRows & hidden, int64_t n_rows,
+                 int32_t depth, int32_t * out_tokens, float * out_probs, const Drawing * drawing) {
+    const float unused = 0;
+    check_rows(seq, first, tokens, &unused, n_rows, 1);
+    const int64_t before = cache_->next(seq);
+    try {
+        const DraftGraph & g = run({{{seq, first, tokens, nullptr, n_rows, hidden}, depth}}, drawing);
+        read_drafts(g, 0, depth, out_tokens, out_probs);
     } catch (...) {
         cache_->truncate(seq, before);
         throw;

@@ -30,6 +30,11 @@ public:
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
     void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
                int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
+    // Whether the next function can be called: the rows are on the head's device, and few enough.
+    bool can_copy(const DeviceRows & rows, int64_t n_rows, int32_t depth) const;
+    // As above, with hidden states that never leave the device.
+    void draft(int32_t seq, int64_t first, const int32_t * tokens, const DeviceRows & hidden, int64_t n_rows,
+               int32_t depth, int32_t * out_tokens, float * out_probs, const Drawing * drawing);
     // The drafts of several sequences, which share one graph: mtp_head_draft_batch.
     void draft_batch(const mtp_draft_task * tasks, int32_t n);
     void rollback(int32_t seq, int64_t position);
@@ -41,8 +46,10 @@ public:
     // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }
 
-    // The distribution that the last sampled draft used in a step, [draft vocabulary].
-    void drawn_from(int64_t step, std::vector<double> & out) { last_drawn_->drawn_from(step, out, transfers_); }
+    // The probabilities that the last sampled draft gave to these indices of the draft vocabulary in a step.
+    std::vector<double> drawn_from(int64_t step, const std::vector<int32_t> & indices) {
+        return last_drawn_->drawn_from(step, indices, transfers_);
+    }
 
     // What has been exchanged with the device by feed and draft.
     const Transfers & transfers() const { return transfers_; }
@@ -91,7 +98,7 @@ private:
     std::vector<CachedGraph> graphs_; // the most recently used graphs
     size_t graph_bytes_ = 0;          // memory of graphs_
     uint64_t clock_ = 0;
-    const DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
+    DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     Transfers transfers_;
     std::string ops_;
     std::weak_ptr<void> user_;

@@ -19,4 +19,19 @@ struct Nextn {
 // Throws MTP_ERROR_BACKEND if the loaded llama.cpp lacks one of them.
 const Nextn & nextn();
 
+// Outputs of a decode that stay on the device that computed them (patches/0028).
+struct DeviceOutputs {
+    // Whether they stay there until they are asked for. False if the CPU computes them.
+    bool (*set)(llama_context * context, bool value);
+    // The token with the largest logit of a row; negative if it is unknown or the logits are not finite.
+    llama_token (*largest)(llama_context * context, int32_t row);
+    // The logits and the hidden states of the last decode, [n_vocab, rows] and [n_embd, tokens], and the
+    // backend that computes them; NULL if they are not on a device.
+    ggml_tensor * (*logits)(llama_context * context, ggml_backend_t * backend);
+    ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
+};
+
+// nullptr if the loaded llama.cpp lacks them.
+const DeviceOutputs * device_outputs();
+
 } // namespace mtp

@@ -117,26 +117,59 @@ double Sampling::collect_part(const float * logits, int64_t n, double largest, d
     return total;
 }
 
+// min-p: the lowest logit, relative to the largest probability
+double Sampling::lowest(double largest) const {
+    return params_.min_p > 0 ? largest + std::log(double(params_.min_p)) : -INFINITY;
+}
+
 void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out) {
     const double largest = logits[likeliest];
-    const bool by_rank = params_.top_k > 0 && params_.top_k < n;
-    const bool by_sum = params_.top_p < 1;
-    // min-p: relative to the largest probability
-    const double lowest = params_.min_p > 0 ? largest + std::log(double(params_.min_p)) : -INFINITY;
-
     candidates_.clear();
     double total = 0;
-    if (by_rank) {
+    if (by_rank(n)) {
         collect_largest(logits, n, size_t(params_.top_k));
-    } else if (by_sum) {
+    } else if (by_sum()) {
         total = collect_part(logits, n, largest, params_.top_p);
     } else {
+        const double least = lowest(largest);
         for (int64_t i = 0; i < n; ++i) {
-            if (logits[i] >= lowest) {
+            if (logits[i] >= least) {
                 candidates_.push_back({logits[i], int32_t(i)});
             }
         }
     }
+    filter(n, largest, total, out);
+}
+
+int64_t Sampling::n_candidates(int64_t n) const {
+    constexpr int64_t few = 256;   // what top-p and min-p keep is fewer in most texts
+    constexpr int64_t most = 1024; // 8 KB a row; beyond that all logits are not much more
+    if (by_rank(n)) {
+        return params_.top_k <= most ? params_.top_k : 0;
+    }
+    return n > few && (by_sum() || params_.min_p > 0) ? few : 0;
+}
+
+bool Sampling::distribution(const RowCandidates & row, int64_t n, Distribution & out) {
+    candidates_.clear();
+    for (size_t i = 0; i < row.tokens.size(); ++i) {
+        candidates_.push_back({row.logits[i], row.tokens[i]});
+    }
+    const double largest = *std::max_element(row.logits.begin(), row.logits.end());
+    const double least = *std::min_element(row.logits.begin(), row.logits.end());
+    if (!by_rank(n) && !by_sum() && least >= lowest(largest)) {
+        return false;
+    }
+    return filter(n, largest, row.total, out);
+}
+
+// Computes a distribution from candidates_. total: the sum of exp(logit - largest) over all tokens, if
+// there is a top-p without a top-k. Returns false if top-p needs more candidates.
+bool Sampling::filter(int64_t n, double largest, double total, Distribution & out) {
+    const bool by_rank = this->by_rank(n);
+    const bool by_sum = this->by_sum();
+    const double lowest = this->lowest(largest);
+    bool enough = true;
     if (by_rank || by_sum) { // without top-k and top-p no order is needed
         std::sort(candidates_.begin(), candidates_.end(), above);
     }
@@ -144,6 +177,7 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
     // top-p: as few tokens as reach the sum, at least one
     if (by_sum) {
         if (by_rank) {
+            total = 0;
             for (const Candidate & c : candidates_) {
                 total += std::exp(c.logit - largest);
             }
@@ -156,6 +190,7 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
                 break;
             }
         }
+        enough = by_rank || sum >= params_.top_p || int64_t(kept) == n;
         candidates_.resize(kept);
     }
 
@@ -173,6 +208,7 @@ void Sampling::distribution(const float * logits, int64_t n, int32_t likeliest, 
         }
     }
     reach_ = float(least - largest);
+    return enough;
 }
 
 // Sums in the same order as `total` was computed, so that a token with a positive weight is always found.

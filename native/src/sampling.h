@@ -2,6 +2,8 @@
 // Sampler chains of temperature, top-k, top-p and min-p. Their distribution is known, which rejection
 // sampling of drafts requires.
 
+#include "candidates.h"
+
 #include "mtp.h"
 
 #include <cstdint>
@@ -34,6 +36,12 @@ public:
     // likeliest: the result of argmax, which has also checked the logits.
     void distribution(const float * logits, int64_t n, int32_t likeliest, Distribution & out);
 
+    // How many of a row's largest logits the next function needs; 0 if it needs all.
+    int64_t n_candidates(int64_t n) const;
+
+    // The same distribution from a row's largest logits; false if they were too few.
+    bool distribution(const RowCandidates & row, int64_t n, Distribution & out);
+
     // The cutoff of the last distribution: the logit of its least likely token minus the largest, <= 0.
     float reach() const { return reach_; }
 
@@ -52,6 +60,10 @@ private:
 
     void collect_largest(const float * logits, int64_t n, size_t k);
     double collect_part(const float * logits, int64_t n, double largest, double part);
+    bool by_rank(int64_t n) const { return params_.top_k > 0 && params_.top_k < n; }
+    bool by_sum() const { return params_.top_p < 1; }
+    double lowest(double largest) const;
+    bool filter(int64_t n, double largest, double total, Distribution & out);
 
     mtp_sampling params_;
     std::mt19937_64 random_;

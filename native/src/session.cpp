@@ -65,6 +65,7 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
                                                (long long) trunk_.n_batch()));
     }
     if (!drafting()) {
+        trunk_.keep_on_device();
         return;
     }
     const mtp_head_info info = head->info();
@@ -80,6 +81,7 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
     }
     claim_ = head->claim();
     trunk_.want_hidden(); // last, so that a rejected session leaves the context unchanged
+    trunk_.keep_on_device();
 }
 
 Session::Sequence & Session::sequence(int32_t seq) {
@@ -205,7 +207,7 @@ void Session::roll_back(int32_t seq) {
     s.checkpoint.clear();
     s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
     if (drafting()) {
-        s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
+        s.tail_hidden.resize(std::min(s.tail_hidden.size(), s.tail_tokens.size() * size_t(trunk_.n_embd())));
     }
 }
 
@@ -213,6 +215,7 @@ void Session::roll_back(int32_t seq) {
 // context's memory was changed from outside.
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
+    fetch_tail(s);
     hidden_rows_ = 0;
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
@@ -233,7 +236,9 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
-// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback.
+// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback. A
+// context of several sequences may be decoded from outside for another one in between, which would replace
+// hidden states on the device.
 void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n) {
     if (!drafting() && !looking_up()) {
         return;
@@ -245,8 +250,18 @@ void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int
     if (!drafting()) {
         return;
     }
-    const float * hidden = trunk_.hidden();
-    s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
+    if (sequences_.size() > 1 || trunk_.hidden_on_device().tensor == nullptr) {
+        fetch_tail(s);
+    }
+}
+
+// Reads the tail's missing hidden states.
+void Session::fetch_tail(Sequence & s) {
+    const size_t wanted = drafting() ? s.tail_tokens.size() * size_t(trunk_.n_embd()) : 0;
+    if (s.tail_hidden.size() < wanted) {
+        const float * hidden = trunk_.hidden();
+        s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + (wanted - s.tail_hidden.size()));
+    }
 }
 
 // The position of the head's next row. The tail must hold that row's hidden state; if there is a gap,
@@ -265,6 +280,7 @@ int64_t Session::next_row(int32_t seq) {
 // with the token that comes next, and as many before it as a rollback may need.
 void Session::feed_head(int32_t seq) {
     Sequence & s = sequences_[size_t(seq)];
+    fetch_tail(s);
     const int64_t width = trunk_.n_embd();
     const int64_t next = next_row(seq);
     const int64_t n = s.length - next;
@@ -302,6 +318,7 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                 run_trunk(seq, tokens + done, now, all_logits);
                 hidden_rows_ = wants_hidden_ ? now : 0;
                 keep_tail(s, s.length, tokens + done, now);
+                fetch_tail(s); // waits for the trunk, which belongs to this time
             }
             s.length += now;
             stats_.prefilled += now;
@@ -386,11 +403,19 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     const int64_t n = s.length + 1 - next;
     std::vector<int32_t> tokens(s.tail_tokens.begin() + at, s.tail_tokens.end());
     tokens.push_back(token);
-    const float * hidden = s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
-    if (depth == 0) {
-        head_->feed(seq, next, tokens.data(), hidden, n);
+    DeviceRows rows = s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
+    rows.first = at - 1;
+    if (depth > 0 && head_->can_copy(rows, n, depth)) {
+        trunk_.wait();
+        head_->draft(seq, next, tokens.data(), rows, n, depth, out_tokens, out_probs, drawing);
     } else {
-        head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
+        fetch_tail(s);
+        const float * hidden = s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
+        if (depth == 0) {
+            head_->feed(seq, next, tokens.data(), hidden, n);
+        } else {
+            head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
+        }
     }
     add_transfers(before);
     s.tail_tokens.clear();
@@ -506,6 +531,7 @@ void Session::verify_more() {
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
     run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
+    trunk_.wait(); // the depth is chosen by what this takes
     ++stats_.decodes;
     keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
@@ -562,6 +588,10 @@ void Session::end(int32_t n_accepted) {
 // The most likely token of a row. Every function that chooses a token calls this first, because it also
 // checks the logits.
 int32_t Session::argmax(int32_t row) {
+    const int32_t largest = trunk_.largest(row);
+    if (largest >= 0) {
+        return largest;
+    }
     const float * logits = trunk_.logits(row);
     try {
         return mtp::argmax(logits, trunk_.n_vocab());
@@ -599,6 +629,11 @@ void Session::read_distribution(int32_t row) {
         throw Error(MTP_ERROR_STATE, "no sampling is set: expected mtp_session_set_sampling first");
     }
     const int32_t likeliest = argmax(row);
+    const int64_t k = sampling_->n_candidates(trunk_.n_vocab());
+    RowCandidates candidates;
+    if (k > 0 && trunk_.candidates(row, k, candidates) && sampling_->distribution(candidates, trunk_.n_vocab(), target_)) {
+        return;
+    }
     sampling_->distribution(trunk_.logits(row), trunk_.n_vocab(), likeliest, target_);
 }
 
@@ -610,21 +645,21 @@ int32_t Session::sample(int32_t row) {
 // Replaces p in target_ with max(0, p - q), where q is the distribution this draft step sampled from.
 void Session::subtract_draft(int64_t step) {
     const DraftVocabulary & vocabulary = head_->vocabulary();
-    if (draft_index_.empty()) {
-        draft_index_.assign(size_t(vocabulary.n_vocab), -1);
-        for (int64_t i = 0; i < vocabulary.size(); ++i) {
-            draft_index_[size_t(vocabulary.target_id(int32_t(i)))] = int32_t(i);
+    Distribution & p = target_;
+    std::vector<int32_t> indices; // of the tokens that could be drafted
+    for (const int32_t token : p.tokens) {
+        if (vocabulary.index_of(token) >= 0) {
+            indices.push_back(vocabulary.index_of(token));
         }
     }
     const Transfers before = head_->transfers();
-    head_->drawn_from(step, drawn_from_);
+    const std::vector<double> drawn_from = head_->drawn_from(step, indices);
     add_transfers(before);
-    Distribution & p = target_;
+    auto q = drawn_from.begin();
     double left = 0;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
-        const int32_t index = draft_index_[size_t(p.tokens[i])];
-        const double q = index < 0 ? 0 : drawn_from_[size_t(index)];
-        p.weights[i] = std::max(0.0, p.weights[i] / p.total - q);
+        const bool drafted = vocabulary.index_of(p.tokens[i]) >= 0;
+        p.weights[i] = std::max(0.0, p.weights[i] / p.total - (drafted ? *q++ : 0.0));
         left += p.weights[i];
     }
     p.total = left;

@@ -74,7 +74,8 @@ private:
         int64_t length = 0;    // valid tokens; the others are rolled back before the next decode
         int64_t removable = 0; // how many of the last decoded tokens the memory can roll back
 
-        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1.
+        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1. The last
+        // hidden states may be missing: those are the first of the trunk's last decode, still on its device.
         int64_t tail_first = 0;
         std::vector<int32_t> tail_tokens;
         std::vector<float> tail_hidden;
@@ -129,6 +130,7 @@ private:
     void clear_sequence(int32_t seq);
     void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
     void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
+    void fetch_tail(Sequence & s);
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();
@@ -162,8 +164,6 @@ private:
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;              // the distribution of the current row
-    std::vector<double> drawn_from_;   // scratch
-    std::vector<int32_t> draft_index_; // by target id: index in the draft vocabulary, -1 if not in it
 };
 
 } // namespace mtp

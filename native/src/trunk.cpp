@@ -31,9 +31,16 @@ void Trunk::want_hidden() {
     wants_hidden_ = true;
 }
 
+void Trunk::keep_on_device() {
+    keeps_on_device_ = device_outputs() != nullptr && device_outputs()->set(context_, true);
+}
+
 Trunk::~Trunk() {
     if (wants_hidden_) {
         nextn().set(context_, false, false);
+    }
+    if (keeps_on_device_) {
+        device_outputs()->set(context_, false);
     }
 }
 
@@ -57,6 +64,9 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
     batch.n_seq_id = n_seq_ids_.data();
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
+    waited_ = false;
+    all_logits_ = all_logits && int64_t(rows) == n;
+    candidates_found_ = false;
     const int32_t status = llama_decode(context_, batch);
     if (status == 1) {
         throw Error(MTP_ERROR_FULL, format("the context has no room for %lld more tokens at position %lld",
@@ -78,6 +88,45 @@ const float * Trunk::hidden() const {
         throw Error(MTP_ERROR_BACKEND, "llama.cpp returned no hidden states");
     }
     return out;
+}
+
+DeviceRows Trunk::hidden_on_device() const {
+    DeviceRows out;
+    if (keeps_on_device_) {
+        out.tensor = device_outputs()->hidden(context_, &out.backend);
+    }
+    const ggml_tensor * t = out.tensor;
+    const bool fits = t != nullptr && t->type == GGML_TYPE_F32 && t->ne[0] == n_embd_ && ggml_is_contiguous(t);
+    return fits ? out : DeviceRows();
+}
+
+void Trunk::wait() {
+    if (!waited_ && largest(-1) < 0) {
+        llama_synchronize(context_);
+    }
+    waited_ = true;
+}
+
+int32_t Trunk::largest(int32_t row) const {
+    return keeps_on_device_ ? device_outputs()->largest(context_, row) : -1;
+}
+
+bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) {
+    if (!keeps_on_device_ || !all_logits_ || row < 0) {
+        return false;
+    }
+    if (!candidates_found_) {
+        DeviceRows logits;
+        logits.tensor = device_outputs()->logits(context_, &logits.backend);
+        candidates_found_ = logits.tensor != nullptr && logits.tensor->type == GGML_TYPE_F32 &&
+                            ggml_is_contiguous(logits.tensor) && row < logits.tensor->ne[1] &&
+                            k <= logits.tensor->ne[0] && candidates_.find(logits, k);
+        if (!candidates_found_) {
+            return false;
+        }
+    }
+    out = candidates_.row(row);
+    return true;
 }
 
 const float * Trunk::logits(int32_t row) const {

@@ -1,6 +1,8 @@
 #pragma once
 // The operations that a session needs from a llama.cpp context, one sequence at a time.
 
+#include "candidates.h"
+#include "device_rows.h"
 #include "trunk_state.h"
 
 #include "llama.h"
@@ -37,9 +39,30 @@ public:
     // Makes llama.cpp output hidden states after each decode, until this object is destroyed.
     void want_hidden();
 
+    // Leaves logits and hidden states on a device until they are read, if llama.cpp can, until this object
+    // is destroyed.
+    void keep_on_device();
+
     // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
     // until the next one.
     const float * hidden() const;
+
+    // The same where they were computed, if that is a device and hidden() has not been called; else its
+    // tensor is nullptr.
+    DeviceRows hidden_on_device() const;
+
+    // Returns once the last decode is computed. On a device this also reads what largest() returns.
+    void wait();
+
+    // The token with the largest logit of a row of the last decode; -1 if only logits() tells.
+    int32_t largest(int32_t row) const;
+
+    // The k largest logits of a row of the last decode, which must have been one of all_logits, found on the
+    // device. Returns false if only logits() tells.
+    bool candidates(int32_t row, int64_t k, RowCandidates & out);
+
+    // To be called when the context has been used without this object.
+    void used_outside() { all_logits_ = false; }
 
     // Logits of a row of the last decode, [n_vocab]; -1: the last one.
     const float * logits(int32_t row) const;
@@ -96,6 +119,11 @@ private:
 
     llama_context * context_;
     bool wants_hidden_ = false;
+    bool keeps_on_device_ = false;
+    bool waited_ = false; // for the last decode
+    bool all_logits_ = false; // of the last decode
+    Candidates candidates_;
+    bool candidates_found_ = false; // since the last decode
     StateLayout layout_;
     bool unified_;
     int64_t n_ctx_;

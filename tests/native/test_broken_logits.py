@@ -14,6 +14,7 @@ from mtp_gguf.gguf_tools.format import open_gguf
 from mtp_gguf.gguf_tools.tensor_types import F32
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.session import Session
+from support import places
 from support.broken_logits import CHAINS, PROMPT, TOKENS
 from support.checkpoints import SPECS
 from support.gguf_files import Rewrite
@@ -107,6 +108,7 @@ def test_a_text_ends_with_an_error(
             assert len(tokens) == (GOOD if fault == "later" else 0), (fault, way, tokens)
 
 
+@places.everywhere
 @pytest.mark.parametrize("token", [959, 960, 990])
 def test_every_token_of_an_odd_vocabulary_is_checked(
     token: int, models: Models, rewrite: Rewrite

@@ -10,32 +10,39 @@ from pathlib import Path
 
 import pytest
 
+from support import places
 from support.commands import run_python
-from support.models import Models
+from support.models import Dial, Models
 
 SOURCE = Path(__file__).resolve().parents[1] / "support" / "device_calls.c"
 DEPTH = 3
 CYCLES = 24
 
-# A session's greedy cycles, after some that build the graphs; prints the totals of the rest.
+# A session's cycles, after some that build the graphs; prints the totals of the rest.
 PROGRAM = f"""
 import ctypes, json, sys
+from support import places
 from support.native_trunk import opened_session
 
 class Counts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in (
-        "graphs", "syncs", "bytes_up", "bytes_down", "ups", "downs")]
+        "cpu_graphs", "graphs", "syncs", "bytes_up", "bytes_down", "bytes_moved", "ups", "downs")]
 
 counter = ctypes.CDLL(sys.argv[1]).device_calls
 counter.restype = Counts
-with opened_session(sys.argv[2], "snapshot", {DEPTH}) as (session, _):
+with (
+    places.use(places.place(sys.argv[3])),
+    opened_session(sys.argv[2], "snapshot", {DEPTH}) as (session, _),
+):
     session.decode([5, 6, 7, 8])
+    session.set_sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1)
+    step = session.step if sys.argv[4] == "greedy" else session.step_sampled
     token = 9
     for cycle in range(8 + {CYCLES}):
         if cycle == 8:
             session.reset_stats()
             counter()
-        token = session.step(token, {DEPTH})[-1]
+        token = step(token, {DEPTH})[-1]
     found = counter()
     stats = session.stats()
 print(json.dumps({{
@@ -59,12 +66,45 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def count(counter: Path, path: Path, place: str, kind: str = "greedy") -> dict[str, int]:
+    """Totals over CYCLES cycles at depth DEPTH with trunk and head there."""
+    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
+    printed = run_python(PROGRAM, counter, path, place, kind, env=environment)
+    found: dict[str, int] = json.loads(printed)
+    print({name: round(value / CYCLES, 2) for name, value in found.items()})
+    assert found["cycles"] == CYCLES
+    return found
+
+
 def test_a_cycle_is_two_graphs(counter: Path, models: Models) -> None:
     """One of the head, one of the trunk, and no more than that are waited for."""
-    path = models.gguf("demo", "Q4_K_M", "F16", layout="ids")
-    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
-    found = json.loads(run_python(PROGRAM, counter, path, env=environment))
-    print(found)
-    assert found["cycles"] == CYCLES
+    found = count(counter, models.gguf("demo", "Q4_K_M", "F16", layout="ids"), "cpu")
     assert found["decodes"] == found["draft_graphs"] == CYCLES
+    assert found["cpu_graphs"] == 2 * CYCLES
+
+
+@pytest.mark.gpu
+def test_a_cycle_on_a_device(counter: Path, dial: Dial) -> None:
+    """Two graphs, three waits, and only tokens come down; with the patched libraries.
+
+    The waits are for the trunk's inputs, its tokens and the drafts. What goes up is the head's
+    packed inputs, of which the mask is the largest, and llama.cpp's: embeddings, mask, positions.
+    """
+    places.require_gpu()
+    found = count(counter, dial("tiny"), "gpu")
     assert found["graphs"] == 2 * CYCLES
+    assert found["cpu_graphs"] == CYCLES  # llama.cpp reads embeddings on the CPU
+    assert found["syncs"] <= 3 * CYCLES
+    assert found["bytes_down"] <= 256 * CYCLES
+    assert found["bytes_moved"] > 0  # hidden states, from the trunk to the head
+    assert found["draft_bytes_up"] <= 2048 * CYCLES
+
+
+@pytest.mark.gpu
+def test_a_cycle_with_rejection_on_a_device(counter: Path, dial: Dial) -> None:
+    """The largest logits come down, and their tokens' weights if a draft is rejected."""
+    places.require_gpu()
+    found = count(counter, dial("tiny"), "gpu", "rejection")
+    assert found["graphs"] <= 4 * CYCLES  # the candidates', and the weights' if a draft is rejected
+    assert found["syncs"] <= 5 * CYCLES
+    assert found["bytes_down"] <= 12_000 * CYCLES  # four rows of logits alone are 16,384

@@ -20,8 +20,11 @@ import pytest
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import Head, ModelRefusedError, MTPLlama, NativeError
+from mtp_gguf.native.runtime import llama_cpp
+from mtp_gguf.native.session import Session
 from support import near_ties, places
 from support.models import Dial, Models
+from support.native_trunk import Trunk, opened_session
 from support.near_ties import Text, Work
 from support.vulkan.layer import only_vulkan, run_with_faults
 
@@ -74,6 +77,76 @@ def test_rollback_modes(models: Models, rollback: str) -> None:
     wanted, _ = write(path, 0)
     texts, _ = write(path, 3, n_gpu_layers=places.ALL, rollback=rollback)
     near_ties.compare(wanted, texts, ROUNDING)
+
+
+def hidden_of(session: Session, tokens: list[int]) -> np.ndarray:
+    session.want_hidden()
+    session.decode(tokens, all_logits=True)
+    return session.hidden(len(tokens))
+
+
+def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
+    """Tokens chosen there, and logits and hidden states read later, are those of a plain decode."""
+    path, tokens = dial("tiny"), list(PROMPT)
+    with opened_session(path, "snapshot", 3) as (session, _):
+        hidden = hidden_of(session, tokens)
+    with places.use(places.place("gpu")):
+        with closing(Trunk(path, 3)) as plain:
+            batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, 1
+                batch.seq_id[i][0] = 0
+            batch.n_tokens = len(tokens)
+            assert llama_cpp.llama_decode(plain.context, batch) == 0
+            llama_cpp.llama_batch_free(batch)
+            wanted = [plain.logits(row) for row in range(len(tokens))]
+        with opened_session(path, "snapshot", 3) as (session, trunk):
+            found = hidden_of(session, tokens)
+            chosen = [session.argmax(row) for row in range(len(tokens))]
+            assert chosen == [int(np.argmax(logits)) for logits in wanted]
+            for row, logits in enumerate(wanted):
+                assert np.array_equal(trunk.logits(row), logits)
+            assert np.allclose(found, hidden, atol=ROUNDING * hidden.std())
+            assert [session.argmax(row) for row in range(len(tokens))] == chosen
+            with pytest.raises(NativeError, match=f"row {len(tokens)} of the last decode"):
+                session.argmax(len(tokens))
+
+
+def test_rejection_sampling_draws_the_cpus_tokens(models: Models, dial: Dial) -> None:
+    """From the largest logits alone, and from those tokens' weights in a rejected draft."""
+    texts: list[list[list[int]]] = []
+    for place in ("cpu", "gpu"):
+        with (
+            places.use(places.place(place)),
+            opened_session(file_of("dial-3v", models, dial), "snapshot", 3) as (session, _),
+        ):
+            texts.append([])
+            for seed in range(24):
+                session.remove(0)
+                session.set_sampling(3.0, top_k=6, seed=seed)
+                session.decode(PROMPT)
+                text = [PROMPT[-1]]
+                while len(text) < 4:
+                    text += session.step_sampled(text[-1])
+                texts[-1].append(text[:4])
+            assert 0 < session.stats().acceptance[0] < 1
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    assert same >= 20, (same, texts)  # rounding may select another token
+
+
+def test_the_time_of_a_verification_includes_the_wait(dial: Dial) -> None:
+    """Without a head, too, which nothing else makes wait before the logits are read."""
+    with (
+        places.use(places.place("gpu")),
+        closing(Trunk(dial("tiny"), 3)) as trunk,
+        Session(trunk.context, None, max_depth=0, max_lookup=3) as session,
+    ):
+        session.decode(PROMPT)
+        for cycle in range(12):
+            if cycle == 4:
+                session.reset_stats()
+            session.step(3)
+        assert session.stats().sample_ms < 0.5 * session.stats().verify_ms
 
 
 # ------------------------------------------------------------------------ experts on the CPU

@@ -1,14 +1,15 @@
 /* Counts what a process exchanges with ggml's devices: preloaded, it stands before libggml-base.
  *
- * Calls from inside another counted call are part of that one. On the CPU, whose tensors are in host
- * memory, "up" and "down" are copies into tensors and out of them. */
+ * Calls from inside another counted call are part of that one. Waits and copies are those of devices
+ * with memory of their own: waiting for the CPU returns at once, and its tensors are in host memory.
+ * A copy between tensors on devices is counted as `moved`. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct counts {
-    int64_t graphs, syncs, bytes_up, bytes_down, ups, downs;
+    int64_t cpu_graphs, graphs, syncs, bytes_up, bytes_down, bytes_moved, ups, downs;
 };
 
 static struct counts counted;
@@ -39,17 +40,52 @@ static int64_t size_of(void * tensor) {
     }                           \
     ++inside;
 
-#define REAL(result, name, parameters)                \
+#define COUNT_IF(condition, what)        \
+    if (inside == 0 && (condition)) {    \
+        what;                            \
+    }                                    \
+    ++inside;
+
+#define REAL_AS(result, f, name, parameters)          \
     static result (*f) parameters;                    \
     if (!f) {                                         \
         f = (result (*) parameters) real(#name);      \
     }
 
+#define REAL(result, name, parameters) REAL_AS(result, f, name, parameters)
+
 typedef void * p;
+
+static int on_cpu(p backend) {
+    REAL(p, ggml_backend_get_device, (p))
+    REAL_AS(int, type, ggml_backend_dev_type, (p))
+    return type(f(backend)) == 0; /* GGML_BACKEND_DEVICE_TYPE_CPU */
+}
+
+/* A tensor's buffer is its second field, after the type. */
+static int on_host(p tensor) {
+    p buffer = ((p *) tensor)[1];
+    REAL(_Bool, ggml_backend_buffer_is_host, (p))
+    return buffer != NULL && f(buffer);
+}
+
+static void count_copy(p from, p to) {
+    const int64_t size = size_of(from);
+    const int up = on_host(from), down = on_host(to);
+    if (up && !down) {
+        counted.ups++;
+        counted.bytes_up += size;
+    } else if (down && !up) {
+        counted.downs++;
+        counted.bytes_down += size;
+    } else if (!up) {
+        counted.bytes_moved += size;
+    }
+}
 
 int ggml_backend_graph_compute(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute, (p, p))
-    COUNT((counted.graphs++, counted.syncs++))
+    COUNT(*(on_cpu(backend) ? &counted.cpu_graphs : (counted.syncs++, &counted.graphs)) += 1)
     const int out = f(backend, graph);
     --inside;
     return out;
@@ -57,7 +93,7 @@ int ggml_backend_graph_compute(p backend, p graph) {
 
 int ggml_backend_graph_compute_async(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute_async, (p, p))
-    COUNT(counted.graphs++)
+    COUNT(*(on_cpu(backend) ? &counted.cpu_graphs : &counted.graphs) += 1)
     const int out = f(backend, graph);
     --inside;
     return out;
@@ -65,21 +101,21 @@ int ggml_backend_graph_compute_async(p backend, p graph) {
 
 void ggml_backend_synchronize(p backend) {
     REAL(void, ggml_backend_synchronize, (p))
-    COUNT(counted.syncs++)
+    COUNT_IF(!on_cpu(backend), counted.syncs++)
     f(backend);
     --inside;
 }
 
 void ggml_backend_tensor_set(p tensor, const void * data, size_t offset, size_t size) {
     REAL(void, ggml_backend_tensor_set, (p, const void *, size_t, size_t))
-    COUNT((counted.ups++, counted.syncs++, counted.bytes_up += size))
+    COUNT_IF(!on_host(tensor), (counted.ups++, counted.syncs++, counted.bytes_up += size))
     f(tensor, data, offset, size);
     --inside;
 }
 
 void ggml_backend_tensor_get(p tensor, void * data, size_t offset, size_t size) {
     REAL(void, ggml_backend_tensor_get, (p, void *, size_t, size_t))
-    COUNT((counted.downs++, counted.syncs++, counted.bytes_down += size))
+    COUNT_IF(!on_host(tensor), (counted.downs++, counted.syncs++, counted.bytes_down += size))
     f(tensor, data, offset, size);
     --inside;
 }
@@ -87,28 +123,28 @@ void ggml_backend_tensor_get(p tensor, void * data, size_t offset, size_t size) 
 /* As the scheduler moves inputs to a device. */
 void ggml_backend_tensor_copy(p from, p to) {
     REAL(void, ggml_backend_tensor_copy, (p, p))
-    COUNT((counted.ups++, counted.syncs++, counted.bytes_up += size_of(from)))
+    COUNT_IF(!on_host(from) || !on_host(to), (counted.syncs++, count_copy(from, to)))
     f(from, to);
     --inside;
 }
 
 void ggml_backend_tensor_copy_async(p from_backend, p to_backend, p from, p to) {
     REAL(void, ggml_backend_tensor_copy_async, (p, p, p, p))
-    COUNT((counted.ups++, counted.bytes_up += size_of(from)))
+    COUNT(count_copy(from, to))
     f(from_backend, to_backend, from, to);
     --inside;
 }
 
 void ggml_backend_tensor_set_async(p backend, p tensor, const void * data, size_t offset, size_t size) {
     REAL(void, ggml_backend_tensor_set_async, (p, p, const void *, size_t, size_t))
-    COUNT((counted.ups++, counted.bytes_up += size))
+    COUNT_IF(!on_host(tensor), (counted.ups++, counted.bytes_up += size))
     f(backend, tensor, data, offset, size);
     --inside;
 }
 
 void ggml_backend_tensor_get_async(p backend, p tensor, void * data, size_t offset, size_t size) {
     REAL(void, ggml_backend_tensor_get_async, (p, p, void *, size_t, size_t))
-    COUNT((counted.downs++, counted.bytes_down += size))
+    COUNT_IF(!on_host(tensor), (counted.downs++, counted.bytes_down += size))
     f(backend, tensor, data, offset, size);
     --inside;
 }
