@@ -66,11 +66,11 @@ def _detect_pre_tokenizer(files: TokenizerFiles) -> str:
 def _tokens(files: TokenizerFiles, n_vocab: int) -> tuple[list[str], list[int]]:
     vocabulary = files.tokenizer.get_vocab(with_added_tokens=True)
     by_id: dict[int, str] = {}
-    for text, number in vocabulary.items():
-        if by_id.setdefault(number, text) != text:
+    for token, number in sorted(vocabulary.items()):
+        if (other := by_id.setdefault(number, token)) != token:
             raise CheckpointError(
-                f"{files.path}: expected one token for each id, found "
-                f"{' and '.join(sorted((f'{text!r:.60}', f'{by_id[number]!r:.60}')))} for {number}"
+                f"{files.path}: expected one token for each id, found {other!r:.60} and "
+                f"{token!r:.60} for {number}"
             )
     if by_id and max(by_id) >= n_vocab:
         raise CheckpointError(
