@@ -18,7 +18,7 @@ from mtp_gguf.server.build import (
     find_build,
     split_options,
 )
-from mtp_gguf.server.upstream_source import remove_sources
+from mtp_gguf.server.upstream_source import remove_cached
 
 from .options import AsJson, usage_of
 from .progress import Interrupted, printable, reports_errors, status_line
@@ -32,7 +32,10 @@ def build_server(
     ] = False,
     clean_all: Annotated[
         bool,
-        typer.Option("--clean", help="Remove all builds and their sources; build nothing."),
+        typer.Option(
+            "--clean",
+            help="Remove all builds, their sources and the indexes of lookup files; build nothing.",
+        ),
     ] = False,
     cmake_args: Annotated[
         str, typer.Option(help="Pass these options to cmake, such as '-DGGML_CUDA=ON'.")
@@ -77,12 +80,13 @@ def build_server(
         )
     if clean_all:
         n = clean()
-        sources = remove_sources()
+        sources, indexes = remove_cached("upstream"), remove_cached("lookup")
         if as_json:
-            typer.echo(json.dumps({"removed": n, "sources": sources}))
+            typer.echo(json.dumps({"removed": n, "sources": sources, "indexes": indexes}))
             return
         removed = [f"{n} {'build' if n == 1 else 'builds'}"] if n else []
         removed += ["the sources"] if sources else []
+        removed += ["the indexes of lookup files"] if indexes else []
         typer.echo(f"removed {' and '.join(removed)}" if removed else "nothing to remove")
         return
     if where:

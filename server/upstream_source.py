@@ -74,12 +74,12 @@ def fetch_archive() -> Path:
     return cached
 
 
-def remove_sources() -> bool:
-    """Remove what was downloaded and unpacked, and our cache folder if nothing else is in it.
+def remove_cached(name: str) -> bool:
+    """Remove the folder `name` of our cache, and the cache if nothing else is in it.
 
-    Returns whether there was anything.
+    Returns whether the folder contained anything.
     """
-    folder = cache_folder("upstream")
+    folder = cache_folder(name)
     found = any(folder.iterdir())
     shutil.rmtree(folder)
     with suppress(OSError):  # not empty

@@ -378,10 +378,14 @@ def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.Monke
     (sources / "llama_cpp_python-1.2.3.tar.gz").touch()
     assert invoke("build-server", "--clean").stdout == "removed the sources\n"
     assert not sources.exists()
-    other = sources.with_name("lookup")
-    other.mkdir(parents=True)
+    index = sources.with_name("lookup") / "a.index"
+    index.parent.mkdir(parents=True)
+    index.touch()
+    other = sources.with_name("other")
+    other.mkdir()
     machine.build("--cmake-args", "-DX=1")
-    assert invoke("build-server", "--clean").stdout == "removed 1 build\n"
+    said = "removed 1 build and the indexes of lookup files\n"
+    assert invoke("build-server", "--clean").stdout == said
     assert [*other.parent.iterdir()] == [other]
 
 
