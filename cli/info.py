@@ -1,6 +1,7 @@
 """`mtp-gguf info`."""
 
 import json
+import os
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ import typer
 
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.server.build import find_build
+from mtp_gguf.server.find import VARIABLE
 
 from .progress import printable, reports_errors
 
@@ -60,8 +62,9 @@ def _fields() -> dict[str, Any]:
     from mtp_gguf.native.runtime import llama_cpp, runtime  # noqa: PLC0415
 
     built = find_build()
+    server = os.environ.get(VARIABLE) or (str(built.server) if built else None)
     missing = [runtime.note] if runtime.note else []
-    if built is None:
+    if server is None:
         missing.append("a llama-server with patches/: `mtp-gguf build-server` builds it")
     machine = this_machine(kernels())
     features = llama_cpp.llama_print_system_info().decode().strip(" |")
@@ -78,6 +81,6 @@ def _fields() -> dict[str, Any]:
         "cpu": machine.cpu,
         "cores": machine.cores,
         "devices": [asdict(device) for device in ggml.devices()],
-        "llama_server": str(built.server) if built else None,
+        "llama_server": server,
         "missing": missing,
     }

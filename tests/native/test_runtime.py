@@ -378,6 +378,14 @@ def test_info() -> None:
     assert ("LANES" in fields["cpu_features"]) == (fields["kernels"] != "stock")
 
 
+def test_info_names_the_server_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `serve` runs it, for instance in the container."""
+    monkeypatch.setenv("MTP_GGUF_LLAMA_SERVER", "/opt/llama-server/llama-server")
+    result = invoke("info")
+    assert "llama-server: /opt/llama-server/llama-server\n" in result.stdout
+    assert "build-server" not in result.stdout
+
+
 def test_info_on_libraries_that_cannot_be_run() -> None:
     kept = {**os.environ, VARIABLE: "/nowhere"}
     code = "from mtp_gguf.cli import main; import sys; sys.argv = ['mtp-gguf', 'info']; main()"
