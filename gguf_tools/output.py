@@ -49,8 +49,8 @@ class OutputFile:
                 )
             self._remove_leftovers()
             self._partial.unlink(missing_ok=True)  # left by a killed process with the same pid
+            self._created = True  # a signal may come before the descriptor is here
             self._fd = _create_locked(self._partial)
-            self._created = True
             self._reserve()
         except BaseException as error:
             self._discard()

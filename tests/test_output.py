@@ -113,6 +113,19 @@ def test_leaving_without_commit_leaves_nothing(target: Path) -> None:
     assert names(target.parent) == []
 
 
+def test_a_signal_right_after_its_creation_leaves_nothing(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(_: int) -> bool:
+        assert [*target.parent.iterdir()]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output.os_files, "lock", lock)
+    with pytest.raises(KeyboardInterrupt), OutputFile(target, 10):
+        pass
+    assert not [*target.parent.iterdir()]
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_the_old_file_stands_until_the_new_one_is_whole(target: Path, commits: bool) -> None:
     target.write_bytes(b"old")
