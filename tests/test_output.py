@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import output
+from mtp_gguf.gguf_tools import os_files, output
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.sources import FileSource
@@ -120,7 +120,7 @@ def test_a_signal_right_after_its_creation_leaves_nothing(
         assert [*target.parent.iterdir()]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(output.os_files, "lock", lock)
+    monkeypatch.setattr(os_files, "lock", lock)
     with pytest.raises(KeyboardInterrupt), OutputFile(target, 10):
         pass
     assert not [*target.parent.iterdir()]
@@ -318,7 +318,7 @@ def test_more_than_the_disk_has_is_refused_at_once(target: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from mtp_gguf.gguf_tools import output
+from mtp_gguf.gguf_tools import os_files, output
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
 from mtp_gguf.gguf_tools.output import OutputFile
 path, size, lowered = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
