@@ -144,10 +144,14 @@ def compare(arguments: argparse.Namespace, threads: int) -> dict[str, dict[str, 
         line(title, *(f"{speed:.1f}" for speed in row.values()), *of_first)
     size = bytes_per_token(arguments.model)
     read = statistics.median(reads)
-    print(f"\nreading memory: {read / 1e9:.1f} GB/s, a token's weights: {size / 1e6:.0f} MB")
+    span = f"{min(reads) / 1e9:.1f} to {max(reads) / 1e9:.1f}"
+    print(
+        f"\nreading memory: {read / 1e9:.1f} GB/s ({span}), a token's weights: {size / 1e6:.0f} MB"
+    )
     for name, speeds in generated.items():
         shares = [speed * size / at_once for speed, at_once in zip(speeds, reads, strict=True)]
-        print(f"{name}: {statistics.median(shares):.0%} of reading")
+        span = f"{min(speeds):.1f} to {max(speeds):.1f} tokens per second"
+        print(f"{name}: {statistics.median(shares):.0%} of reading, {span}")
     return results | {"bytes read per second": {"memory": read}}
 
 

@@ -418,8 +418,9 @@ MTP_API mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mt
 /* Serializes a checkpoint. n must be its written_bytes. */
 MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, size_t n);
 
-/* Reads the output of mtp_checkpoint_write, also that of older versions. The data is fully validated: MTP_ERROR_FORMAT names the
- * first fault. Whether it belongs to the loaded model is checked by mtp_checkpoint_restore. */
+/* Reads the output of mtp_checkpoint_write, also that of older versions. The data is fully validated:
+ * MTP_ERROR_FORMAT names the first fault. Whether it belongs to the loaded model is checked by
+ * mtp_checkpoint_restore. */
 MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
 
 /* ---- draft depth ----
