@@ -523,9 +523,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_suffix_index_truncate.restype = c_int32
     lib.mtp_suffix_index_truncate.argtypes = [c_void_p, c_int64]
     # mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length,
-    #     int64_t * out_next);
+    #     int64_t * out_next, int32_t * out_agreeing);
     lib.mtp_suffix_index_match.restype = c_int32
-    lib.mtp_suffix_index_match.argtypes = [c_void_p, POINTER(c_int64), POINTER(c_int64)]
+    lib.mtp_suffix_index_match.argtypes = [c_void_p, POINTER(c_int64), POINTER(c_int64), i32_p]
     # mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int32_t * out, int32_t n,
     #     int32_t * out_n);
     lib.mtp_suffix_index_propose.restype = c_int32

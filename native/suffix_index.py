@@ -9,20 +9,24 @@ from ._owner import Owner
 
 
 class Match(NamedTuple):
-    """The longest suffix that also ends before the last token; length 0 if there is none.
+    """The longest suffix, of up to 64 tokens, that also ends before the last token.
 
-    next: the position of the token that follows the earlier occurrence.
+    length: 0 if there is none. next: the position of the token that follows the earlier occurrence.
+    agreeing: how many occurrences in a row up to that one were followed by the same token, at
+    most 4; 0 if there was only one.
     """
 
     length: int
     next: int
+    agreeing: int = 0
 
 
 class SuffixIndex(Owner):
     """An index of a token sequence that finds its longest suffix that also occurs earlier.
 
-    Appending takes amortized constant time, and the index about 130 bytes per token. A session has
-    its own indexes; this class is for tests and other runtimes.
+    Matches are up to 64 tokens long. Appending and truncating take constant time per token, and the
+    index about 65 bytes per token. A session has its own indexes; this class is for tests and other
+    runtimes.
     """
 
     _what = "suffix index"
@@ -42,11 +46,10 @@ class SuffixIndex(Owner):
 
     def match(self) -> Match:
         """Return the longest repeated suffix."""
-        length, after = ctypes.c_int64(), ctypes.c_int64()
-        check(
-            library().mtp_suffix_index_match(self.handle, ctypes.byref(length), ctypes.byref(after))
-        )
-        return Match(length.value, after.value)
+        length, after, agreeing = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int32()
+        out = (ctypes.byref(length), ctypes.byref(after), ctypes.byref(agreeing))
+        check(library().mtp_suffix_index_match(self.handle, *out))
+        return Match(length.value, after.value, agreeing.value)
 
     def propose(self, n: int) -> list[int]:
         """Return the n tokens that follow the match; empty without a match."""

@@ -30,7 +30,8 @@ struct Header {
     uint32_t recurrent;
 };
 
-const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'};
+const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '3'};
+const char SECOND_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'}; // other estimates in the text
 const char FIRST_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
 const size_t FIRST_HEADER = offsetof(Header, text_bytes);
 const int64_t MOST_TOKENS = 1 << 24;
@@ -93,14 +94,18 @@ void Checkpoint::write(uint8_t * out) const {
 
 Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     Header header = {};
-    const bool first = size >= sizeof(MAGIC) && std::memcmp(data, FIRST_MAGIC, sizeof(FIRST_MAGIC)) == 0;
+    const auto begins = [&](const char (&magic)[8]) {
+        return size >= sizeof(magic) && std::memcmp(data, magic, sizeof(magic)) == 0;
+    };
+    const bool first = begins(FIRST_MAGIC);
+    const bool second = begins(SECOND_MAGIC);
     const size_t header_bytes = first ? FIRST_HEADER : sizeof(header);
     if (size < header_bytes) {
         refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
     header.mrope = header.recurrent = first ? 1 : 0;
     std::memcpy(&header, data, header_bytes);
-    if (!first && std::memcmp(header.magic, MAGIC, sizeof(MAGIC)) != 0) {
+    if (!first && !second && !begins(MAGIC)) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
     }
     const uint64_t left = size - header_bytes;
@@ -148,7 +153,9 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     at += header.head_bytes;
     c.trunk.assign(at, at + header.trunk_bytes);
     at += header.trunk_bytes;
-    c.text.assign(at, at + header.text_bytes);
+    if (!second) {
+        c.text.assign(at, at + header.text_bytes);
+    }
     check_finite(c);
     if (!c.text.empty()) {
         TextDrafts::check_saved(c.text, c.length, int64_t(INT32_MAX) + 1); // of any vocabulary, until it is restored

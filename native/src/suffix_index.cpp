@@ -6,210 +6,184 @@ namespace mtp {
 
 namespace {
 
-// The number of suffixes, longest first, whose recent position is updated per token. This bounds the
-// work; shorter suffixes keep an older position, which is also correct.
-constexpr int kRecorded = 8;
-
 constexpr size_t kFirstSlots = 64;
+constexpr size_t kMostAdded = 2; // nodes per token
 
-// SplitMix64's finalizer: neighbouring states and tokens spread over the table.
+// SplitMix64's finalizer: neighbouring nodes and tokens spread over the table.
 uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
+// Makes room for n more elements; grows as push_back does.
+template <typename T> void make_room(std::vector<T> & all, size_t n) {
+    if (all.capacity() - all.size() < n) {
+        all.reserve(2 * all.size() + n);
+    }
+}
+
 } // namespace
 
 SuffixIndex::SuffixIndex() : slots_(kFirstSlots, -1) {
-    states_.push_back({0, -1, -1, -1, 0, -1}); // the empty string
+    nodes_.push_back({-1, 0, 0, 0, 0}); // the root
 }
 
 size_t SuffixIndex::bytes() const {
-    return tokens_.capacity() * sizeof(int32_t) + states_.capacity() * sizeof(State) +
-           edges_.capacity() * sizeof(Edge) + slots_.capacity() * sizeof(int32_t) +
-           changes_.capacity() * sizeof(Change) + marks_.capacity() * sizeof(Mark) +
-           truncations_.capacity() * sizeof(Truncation);
+    return tokens_.capacity() * sizeof(int32_t) + nodes_.capacity() * sizeof(Node) + added_.capacity() +
+           slots_.capacity() * sizeof(int32_t);
 }
 
-int32_t SuffixIndex::add_state(int32_t length, int32_t first_end) {
-    states_.push_back({length, 0, first_end, first_end, n_truncations_, -1});
-    return int32_t(states_.size()) - 1;
+size_t SuffixIndex::home_of(int32_t parent, int32_t token) const {
+    return size_t(mix(uint64_t(uint32_t(parent)) << 32 | uint32_t(token))) & (slots_.size() - 1);
 }
 
-size_t SuffixIndex::slot_of(int32_t from, int32_t token) const {
-    const size_t mask = slots_.size() - 1;
-    size_t slot = size_t(mix(uint64_t(uint32_t(from)) << 32 | uint32_t(token))) & mask;
-    for (; slots_[slot] >= 0; slot = (slot + 1) & mask) {
-        const Edge & edge = edges_[size_t(slots_[slot])];
-        if (edge.from == from && edge.token == token) {
+// The slot of a node, or the free one that it belongs into.
+size_t SuffixIndex::slot_of(int32_t parent, int32_t token) const {
+    const int32_t depth = nodes_[size_t(parent)].depth;
+    size_t slot = home_of(parent, token);
+    for (; slots_[slot] >= 0; slot = (slot + 1) & (slots_.size() - 1)) {
+        const Node & node = nodes_[size_t(slots_[slot])];
+        if (node.parent == parent && before(node.first, depth) == token) {
             break;
         }
     }
     return slot;
 }
 
-int32_t SuffixIndex::find_edge(int32_t from, int32_t token) const {
-    return slots_[slot_of(from, token)];
+size_t SuffixIndex::slot_of(int32_t index) const {
+    const Node & node = nodes_[size_t(index)];
+    return slot_of(node.parent, before(node.first, nodes_[size_t(node.parent)].depth));
 }
 
-void SuffixIndex::insert_slot(int32_t edge) {
-    slots_[slot_of(edges_[size_t(edge)].from, edges_[size_t(edge)].token)] = edge;
-}
-
-// Edges are inserted into the table in the order of their numbers and removed in reverse order, so a
-// freed slot never interrupts the probe sequence of another edge.
-void SuffixIndex::add_edge(int32_t from, int32_t token, int32_t to) {
-    State & state = states_[size_t(from)];
-    edges_.push_back({from, token, to, state.edges});
-    state.edges = int32_t(edges_.size()) - 1;
-    if (edges_.size() * 2 > slots_.size()) {
-        slots_.assign(slots_.size() * 2, -1);
-        for (int32_t i = 0; i < int32_t(edges_.size()); ++i) {
-            insert_slot(i);
+// Frees a slot and moves those behind it that would not be found any more.
+void SuffixIndex::free_slot(size_t slot) {
+    const size_t mask = slots_.size() - 1;
+    for (size_t next = (slot + 1) & mask; slots_[next] >= 0; next = (next + 1) & mask) {
+        const Node & node = nodes_[size_t(slots_[next])];
+        const size_t home = home_of(node.parent, before(node.first, nodes_[size_t(node.parent)].depth));
+        if (((next - home) & mask) >= ((next - slot) & mask)) {
+            slots_[slot] = slots_[next];
+            slot = next;
         }
-    } else {
-        insert_slot(state.edges);
+    }
+    slots_[slot] = -1;
+}
+
+// Allocates what the next token needs, so that nothing fails later.
+void SuffixIndex::reserve() {
+    make_room(tokens_, 1);
+    make_room(added_, 1);
+    make_room(nodes_, kMostAdded);
+    if ((nodes_.size() + kMostAdded) * 2 > slots_.size()) {
+        slots_ = std::vector<int32_t>(slots_.size() * 2, -1);
+        for (int32_t node = 1; node < int32_t(nodes_.size()); ++node) {
+            slots_[slot_of(node)] = node;
+        }
     }
 }
 
-void SuffixIndex::set_target(int32_t edge, int32_t to) {
-    changes_.push_back({edge, edges_[size_t(edge)].to, false});
-    edges_[size_t(edge)].to = to;
+// Follows the context of the next token. No node is deeper than it, since contexts of later positions are
+// at least as long.
+SuffixIndex::Path SuffixIndex::descend() const {
+    const int32_t most = int32_t(std::min<int64_t>(size(), kMostContext));
+    Path path;
+    while (path.depth < most) {
+        const int32_t child = slots_[slot_of(path.node, before(size(), path.depth))];
+        if (child < 0) {
+            return path;
+        }
+        const Node & node = nodes_[size_t(child)];
+        do {
+            ++path.depth;
+        } while (path.depth < node.depth && before(node.first, path.depth) == before(size(), path.depth));
+        if (path.depth < node.depth) {
+            path.below = child;
+            return path;
+        }
+        path.node = child;
+    }
+    return path;
 }
 
-void SuffixIndex::set_link(int32_t state, int32_t link) {
-    changes_.push_back({state, states_[size_t(state)].link, true});
-    states_[size_t(state)].link = link;
+// Inserts the context of the next token, whose path is known.
+void SuffixIndex::insert(int32_t position, int32_t token) {
+    int32_t deepest = end_.node;
+    if (end_.below >= 0) { // a node splits the edge
+        Node split = nodes_[size_t(end_.below)];
+        split.depth = int16_t(end_.depth);
+        const size_t slot = slot_of(end_.below);
+        deepest = int32_t(nodes_.size());
+        nodes_.push_back(split);
+        slots_[slot] = deepest;
+        nodes_[size_t(end_.below)].parent = deepest;
+        slots_[slot_of(end_.below)] = end_.below;
+    }
+    for (int32_t i = deepest; i > 0; i = nodes_[size_t(i)].parent) {
+        Node & node = nodes_[size_t(i)];
+        if (node.recent < position) { // else it was truncated and counted
+            const bool agrees = tokens_[size_t(node.recent)] == token;
+            node.agreeing = int16_t(agrees ? std::min(node.agreeing + 1, kMostCounted) : 1);
+        }
+        node.recent = position;
+    }
+    const int32_t depth = int32_t(std::min<int64_t>(position, kMostContext));
+    if (end_.depth < depth) { // else all of it occurred before
+        const int32_t leaf = int32_t(nodes_.size());
+        nodes_.push_back({deepest, int16_t(depth), 1, position, position});
+        slots_[slot_of(leaf)] = leaf;
+    }
 }
 
-// Records the end of the sequence as the recent position of its repeated suffixes. Called before
-// the next token, so that `match` finds the occurrence before this one.
-void SuffixIndex::record_recent() {
-    const int32_t end = int32_t(tokens_.size()) - 1;
-    int32_t state = states_[size_t(last_)].link;
-    for (int i = 0; i < kRecorded && state > 0; ++i) {
-        states_[size_t(state)].recent_end = end;
-        states_[size_t(state)].recent_truncations = n_truncations_;
-        state = states_[size_t(state)].link;
+// Reverts the insertion of the last position.
+void SuffixIndex::remove(int32_t position) {
+    const int32_t added = added_[size_t(position)];
+    if (added > 0) {
+        free_slot(slot_of(int32_t(nodes_.size()) - 1)); // the leaf
+        nodes_.pop_back();
+    }
+    if (added > 1) {
+        const int32_t split = int32_t(nodes_.size()) - 1;
+        const Node & node = nodes_.back();
+        const size_t slot_below = slot_of(split, before(node.first, node.depth));
+        const int32_t below = slots_[slot_below];
+        free_slot(slot_below);
+        slots_[slot_of(split)] = below;
+        nodes_[size_t(below)].parent = node.parent;
+        nodes_.pop_back();
     }
 }
 
 void SuffixIndex::append(int32_t token) {
-    marks_.push_back({last_, int32_t(states_.size()), int32_t(edges_.size()), int32_t(changes_.size())});
-    try {
-        extend(token);
-    } catch (...) { // out of memory
-        revert(int64_t(marks_.size()) - 1);
-        throw;
-    }
-}
-
-// Adds a token whose mark is set.
-void SuffixIndex::extend(int32_t token) {
-    record_recent();
-    const int32_t position = int32_t(tokens_.size());
+    reserve();
+    const size_t nodes = nodes_.size();
+    insert(int32_t(size()), token);
+    added_.push_back(uint8_t(nodes_.size() - nodes));
     tokens_.push_back(token);
-
-    const int32_t current = add_state(position + 1, position);
-    int32_t state = last_;
-    int32_t edge = -1;
-    while (state >= 0 && (edge = find_edge(state, token)) < 0) {
-        add_edge(state, token, current);
-        state = states_[size_t(state)].link;
-    }
-    last_ = current;
-    if (state < 0) {
-        return; // a new token: the link stays at the empty string
-    }
-    const int32_t target = edges_[size_t(edge)].to;
-    const int32_t length = states_[size_t(state)].length + 1;
-    if (states_[size_t(target)].length == length) {
-        states_[size_t(current)].link = target;
-        return;
-    }
-    // The suffix is shorter than the strings of its state: it gets a state of its own.
-    const State original = states_[size_t(target)];
-    const int32_t clone = add_state(length, original.first_end);
-    states_[size_t(clone)].link = original.link;
-    states_[size_t(clone)].recent_end = original.recent_end;
-    states_[size_t(clone)].recent_truncations = original.recent_truncations;
-    for (int32_t i = original.edges; i >= 0; i = edges_[size_t(i)].next) {
-        const Edge copied = edges_[size_t(i)];
-        add_edge(clone, copied.token, copied.to);
-    }
-    for (; state >= 0; state = states_[size_t(state)].link) {
-        edge = find_edge(state, token);
-        if (edge < 0 || edges_[size_t(edge)].to != target) {
-            break;
-        }
-        set_target(edge, clone);
-    }
-    set_link(target, clone);
-    states_[size_t(current)].link = clone;
-}
-
-// Removes all tokens whose marks follow the first `size` ones, also one that is not complete. Allocates
-// nothing.
-void SuffixIndex::revert(int64_t size) {
-    if (size_t(size) == marks_.size()) {
-        return;
-    }
-    const Mark mark = marks_[size_t(size)];
-    while (int32_t(changes_.size()) > mark.changes) {
-        const Change change = changes_.back();
-        changes_.pop_back();
-        (change.is_link ? states_[size_t(change.index)].link : edges_[size_t(change.index)].to) = change.before;
-    }
-    while (int32_t(edges_.size()) > mark.edges) {
-        const Edge edge = edges_.back();
-        slots_[slot_of(edge.from, edge.token)] = -1;
-        states_[size_t(edge.from)].edges = edge.next;
-        edges_.pop_back();
-    }
-    states_.resize(size_t(mark.states));
-    last_ = mark.last;
-    marks_.resize(size_t(size));
-    tokens_.resize(size_t(size));
+    end_ = descend();
 }
 
 void SuffixIndex::truncate(int64_t size) {
-    if (size >= this->size()) {
-        return;
+    for (int64_t position = this->size() - 1; position >= size; --position) {
+        remove(int32_t(position));
+        added_.pop_back();
+        tokens_.pop_back();
     }
-    if (size == 0) { // nothing that was recorded is left
-        revert(0);
-        truncations_.clear();
-        return;
-    }
-    reserve_truncation();
-    revert(size);
-    while (!truncations_.empty() && truncations_.back().size >= size) {
-        truncations_.pop_back();
-    }
-    truncations_.push_back({++n_truncations_, size});
-}
-
-void SuffixIndex::reserve_truncation() {
-    truncations_.push_back({});
-    truncations_.pop_back(); // keeps the memory
-}
-
-// Positions recorded after that many truncations still hold the same tokens before this one.
-int64_t SuffixIndex::valid_before(uint32_t truncations) const {
-    const auto later = std::upper_bound(truncations_.begin(), truncations_.end(), truncations,
-                                        [](uint32_t n, const Truncation & t) { return n < t.number; });
-    return later == truncations_.end() ? size() : later->size;
+    end_ = descend();
 }
 
 SuffixIndex::Match SuffixIndex::match() const {
-    const int32_t index = states_[size_t(last_)].link;
-    if (index <= 0) {
+    if (end_.depth == 0) {
         return {};
     }
-    const State & state = states_[size_t(index)];
-    const bool recent = state.recent_end + 1 < size() && state.recent_end < valid_before(state.recent_truncations);
-    return {state.length, int64_t(recent ? state.recent_end : state.first_end) + 1};
+    const Node & node = nodes_[size_t(end_.below >= 0 ? end_.below : end_.node)];
+    // After a truncation the recent position may be followed by nothing or by other tokens.
+    bool recent = node.recent < size();
+    for (int32_t i = 0; recent && i < end_.depth; ++i) {
+        recent = before(node.recent, i) == before(size(), i);
+    }
+    const bool repeated = recent && node.recent != node.first;
+    return {end_.depth, recent ? node.recent : node.first, repeated ? node.agreeing : 0};
 }
 
 int32_t SuffixIndex::propose(const Match & match, int32_t * out, int32_t n) const {

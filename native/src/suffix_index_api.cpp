@@ -28,7 +28,6 @@ mtp_status mtp_suffix_index_append(mtp_suffix_index * index, const int32_t * tok
             require(tokens, "tokens");
         }
         const int64_t before = index->size();
-        index->reserve_truncation();
         try {
             for (int64_t i = 0; i < n; ++i) {
                 require_range(tokens[i], 0, INT32_MAX, "tokens");
@@ -48,13 +47,16 @@ mtp_status mtp_suffix_index_truncate(mtp_suffix_index * index, int64_t size) {
     });
 }
 
-mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length, int64_t * out_next) {
+mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_length, int64_t * out_next,
+                                  int32_t * out_agreeing) {
     return guard([&] {
         require(out_length, "out_length");
         require(out_next, "out_next");
+        require(out_agreeing, "out_agreeing");
         const mtp::SuffixIndex::Match match = require(index, "index")->match();
         *out_length = match.length;
         *out_next = match.next;
+        *out_agreeing = match.agreeing;
     });
 }
 

@@ -43,6 +43,10 @@ double TextDrafts::Record::chance(int64_t length) const {
     return (bucket.right + kPrior * prior) / (bucket.all + kPrior);
 }
 
+size_t TextDrafts::agreement(const SuffixIndex::Match & match) {
+    return match.agreeing < 2 ? size_t(match.agreeing) : match.agreeing < SuffixIndex::kMostCounted ? 2 : 3;
+}
+
 bool TextDrafts::Record::is_valid() const {
     return std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket & bucket) { // NaN fails every comparison
         return 0 <= bucket.right && bucket.right <= bucket.all && bucket.all <= kKept + 1;
@@ -102,7 +106,7 @@ void TextDrafts::generated(int32_t token) {
     const SuffixIndex::Match match = index_.match();
     follow(match, token);
     if (match.length > 0) {
-        of_index_.add(match.length, index_.token(match.next) == token);
+        of_index_[agreement(match)].add(match.length, index_.token(match.next) == token);
     }
     const Corpus::Match elsewhere = match_corpus();
     if (elsewhere.length > 0) {
@@ -121,7 +125,7 @@ void TextDrafts::set(const int32_t * tokens, int64_t n, bool are_generated) {
 }
 
 std::vector<uint8_t> TextDrafts::save(bool with_tokens) const {
-    static_assert(std::is_trivially_copyable<Saved>::value && sizeof(Saved) == 3 * 8 + 3 * 8 * 16,
+    static_assert(std::is_trivially_copyable<Saved>::value && sizeof(Saved) == 3 * 8 + 6 * 8 * 16,
                   "the layout of the bytes");
     const Saved saved = {place_, of_index_, of_place_, of_corpus_};
     std::vector<uint8_t> out(sizeof(saved) + (with_tokens ? size_t(size()) * sizeof(int32_t) : 0));
@@ -141,7 +145,8 @@ void TextDrafts::check_saved(const std::vector<uint8_t> & bytes, int64_t most, i
                       (long long) most, bytes.size()));
     }
     std::memcpy(&saved, bytes.data(), sizeof(saved));
-    if (!saved.of_index.is_valid() || !saved.of_place.is_valid() || !saved.of_corpus.is_valid()) {
+    const auto is_valid = [](const Record & record) { return record.is_valid(); };
+    if (!std::all_of(saved.of_index.begin(), saved.of_index.end(), is_valid) || !saved.of_place.is_valid() || !saved.of_corpus.is_valid()) {
         refuse("expected counts of right drafts up to those of all, found others");
     }
     const Place & place = saved.place;
@@ -193,15 +198,16 @@ int32_t TextDrafts::propose(int32_t * out, int32_t n, Chances & chances) const {
     };
     const SuffixIndex::Match match = index_.match();
     const Corpus::Match elsewhere = match_corpus();
-    const double of_match = match.length > 0 ? of_index_.chance(match.length) : 0;
+    const Record & of_index = of_index_[agreement(match)];
+    const double of_match = match.length > 0 ? of_index.chance(match.length) : 0;
     const double of_place = place_.next >= 0 ? of_place_.chance(place_.length()) : 0;
     if (elsewhere.length > 0 && of_corpus_.chance(elsewhere.length) > std::max(of_match, of_place)) {
         return fill(of_corpus_, elsewhere.length, corpus_->propose(elsewhere, out, n));
     }
     if (of_place > of_match) {
-        return fill(of_place_, place_.length(), index_.propose({place_.length(), place_.next}, out, n));
+        return fill(of_place_, place_.length(), index_.propose({place_.length(), place_.next, 0}, out, n));
     }
-    return fill(of_index_, match.length, index_.propose(match, out, n));
+    return fill(of_index, match.length, index_.propose(match, out, n));
 }
 
 } // namespace mtp

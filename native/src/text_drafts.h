@@ -3,9 +3,9 @@
 // text's longest repeated suffix, in the text or in an index of other texts. Independent of ggml and
 // llama.cpp.
 //
-// The acceptance of such drafts depends mostly on the length of the match, so it is estimated by length.
-// That is free: every generated token shows whether a draft from the text would have been right, even if
-// none was made.
+// The acceptance of such drafts depends mostly on the length of the match, and on how many earlier
+// occurrences of it agree on what follows, so it is estimated by both. That is free: every generated token
+// shows whether a draft from the text would have been right, even if none was made.
 //
 // An edited copy continues behind a replaced token, where the match is short or leads elsewhere. So the
 // place is remembered at which a long match was wrong, and drafts may come from the token after it.
@@ -56,7 +56,8 @@ public:
     static void check_saved(const std::vector<uint8_t> & saved, int64_t most, int64_t n_vocab);
 
     // Restores the output of save(true), which has been checked. Drafts continue as they did after save(); if
-    // the text was truncated before that, a match may be at a later occurrence than it was.
+    // the text was truncated before that, a match may be at a later occurrence than it was, and another number
+    // of occurrences may agree.
     void restore(const std::vector<uint8_t> & saved);
 
     // Restores the output of save(false). The text has been truncated to what it was.
@@ -97,10 +98,15 @@ private:
         int64_t length() const { return right + (right > 0 || wrong == 1 ? 2 : 1); }
     };
 
+    // By the agreement of a match: none or that of one, two and three, or more occurrences.
+    using RecordsOfIndex = std::array<Record, 4>;
+
+    static size_t agreement(const SuffixIndex::Match & match);
+
     // What save() writes before the tokens.
     struct Saved {
         Place place;
-        Record of_index;
+        RecordsOfIndex of_index;
         Record of_place;
         Record of_corpus;
     };
@@ -112,7 +118,7 @@ private:
     SuffixIndex index_;
     const Corpus * corpus_ = nullptr;
     Place place_;
-    Record of_index_;
+    RecordsOfIndex of_index_;
     Record of_place_;
     Record of_corpus_;
 };

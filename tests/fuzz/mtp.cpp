@@ -2,8 +2,8 @@
 // files, the library answers with a status, and the session goes on. docs/native.md has the commands.
 //
 // Bytes that begin with 'G' are loaded as a head, those that begin with "MTPT" as an index of lookup
-// files, and those that begin with 'S' are steps of a suffix index, whose matches are compared with a
-// naive search. All others are restored as a checkpoint into a session on the model that the
+// files, and those that begin with 'S' are steps of a suffix index, whose matches of up to 64 tokens are
+// compared with a naive search. Those that begin with 'D' are steps of drafts from a text. All others are restored as a checkpoint into a session on the model that the
 // environment variable MTP_FUZZ_MODEL names.
 
 #include "llama.h"
@@ -174,21 +174,55 @@ static void index_text(const uint8_t * data, size_t n) {
         int64_t longest = 0;
         for (int64_t end = 0; end + 1 < size; ++end) {
             int64_t length = 0;
-            while (length <= end && text[size_t(end - length)] == text[size_t(size - 1 - length)]) {
+            while (length < 64 && length <= end && text[size_t(end - length)] == text[size_t(size - 1 - length)]) {
                 ++length;
             }
             longest = std::max(longest, length);
         }
         int64_t length = -1;
         int64_t next = -1;
-        must(mtp_suffix_index_match(index, &length, &next) == MTP_OK, "an index answers");
+        int32_t agreeing = -1;
+        must(mtp_suffix_index_match(index, &length, &next, &agreeing) == MTP_OK, "an index answers");
         must(length == longest, "the longest repeated suffix is found");
         must(length == 0 || (next >= length && next < size), "it is followed by a token");
+        must(agreeing >= 0 && agreeing <= 4 && (length > 0 || agreeing == 0), "few occurrences are counted");
         for (int64_t i = 0; i < length; ++i) {
             must(text[size_t(next - 1 - i)] == text[size_t(size - 1 - i)], "its earlier occurrence is one");
         }
     }
     mtp_suffix_index_free(index);
+}
+
+// A byte below 200 adds one of eight tokens, read or generated, another one truncates to a share of the text. After
+// each, drafts are planned, and a cycle in which some of them are accepted is reported.
+static void draft_from_text(const uint8_t * data, size_t n) {
+    mtp_depth * depth = nullptr;
+    mtp_text_drafts * drafts = nullptr;
+    must(mtp_depth_new(DEPTH, &depth) == MTP_OK && mtp_text_drafts_new(&drafts) == MTP_OK, "drafts are made");
+    const double verify_ms[4] = {10, 11, 12, 13};
+    must(mtp_depth_set_costs(depth, verify_ms, 4, nullptr, 0) == MTP_OK, "costs are set");
+    std::vector<int32_t> text;
+    for (size_t at = 0; at < std::min<size_t>(n, 1000); ++at) {
+        if (data[at] < 200) {
+            text.push_back(data[at] % 8);
+        } else {
+            text.resize(text.size() * (data[at] - 200) / 56);
+        }
+        must(mtp_text_drafts_set(drafts, text.data(), int64_t(text.size()), data[at] & 8) == MTP_OK, "a text is set");
+        int32_t out[15];
+        int32_t count = -1;
+        must(mtp_text_drafts_plan(drafts, depth, data[at] & 16 ? -1 : 0, 2, out, 15, &count) == MTP_OK, "drafts are planned");
+        must(count >= 0 && count <= 15, "as many drafts as were asked for at most");
+        for (int32_t i = 0; i < count; ++i) {
+            must(std::find(text.begin(), text.end(), out[i]) != text.end(), "a draft is a token of the text");
+        }
+        if (count > 0) {
+            const int32_t accepted = std::min<int32_t>(data[at] / 16, count);
+            must(mtp_depth_report_text(depth, count, accepted, 10 + data[at] % 7, 1) == MTP_OK, "a cycle is reported");
+        }
+    }
+    mtp_text_drafts_free(drafts);
+    mtp_depth_free(depth);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
@@ -198,6 +232,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
         search(data, n);
     } else if (n > 0 && data[0] == 'S') {
         index_text(data + 1, n - 1);
+    } else if (n > 0 && data[0] == 'D') {
+        draft_from_text(data + 1, n - 1);
     } else {
         restore(data, n);
     }

@@ -107,12 +107,13 @@ def checkpoints(path: Path) -> list[bytes]:
 
 
 def indexes(folder: Path) -> list[bytes]:
-    """Two indexes of lookup files, and steps of a suffix index."""
+    """Two indexes of lookup files, and steps of a suffix index and of drafts from a text."""
     out = []
     for texts in ([[1, 2, 3, 1, 2, 4]], [[], [5], [5, 5, 5, 5, 5]]):
         Corpus.write(folder / "texts.index", texts, n_vocab=16, tokenizer=0)
         out.append((folder / "texts.index").read_bytes())
-    return [*out, b"S" + bytes(i * i % 7 for i in range(90)) + b"\xe0\0\1\xd0\2" * 9]
+    steps = bytes(i * i % 7 for i in range(90)) + b"\xe0\0\1\xd0\2" * 9
+    return [*out, b"S" + steps, b"D" + steps]
 
 
 def main() -> None:

@@ -25,12 +25,15 @@ EDITS = st.lists(
 )
 
 
+MOST = 64  # kMostContext of native/src/suffix_index.h
+
+
 def longest_repeated_suffix(tokens: list[int]) -> int:
     """Length of the longest suffix that also ends before the last token, by comparison."""
     best = 0
     for end in range(len(tokens) - 1):
         length = 0
-        while length <= end and tokens[end - length] == tokens[-1 - length]:
+        while length <= min(end, MOST - 1) and tokens[end - length] == tokens[-1 - length]:
             length += 1
         best = max(best, length)
     return best
@@ -61,8 +64,8 @@ def test_matches_are_the_longest_and_real(edits: list[list[int] | float]) -> Non
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=14))
-def test_matches_are_the_latest(tokens: list[int]) -> None:
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_matches_are_the_latest_and_agreements_are_counted(tokens: list[int]) -> None:
     with SuffixIndex() as index:
         index.append(tokens)
         match = index.match()
@@ -71,7 +74,12 @@ def test_matches_are_the_latest(tokens: list[int]) -> None:
         starts = [
             i for i in range(len(tokens) - match.length) if tokens[i:][: match.length] == suffix
         ]
-        assert match.next == starts[-1] + match.length
+        following = [start + match.length for start in starts]
+        assert match.next == following[-1]
+        same = 0
+        while same < min(4, len(starts)) and tokens[following[-1 - same]] == tokens[match.next]:
+            same += 1
+        assert match.agreeing == (same if len(starts) > 1 else 0)
 
 
 def test_the_latest_occurrence_is_copied() -> None:
@@ -81,7 +89,7 @@ def test_the_latest_occurrence_is_copied() -> None:
         assert index.propose(3) == [4, 9, 1]
         index.truncate(9)
         index.append([7, 1, 2])
-        assert index.match() == Match(2, 6)  # 1 2, last followed by 4, not by what was truncated
+        assert index.match() == Match(2, 6, 1)  # 1 2, last followed by 4, not by what was truncated
 
 
 def test_a_repeated_token_is_continued_for_ever() -> None:
@@ -103,13 +111,13 @@ def test_memory_grows_linearly(kind: str) -> None:
     with SuffixIndex() as index:
         for _ in range(2):
             index.append(tokens)
-            assert index.nbytes < 300 * n + 10_000
+            assert index.nbytes < 110 * n + 10_000
             index.truncate(0)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_operations_grow_linearly(tmp_path: Path) -> None:
-    """Counted, not timed, on inputs that are bad for a search, with rollbacks, also to 0."""
+    """Counted, not timed, on inputs that are bad for a search, also with alternating rollbacks."""
     program = tmp_path / "growth"
     counted, others = ("text_drafts", "suffix_index"), ("acceptance", "corpus", "costs", "depth")
     options = ["-std=c++17", "-O1", f"-I{ROOT / 'native/src'}", f"-I{ROOT / 'native/include'}"]
@@ -131,7 +139,7 @@ def test_operations_grow_linearly(tmp_path: Path) -> None:
         kind, n, count = line.split("\t")
         blocks.setdefault(kind, []).append(int(count))
         assert int(count) > 10 * int(n)
-    assert len(blocks) == 8
+    assert len(blocks) == 11
     for kind, (small, large) in blocks.items():  # 8 times the tokens
         assert large < 10 * small, (kind, small, large)
 
@@ -162,4 +170,4 @@ def test_failed_allocations_leave_the_index_unchanged(tmp_path: Path) -> None:
     subprocess.run(["c++", *options, "-o", program, *sources], check=True, capture_output=True)
     done = subprocess.run([program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert int(done.stdout) > 1000
+    assert int(done.stdout) > 400

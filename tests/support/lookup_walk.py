@@ -23,6 +23,7 @@ from mtp_gguf.native.session import Session
 
 SEQUENCES = 3
 PASSAGE, MOST_WRONG = 8, 8  # kPassage and kMostWrong of native/src/text_drafts.cpp
+MOST = 64  # kMostContext of native/src/suffix_index.h
 KINDS = (CheckpointKind.HOST, CheckpointKind.HEAD, CheckpointKind.WHOLE)
 
 
@@ -57,7 +58,7 @@ class Text:
         text = np.array(self.tokens[self.known :])
         ends = np.arange(len(text) - 1)
         length = 0
-        while len(ends):
+        while len(ends) and length < MOST:
             same = ends[(ends >= length) & (text[ends - length] == text[-1 - length])]
             if not len(same):
                 break

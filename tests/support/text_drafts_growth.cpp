@@ -35,6 +35,30 @@ static void work(int32_t n, const std::function<int32_t(int32_t)> & token) {
     }
 }
 
+// After a text that is bad for it, a token is appended and removed again and again, each time another one.
+static void alternate(int32_t n, const std::function<int32_t(int32_t)> & token) {
+    mtp::TextDrafts text;
+    for (int32_t i = 0; i < n / 2; ++i) {
+        const int32_t next = token(i);
+        text.read(&next, 1);
+    }
+    for (int32_t i = n / 2; i < n; ++i) {
+        const int32_t last[] = {1000000 + i, 5};
+        text.read(last, 1 + i % 2);
+        text.generated(2000000 + i);
+        text.truncate(n / 2);
+    }
+}
+
+static void count(const std::string & kind, void (*run)(int32_t, const std::function<int32_t(int32_t)> &),
+                  const std::function<int32_t(int32_t)> & token) {
+    for (const int32_t n : {2000, 16000}) {
+        blocks = 0;
+        run(n, token);
+        std::printf("%s\t%d\t%llu\n", kind.c_str(), n, (unsigned long long) blocks);
+    }
+}
+
 int main() {
     const std::map<std::string, std::function<int32_t(int32_t)>> kinds = {
         {"one token", [](int32_t) { return 5; }},
@@ -49,10 +73,9 @@ int main() {
         {"edits", [](int32_t i) { return i % 12 == 0 ? 100000 + i : i % 500; }},
     };
     for (const auto & [kind, token] : kinds) {
-        for (const int32_t n : {2000, 16000}) {
-            blocks = 0;
-            work(n, token);
-            std::printf("%s\t%d\t%llu\n", kind.c_str(), n, (unsigned long long) blocks);
-        }
+        count(kind, work, token);
+    }
+    for (const std::string kind : {"one token", "Fibonacci", "one token before each"}) {
+        count(kind + ", alternating", alternate, kinds.at(kind));
     }
 }
