@@ -2,7 +2,8 @@
 
     python benchmarks/lookup.py --work FOLDER [--shape 0.8b] [--hit 0.8] [--threads 2]
         [--shares 0,25,50,90,90/20,100] [--stretch 100] [--tokens 384] [--rounds 3]
-    python benchmarks/lookup.py --model MODEL.gguf [--server PATH] [--threads 2] [--tokens 384]
+        [--settings off,lookup,head,both]
+    python benchmarks/lookup.py --work FOLDER|--model MODEL.gguf --server PATH [...]
 
 Uses the synthetic model of dial_model.py, whose trunk follows one fixed cycle of tokens: the answer
 is known beforehand, so the prompt can contain any share of it. The answer alternates between copied
@@ -10,15 +11,21 @@ stretches of --stretch tokens and novel text. At 90/20 it also replaces one toke
 copies, as a rename does. Four settings are interleaved in every round: no
 drafts, drafts from the text alone, the head alone (depth auto), and both. The table shows median
 tokens per second without the prompt, and the ratios of "both" to the others. All settings must
-generate the same tokens. With shares of 0 and 100, "switches" is the speed of "both" over that of
-the same tokens without any change between copied and novel text, from the speeds of both at 0 and
-100 %.
+generate the same tokens.
+
+With shares of 0 and 100, two columns show what changes between copied and novel text cost: the
+speed of "both" over that of as many copied and novel tokens at the speeds of 100 and 0 %. For
+"switches", the copy at 100 % is one of the same stretches in another order, so it has as many ends,
+at which a draft is rejected that nothing can foresee: what is left is what the other kind of text
+in between costs, until a copy is recognized and rates fit again. For "ends, too", it is one long
+stretch.
 
 With --model, the prompts of kind "edit" of `mtp-gguf bench` (rename in a Python function, a table
 as JSON, a notice again) are answered by any model instead. --server adds llama-server's own types
 of n-gram drafts on the same prompts, alone and with its draft-mtp, and its `lookup` if it has it
-(patches/). Each round starts them anew, because some types draft from the answers to earlier
-requests: they would copy the answer to the same prompt of the round before.
+(patches/), also on those of the synthetic model. Each round starts them anew, because some types
+draft from the answers to earlier requests: they would copy the answer to the same prompt of the
+round before.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ from dial_model import SHAPES, cycle_of
 
 from mtp_gguf.bench.prompts import SETS
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,40 +107,40 @@ def speed(llm: MTPLlama, prompt: list[int], n: int) -> tuple[float, list[int]]:
     return (n - 1) / seconds, tokens
 
 
-def texts(arguments: argparse.Namespace) -> None:
-    """Real prompts, with any model: a table of tokens per second."""
-    path, n = arguments.model, arguments.tokens
+def compare(
+    arguments: argparse.Namespace, path: Path, prompts: dict[str, list[int]], warm_up: list[int]
+) -> None:
+    """A table of tokens per second by prompt, ours and, with --server, llama-server's."""
+    n = arguments.tokens
     rows: dict[str, list[list[float]]] = {}
     with ExitStack() as stack:
         models = {
-            name: stack.enter_context(closing(opened(path, arguments, depth, lookup)))
-            for name, (depth, lookup) in SETTINGS.items()
+            name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
+            for name in arguments.settings.split(",")
         }
-        llm = next(iter(models.values()))
-        prompts = [llm.tokenize(text.encode(), special=True) for text in SETS["edit"]]
         servers = dict(server_settings(arguments))
         for i in range(arguments.rounds + 1):  # the first round warms up
-            for prompt_index, prompt in enumerate(prompts):
+            for at, prompt in enumerate(prompts.values()):
+                expected: list[int] = []
                 for name, model in models.items():
                     tok_s, tokens = speed(model, prompt, n)
-                    if name == "off":
-                        expected = tokens
+                    expected = expected or tokens
                     assert tokens == expected, f"{name}: other tokens"
-                    keep(rows, name, prompt_index, tok_s, i)
-            for name, options in servers.items():
-                binary, threads = arguments.server, arguments.threads
-                with server(binary, str(path), 0, threads, *options) as url:
-                    server_round(url, llm.tokenize(WARM_UP.encode(), special=True), n)
-                    for prompt_index, prompt in enumerate(prompts):
-                        keep(rows, name, prompt_index, server_round(url, prompt, n), i)
-    print("| drafts | rename | table as JSON | notice |\n| --- | --- | --- | --- |")
+                    if i:
+                        rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
+            for name, options in servers.items() if i else ():
+                with server(arguments.server, str(path), 0, arguments.threads, *options) as url:
+                    server_round(url, warm_up, n)
+                    for at, prompt in enumerate(prompts.values()):
+                        tok_s = server_round(url, prompt, n)
+                        rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
+    print(f"| drafts | {' | '.join(prompts)} |\n{'| --- ' * (len(prompts) + 1)}|")
     for name, values in rows.items():
         print(f"| {name} | {' | '.join(f'{median(v):.1f}' for v in values)} |")
 
 
-def keep(rows: dict[str, list[list[float]]], name: str, at: int, tok_s: float, i: int) -> None:
-    if i:
-        rows.setdefault(name, [[] for _ in SETS["edit"]])[at].append(tok_s)
+def edits(replaced: int) -> str:
+    return f", one in {replaced} replaced" if replaced else ""
 
 
 def server_settings(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
@@ -171,48 +179,71 @@ def main() -> None:
     parser.add_argument("--hit", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shares", default="0,25,50,90,90/20,100")
+    parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--stretch", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.model:
-        texts(arguments)
+        with Vocabulary(arguments.model) as vocabulary:
+            texts = [vocabulary.encode(text).tolist() for text in (*SETS["edit"], WARM_UP)]
+        names = ("rename", "table as JSON", "notice")
+        compare(arguments, arguments.model, dict(zip(names, texts, strict=False)), texts[-1])
         return
     path = dial_file(arguments.shape, arguments.hit, arguments.work)
     cycle = cycle_of(SHAPES[arguments.shape]).tolist()
-    n, names = arguments.tokens, list(SETTINGS)
-    print(f"| copied | {' | '.join(names)} | both / head | both / off | switches |")
-    print("| --- " * (len(names) + 4) + "|")
-    pure: dict[int, float] = {}  # speed of "both" at 0 and 100 %
+    n, names = arguments.tokens, arguments.settings.split(",")
+    shares = [
+        (int(share), int(replaced or 0))
+        for share, replaced in re.findall(r"(\d+)(?:/(\d+))?", arguments.shares)
+    ]
+    if arguments.server:
+        prompts = {
+            f"{share} %{edits(replaced)}": copied_prompt(
+                cycle, share / 100, arguments.stretch, n, replaced
+            )
+            for share, replaced in shares
+        }
+        compare(arguments, path, prompts, cycle[-2 * n : -n])
+        return
     with ExitStack() as stack:
         models = {
-            name: stack.enter_context(closing(opened(path, arguments, depth, lookup)))
-            for name, (depth, lookup) in SETTINGS.items()
+            name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
+            for name in names
         }
-        shares = [
-            (int(share), int(replaced or 0))
-            for share, replaced in re.findall(r"(\d+)(?:/(\d+))?", arguments.shares)
-        ]
-        for share, replaced in sorted(shares, key=lambda row: (row[0] not in (0, 100), row)):
-            prompt = copied_prompt(cycle, share / 100, arguments.stretch, n, replaced)
-            speeds: dict[str, list[float]] = {name: [] for name in names}
+
+        def medians(prompt: list[int], chosen: list[str]) -> dict[str, float]:
+            speeds: dict[str, list[float]] = {name: [] for name in chosen}
             for i in range(arguments.rounds + 1):  # the first round warms up
-                for name in names[i % len(names) :] + names[: i % len(names)]:
+                for name in chosen[i % len(chosen) :] + chosen[: i % len(chosen)]:
                     tok_s, tokens = speed(models[name], prompt, n)
-                    assert tokens == cycle[:n], f"{name} at {share} %: other tokens"
+                    assert tokens == cycle[:n], f"{name}: other tokens"
                     if i:
                         speeds[name].append(tok_s)
-            medians = {name: median(values) for name, values in speeds.items()}
-            both = medians["both"]
-            row = " | ".join(f"{medians[name]:.1f}" for name in names)
-            ratios = f"{both / medians['head']:.2f} | {both / medians['off']:.2f} | "
-            if share in (0, 100) and not replaced:
-                pure[share] = both
-            elif len(pure) == 2 and not replaced:
+            return {name: median(values) for name, values in speeds.items()}
+
+        print(f"| copied | {' | '.join(names)} | both / head | both / off | switches | ends, too |")
+        print("| --- " * (len(names) + 5) + "|")
+        novel = copies = 0.0  # speeds of "both" at 0 and 100 %
+        one_copy = 0.0  # of 100 % in one stretch
+        for share, replaced in sorted(shares, key=lambda row: (row[0] not in (0, 100), row)):
+            prompt = copied_prompt(cycle, share / 100, arguments.stretch, n, replaced)
+            found = medians(prompt, names)
+            both = found["both"]
+            row = [f"{found[name]:.1f}" for name in names]
+            row += [f"{both / found[x]:.2f}" if x in found else "" for x in ("head", "off")]
+            if share == 0:
+                novel = both
+            elif share == 100 and not replaced:
+                copies = both
+                one_copy = medians(copied_prompt(cycle, 1.0, n, n), ["both"])["both"]
+                row += ["", f"{copies / one_copy:.3f}"]
+            elif novel and copies and not replaced:
                 copied = copied_tokens(share / 100, arguments.stretch, n)
-                ratios += f"{both * (copied / pure[100] + (n - copied) / pure[0]) / n:.2f}"
-            edited = f", one in {replaced} replaced" if replaced else ""
-            print(f"| {share} %{edited} | {row} | {ratios} |", flush=True)
+                for pure in (copies, one_copy):
+                    row.append(f"{both * (copied / pure + (n - copied) / novel) / n:.3f}")
+            row += [""] * (len(names) + 4 - len(row))
+            print(f"| {share} %{edits(replaced)} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
