@@ -8,10 +8,11 @@
 Uses the synthetic model of dial_model.py, whose trunk follows one fixed cycle of tokens: the answer
 is known beforehand, so the prompt can contain any share of it. The answer alternates between copied
 stretches of --stretch tokens and novel text. At 90/20 it also replaces one token in 20 of what it
-copies, as a rename does. Four settings are interleaved in every round: no
-drafts, drafts from the text alone, the head alone (depth auto), and both. The table shows median
-tokens per second without the prompt, and the ratios of "both" to the others. All settings must
-generate the same tokens.
+copies, as a rename does. Four settings are interleaved in every round: no drafts, drafts from the
+text alone, the head alone (depth auto), and both. Each round opens their models anew, in another
+order, because speeds of one setting differ by up to 15 % with where its memory lies; a text is
+measured when the session has generated it once. The table shows median tokens per second without
+the prompt, and the ratios of "both" to the others. All settings must generate the same tokens.
 
 With shares of 0 and 100, two columns show what changes between copied and novel text cost: the
 speed of "both" over that of as many copied and novel tokens at the speeds of 100 and 0 %. For
@@ -61,6 +62,7 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
 SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 LEAD = 4  # tokens of the answer before each copied stretch, by which the copy is recognized
 WARM_UP = SETS["code"][0]  # of servers: another text than those that are measured
+WARM = 32  # tokens before a measurement without drafts, which has nothing to learn
 
 
 def copied_tokens(share: float, stretch: int, n: int) -> int:
@@ -206,44 +208,53 @@ def main() -> None:
         }
         compare(arguments, path, prompts, cycle[-2 * n : -n])
         return
-    with ExitStack() as stack:
-        models = {
-            name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
-            for name in names
-        }
+    rows = [
+        (share, replaced, copied_prompt(cycle, share / 100, arguments.stretch, n, replaced))
+        for share, replaced in shares
+    ]
+    one_copy = copied_prompt(cycle, 1.0, n, n)
+    speeds: dict[tuple[int, int, str], list[float]] = {}
+    whole: list[float] = []  # of "both" at 100 % in one stretch
+    for i in range(arguments.rounds):
+        turned = names[i % len(names) :] + names[: i % len(names)]
+        with ExitStack() as stack:
+            models = {
+                name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
+                for name in turned
+            }
 
-        def medians(prompt: list[int], chosen: list[str]) -> dict[str, float]:
-            speeds: dict[str, list[float]] = {name: [] for name in chosen}
-            for i in range(arguments.rounds + 1):  # the first round warms up
-                for name in chosen[i % len(chosen) :] + chosen[: i % len(chosen)]:
-                    tok_s, tokens = speed(models[name], prompt, n)
-                    assert tokens == cycle[:n], f"{name}: other tokens"
-                    if i:
-                        speeds[name].append(tok_s)
-            return {name: median(values) for name, values in speeds.items()}
+            def learned(name: str, prompt: list[int], models: dict[str, MTPLlama]) -> float:
+                """The speed in a session that knows such texts."""
+                speed(models[name], prompt, n if SETTINGS[name] != SETTINGS["off"] else WARM)
+                tok_s, tokens = speed(models[name], prompt, n)
+                assert tokens == cycle[:n], f"{name}: other tokens"
+                return tok_s
 
-        print(f"| copied | {' | '.join(names)} | both / head | both / off | switches | ends, too |")
-        print("| --- " * (len(names) + 5) + "|")
-        novel = copies = 0.0  # speeds of "both" at 0 and 100 %
-        one_copy = 0.0  # of 100 % in one stretch
-        for share, replaced in sorted(shares, key=lambda row: (row[0] not in (0, 100), row)):
-            prompt = copied_prompt(cycle, share / 100, arguments.stretch, n, replaced)
-            found = medians(prompt, names)
-            both = found["both"]
-            row = [f"{found[name]:.1f}" for name in names]
-            row += [f"{both / found[x]:.2f}" if x in found else "" for x in ("head", "off")]
-            if share == 0:
-                novel = both
-            elif share == 100 and not replaced:
-                copies = both
-                one_copy = medians(copied_prompt(cycle, 1.0, n, n), ["both"])["both"]
-                row += ["", f"{copies / one_copy:.3f}"]
-            elif novel and copies and not replaced:
-                copied = copied_tokens(share / 100, arguments.stretch, n)
-                for pure in (copies, one_copy):
-                    row.append(f"{both * (copied / pure + (n - copied) / novel) / n:.3f}")
-            row += [""] * (len(names) + 4 - len(row))
-            print(f"| {share} %{edits(replaced)} | {' | '.join(row)} |", flush=True)
+            for share, replaced, prompt in rows:
+                for name in turned:
+                    row = speeds.setdefault((share, replaced, name), [])
+                    row.append(learned(name, prompt, models))
+            if "both" in names:
+                whole.append(learned("both", one_copy, models))
+    print(f"| copied | {' | '.join(names)} | both / head | both / off | switches | ends, too |")
+    print("| --- " * (len(names) + 5) + "|")
+    for share, replaced, _ in rows:
+        found = {name: speeds[share, replaced, name] for name in names}
+        line = [f"{median(values):.1f}" for values in found.values()]
+        for other in ("head", "off"):
+            known = "both" in found and other in found
+            line.append(f"{median(found['both']) / median(found[other]):.2f}" if known else "")
+        novel, copies = (speeds.get((pure, 0, "both"), []) for pure in (0, 100))
+        copied = copied_tokens(share / 100, arguments.stretch, n)
+        for pure in (copies, whole):
+            if replaced or not 0 < share < 100 or not pure or not novel:
+                line.append("")
+                continue
+            each = zip(found["both"], pure, novel, strict=True)
+            line.append(
+                f"{median(b * (copied / p + (n - copied) / q) / n for b, p, q in each):.3f}"
+            )
+        print(f"| {share} %{edits(replaced)} | {' | '.join(line)} |")
 
 
 if __name__ == "__main__":
