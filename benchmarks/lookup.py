@@ -24,9 +24,8 @@ stretch.
 With --model, the prompts of kind "edit" of `mtp-gguf bench` (rename in a Python function, a table
 as JSON, a notice again) are answered by any model instead. --server adds llama-server's own types
 of n-gram drafts on the same prompts, alone and with its draft-mtp, and its `lookup` if it has it
-(patches/), also on those of the synthetic model. Each round starts them anew, because some types
-draft from the answers to earlier requests: they would copy the answer to the same prompt of the
-round before.
+(patches/), also on those of the synthetic model. They are started anew for each answer, because
+some types draft from the answers to earlier requests, and would copy the same answer from there.
 """
 
 from __future__ import annotations
@@ -130,12 +129,13 @@ def compare(
                     assert tokens == expected, f"{name}: other tokens"
                     if i:
                         rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
-            for name, options in servers.items() if i else ():
-                with server(arguments.server, str(path), 0, arguments.threads, *options) as url:
+            for name, at in itertools.product(servers, range(len(prompts)) if i else ()):
+                with server(
+                    arguments.server, str(path), 0, arguments.threads, *servers[name]
+                ) as url:
                     server_round(url, warm_up, n)
-                    for at, prompt in enumerate(prompts.values()):
-                        tok_s = server_round(url, prompt, n)
-                        rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
+                    tok_s = server_round(url, list(prompts.values())[at], n)
+                    rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
     print(f"| drafts | {' | '.join(prompts)} |\n{'| --- ' * (len(prompts) + 1)}|")
     for name, values in rows.items():
         print(f"| {name} | {' | '.join(f'{median(v):.1f}' for v in values)} |")
