@@ -1,27 +1,42 @@
 """Which contexts roll back by replay (patches/0015: a log of tokens), and which by snapshots."""
 
+import ctypes
 import os
 from typing import Any, Literal
 
 from mtp_gguf.gguf_tools.nextn import REPLAYED
 from mtp_gguf.gguf_tools.profile import AUTO
 
+from .libraries import device_name
 from .runtime import llama_cpp
 from .session import Rollback
 
 _OPERATION = "ggml_gated_delta_net_replay"
-_SWITCH = "LLAMA_RS_REPLAY"  # "0" turns replay off
+_SWITCH = "LLAMA_RS_REPLAY"  # "0" turns replay off, "cpu" on other devices
 
 
 def replays(architecture: str | None, n_gpu_layers: int) -> bool:
-    """Whether the loaded llama.cpp rolls back models of an architecture by replay.
+    """Whether the loaded llama.cpp rolls back all layers of an architecture's models by replay.
 
-    n_gpu_layers: replay requires 0, because no GPU backend has the operation.
+    n_gpu_layers: on the first GPU; layers of a GPU that cannot replay keep snapshots.
     """
-    if architecture not in REPLAYED:
-        return False
     library = llama_cpp.llama_cpp._lib
-    return n_gpu_layers == 0 and os.environ.get(_SWITCH) != "0" and hasattr(library, _OPERATION)
+    switch = os.environ.get(_SWITCH)
+    if architecture not in REPLAYED or switch == "0" or not hasattr(library, _OPERATION):
+        return False
+    return not n_gpu_layers or (switch != "cpu" and device_replays(device_name(n_gpu_layers)))
+
+
+def device_replays(name: str) -> bool:
+    """Whether the loaded llama.cpp rolls back by replay on the device of ggml with this name."""
+    library = llama_cpp.llama_cpp._lib
+    if not hasattr(library, "llama_dev_can_replay"):
+        return False
+    find, can_replay = library.ggml_backend_dev_by_name, library.llama_dev_can_replay
+    find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
+    can_replay.argtypes, can_replay.restype = [ctypes.c_void_p], ctypes.c_bool
+    device = find(name.encode())
+    return bool(device and can_replay(device))
 
 
 def keeps_snapshots(context: Any) -> bool:

@@ -86,10 +86,11 @@ def walk(
     seed: int,
     steps: int,
     tokens: int,
+    place: tuple[object, ...] = (),
     timeout: float = 3600,
     **environment: str,
 ) -> Any:
-    """What `rollback_walk` counted."""
-    words = (model, seed, steps, tokens)
+    """What `rollback_walk` counted; place: its last arguments."""
+    words = (model, seed, steps, tokens, *place)
     printed = run_on(libraries, "rollback_walk", *words, timeout=timeout, **environment)
     return json.loads(printed.splitlines()[-1])
