@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -17,6 +18,39 @@ constexpr int64_t DRAW_BLOCK = 512;
 // Up to how many tokens' shares are read alone from a device, rather than all weights: graphs are made for
 // one of these numbers.
 constexpr int64_t FEW_SHARES[] = {64, 1024};
+
+// The mask [n_kv, n] F16 that lets each of n queries see a range of the rows. bounds: twice the first row, and how
+// many rows follow it for each query; row first + j is visible if |2j - last| <= last. Both sides are even, or
+// both are odd.
+static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_t n_kv) {
+    const int64_t n = bounds->ne[0] - 1;
+    ggml_tensor * first = ggml_view_1d(ctx, bounds, 1, 0);
+    ggml_tensor * last = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), sizeof(float));
+    ggml_tensor * rows = ggml_sub(ctx, ggml_arange(ctx, 0.0f, float(2 * n_kv), 2.0f), first);
+    ggml_tensor * away = ggml_abs(ctx, ggml_sub(ctx, ggml_repeat_4d(ctx, rows, n_kv, n, 1, 1), last));
+    away = ggml_sub(ctx, away, last);
+    // 0, or at least 2 and so minus infinity.
+    return ggml_cast(ctx, ggml_scale(ctx, ggml_relu(ctx, away), -FLT_MAX), GGML_TYPE_F16);
+}
+
+bool DraftGraph::computes_masks(ggml_backend_t backend, int64_t n_kv) {
+    if (n_kv > (1 << 23)) { // twice as much is not exact in F32
+        return false;
+    }
+    constexpr size_t most = 16; // tensors
+    ggml_context_ptr context(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
+    if (!context) {
+        throw std::bad_alloc();
+    }
+    ggml_cgraph * graph = ggml_new_graph_custom(context.get(), most, false);
+    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 3), n_kv));
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        if (!ggml_backend_supports_op(backend, ggml_graph_node(graph, i))) {
+            return false;
+        }
+    }
+    return true;
+}
 
 int64_t DraftGraph::Key::drafting(int64_t step) const {
     return std::count_if(sequences.begin(), sequences.end(), [&](const Sequence & s) { return s.depth > step; });
@@ -35,17 +69,20 @@ public:
         const int64_t depth = key.depth();
         ggml_tensor * embedding = fed_embedding(rows);
         ggml_tensor * hidden = fed_hidden(rows);
-        g_.feed_positions_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * rows), "feed positions");
-        g_.feed_slots_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, rows), "feed slots");
+        g_.feed_positions_ = positions(rows, "feed positions");
         for (int64_t step = 0; step < depth; ++step) {
-            const int64_t n = key.drafting(step);
-            g_.step_positions_.push_back(input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, 4 * n), "step positions"));
-            g_.step_slots_.push_back(
-                step == 0 ? nullptr : input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I64, n), "step slots"));
+            g_.step_positions_.push_back(positions(key.drafting(step), "step positions"));
         }
         for (const Key::Sequence & sequence : key.sequences) {
-            g_.masks_.push_back(depth == 0 ? nullptr
-                                           : input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, sequence.n_kv, sequence.depth), "mask"));
+            if (depth == 0) {
+                g_.masks_.push_back(nullptr);
+            } else if (key.masks_on_device) {
+                ggml_tensor * bounds = ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1 + sequence.depth);
+                g_.bounds_.push_back(input(bounds, "bounds", sizeof(float)));
+                g_.masks_.push_back(range_mask(ctx_, bounds, sequence.n_kv));
+            } else {
+                g_.masks_.push_back(input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, sequence.n_kv, sequence.depth), "mask"));
+            }
         }
         if (key.draws) {
             g_.sharpness_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1), "sharpness");
@@ -55,7 +92,7 @@ public:
 
         ggml_tensor * x = project(embedding, hidden);
         ggml_tensor * normed = norm(x, w_.attn_norm);
-        write_cache(normed, g_.feed_positions_, g_.feed_slots_, key.n(), key.rows);
+        write_cache(normed, g_.feed_positions_, key.n(), key.rows);
         if (depth == 0) {
             return;
         }
@@ -67,7 +104,7 @@ public:
                 ggml_tensor * chosen = ggml_get_rows(ctx_, w_.draft_embedding, first(g_.indices_.back(), n));
                 x = project(chosen, first_columns(hidden_, n));
                 normed = norm(x, w_.attn_norm);
-                write_cache(normed, g_.step_positions_[size_t(step)], g_.step_slots_[size_t(step)], n, 1);
+                write_cache(normed, g_.step_positions_[size_t(step)], n, 1);
             }
             hidden_ = block(x, normed, step);
             draft(hidden_, step);
@@ -75,11 +112,17 @@ public:
     }
 
 private:
-    ggml_tensor * input(ggml_tensor * tensor, const char * name) {
+    // alignment: 0 for that of the device. Less is enough for what is only used as indices of rows, or by
+    // operations on elements.
+    ggml_tensor * input(ggml_tensor * tensor, const char * name, size_t alignment = 0) {
         ggml_set_input(tensor);
         ggml_set_name(tensor, name);
-        g_.inputs_->add(tensor);
+        g_.inputs_->add(tensor, alignment > 0 ? alignment : g_.alignment_);
         return tensor;
+    }
+
+    ggml_tensor * positions(int64_t n, const char * name) {
+        return input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, (c_.mrope ? 4 : 1) * n), name);
     }
 
     // The embeddings of the fed tokens, [n_embd, rows].
@@ -87,7 +130,7 @@ private:
         if (!g_.key_.indexed) {
             return g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
         }
-        g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices");
+        g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices", sizeof(int32_t));
         return ggml_get_rows(ctx_, w_.draft_embedding, g_.fed_indices_);
     }
 
@@ -100,7 +143,7 @@ private:
         ggml_set_input(hidden); // not among the packed ones, which are uploaded
         ggml_set_name(hidden, "hidden");
         g_.hidden_ = hidden;
-        g_.hidden_rows_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "hidden rows");
+        g_.hidden_rows_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "hidden rows", sizeof(int32_t));
         return ggml_get_rows(ctx_, hidden, g_.hidden_rows_);
     }
 
@@ -108,7 +151,7 @@ private:
     void output(ggml_tensor * tensor, bool packed) {
         ggml_set_output(tensor);
         if (packed) {
-            g_.outputs_->add(tensor);
+            g_.outputs_->add(tensor, sizeof(float));
         }
         ggml_build_forward_expand(g_.graph_, tensor);
     }
@@ -142,10 +185,9 @@ private:
     // A norm of each head [head_dim, heads, n], if the model has one.
     ggml_tensor * head_norm(ggml_tensor * x, ggml_tensor * weight) { return weight == nullptr ? x : norm(x, weight); }
 
-    // x: [head_dim, heads, n]. positions: [4 n], of which only M-RoPE uses more than the first n.
+    // x: [head_dim, heads, n].
     ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
         if (!c_.mrope) {
-            positions = ggml_view_1d(ctx_, positions, x->ne[2], 0);
             return ggml_rope_ext(ctx_, x, positions, nullptr, c_.n_rot, GGML_ROPE_TYPE_NEOX, c_.n_ctx_orig,
                                  c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
                                  c_.beta_slow);
@@ -162,16 +204,16 @@ private:
         return ggml_mul_mat(ctx_, w_.eh_proj, both);
     }
 
-    // Writes the keys and values of normed rows, `each` for the first `n` sequences. Later reads use the
-    // tensors that set_rows returns, so that they depend on the write.
-    void write_cache(ggml_tensor * normed, ggml_tensor * at, ggml_tensor * slots, int64_t n, int64_t each) {
+    // Writes the keys and values of normed rows, `each` for the first `n` sequences, at their positions. Later
+    // reads use the tensors that set_rows returns, so that they depend on the write.
+    void write_cache(ggml_tensor * normed, ggml_tensor * at, int64_t n, int64_t each) {
         const int64_t rows = n * each;
         ggml_tensor * k = ggml_reshape_3d(ctx_, linear(w_.k, w_.k_bias, normed), c_.head_dim, c_.n_head_kv, rows);
         k = rope(head_norm(k, w_.k_norm), at);
         k = ggml_reshape_2d(ctx_, k, c_.kv_width(), rows);
         ggml_tensor * v = linear(w_.v, w_.v_bias, normed);
         for (int64_t i = 0; i < n; ++i) {
-            ggml_tensor * to = n == 1 ? slots : ggml_view_1d(ctx_, slots, each, size_t(i * each) * sizeof(int64_t));
+            ggml_tensor * to = at->ne[0] == each ? at : ggml_view_1d(ctx_, at, each, size_t(i * each) * sizeof(int32_t));
             for (auto [cache, all] : {std::pair(&keys_[size_t(i)], k), std::pair(&values_[size_t(i)], v)}) {
                 ggml_tensor * own =
                     n == 1 ? all : ggml_view_2d(ctx_, all, all->ne[0], each, all->nb[1], size_t(i * each) * all->nb[1]);
@@ -402,9 +444,9 @@ DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTe
         }
         bind(int64_t(i), cache.keys(seqs[i]), cache.values(seqs[i]));
     }
-    const size_t alignment = ggml_backend_buft_get_alignment(ggml_backend_get_default_buffer_type(backend));
-    inputs_ = std::make_unique<PackedTensors>(context_.get(), alignment);
-    outputs_ = std::make_unique<PackedTensors>(context_.get(), sizeof(float));
+    alignment_ = ggml_backend_buft_get_alignment(ggml_backend_get_default_buffer_type(backend));
+    inputs_ = std::make_unique<PackedTensors>(context_.get());
+    outputs_ = std::make_unique<PackedTensors>(context_.get());
     Builder(*this, config, weights).build();
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
@@ -481,7 +523,7 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
     const int64_t rows = key_.rows;
     const int64_t all = rows * key_.n();
     int32_t * positions = inputs_->host<int32_t>(feed_positions_);
-    int64_t * slots = inputs_->host<int64_t>(feed_slots_);
+    const int64_t sections = ggml_nelements(feed_positions_) / all; // 4 with M-RoPE
     for (size_t s = 0; s < feeds.size(); ++s) {
         const Feed & feed = feeds[s];
         const int64_t at = int64_t(s) * rows;
@@ -506,12 +548,11 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
             std::fill_n(hidden, padding * n_embd_, 0.0f);
             std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + padding * n_embd_);
         }
-        // M-RoPE takes four positions per row. For text the first three are the same, and the fourth has
-        // no effect.
+        // Of M-RoPE's four positions per row, the first three are the same for text, and the fourth is 0.
         for (int64_t i = 0; i < rows; ++i) {
-            slots[at + i] = i < padding ? last + 1 + i : feed.first + i - padding;
-            for (int64_t section = 0; section < 4; ++section) {
-                positions[section * all + at + i] = section < 3 ? int32_t(slots[at + i]) : 0;
+            const int64_t position = i < padding ? last + 1 + i : feed.first + i - padding;
+            for (int64_t section = 0; section < sections; ++section) {
+                positions[section * all + at + i] = section < 3 ? int32_t(position) : 0;
             }
         }
 
@@ -519,12 +560,15 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
         const int64_t first_kept = cache.empty(feed.seq) ? feed.first : cache.first(feed.seq);
         for (int64_t step = 0; step < sequence.depth; ++step) {
             const int64_t n = key_.drafting(step);
-            for (int64_t section = 0; section < 4; ++section) {
+            for (int64_t section = 0; section < sections; ++section) {
                 inputs_->host<int32_t>(step_positions_[size_t(step)])[section * n + int64_t(s)] =
                     section < 3 ? int32_t(last + step) : 0;
             }
-            if (step > 0) {
-                inputs_->host<int64_t>(step_slots_[size_t(step)])[s] = last + step;
+            if (key_.masks_on_device) {
+                float * bounds = inputs_->host<float>(bounds_[s]);
+                bounds[0] = float(2 * first_kept);
+                bounds[1 + step] = float(last + step - first_kept);
+                continue;
             }
             ggml_fp16_t * mask = inputs_->host<ggml_fp16_t>(masks_[s]) + step * sequence.n_kv;
             std::fill_n(mask, sequence.n_kv, ggml_fp32_to_fp16(-INFINITY));

@@ -56,6 +56,7 @@ public:
         bool draws = false;              // the drafts of the only sequence are sampled from the head's distribution
         bool hidden_on_device = false;   // the hidden states of the only sequence are copied on the device
         bool indexed = false;            // the fed tokens are in the draft vocabulary, whose rows are on the device
+        bool masks_on_device = false;    // the masks are computed there, from the rows that are visible
 
         int64_t depth() const { return sequences.front().depth; }
         int64_t n() const { return int64_t(sequences.size()); }
@@ -64,7 +65,7 @@ public:
 
         bool operator==(const Key & other) const {
             return rows == other.rows && draws == other.draws && hidden_on_device == other.hidden_on_device &&
-                   indexed == other.indexed && sequences == other.sequences;
+                   indexed == other.indexed && masks_on_device == other.masks_on_device && sequences == other.sequences;
         }
     };
 
@@ -83,6 +84,9 @@ public:
     // MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
     DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
                const std::vector<int> & seqs, ggml_backend_t backend);
+
+    // Whether the backend can compute masks of this many rows of the cache.
+    static bool computes_masks(ggml_backend_t backend, int64_t n_kv);
 
     const Key & key() const { return key_; }
 
@@ -132,6 +136,7 @@ private:
     ggml_context_ptr context_;
     ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
+    size_t alignment_; // of tensors on the device
     std::unique_ptr<PackedTensors> inputs_;
     std::unique_ptr<PackedTensors> outputs_;
 
@@ -139,20 +144,20 @@ private:
     std::vector<ggml_tensor *> keys_;   // [kv_width, capacity] F16, where the sequence's are
     std::vector<ggml_tensor *> values_; // the same
     std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
+    std::vector<ggml_tensor *> bounds_; // [1 + its depth] F32 if the masks are computed: twice the first visible row,
+                                        // and how many follow it in each step
 
     ggml_tensor * embedding_ = nullptr;      // [n_embd, R * sequences], one sequence after another
     ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `embedding`
     ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences]; with hidden_rows, filled from the front
     ggml_tensor * hidden_rows_ = nullptr;    // [R] I32, where rows of `hidden` are used
-    ggml_tensor * feed_positions_ = nullptr; // [4 * R * sequences] I32
-    ggml_tensor * feed_slots_ = nullptr;     // [R * sequences] I64, rows of the sequences' caches
+    ggml_tensor * feed_positions_ = nullptr; // [R * sequences] I32, four times as many with M-RoPE
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
     ggml_tensor * cutoff_ = nullptr;         // [1] F32, of a logit below the largest
     ggml_tensor * uniforms_ = nullptr;       // [4, depth] F32, each uniform in two parts
 
     // For each step, n being the sequences that draft in it:
-    std::vector<ggml_tensor *> step_positions_; // [4 * n] I32
-    std::vector<ggml_tensor *> step_slots_;     // [n] I64; nullptr for the first step, which uses a fed row
+    std::vector<ggml_tensor *> step_positions_; // [n] I32, four times as many with M-RoPE
     std::vector<ggml_tensor *> indices_;        // [n] I32
     std::vector<ggml_tensor *> probabilities_;  // [1, 1, n] F32, for a graph that does not draw
     std::vector<ggml_tensor *> logits_;         // [draft vocabulary, n] F32

@@ -50,6 +50,7 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), config_, params.fastmtp_size);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
+    masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
@@ -123,7 +124,9 @@ void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const 
 
 // A key for a graph of sequence 0.
 DraftGraph::Key Head::smallest_key(int64_t rows, int64_t depth, bool draws) const {
-    return {{{in_place_ ? -1 : 0, cache_->capacity(0), depth, CACHE_BUCKET}}, rows, draws};
+    DraftGraph::Key key = {{{in_place_ ? -1 : 0, cache_->capacity(0), depth, CACHE_BUCKET}}, rows, draws};
+    key.masks_on_device = masks_on_device_;
+    return key;
 }
 
 DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & key) {
@@ -160,6 +163,7 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     }
     if (!in_place_ && deepest > 0) {
         key.rows = std::max(key.rows, deepest + 1);
+        key.masks_on_device = masks_on_device_;
         key.hidden_on_device = tasks.front().feed.device_hidden.tensor != nullptr;
         key.indexed = std::all_of(tasks.begin(), tasks.end(), [&](const Task & task) {
             return std::all_of(task.feed.tokens, task.feed.tokens + task.feed.rows,

@@ -90,6 +90,7 @@ private:
     DraftVocabulary vocabulary_;
     ggml_backend_ptr backend_;
     bool in_place_; // the device computes in host memory
+    bool masks_on_device_; // and not uploaded
     std::unique_ptr<Weights> weights_;
     std::unique_ptr<HeadCache> cache_;
     int64_t n_ctx_;

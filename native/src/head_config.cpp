@@ -56,6 +56,14 @@ static void read_sections(const GgufFile & file, const std::string & key, HeadCo
     if (sum == 0) {
         file.refuse(key + ": expected a sum above 0, found 0");
     }
+    // Sections alternate. A pair outside of the first three has the fourth position, which is 0 for text; the
+    // others have the same position, so that without such a pair the rotation is that of NeoX, to the bit.
+    bool outside = false;
+    for (int pair = 0; pair < c.n_rot / 2; ++pair) {
+        const int sector = pair % sum;
+        outside = outside || sector >= 3 * c.rope_sections[sector % 3];
+    }
+    c.mrope = outside;
 }
 
 // GLM's experts: chosen by the sigmoid of the router and a bias, and shared ones of their size.

@@ -11,7 +11,7 @@ namespace mtp {
 struct HeadConfig {
     std::string arch; // general.architecture
     bool moe;
-    bool mrope;       // rotates by rope_sections, and not as NeoX
+    bool mrope;       // rotates text by rope_sections, and not as NeoX
     bool gated;       // the query matrix has a gate of the attention's output per head
     int block;        // N of blk.N
 

@@ -4,8 +4,8 @@
 
 namespace mtp {
 
-void PackedTensors::add(ggml_tensor * tensor) {
-    size_ = (size_ + alignment_ - 1) / alignment_ * alignment_;
+void PackedTensors::add(ggml_tensor * tensor, size_t alignment) {
+    size_ = (size_ + alignment - 1) / alignment * alignment;
     tensors_.emplace_back(tensor, size_);
     offsets_[tensor] = size_;
     size_ += ggml_nbytes(tensor);

@@ -15,11 +15,11 @@ namespace mtp {
 
 class PackedTensors {
 public:
-    // context: of the graph, with room for one more tensor. alignment: of each tensor.
-    PackedTensors(ggml_context * context, size_t alignment) : context_(context), alignment_(alignment) {}
+    // context: of the graph, with room for one more tensor.
+    explicit PackedTensors(ggml_context * context) : context_(context) {}
 
     // Adds a tensor that has no memory yet.
-    void add(ggml_tensor * tensor);
+    void add(ggml_tensor * tensor, size_t alignment);
 
     // Allocates all tensors. Throws MTP_ERROR_MEMORY if the device has no room for them.
     void allocate(ggml_backend_t backend);
@@ -41,7 +41,6 @@ public:
 
 private:
     ggml_context * context_;
-    size_t alignment_;
     size_t size_ = 0;
     std::vector<std::pair<ggml_tensor *, size_t>> tensors_; // with their offsets
     std::unordered_map<const ggml_tensor *, size_t> offsets_;

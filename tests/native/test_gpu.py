@@ -112,6 +112,42 @@ def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
                 session.argmax(len(tokens))
 
 
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize(
+    "order",
+    [
+        [(0, 6), (1, 5), (0, 3), (1, 1), (1, 4)],
+        [(0, 40), (1, 5), (0, 0), (0, 9), (1, 2), (0, 2)],
+    ],
+)
+def test_what_several_sequences_see(
+    models: Models, order: list[tuple[int, int]], unified: bool
+) -> None:
+    """Masks that the device computes, and those that are uploaded because cells are interleaved.
+
+    order: sequences and how many tokens are decoded at once, or 0 to remove the sequence.
+    Logits differ by rounding alone; a cell too many or too few moves them by a whole deviation.
+    """
+    path = models.gguf("dense-3v", "F16", "F16")
+    walks: list[list[np.ndarray]] = []
+    for place in ("cpu", "gpu"):
+        draw = np.random.default_rng(6)
+        with (
+            places.use(places.place(place)),
+            opened_session(path, "checkpoint", 0, 512, 2, unified) as (session, trunk),
+        ):
+            walks.append([])
+            for seq, n in order:
+                if n == 0:
+                    session.remove(0, seq=seq)
+                    continue
+                session.decode(draw.integers(900, size=n).tolist(), seq=seq, all_logits=True)
+                walks[-1].append(np.stack([trunk.logits(row) for row in range(n)]))
+    for on_cpu, on_gpu in zip(*walks, strict=True):
+        moved = np.abs(on_gpu - on_cpu).max(axis=1) / on_cpu.std(axis=1)
+        assert moved.max() < 0.2, moved
+
+
 def test_rejection_sampling_draws_the_cpus_tokens(models: Models, dial: Dial) -> None:
     """From the largest logits alone, and from those tokens' weights in a rejected draft."""
     texts: list[list[list[int]]] = []

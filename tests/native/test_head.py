@@ -29,6 +29,9 @@ CACHE_TOLERANCE = 0.01
 # before each product, so that a last bit can become a step of a block's scale, and the next step
 # starts from there. Measured: up to 0.05.
 QUANTIZED_RMS_TOLERANCE = 0.08
+# On a GPU rounding can make a router select another expert, which moves all later steps. Measured: up
+# to 0.27.
+OTHER_EXPERT_RMS_TOLERANCE = 0.4
 
 
 class Head(AnyHead):
@@ -92,7 +95,12 @@ def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_ty
         hidden = upstream.trunk(TOKENS[:-1])[1]
         draft = draft_all(head, hidden)
         want = upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
-    assert np.sqrt(np.mean((logits_of(draft) - want) ** 2)) < QUANTIZED_RMS_TOLERANCE
+    moved = np.sqrt(np.mean((logits_of(draft) - want) ** 2, axis=1))
+    if places.current() == places.CPU:
+        assert np.sqrt(np.mean(moved**2)) < QUANTIZED_RMS_TOLERANCE
+    else:
+        assert moved[0] < QUANTIZED_RMS_TOLERANCE
+        assert moved.max() < OTHER_EXPERT_RMS_TOLERANCE
 
 
 @places.everywhere
