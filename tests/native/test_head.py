@@ -29,8 +29,8 @@ CACHE_TOLERANCE = 0.01
 # before each product, so that a last bit can become a step of a block's scale, and the next step
 # starts from there. Measured: up to 0.05.
 QUANTIZED_RMS_TOLERANCE = 0.08
-# On a GPU rounding can make a router select another expert, which moves all later steps. Measured: up
-# to 0.27.
+# On a GPU rounding can make a router select another expert, which moves all later steps. Measured:
+# up to 0.27.
 OTHER_EXPERT_RMS_TOLERANCE = 0.4
 
 
