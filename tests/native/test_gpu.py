@@ -170,6 +170,34 @@ def test_rejection_sampling_draws_the_cpus_tokens(models: Models, dial: Dial) ->
     assert same >= 20, (same, texts)  # rounding may select another token
 
 
+def test_a_rejected_draft_is_replaced_by_the_cpus_token(dial: Dial) -> None:
+    """It depends on the shares that the draft was drawn from, which the device sums up.
+
+    Of a head that often agrees with the trunk, so that these shares are large.
+    """
+    path = dial("tiny", quant="F16", gain=0.15)
+    replaced: list[dict[int, int]] = []
+    for place in ("cpu", "gpu"):
+        with (
+            places.use(places.place(place)),
+            opened_session(path, "snapshot", 1) as (session, _),
+        ):
+            replaced.append({})
+            for seed in range(60):
+                session.remove(0)
+                session.decode([3, 1, 4, 1, 5])
+                session.set_sampling(1.0, top_k=6, seed=seed)
+                tokens = session.step_sampled(session.sample())
+                if len(tokens) == 1:
+                    replaced[-1][seed] = tokens[0]
+    on_cpu, on_gpu = replaced
+    both = on_cpu.keys() & on_gpu.keys()
+    same = sum(on_cpu[seed] == on_gpu[seed] for seed in both)
+    assert len(both) >= 15
+    assert len(on_cpu.keys() ^ on_gpu.keys()) <= 3  # rounding may select another token
+    assert same >= 0.9 * len(both), (same, len(both))
+
+
 def test_the_time_of_a_verification_includes_the_wait(dial: Dial) -> None:
     """Without a head, too, which nothing else makes wait before the logits are read."""
     with (
