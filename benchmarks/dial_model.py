@@ -200,13 +200,18 @@ def write_dial_model(
 
 
 def write_dial_gguf(
-    folder: Path, architecture: str, hit: Hit, layer_scale: float = LAYER_SCALE, gain: float = 1.0
+    folder: Path,
+    architecture: str,
+    hit: Hit,
+    layer_scale: float = LAYER_SCALE,
+    gain: float = 1.0,
+    size: nextn_models.Size = nextn_models.SMALLEST,
 ) -> Path:
     """Write the GGUF of an architecture that llama.cpp drafts with, of a small shape, in F32.
 
-    The arguments are those of `write_dial_model`.
+    The other arguments are those of `write_dial_model`.
     """
-    path = nextn_models.write_models(folder, [architecture])[architecture]
+    path = nextn_models.write_models(folder, [architecture], size)[architecture]
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
     vocabulary, width = tensors["token_embd.weight"].shape
     spec = Spec(architecture, vocab_size=vocabulary, hidden=width)

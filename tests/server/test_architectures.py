@@ -160,11 +160,7 @@ def recipe(script: str, *arguments: object) -> None:
 def test_a_trained_qwen3_next(
     quant: str, trained: Path, models: Models, patched_server: Path, free_port: int
 ) -> None:
-    """The text without drafts at each depth, and at least llama-server's own acceptance.
-
-    At depth 1 it is the same. Deeper drafts of the two drivers round differently, as those of the
-    demo model do (test_fused_draft.py).
-    """
+    """The text without drafts and llama-server's own acceptance, at each depth."""
     model = models.convert(trained, "--quant", quant, "--mtp-f16")
 
     def run(*passed: object, options: list[Any]) -> tuple[list[Any], int, int]:
@@ -183,8 +179,5 @@ def test_a_trained_qwen3_next(
         fused = run(options=["--depth", depth])
         steps = run(STEPS, options=["--depth", depth])
         assert fused[0] == steps[0] == plain, depth
-        rates = [accepted / drafted for _, drafted, accepted in (fused, steps)]
-        assert min(rates) > 0.5, depth
-        if depth == 1:
-            assert fused[1:] == steps[1:]
-        assert rates[0] > rates[1] * 0.95, depth
+        assert fused[1:] == steps[1:], depth
+        assert fused[2] > 0.5 * fused[1], depth

@@ -102,8 +102,12 @@ def listed_ids(path: Path) -> set[int]:
 
 def drafted(log: Path) -> list[int]:
     """The token that each step of drafting chose, from a log at the highest verbosity."""
-    found = re.findall(r"draft candidate +0, pos +\d+: +(\d+)", log.read_text(errors="replace"))
-    return [int(token) for token in found]
+    return drafted_in(log.read_text(errors="replace"))
+
+
+def drafted_in(log: str) -> list[int]:
+    """As `drafted`, from the text of a log."""
+    return [int(token) for token in re.findall(r"draft candidate +0, pos +\d+: +(\d+)", log)]
 
 
 def certain(result: dict[str, Any]) -> list[int]:

@@ -4,9 +4,9 @@ No converter is needed: `llama_model_init_from_user` makes a model from metadata
 which tensors, optional ones included, the architecture has and in which shapes. The files get
 random weights and a tokenizer of 128 tokens.
 
-    cd tests; python -m support.upstream.nextn_models write FOLDER ARCHITECTURE...
+    cd tests; python -m support.upstream.nextn_models write FOLDER TRUNK WIDTH ARCHITECTURE...
 
-writes FOLDER/ARCHITECTURE.gguf, and
+writes FOLDER/ARCHITECTURE.gguf in the `Size` TRUNK, WIDTH, and
 
     cd tests; python -m support.upstream.nextn_models draft FILE...
 
@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,23 +46,37 @@ _SCALES = (".scale", ".input_scale")  # of NVFP4
 _TRUNK_LAYERS = {"nemotron_h_moe": 3, "deepseek4": 4}
 
 
-def trunk_layers(architecture: str) -> int:
+class Size(NamedTuple):
+    """Factors on the number of trunk layers and on the width, with its heads."""
+
+    trunk: int = 1
+    width: int = 1
+
+
+SMALLEST = Size()
+
+
+def trunk_layers(architecture: str, size: Size = SMALLEST) -> int:
     """Number of trunk layers of the files."""
-    return _TRUNK_LAYERS.get(architecture, TRUNK)
+    return _TRUNK_LAYERS.get(architecture, TRUNK) * size.trunk
 
 
-def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
+def hparams(
+    architecture: str, layers: int | None = None, size: Size = SMALLEST
+) -> dict[str, Value]:
     """The architecture's metadata, with keys that it may not read.
 
     layers: number of NextN layers.
     """
     layers = LAYERS.get(architecture, 1) if layers is None else layers
-    trunk = trunk_layers(architecture)
-    blocks = trunk + layers
+    blocks = trunk_layers(architecture, size) + layers
     mla = architecture in _MLA
     width, heads = (128, 1) if mla else (WIDTH, HEADS)
     if architecture == "deepseek4":
         width, heads = 512, 8
+    else:
+        width, heads = width * size.width, heads * size.width
+    ffn = FFN * size.width
     head = width // heads
     u32: dict[str, Any] = {
         "vocab_size": TOKENS,
@@ -71,7 +85,7 @@ def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
         "block_count": blocks,
         "nextn_predict_layers": layers,
         "leading_dense_block_count": 1,
-        "feed_forward_length": FFN,
+        "feed_forward_length": ffn,
         "full_attention_interval": 2,
         "attention.head_count": heads,
         "attention.head_count_kv": heads,
@@ -83,8 +97,8 @@ def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
         "attention.indexer.top_k": 131072,
         "attention.indexer.block_size": 4,
         "attention.indexer.kpool": 4,
-        "expert_feed_forward_length": FFN,
-        "expert_shared_feed_forward_length": FFN // 2,
+        "expert_feed_forward_length": ffn,
+        "expert_shared_feed_forward_length": ffn // 2,
         "expert_count": EXPERTS,
         "expert_used_count": EXPERTS,
         "expert_shared_count": 1,
@@ -117,12 +131,12 @@ def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
     else:
         u32 |= {"attention.key_length": head, "attention.value_length": head}
     if architecture == "bailingmoe3":
-        u32["attention.head_count_kv"] = [heads, 0, *[heads] * layers]
+        u32["attention.head_count_kv"] = [*[heads, 0] * size.trunk, *[heads] * layers]
         u32["rope.dimension_sections"] = [8, 12, 12, 0]
     elif architecture == "nemotron_h_moe":
-        u32["attention.head_count"] = [heads, 0, heads, *[heads] * layers]
-        u32["attention.head_count_kv"] = [heads, 0, heads, *[heads] * layers]
-        u32["feed_forward_length"] = [0, 0, FFN, *[FFN] * layers]
+        of_heads = [*[heads, 0, heads] * size.trunk, *[heads] * layers]
+        u32 |= {"attention.head_count": of_heads, "attention.head_count_kv": of_heads}
+        u32["feed_forward_length"] = [*[0, 0, ffn] * size.trunk, *[ffn] * layers]
     elif architecture == "glm4moe":
         u32["rope.dimension_count"] = head // 2
     elif architecture.startswith("qwen"):
@@ -133,7 +147,7 @@ def hparams(architecture: str, layers: int | None = None) -> dict[str, Value]:
             "rope.dimension_count": head // 2,
             "attention.output_group_count": 8,
             "attention.output_lora_rank": 32,
-            "attention.compress_ratios": [0, 0, 4, 128, *[0] * layers],
+            "attention.compress_ratios": [*[0, 0, 4, 128] * size.trunk, *[0] * layers],
             "hyper_connection.count": 4,
             "hyper_connection.sinkhorn_iterations": 2,
             "hash_layer_count": 0,
@@ -155,12 +169,14 @@ def _list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def metadata(architecture: str, layers: int | None = None) -> dict[str, Value]:
+def metadata(
+    architecture: str, layers: int | None = None, size: Size = SMALLEST
+) -> dict[str, Value]:
     """All keys of a file."""
     tokens = tuple(f"<{i}>" for i in range(TOKENS))
     return {
         "general.architecture": Value(ValueType.STRING, architecture),
-        **hparams(architecture, layers),
+        **hparams(architecture, layers, size),
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
         "tokenizer.ggml.pre": Value(ValueType.STRING, "default"),
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
@@ -169,9 +185,11 @@ def metadata(architecture: str, layers: int | None = None) -> dict[str, Value]:
     }
 
 
-def write_models(folder: Path, architectures: Sequence[str]) -> dict[str, Path]:
+def write_models(
+    folder: Path, architectures: Sequence[str], size: Size = SMALLEST
+) -> dict[str, Path]:
     """Write a file for each architecture with the stock libraries; raises if one fails."""
-    _run("write", str(folder), *architectures)
+    _run("write", str(folder), *map(str, size), *architectures)
     return {name: folder / f"{name}.gguf" for name in architectures}
 
 
@@ -243,9 +261,11 @@ def _shapes(architecture: str, header: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _with_head(architecture: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _with_head(
+    architecture: str, shapes: dict[str, tuple[int, ...]], size: Size
+) -> dict[str, tuple[int, ...]]:
     """The shapes with what llama.cpp only makes for a file that has the block, and no scales."""
-    block = f"blk.{trunk_layers(architecture)}."
+    block = f"blk.{trunk_layers(architecture, size)}."
     (width,) = shapes["output_norm.weight"]
     if architecture == "deepseek4":
         shapes |= {
@@ -265,11 +285,11 @@ def _with_head(architecture: str, shapes: dict[str, tuple[int, ...]]) -> dict[st
     return {name: shape for name, shape in shapes.items() if not name.endswith(_SCALES)}
 
 
-def _write(path: Path, architecture: str) -> bool:
-    keys = metadata(architecture)
+def _write(path: Path, architecture: str, size: Size) -> bool:
+    keys = metadata(architecture, size=size)
     header = path.with_suffix(".header")
     header.write_bytes(lay_out(keys, []).header)
-    shapes = _with_head(architecture, _shapes(architecture, header))
+    shapes = _with_head(architecture, _shapes(architecture, header), size)
     header.unlink()
     specs = [TensorSpec(name, shape, F32) for name, shape in shapes.items()]
     layout = lay_out(keys, specs)
@@ -338,8 +358,11 @@ def main() -> None:
 
     verb, *arguments = sys.argv[1:]
     if verb == "write":
-        folder, *names = arguments
-        done = [_in_child(partial(_write, Path(folder) / f"{name}.gguf", name)) for name in names]
+        folder, trunk, width, *names = arguments
+        size = Size(int(trunk), int(width))
+        done = [
+            _in_child(partial(_write, Path(folder) / f"{name}.gguf", name, size)) for name in names
+        ]
         failed = [name for name, result in zip(names, done, strict=True) if result is None]
         if failed:
             sys.exit(f"llama.cpp makes no model of {' '.join(failed)}")
