@@ -1,11 +1,14 @@
 """Count accepted drafts for each architecture that llama.cpp drafts with.
 
-    python benchmarks/architectures.py --work FOLDER --server LLAMA_SERVER [--tokens 64]
+    python benchmarks/architectures.py --work FOLDER --server LLAMA_SERVER [--tokens 64] [--times]
 
 Each model is synthetic (benchmarks/dial_model.py), of a small shape, with a head that is right 80 %
-of the time; so acceptance says whether drafts follow the trunk, and no time is measured. The server
-is a patched one: it decodes the same prompt without drafts, with those of `serve`, and with
-llama-server's own draft-mtp. MTPLlama joins where it drafts with the architecture.
+of the time; so acceptance says whether drafts follow the trunk. The server is a patched one: it
+decodes the same prompt without drafts, with those of `serve`, and with llama-server's own
+draft-mtp. MTPLlama joins where it drafts with the architecture.
+
+--times measures the three servers on a larger trunk, of 12 or more layers, instead of counting: the
+milliseconds of a token at depth 2, the median of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from decode import server
-from dial_model import write_dial_gguf
+from decode import server, server_round
+from dial_model import nextn_models, write_dial_gguf
 
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
 from mtp_gguf.native import MTPLlama
@@ -27,6 +32,10 @@ HIT = 0.8
 PROMPT = [1, 2, 3, 4, 9, 7, 5]
 DEPTHS = (1, 2, 3)
 OWN = "--no-spec-draft-fused"
+TIMED_SIZE = nextn_models.Size(trunk=6, width=4)
+TIMED_DEPTH = 2
+THREADS = 2
+ROUNDS = 5
 
 
 def served(binary: str, model: Path, depth: int, tokens: int, *options: str) -> tuple[Any, str]:
@@ -56,14 +65,42 @@ def _share(accepted: int, drafted: int) -> str:
     return f"{accepted} of {drafted}" if drafted else "no drafts"
 
 
+def times(binary: str, model: Path, tokens: int) -> list[float]:
+    """Milliseconds of a token: without drafts, with those of `serve`, with own draft-mtp."""
+    variants = ((0,), (TIMED_DEPTH,), (TIMED_DEPTH, OWN))
+    common = ("-c", "512")
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(server(binary, str(model), depth, THREADS, *common, *options))
+            for depth, *options in variants
+        ]
+        rounds = [[1e3 / server_round(url, PROMPT, tokens) for url in urls] for _ in range(ROUNDS)]
+    return [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
+
+
+def print_times(arguments: argparse.Namespace) -> None:
+    print("| architecture | no drafts | `serve` | own draft-mtp | no drafts / `serve` |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in arguments.architectures:
+        model = write_dial_gguf(arguments.work, name, HIT, size=TIMED_SIZE)
+        plain, fused, own = times(arguments.server, model, arguments.tokens)
+        model.unlink()
+        row = (f"`{name}`", *(f"{ms:.2f}" for ms in (plain, fused, own, plain / fused)))
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the models")
     parser.add_argument("--server", required=True, help="patched llama-server")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
+    parser.add_argument("--times", action="store_true", help="measure times instead of counting")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.times:
+        print_times(arguments)
+        return
     print("| architecture | depth | MTPLlama | tokens per cycle | `serve` | own draft-mtp | text |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.architectures:
