@@ -7,9 +7,9 @@ of the time; so acceptance says whether drafts follow the trunk. The server is a
 decodes the same prompt without drafts, with those of `serve`, and with llama-server's own
 draft-mtp. MTPLlama joins where it drafts with the architecture.
 
---times measures the three servers on a trunk of 12 layers instead of counting, for architectures that
-`serve` drafts with in one graph: the milliseconds of a token at depth 2, the median of interleaved
-rounds.
+--times measures the three servers on a trunk of 12 layers instead of counting, for architectures
+that `serve` drafts with in one graph: the milliseconds of a token at depth 2, the median of
+interleaved rounds.
 """
 
 from __future__ import annotations
