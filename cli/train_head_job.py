@@ -309,7 +309,7 @@ def _trained(
     with share_progress("train") as show:
 
         def progress(state: State) -> None:
-            rates = " / ".join(f"{rate:.0%}" for rate in state.acceptance.rates)
+            rates = " / ".join(f"{rate:.0%}" for rate in state.rates)
             memory = human_bytes(process_memory.peak_memory())
             text = f"step {state.step}, loss {state.loss:.3f}, accepts {rates}, {memory} of memory"
             show(state.share, text)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -49,7 +49,8 @@ class TrainSettings:
     steps: drafts that are unrolled. batch: tokens of a batch. rate: the highest learning rate, that
     of `default_rate` if None. rank: 0 for all weights. seconds: a budget, over which the learning
     rate falls if it ends before the epochs do. evaluations: how often held-out acceptance is
-    measured in all. patience: evaluations without a gain after which training stops.
+    measured in all; less often if that would read more than `evaluation_share` times the tokens
+    that training does. patience: evaluations without a gain after which training stops.
     """
 
     steps: int = 4
@@ -62,18 +63,19 @@ class TrainSettings:
     precision: Literal["f32", "bf16"] = "f32"
     seconds: float = math.inf
     evaluations: int = 20
+    evaluation_share: float = 0.1
     patience: int = 8
     held_out_tokens: int = 5_000
 
 
 @dataclass(frozen=True)
 class State:
-    """Where training is, for a progress display."""
+    """Where training is, for a progress display. rates: of the last evaluation, by position."""
 
     share: float
     step: int
     loss: float
-    acceptance: Acceptance
+    rates: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -203,23 +205,18 @@ class Trainer:
     def run(self, progress: Callable[[State], None] = lambda _: None) -> Outcome:
         """Train until the epochs or the time are over, or nothing is gained any more."""
         began = time.monotonic()
-        done = self._resume()
-        if done is None:
-            first = self.evaluate()
-            done = _Progress(first, first, self._snapshot(), self._held_out_loss())
-            done.history.append((0, math.nan, tuple(first.rates)))
-        rate = self._settings.rate
+        done = self._resume() or self._start()
+        settings, earlier = self._settings, done.seconds
+        rate = settings.rate
         if rate is None:
             rate = default_rate(self._width, done.before)
-        every = max(1, self._total // self._settings.evaluations)
+        every = self._interval()
+        losses: list[float] = []  # since the last evaluation
         stopped = "all epochs done"
-        losses: list[float] = []
-        earlier = done.seconds
-        acceptance = done.after
         for batch in self._batches(done.step):
-            done.seconds = earlier + time.monotonic() - began
-            share = max(done.step / self._total, done.seconds / self._settings.seconds)
+            share = max(done.step / self._total, done.seconds / settings.seconds)
             if share >= 1:
+                stopped = "the time is over"
                 break
             loss = self._update(batch, rate * _rate(share))
             if not math.isfinite(loss):
@@ -228,50 +225,65 @@ class Trainer:
             losses.append(loss)
             done.step += 1
             done.tokens += sum(len(sample) for sample in batch)
-            if done.step % every == 0 or done.step == self._total:
-                acceptance = self.evaluate()
-                done.history.append(
-                    (done.step, float(np.mean(losses[-every:])), tuple(acceptance.rates))
-                )
-                held_out_loss = self._held_out_loss()
-                if held_out_loss < done.lowest:
-                    done.after, done.best_step, done.lowest = acceptance, done.step, held_out_loss
-                    done.best = self._snapshot()
-                # A good head is worse at first, while the rate is high, and better in the end.
-                if held_out_loss < done.lowest_trained:
-                    done.lowest_trained, done.without_gain = held_out_loss, 0
-                else:
-                    done.without_gain += 1
-                done.seconds = earlier + time.monotonic() - began
-                self._save(done)
-                if done.without_gain >= self._settings.patience:
+            done.seconds = earlier + time.monotonic() - began
+            if len(losses) == every:
+                self._assess(done, losses)
+                losses = []
+                if done.without_gain >= settings.patience:
                     stopped = f"no gain in the last {done.without_gain} evaluations"
                     break
-            progress(State(share, done.step, losses[-1], acceptance))
-        else:
-            stopped = "all epochs done"
-        if done.seconds >= self._settings.seconds:
-            stopped = "the time is over"
+            progress(State(share, done.step, loss, done.history[-1][2]))
+        if losses:
+            self._assess(done, losses)
         self._load(done.best)
-        seconds = earlier + time.monotonic() - began
         return Outcome(
             self._block.weights(),
             done.before,
             done.after,
             done.best_step,
             done.step,
-            seconds,
+            earlier + time.monotonic() - began,
             done.tokens,
             stopped,
             tuple(done.history),
         )
+
+    def _start(self) -> _Progress:
+        first, loss = self.evaluate()
+        done = _Progress(first, first, self._snapshot(), loss)
+        done.history.append((0, math.nan, tuple(first.rates)))
+        return done
+
+    def _interval(self) -> int:
+        """Steps from one evaluation to the next."""
+        settings = self._settings
+        share = math.ceil(len(self._batches_held_out()) / settings.evaluation_share)
+        return max(1, share, self._total // settings.evaluations)
+
+    def _assess(self, done: _Progress, losses: Sequence[float]) -> None:
+        """Evaluate, keep the weights if they are the best, and save all.
+
+        losses: of the steps since the last evaluation.
+        """
+        acceptance, loss = self.evaluate()
+        done.history.append((done.step, float(np.mean(losses)), tuple(acceptance.rates)))
+        if loss < done.lowest:
+            done.after, done.best_step, done.lowest = acceptance, done.step, loss
+            done.best = self._snapshot()
+        # A good head is worse at first, while the rate is high, and better in the end.
+        if loss < done.lowest_trained:
+            done.lowest_trained, done.without_gain = loss, 0
+        else:
+            done.without_gain += 1
+        self._save(done)
 
     def _update(self, batch: Sequence[Sample], rate: float) -> float:
         """One step of the optimizer, unless loss or gradient is not finite; returns the loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss_of(self._pack(batch))
+        packed = self._pack(batch)
+        loss = self._loss_of(packed, self._block_steps(packed))
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self._block.parameters(), _CLIP)
         value = float(loss.detach())
@@ -281,10 +293,10 @@ class Trainer:
             self._optimizer.step()
         return value
 
-    def _loss_of(self, packed: _Packed) -> Tensor:
+    def _loss_of(self, packed: _Packed, outputs: Iterable[Tensor]) -> Tensor:
         """The weighted mean of the steps' losses over the rows that count."""
         states, weights = [], []
-        for step, state in enumerate(self._block_steps(packed)):
+        for step, state in enumerate(outputs):
             # Row i of step s predicts what follows position i + 1 + s: aligned there.
             valid = packed.counts.clone()
             valid[:, : step + 1] = False
@@ -308,35 +320,31 @@ class Trainer:
             yield from self._block.steps(packed.hidden, embedding, self._settings.steps)
 
     @torch.no_grad()
-    def evaluate(self) -> Acceptance:
-        """Acceptance by position on the held-out samples, with F32 output products."""
-        counts = []
-        steps = self._settings.steps
-        for batch in _filled(sorted(self._held_out, key=len), self._settings.batch):
+    def evaluate(self) -> tuple[Acceptance, float]:
+        """Acceptance by position on the held-out samples, with F32 output products; mean loss.
+
+        The loss stands for acceptance at all temperatures. It also changes where no draft does, and
+        so has less noise than the rates of a few texts.
+        """
+        counts, loss, rows = [], 0.0, 0
+        for batch in self._batches_held_out():
             packed = self._pack(batch)
-            drafts = np.full((len(batch), packed.hidden.shape[1], steps), -1, np.int64)
-            for step, state in enumerate(self._block_steps(packed)):
+            outputs = list(self._block_steps(packed))
+            n = int(packed.counts.sum())
+            loss, rows = loss + n * float(self._loss_of(packed, outputs)), rows + n
+            drafts = np.full((*packed.counts.shape, self._settings.steps), -1, np.int32)
+            for step, state in enumerate(outputs):
                 flat = state.reshape(-1, state.shape[-1]).float()
                 parts = torch.split(flat, 512)
                 best = torch.cat([(part @ self._output.T).argmax(-1) for part in parts])
                 ids = self._tables.ids[best.cpu().numpy()].reshape(len(batch), -1)
                 drafts[:, : state.shape[1], step] = ids
             for sample, own in zip(batch, drafts, strict=True):
-                counts.append(measure.count(sample, own[: len(sample)].astype(np.int32)))
-        return measure.total(counts)
+                counts.append(measure.count(sample, own[: len(sample)]))
+        return measure.total(counts), loss / rows
 
-    @torch.no_grad()
-    def _held_out_loss(self) -> float:
-        """The mean loss on the held-out samples: a measure of acceptance at all temperatures.
-
-        It also changes where no draft does, and so has less noise than the rates of a few texts.
-        """
-        total, rows = 0.0, 0
-        for batch in _filled(sorted(self._held_out, key=len), self._settings.batch):
-            packed = self._pack(batch)
-            n = int(packed.counts.sum())
-            total, rows = total + n * float(self._loss_of(packed)), rows + n
-        return total / rows
+    def _batches_held_out(self) -> list[list[Sample]]:
+        return list(_filled(sorted(self._held_out, key=len), self._settings.batch))
 
     def _pack(self, batch: Sequence[Sample]) -> _Packed:
         """Samples of a batch as tensors, padded to the longest."""

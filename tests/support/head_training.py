@@ -45,7 +45,13 @@ PROMPTS = tuple(
     )
 )
 SETTINGS = TrainSettings(
-    steps=3, epochs=2, batch=256, rate=1e-3, evaluations=4, held_out_tokens=400
+    steps=3,
+    epochs=2,
+    batch=256,
+    rate=1e-3,
+    evaluations=4,
+    evaluation_share=1.0,
+    held_out_tokens=400,
 )
 
 

@@ -39,6 +39,7 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         want = want + ((rejected + rejected.detach() * entropy) * weights * share).sum() / 2
     (want_gradient,) = torch.autograd.grad(want, states)
     found = draft_loss(states, weights, output, teacher, log_sum)
+    assert draft_loss(states.detach(), weights, output, teacher, log_sum).equal(found.detach())
     (gradient,) = torch.autograd.grad(found, states)
     assert found.item() == pytest.approx(want.item(), rel=1e-4)
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
@@ -48,7 +49,7 @@ def test_training_recovers_a_damaged_head(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
     """What 1,300 tokens can do; benchmarks/train_head.py trains until nothing is gained."""
-    whole = trainer(demo, samples, weights, tmp_path).evaluate()
+    whole = trainer(demo, samples, weights, tmp_path).evaluate()[0]
     made = trainer(demo, samples, damaged(weights), tmp_path, epochs=6).run()
     assert made.before.rates[0] < 0.4 * whole.rates[0]
     assert made.after.rates[0] > 0.5 * whole.rates[0]
@@ -111,7 +112,9 @@ def test_nan_keeps_the_best(
         return draft_loss(*arguments) * (float("nan") if len(calls) == 8 else 1)
 
     monkeypatch.setattr(training, "draft_loss", loss)
-    made = trainer(demo, samples, damaged(weights), tmp_path, evaluations=100).run()
+    made = trainer(
+        demo, samples, damaged(weights), tmp_path, evaluations=100, evaluation_share=100.0
+    ).run()
     assert made.stopped == "the loss became nan in step 8"
     assert made.steps == 7
     assert 0 < made.step <= 7
@@ -125,6 +128,17 @@ def test_time_is_a_budget(
     made = trainer(demo, samples, weights, tmp_path, epochs=1000.0, seconds=1.0).run()
     assert made.stopped == "the time is over"
     assert made.seconds < 20
+    # The last steps have the lowest rate, and so their weights are measured, too.
+    assert made.steps > 0
+    assert made.history[-1][0] == made.steps
+
+
+def test_a_short_training_measures_seldom(
+    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
+) -> None:
+    changes = {"evaluations": 100, "evaluation_share": 0.1, "epochs": 1}
+    made = trainer(demo, samples, weights, tmp_path, **changes).run()
+    assert [step for step, *_ in made.history] == [0, made.steps]
 
 
 def test_without_a_gain_it_stops(
