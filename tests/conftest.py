@@ -96,3 +96,15 @@ def patched_server() -> Path:
     found = shutil.which(stated) if stated else str(built.server if built else "")
     assert found, f"{VARIABLE}={stated} is no program"
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def stock_server() -> Path:
+    """A llama-server of the pinned llama.cpp without our patches, which the environment names."""
+    variable = "MTP_GGUF_STOCK_SERVER"
+    stated = os.environ.get(variable)
+    if not stated:
+        pytest.skip(f"no stock llama-server: set {variable}")
+    found = shutil.which(stated)
+    assert found, f"{variable}={stated} is no program"
+    return Path(found)

@@ -72,21 +72,27 @@ def test_llama_cpp_drafts_the_same_tokens(trained: Path, samples: list[Sample]) 
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("steps", [(), ("--no-spec-draft-fused",)], ids=["fused", "upstream"])
+@pytest.mark.parametrize(
+    ("server", "steps"),
+    [("patched_server", ()), ("patched_server", ("--no-spec-draft-fused",)), ("stock_server", ())],
+    ids=["fused", "upstream", "stock"],
+)
 def test_llama_server_accepts_the_same_tokens(
     trained: Path,
     samples: list[Sample],
-    patched_server: Path,
     tmp_path: Path,
     free_port: int,
+    request: pytest.FixtureRequest,
+    server: str,
     steps: tuple[str, ...],
 ) -> None:
     """llama-server's draft-mtp against the block in PyTorch and our draft graph, cycle by cycle."""
+    program = request.getfixturevalue(server)
     log = tmp_path / "log"
     verbose = ("--log-file", log, "--verbosity", 10, *steps)
     depth = ("--spec-draft-n-max", STEPS)
     prompt = samples[0].tokens[: samples[0].start + 1].tolist()
-    with running(patched_server, trained, free_port, *verbose, options=depth) as client:
+    with running(program, trained, free_port, *verbose, options=depth) as client:
         result = client.complete(prompt, n_predict=220)
     tokens = prompt + result["tokens"]
     hidden = states_of(trained, tokens)
