@@ -41,6 +41,7 @@ from mtp_gguf.train.trainer import (
     State,
     Trainer,
     TrainSettings,
+    check_device,
     default_device,
     memory_needed,
     precision_of,
@@ -113,6 +114,7 @@ def run(job: Job) -> dict[str, Any]:
     """Train and write; return the fields for --json. An interrupted run can go on later."""
     began = time.monotonic()
     torch.set_num_threads(job.cores)
+    check_device(job.device or default_device())
     with open_model(job.model) as model:
         check_type(_head_type(job, model))
         config = BlockConfig.of(model.head)

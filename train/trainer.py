@@ -151,6 +151,17 @@ def default_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def check_device(device: str) -> None:
+    """RequestError for a device that PyTorch does not know, or cannot use here."""
+    try:
+        float(torch.zeros(1, device=device))
+    except (RuntimeError, AssertionError, ImportError):
+        raise RequestError(
+            f"--device: expected a device that PyTorch can use here, found {device}; leave the "
+            f"option out for {default_device()}"
+        ) from None
+
+
 def precision_of(device: str) -> Literal["f32", "bf16"]:
     """BF16 products where the hardware has them; weights and sums are F32 anyway."""
     if device.startswith("cuda"):

@@ -208,6 +208,8 @@ def test_bad_input(demo: Path, text: Path, tmp_path: Path, models: Models) -> No
         (("--text", tmp_path / "absent"), ("cannot be read",)),
         (("--text", text, "--head-from", other), ("its head does not fit",)),
         (("--text", text, "--head-from", moe), ("is qwen35moe", "does not fit")),
+        (("--text", text, "--device", "tpu"), ("PyTorch can use here, found tpu",)),
+        (("--text", text, "--device", "meta"), ("PyTorch can use here, found meta",)),
         (("--text", text, "--mtp-type", "Q3"), ("--mtp-type",)),
         (("--text", text, "--mtp-type", "IQ2_XS"), ("IQ2_XS needs an importance matrix",)),
     ):
@@ -299,7 +301,7 @@ def test_minutes_are_a_budget(demo: Path, text: Path, tmp_path: Path) -> None:
 def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> None:
     """It is killed after the first checkpoint; then the same command writes the same bytes."""
     target = tmp_path / "out.gguf"
-    words = ("train-head", demo, "--text", text, "-o", target, *FAST, "--epochs", 6)
+    words = ("train-head", demo, "--text", text, "-o", target, *FAST, "--epochs", 14)
     process = spawn(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "out.gguf.train" / "checkpoint.pt"
     deadline = time.monotonic() + PATIENCE
@@ -311,9 +313,9 @@ def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> Non
     process.wait()
     assert not target.exists()
     left = torch.load(checkpoint, weights_only=True)["done"]["step"]
-    fields = trained(demo, text, target, "--epochs", 6)
+    fields = trained(demo, text, target, "--epochs", 14)
     assert 0 < left < fields["steps"]
-    whole = trained(demo, text, tmp_path / "whole.gguf", "--epochs", 6)
+    whole = trained(demo, text, tmp_path / "whole.gguf", "--epochs", 14)
     assert [h["step"] for h in fields["acceptance"]["history"]] == [
         h["step"] for h in whole["acceptance"]["history"]
     ]
