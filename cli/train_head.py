@@ -125,8 +125,8 @@ def train_head(
         typer.Option(
             "--rate",
             min=0.0,
-            help="Highest learning rate (default: 0.75 / width of the model for random weights, "
-            "down to a tenth of that for a head that is always right).",
+            help="Highest learning rate (default: 0.16 / sqrt(width of the model) for random "
+            "weights, down to a twentieth of that for a head that is always right).",
         ),
     ] = None,
     rank: Annotated[

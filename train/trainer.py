@@ -1,4 +1,7 @@
-"""The training loop: AdamW on unrolled steps, early stopping on held-out samples, resumable."""
+"""The training loop: unrolled steps, early stopping on held-out samples, resumable.
+
+Matrices are trained with Muon, norms and other vectors with AdamW.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,14 @@ from .config import BlockConfig
 from .dataset import Sample
 from .loss import draft_loss
 from .measure import Acceptance
+from .muon import Muon
 
 CHECKPOINT_NAME = "checkpoint.pt"
 # FastMTP, equation 2 (arXiv 2509.18362): the weight of each step relative to the one before.
 _STEP_DECAY = 0.6
-# In cases a and c of benchmarks/train_head.py: 0.003 is good for random weights of width 256, and
-# 0.0003 for a head whose first drafts are right 97 times in 100, which 0.001 makes worse.
-_RATE_BY_WIDTH, _RATE_OF_A_PERFECT_HEAD = 0.75, 0.1
+# Of width 256, in cases a and c of benchmarks/train_head.py: 0.01 is good for random weights, and
+# 0.0007 for a head whose first drafts are right 9 times in 10.
+_RATE_OF_RANDOM_WEIGHTS, _RATE_OF_A_PERFECT_HEAD = 0.16, 0.05
 _WARM_UP, _LAST_RATE = 0.05, 0.05
 _CLIP = 1.0
 _WEIGHT_DECAY = 0.01
@@ -135,7 +139,7 @@ def memory_needed(
     trained = values
     if settings.rank:
         trained = sum(settings.rank * sum(a.shape) for a in weights.values() if a.ndim == 2)
-    # Weights, the best ones and those read from the file; gradient and two moments.
+    # Weights, the best ones and those read from the file; gradient, momentum, and Muon's products.
     parameters = 4 * (3 * values + 3 * trained)
     rows = 4 * config.width * (n_tokens + n_draft * (2 if settings.precision == "bf16" else 1))
     widest = max((array.shape[-2] for array in weights.values() if array.ndim > 1), default=1)
@@ -206,11 +210,10 @@ class Trainer:
         self._block = MtpBlock(config, weights, settings.rank).to(self._device)
         matrices = [p for p in self._block.parameters() if p.dim() > 1]
         vectors = [p for p in self._block.parameters() if p.dim() == 1]
-        groups = [
-            {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, betas=_BETAS)
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
+            Muon(matrices, self._products, _WEIGHT_DECAY),
+            torch.optim.AdamW(vectors, betas=_BETAS, weight_decay=0.0),
+        )
         self._total = max(1, round(settings.epochs * len(list(self._epoch(0)))))
 
     def run(self, progress: Callable[[State], None] = lambda _: None) -> Outcome:
@@ -290,9 +293,10 @@ class Trainer:
 
     def _update(self, batch: Sequence[Sample], rate: float) -> float:
         """One step of the optimizer, unless loss or gradient is not finite; returns the loss."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
         packed = self._pack(batch)
         loss = self._loss_of(packed, self._block_steps(packed))
         torch.autograd.backward(loss)
@@ -301,7 +305,8 @@ class Trainer:
         if not math.isfinite(float(norm)):
             return math.nan
         if math.isfinite(value):
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                optimizer.step()
         return value
 
     def _loss_of(self, packed: _Packed, outputs: Iterable[Tensor]) -> Tensor:
@@ -414,7 +419,7 @@ class Trainer:
         content = {
             "key": self._key,
             "block": self._snapshot(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "done": {**vars(done), "before": asdict(done.before), "after": asdict(done.after)},
         }
         partial = self._path.with_suffix(".partial")
@@ -433,7 +438,8 @@ class Trainer:
             done = content["done"]
             done["before"], done["after"] = (Acceptance(**done[n]) for n in ("before", "after"))
             self._load(content["block"])
-            self._optimizer.load_state_dict(content["optimizer"])
+            for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
             return _Progress(**done)
         except FileNotFoundError:
             return None
@@ -481,10 +487,12 @@ class _Progress:
 def default_rate(width: int, start: Acceptance) -> float:
     """The highest learning rate: lower for a wider block, and for a head that is good already.
 
-    Adam's steps have the size of the rate, and weights are about 1 / sqrt(width). A rate from which
-    random weights learn fast makes a good head forget, and its own rate is too small for them.
+    A step's values have the size of the rate, its singular values sqrt(width) times that. A rate
+    from which random weights learn fast makes a good head forget, and its own rate is too small for
+    them.
     """
-    return _RATE_BY_WIDTH / width * math.pow(_RATE_OF_A_PERFECT_HEAD, start.rates[0])
+    highest = _RATE_OF_RANDOM_WEIGHTS / math.sqrt(width)
+    return highest * math.pow(_RATE_OF_A_PERFECT_HEAD, start.rates[0])
 
 
 def _rate(share: float) -> float:

@@ -33,7 +33,7 @@ def trained(
 ) -> Path:
     """The demo model with a head that was trained a little, in F32."""
     folder = tmp_path_factory.mktemp("trained")
-    made = trainer(demo, samples, damaged(weights), folder, epochs=1).run()
+    made = trainer(demo, samples, damaged(weights), folder, epochs=2).run()
     assert made.step > 0
     with open_model(demo) as model:
         tensors = head_tensors(made.weights, model.head.trunk_layers, BY_NAME["F32"])
