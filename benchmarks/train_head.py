@@ -65,6 +65,7 @@ class Case:
         self.work: Path = arguments.work
         self.threads: int = arguments.threads
         self.tokens: int = arguments.tokens
+        self.epochs: float = arguments.epochs
         self.model: Path = arguments.model
         self.given: list[Path] = arguments.text
         self.rows: list[dict[str, Any]] = []
@@ -177,7 +178,7 @@ def case_a(case: Case) -> str:
     trunk = made(case.work / "trunk.gguf", "strip", case.f16)
     options = ("--from-scratch", "--mtp-type", "F16", "--length", 256, "--tokens", case.tokens)
     new = case.trained(
-        case.work / "a.gguf", trunk, "--text", *case.texts()[::2], *options, "--epochs", 2
+        case.work / "a.gguf", trunk, "--text", *case.texts()[::2], *options, "--epochs", case.epochs
     )
     own = case.measure("a", "the model's own", case.f16, case.asked())
     found = case.measure("a", "from scratch", new, case.asked())
@@ -302,6 +303,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=480_000, help="tokens of text for case a")
+    parser.add_argument("--epochs", type=float, default=4, help="over them, in case a")
     parser.add_argument("--model", type=Path, default=DEMO, help="another checkpoint folder")
     parser.add_argument(
         "--text", type=Path, nargs="+", default=[], help="texts of its kind that it has not read"
