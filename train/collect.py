@@ -108,12 +108,16 @@ def collect(
     began = time.monotonic()
     with Trunk(model, settings, threads, gpu_layers) as trunk:
         jobs = trunk.jobs(texts)
-        for job in jobs[writer.samples :]:
-            progress(writer.tokens)
-            late = time.monotonic() - began > seconds and writer.samples >= _LEAST_SAMPLES
-            if writer.tokens >= settings.tokens or late:
-                break
-            writer.add(trunk.run(job))
+        try:
+            for job in jobs[writer.samples :]:
+                progress(writer.tokens)
+                late = time.monotonic() - began > seconds and writer.samples >= _LEAST_SAMPLES
+                if writer.tokens >= settings.tokens or late:
+                    break
+                writer.add(trunk.run(job))
+        except KeyboardInterrupt:
+            writer.flush()
+            raise
     writer.finish()
     return writer.tokens
 

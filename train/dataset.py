@@ -7,6 +7,7 @@ it is complete, and in the index, with its checksum, after that: what a killed r
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -22,6 +23,8 @@ from mtp_gguf.gguf_tools.torch_file import open_weights
 
 INDEX_NAME = "data.json"
 SHARD_BYTES = 64 << 20
+# A slow trunk fills a shard in an hour; a killed run loses no more than this.
+_SHARD_SECONDS = 60.0
 _FORMAT = 1
 _HASH_BYTES = 1 << 20
 _DTYPES = {"tokens": "<i4", "greedy": "<i4", "log_sum": "<f4", "hidden": "<f2", "sequences": "<i4"}
@@ -69,6 +72,7 @@ class DataWriter:
         self._key = dict(key)
         self._shard_bytes = shard_bytes
         self._pending: list[Sample] = []
+        self._flushed = time.monotonic()
         self._shards: list[_Shard] = []
         self.finished = False
         if (folder / INDEX_NAME).exists():
@@ -94,18 +98,21 @@ class DataWriter:
         return sum(shard.tokens for shard in self._shards) + sum(map(len, self._pending))
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; a full shard is written."""
+        """Add a sample; a shard is written once it is full, or after a minute."""
         self._pending.append(sample)
-        if sum(s.hidden.nbytes for s in self._pending) >= self._shard_bytes:
-            self._flush()
+        full = sum(s.hidden.nbytes for s in self._pending) >= self._shard_bytes
+        if full or time.monotonic() - self._flushed >= _SHARD_SECONDS:
+            self.flush()
 
     def finish(self) -> None:
         """Write what is pending, and mark the data as complete."""
-        self._flush()
+        self.flush()
         self.finished = True
         self._write_index()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is pending."""
+        self._flushed = time.monotonic()
         if not self._pending:
             return
         self._make_folder()

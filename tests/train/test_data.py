@@ -16,7 +16,14 @@ from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.train import collect as collecting
 from mtp_gguf.train.collect import CollectSettings, Texts, Trunk, collect
-from mtp_gguf.train.dataset import INDEX_NAME, DataWriter, Sample, open_data, split_data
+from mtp_gguf.train.dataset import (
+    INDEX_NAME,
+    SHARD_BYTES,
+    DataWriter,
+    Sample,
+    open_data,
+    split_data,
+)
 
 TEXT = Path(collecting.__file__).read_text(encoding="utf-8")
 SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
@@ -76,11 +83,13 @@ def test_held_out_texts_are_continued_greedily(data: Path) -> None:
     assert not read & {tuple(s.tokens[:32].tolist()) for s in held}
 
 
+@pytest.mark.parametrize("shard_bytes", [20_000, SHARD_BYTES])
 def test_an_interrupted_run_goes_on(
-    demo: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
+    """Also before the first shard is full."""
     texts = Texts((TEXT, "short", TEXT[2000:4000]), are_prompts=False)
-    monkeypatch.setattr(collecting, "DataWriter", lambda f, k: DataWriter(f, k, 20_000))
+    monkeypatch.setattr(collecting, "DataWriter", lambda f, k: DataWriter(f, k, shard_bytes))
     seen = []
 
     def stop(tokens: int) -> None:
@@ -99,6 +108,20 @@ def test_an_interrupted_run_goes_on(
     for a, b in zip(whole, parts, strict=True):
         assert np.array_equal(a.tokens, b.tokens)
         assert np.array_equal(a.hidden, b.hidden)
+
+
+def test_a_killed_run_loses_a_minute(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly a trunk fills a shard, samples of more than a minute are on disk."""
+    sample, now = open_data(data, 256)[0], [0.0]
+    monkeypatch.setattr("mtp_gguf.train.dataset.time.monotonic", lambda: now[0])
+    writer = DataWriter(tmp_path, {})
+    writer.add(sample)
+    assert not list(tmp_path.iterdir())
+    now[0] = 61.0
+    writer.add(sample)
+    assert DataWriter(tmp_path, {}).samples == 2
 
 
 def test_states_of_something_else_are_refused(demo: Path, data: Path) -> None:
