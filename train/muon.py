@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
         self._products = products
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Change every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:

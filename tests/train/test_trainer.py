@@ -136,8 +136,10 @@ def test_time_is_a_budget(
 def test_a_short_training_measures_seldom(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
-    changes = {"evaluations": 100, "evaluation_share": 0.1, "epochs": 1}
-    made = trainer(demo, samples, weights, tmp_path, **changes).run()
+    seldom = trainer(
+        demo, samples, weights, tmp_path, epochs=1, evaluations=100, evaluation_share=0.1
+    )
+    made = seldom.run()
     assert [step for step, *_ in made.history] == [0, made.steps]
 
 
