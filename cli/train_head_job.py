@@ -56,7 +56,9 @@ from .progress import Interrupted, byte_progress, human_bytes, leaves_nothing, s
 _TRAINED_ROWS = 32768  # most tokens of the vocabulary to learn without a draft vocabulary
 _MEASURED_ROWS = 1500  # positions from which the written file drafts
 _COLLECTING = 0.4  # the largest share of --minutes for collecting
-_OVERHEAD = 768 << 20  # PyTorch, llama.cpp's context and buffers, Python
+# PyTorch and what it keeps for products of many sizes (more than 1 GB in a long run), llama.cpp's
+# context and buffers, Python.
+_OVERHEAD = 2 << 30
 
 
 @dataclass(frozen=True)
