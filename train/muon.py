@@ -3,6 +3,7 @@
 A gradient of few tokens has few large singular values, and Adam's steps follow them. With equal
 ones a step teaches all directions alike, from which random weights gain most (Jordan et al. 2024;
 benchmarks/README.md has figures). Newton-Schulz iterations equalize them, which are products only.
+PyTorch's own (torch.optim.Muon, from 2.9 on) takes single matrices; those of experts are stacked.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
 // Bounds: each append, each removed token and each match visits at most kMostContext tokens and nodes,
 // whatever the tokens are and whatever was appended and removed before, apart from the growth of arrays
 // and the hash table, which is amortized: they never shrink. At most 110 bytes per token, half of them
-// reserved for growth. A call that runs out of memory changes nothing, and truncation needs none. Independent of ggml and llama.cpp.
+// reserved for growth. A call that runs out of memory changes nothing, and truncation needs none.
+// Independent of ggml and llama.cpp.
 
 #include <cstddef>
 #include <cstdint>
