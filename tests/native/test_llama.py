@@ -172,6 +172,20 @@ def test_the_same_prompt_twice_and_reset_false(dial: Dial) -> None:
         assert take(llm, 12, [], reset=False) == want
 
 
+def test_a_known_prompt_is_not_sampled_from_other_logits(dial: Dial) -> None:
+    """After a cycle, and after a reset, the logits are of another token."""
+    with load(dial("tiny")) as llm:
+        text = [*PROMPT, *take(llm, 30)]
+        for n in range(1, 8):  # between drafts, too
+            take(llm, n)
+            known = llm.input_ids[: llm.n_tokens].tolist()
+            assert take(llm, 1, known) == [text[len(known)]]
+        llm.eval([3])
+        llm.reset()
+        with pytest.raises(NativeError, match="prompt: expected at least one token, found none"):
+            take(llm, 1, [])
+
+
 def test_a_reader_can_force_tokens(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
