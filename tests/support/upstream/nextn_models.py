@@ -78,6 +78,7 @@ def hparams(
         width, heads = width * size.width, heads * size.width
     ffn = FFN * size.width
     head = width // heads
+    kv_heads = 1 if mla else heads  # the heads share their compressed keys
     u32: dict[str, Any] = {
         "vocab_size": TOKENS,
         "context_length": 256,
@@ -88,7 +89,7 @@ def hparams(
         "feed_forward_length": ffn,
         "full_attention_interval": 2,
         "attention.head_count": heads,
-        "attention.head_count_kv": heads,
+        "attention.head_count_kv": kv_heads,
         "attention.q_lora_rank": 64,
         "attention.kv_lora_rank": 512,
         "attention.sliding_window": 32,
@@ -131,7 +132,7 @@ def hparams(
     else:
         u32 |= {"attention.key_length": head, "attention.value_length": head}
     if architecture == "bailingmoe3":
-        u32["attention.head_count_kv"] = [*[heads, 0] * size.trunk, *[heads] * layers]
+        u32["attention.head_count_kv"] = [*[kv_heads, 0] * size.trunk, *[kv_heads] * layers]
         u32["rope.dimension_sections"] = [8, 12, 12, 0]
     elif architecture == "nemotron_h_moe":
         of_heads = [*[heads, 0, heads] * size.trunk, *[heads] * layers]
