@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -35,9 +32,9 @@ from support.real_server import (
     drafted,
     listed_ids,
     refusal,
+    rpc_server,
     running,
 )
-from support.serving import PATIENCE
 
 pytestmark = pytest.mark.server
 
@@ -157,36 +154,15 @@ def test_a_checkpoint_of_another_prompt_is_not_restored(
         assert client.complete(asked)["tokens"] == want
 
 
-@contextmanager
-def helper(program: Path, port: int) -> Iterator[str]:
-    """An RPC server on this machine; its endpoint."""
-    with subprocess.Popen(
-        [program, "--host", "127.0.0.1", "--port", str(port), "--threads", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while time.monotonic() < deadline:
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                time.sleep(0.1)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("layout", ["ids", "table"])
 def test_spread_over_two_machines_the_text_is_the_same(
     layout: str, patched_server: Path, files: Files, tmp_path: Path, free_ports: list[int]
 ) -> None:
     """Weights that are gathered at load reach devices that are not of this process, too."""
-    program = patched_server.parent / "ggml-rpc-server"
-    assert program.is_file()
+    build = patched_server.parent
     model = files(layout)
     answers: list[list[list[int]]] = []
-    with helper(program, free_ports[0]) as one, helper(program, free_ports[1]) as two:
+    with rpc_server(build, free_ports[0]) as one, rpc_server(build, free_ports[1]) as two:
         for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
             log = tmp_path / f"log{len(answers)}"
             options = ["--rpc", f"{one},{two}", *more]

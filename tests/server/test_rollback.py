@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,8 +10,8 @@ from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
 from support.llama_libraries import answer, walk
 from support.models import Files
+from support.real_server import rpc_server
 from support.rollback_walk import SEQUENCES
-from support.serving import PATIENCE
 
 pytestmark = pytest.mark.server
 
@@ -35,31 +30,6 @@ def test_random_rollbacks_equal_a_context_that_never_drafts(
 def test_ten_thousand_steps(patched_server: Path, files: Files, seed: int) -> None:
     tokens = (1, 2, 3, 8)[seed]
     walk(patched_server.parent, files("plain"), seed=100 + seed, steps=2500, tokens=tokens)
-
-
-@contextmanager
-def rpc_server(folder: Path, port: int) -> Iterator[str]:
-    """An RPC server on this machine, whose kernels are the same; its endpoint."""
-    command = [
-        str(folder / "ggml-rpc-server"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "-t",
-        "1",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while time.monotonic() < deadline:
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                time.sleep(0.1)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(4, 3), (4, 0)])

@@ -6,17 +6,19 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gguf import GGUFReader
 
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
-from support.serving import Serving, serving
+from support.serving import PATIENCE, Serving, serving
 
 PROMPTS = [[5, 6, 7, 8], [9] * 17, list(range(40, 140)), [700, 3, 700, 3, 700]]
 TEXTS = [
@@ -37,6 +39,23 @@ TIMEOUT = 600  # seconds; a software GPU takes minutes for its first tokens
 SETTINGS = ("--no-repack", "--ctx-size", 2048, "--no-warmup", "--threads", 1)
 VOCABULARY, LISTED = 1024, 256
 STEPS = "--no-spec-draft-fused"
+
+
+@contextmanager
+def rpc_server(folder: Path, port: int) -> Iterator[str]:
+    """An RPC server on this machine, of the build in `folder`; its endpoint."""
+    command = [folder / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                time.sleep(0.1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 class Client:
