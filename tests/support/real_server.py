@@ -44,7 +44,8 @@ STEPS = "--no-spec-draft-fused"
 @contextmanager
 def rpc_server(folder: Path, port: int) -> Iterator[str]:
     """An RPC server on this machine, of the build in `folder`; its endpoint."""
-    command = [folder / "ggml-rpc-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
+    program = str(folder / "ggml-rpc-server")
+    command = [program, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + PATIENCE
