@@ -9,8 +9,8 @@ are chosen before they are loaded. The first of these that applies decides:
 4. the fast libraries, which this package ships: llama.cpp with patches/;
 5. the stock libraries of the installed llama_cpp, with a note that says why.
 
-The fast libraries are only those that the patches change. ggml's registry and GPU backends are
-those of the installed llama_cpp, so every device that works with the stock libraries works with
+The fast libraries are only those that the patches change. ggml's registry and other GPU backends
+are those of the installed llama_cpp, so every device that works with the stock libraries works with
 these.
 """
 
@@ -237,12 +237,14 @@ def _lost_backends(own: Path, stock: Path) -> str | None:
 def _load_order(folder: Path, stock: Path) -> list[Path]:
     """The libraries to load before libllama; none if `folder` has all of llama.cpp's libraries.
 
-    Otherwise the ggml of the installed llama_cpp, after our base and CPU backend: the loader reuses
-    a library that is already loaded under the same name.
+    Otherwise the ggml of the installed llama_cpp, after our base and those of our backends that it
+    has, too: the loader reuses a library that is already loaded under the same name.
     """
     if (folder / shared_library("ggml")).is_file():
         return []
     own = [folder / shared_library("ggml-base"), _cpu_backend(folder)]
+    if (stock / shared_library("ggml-vulkan")).is_file():
+        own.append(folder / shared_library("ggml-vulkan"))
     return [*(path for path in own if path.is_file()), stock / shared_library("ggml")]
 
 

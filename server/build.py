@@ -45,18 +45,20 @@ TARGETS = (
     *("llama-server", "llama-quantize", "llama-imatrix", "llama-gguf-split", "llama-bench"),
     "ggml-rpc-server",
 )
-# The libraries that the patches change; ggml's registry (libggml) and the GPU backends are those of
-# llama-cpp-python.
+# The libraries that the patches change, and the GPU backend that they change, if it is asked for.
+# ggml's registry (libggml) and the other GPU backends are those of llama-cpp-python.
 LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
+VULKAN = "ggml-vulkan"
 LOG_LINES = 25
 MARKER = "build.json"
 NPM = "npm"  # builds llama-server's web page
 GPUS = ("cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")  # ggml's backends for them
 
-# Options for other libraries than these three, and GGML_BACKEND_DL, which builds no libggml-cpu.
+# Options for other libraries than these, and GGML_BACKEND_DL, which builds no libggml-cpu.
 _NO_LIBRARY_OPTION = re.compile(
-    r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL|VULKAN)[:=]"
+    r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL)[:=]"
 )
+_VULKAN_OPTION = re.compile(r"-DGGML_VULKAN(?::\w+)?=(.*)")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 Report = Callable[[str], None]
@@ -124,11 +126,18 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
 
 
 def library_options() -> list[str]:
-    """The options for the libraries: `cmake_options` without GPU backends."""
+    """The options for the libraries: `cmake_options` without GPU backends that no patch changes."""
     options = [option for option in cmake_options() if not _NO_LIBRARY_OPTION.match(option)]
     if sys.platform == "darwin":  # on by default in ggml
         options += ["-DGGML_METAL=OFF", "-DGGML_BLAS=OFF"]
     return options
+
+
+def library_names(options: Sequence[str]) -> list[str]:
+    """The libraries that these options build."""
+    values = [found[1].lower() for found in map(_VULKAN_OPTION.fullmatch, options) if found]
+    vulkan = values and values[-1] in ("1", "on", "true", "y", "yes")  # as CMake reads them
+    return [*LIBRARIES, *([VULKAN] if vulkan else [])]
 
 
 def split_options(text: str, origin: str) -> list[str]:
@@ -220,7 +229,7 @@ def build_libraries(
             for variant in variants[:-1]:
                 report(f"libggml-cpu for {variant.name}")
                 _compile_variant(work, variant, archive, jobs, lock, report)
-            _compile(work, LIBRARIES, options, archive, jobs, lock, report)
+            _compile(work, library_names(options), options, archive, jobs, lock, report)
             _keep_libraries(work, options, variants[:-1])
         shutil.copytree(kept, target, dirs_exist_ok=True)
 
@@ -327,7 +336,7 @@ def _keep_libraries(
     collected = work / "libraries"
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
-    for name in map(shared_library, LIBRARIES):
+    for name in map(shared_library, library_names(options)):
         shutil.copy2(work / "build" / "bin" / name, collected)
     for variant in variants:
         shutil.copytree(work / "variants" / variant.name, collected / variant.name)

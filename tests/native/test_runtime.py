@@ -325,6 +325,19 @@ def test_portable_libraries_run_the_best_backend_for_the_cpu(
     assert module._load_order(tmp_path, STOCK_FOLDER)[1] == backend
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_our_backend_of_a_gpu_replaces_an_installed_one(tmp_path: Path, installed: bool) -> None:
+    own, stock = tmp_path / "own", tmp_path / "stock"
+    for folder, names in ((own, ("base", "cpu", "vulkan")), (stock, ("vulkan",) * installed)):
+        folder.mkdir()
+        for name in names:
+            (folder / shared_library(f"ggml-{name}")).touch()
+    (own / "build.json").write_text(json.dumps(MARKER))
+    wanted = ("ggml-base", "ggml-cpu", *["ggml-vulkan"] * installed, "ggml")
+    order = [path.name for path in module._load_order(own, stock)]
+    assert order == [shared_library(name) for name in wanted]
+
+
 @pytest.mark.parametrize("variants", [None, [], "x", {"best": 1}, {"best": None}])
 def test_variants_that_cannot_be_read_are_none(tmp_path: Path, variants: object) -> None:
     (tmp_path / "build.json").write_text(json.dumps({**MARKER, "cpu variants": variants}))

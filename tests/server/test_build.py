@@ -481,17 +481,38 @@ def test_backends_of_gpus_are_not_compiled_for_the_libraries(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of llama-cpp-python, which were compiled with it."""
-    gpu = "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90 -DGGML_VULKAN:BOOL=ON -DGGML_BACKEND_DL=ON"
+    gpu = "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90 -DGGML_HIP:BOOL=ON -DGGML_BACKEND_DL=ON"
     monkeypatch.setenv("CMAKE_ARGS", f"{gpu} -DGGML_NATIVE=OFF")
-    machine.build_libraries(tmp_path / "one")
+    assert machine.build_libraries(tmp_path / "one") == ["build.json", *LIBRARIES]
     configured = machine.calls.read_text().splitlines()[0]
     assert "-DGGML_NATIVE=OFF" in configured
-    assert not {"CUDA=", "VULKAN", "BACKEND_DL"} & {
-        word for word in ("CUDA=", "VULKAN", "BACKEND_DL") if word in configured
-    }
+    assert not any(word in configured for word in ("CUDA=", "HIP", "BACKEND_DL"))
     machine.build()
     assert len(machine.folders()) == 2  # the objects of another build are no use to this one
     assert len([*machine.libraries.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiled"),
+    [
+        ("-DGGML_VULKAN=on", True),
+        ("-DGGML_CUDA=on -DGGML_VULKAN:BOOL=1", True),
+        ("-DGGML_VULKAN=ON -DGGML_VULKAN=OFF", False),
+        ("-DGGML_VULKAN_VALIDATE=ON", False),
+    ],
+)
+def test_a_backend_that_patches_change_is_compiled_if_it_is_asked_for(
+    machine: Machine,
+    tmp_path: Path,
+    arguments: str,
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CMAKE_ARGS", arguments)
+    monkeypatch.setenv("CMAKE_GPU", "ggml-vulkan")
+    vulkan = [shared_library("ggml-vulkan")] if compiled else []
+    made = machine.build_libraries(tmp_path / "one")
+    assert made == ["build.json", *sorted([*LIBRARIES, *vulkan])]
 
 
 def test_portable_libraries_have_a_cpu_backend_for_each_variant(

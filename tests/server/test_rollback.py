@@ -8,7 +8,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from support.llama_libraries import answer, walk
+from support.llama_libraries import answer, result_of, walk
 from support.models import Files
 from support.real_server import rpc_server
 from support.rollback_walk import SEQUENCES
@@ -45,74 +45,21 @@ def test_layers_of_a_device_that_cannot_replay_have_snapshots(
     assert tokens == 0 or min(count.values()) > 1
 
 
-# Both ways in one process: batches, rollbacks and copies that snapshots can do, too.
-BOTH = """
-import json, os, sys
-import llama_cpp as llama
-from support.rollback_walk import Context
-import numpy as np
-
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
-tokens = int(sys.argv[2])
-replay = Context(model, tokens)
-os.environ["LLAMA_RS_REPLAY"] = "0"
-both = [replay, Context(model, tokens)]
-rng = np.random.default_rng(5)
-length, wrong, rows = [0, 0], 0, 0
-for step in range(40):
-    each = [7, 5] if step == 0 else rng.integers(1, 5, 2).tolist()
-    batch = [
-        (seq, length[seq] + i, int(rng.integers(0, both[0].n_vocab)))
-        for seq in (0, 1) for i in range(each[seq])
-    ]
-    found = [context.decode(batch) for context in both]
-    rows += len(batch)
-    wrong += found[0].tobytes() != found[1].tobytes()
-    for seq in (0, 1):
-        kept = int(rng.integers(max(1, each[seq] - tokens), each[seq] + 1))
-        length[seq] += kept
-        if kept < each[seq]:
-            assert all(context.remove(seq, length[seq]) for context in both)
-    states = [bytes(context.save(step % 2, 0)) for context in both]
-    wrong += states[0] != states[1]
-print(json.dumps([rows, wrong]))
-"""
-
-
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_logits_and_saved_states_are_those_of_snapshots(
     patched_server: Path, files: Files, tokens: int
 ) -> None:
-    rows, wrong = answer(patched_server.parent, BOTH, files("plain"), tokens)
-    assert rows > 100
-    assert wrong == 0
-
-
-SIZES = """
-import json, os, re, sys
-import llama_cpp as llama
-from support.rollback_walk import Context
-
-printed = []
-collect = llama.llama_log_callback(lambda level, text, data: printed.append(text.decode()))
-llama.llama_log_set(collect, None)
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), llama.llama_model_default_params())
-
-def mebibytes(tokens):
-    printed.clear()
-    Context(model, tokens)
-    return float(re.search(r"RS buffer size = +([0-9.]+) MiB", "".join(printed))[1])
-
-sizes = [mebibytes(0), mebibytes(8)]
-os.environ["LLAMA_RS_REPLAY"] = "0"
-print(json.dumps([*sizes, mebibytes(8)]))
-"""
+    words = ("compare", files("plain"), tokens)
+    seen = result_of(patched_server.parent, "rollback_ways", *words)
+    assert seen["rows"] > 100
+    assert seen["batches"] == seen["states"] == 0
 
 
 def test_rolling_back_eight_tokens_needs_less_than_eight_states(
     patched_server: Path, files: Files
 ) -> None:
-    none, replay, snapshots = answer(patched_server.parent, SIZES, files("plain"))
+    words = ("sizes", files("plain"))
+    none, replay, snapshots = result_of(patched_server.parent, "rollback_ways", *words)
     assert snapshots == pytest.approx(9 * none, rel=0.02)
     with open_model(files("plain")) as model:
         memory = diagnose(model, None, 256, 8).memory

@@ -73,6 +73,14 @@ def python_on(libraries: Path | str, *words: object, timeout: float, **environme
     return done.stdout
 
 
+def result_of(
+    libraries: Path, module: str, *words: object, timeout: float = 600, **environment: str
+) -> Any:
+    """What a module of this folder prints on its last line, as JSON."""
+    printed = run_on(libraries, module, *words, timeout=timeout, **environment)
+    return json.loads(printed.splitlines()[-1])
+
+
 def answer(libraries: Path, code: str, *words: object, **environment: str) -> Any:
     """What the program `code` prints on its last line, as JSON."""
     printed = python_on(libraries, "-c", code, *words, timeout=600, **environment)
@@ -92,5 +100,4 @@ def walk(
 ) -> Any:
     """What `rollback_walk` counted; place: its last arguments."""
     words = (model, seed, steps, tokens, *place)
-    printed = run_on(libraries, "rollback_walk", *words, timeout=timeout, **environment)
-    return json.loads(printed.splitlines()[-1])
+    return result_of(libraries, "rollback_walk", *words, timeout=timeout, **environment)
