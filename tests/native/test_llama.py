@@ -186,6 +186,18 @@ def test_a_known_prompt_is_not_sampled_from_other_logits(dial: Dial) -> None:
             take(llm, 1, [])
 
 
+def test_a_prompt_that_fails_leaves_no_logits(dial: Dial) -> None:
+    """What was rolled back for it is the prompt's beginning, whose logits are not available."""
+    with load(dial("tiny"), depth=3) as llm:
+        text = [*PROMPT, *take(llm, 10)]
+        llm.reset()
+        llm.eval(text[:26])
+        with pytest.raises(NativeError, match=r"tokens\[0\]: expected 0 to"):
+            take(llm, 1, [*text[:25], 10**6])
+        assert llm.n_tokens == 25
+        assert take(llm, 1, text[:25]) == [text[25]]
+
+
 def test_a_reader_can_force_tokens(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:

@@ -174,6 +174,17 @@ def test_a_picture_is_not_taken_for_another(folder: Path) -> None:
             llm.create_completion([*asked, 5], max_tokens=2)
 
 
+def test_a_picture_leaves_no_logits(folder: Path) -> None:
+    """If the text after it fails, those of the text before it are not sampled from."""
+    with load(folder, depth=2, n_ctx=256) as llm:
+        with pytest.raises(ValueError, match="Prompt exceeds n_ctx"):
+            answer(llm, [says("x", picture(png(64, 64)), "y " * 1000)])
+        tokens = llm.input_ids[: llm.n_tokens].tolist()
+        assert tokens[-1] < 0
+        with pytest.raises(NativeError, match="a picture that is no longer in the context"):
+            llm.create_completion(tokens, max_tokens=2)
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_bad_pictures(depth: int, folder: Path, expected: list[str]) -> None:
     """The errors of llama_cpp, with and without drafting, and the same answers after them."""
