@@ -23,14 +23,14 @@ from mtp_gguf.gguf_tools.fastmtp import (
     DraftLayout,
 )
 from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.head import block_of, plain_shape
+from mtp_gguf.gguf_tools.head import block_of, part_of, plain_shape
 from mtp_gguf.gguf_tools.model import Metadata, Model
 from mtp_gguf.gguf_tools.remote import RemoteSource
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, inserted
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, I64, TensorType
-from mtp_gguf.gguf_tools.transplant import extract, graft, strip
+from mtp_gguf.gguf_tools.transplant import check_takes_layout, extract, graft, strip
 
 from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, PlacedTensor
@@ -78,6 +78,7 @@ def make_gguf_plans(
     if draft is not None:
         assert request.draft is not None
         layout = request.draft.layout
+        check_takes_layout(model, layout)
         output = _without_list(model, output)
         keys = draft.metadata(layout is DraftLayout.IDS)
         output = OutputSpec(inserted(output.metadata, keys, BEFORE_TOKENIZER), output.tensors)
@@ -142,10 +143,9 @@ def _layout(output: OutputSpec) -> DraftLayout | None:
 
 def _without_list(model: Model, output: OutputSpec) -> OutputSpec:
     without_list(model)  # raises if the list's rows are the only output
+    layout = _layout(output)
     tensors = tuple(
-        t
-        for t in output.tensors
-        if t.name != ID_MAP_TENSOR and not t.name.endswith(SHORT_HEAD_SUFFIX)
+        t for t in output.tensors if part_of(t.name, None, layout) != "draft vocabulary"
     )
     return OutputSpec(without_draft_keys(output.metadata), tensors)
 
@@ -224,9 +224,11 @@ def _stored_type(weights: Checkpoint, target: Target) -> TensorType:
 
 
 def _output(model: Model, targets: tuple[Target, ...]) -> Target:
-    """The target whose rows are the output vocabulary; the embedding if the model is tied."""
+    """The target whose rows the head drafts over: its own output, the model's, or the embedding."""
     tensors = {t.name: t for t in targets}
-    output = tensors.get(OUTPUT_TENSOR) or tensors.get(EMBEDDING_TENSOR)
+    own = f"blk.{model.head.trunk_layers}.{SHORT_HEAD_SUFFIX}"
+    names = (own, OUTPUT_TENSOR, EMBEDDING_TENSOR)
+    output = next((tensors[n] for n in names if n in tensors), None)
     n_vocab = model.vocabulary_size
     if output is None or output.shape[1:] != (n_vocab,):
         found = "none" if output is None else f"shape {list(output.shape)}"

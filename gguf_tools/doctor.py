@@ -39,7 +39,7 @@ _NEGATIVE_SHARE = 0.02
 UNKNOWN_ORIGINAL = "ORIGINAL"
 
 _NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.hybrid}
-_HEADS_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.ours}
+_HEADS_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.in_checkpoints}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).
 _TOKENIZER_ARRAYS = {

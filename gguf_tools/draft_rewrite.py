@@ -18,11 +18,11 @@ from .fastmtp import (
     find_draft_vocabulary,
 )
 from .format import GgufFile, TensorSpec, Value
-from .head import block_of
+from .head import block_of, part_of
 from .model import Model, header_keys
 from .rewrite import OutputSpec, TensorCopy, inserted
 from .tensor_types import I64
-from .transplant import check_takes_a_list, extract
+from .transplant import check_takes_a_list, check_takes_layout, extract
 
 
 def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> OutputSpec:
@@ -32,6 +32,7 @@ def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> O
     is a head-only file. RequestError if the model has no head, or lacks rows of the output.
     """
     check_head(model)
+    check_takes_layout(model, layout)
     held = keys[IDS_KEY].data
     assert isinstance(held, Sequence)
     ids = [int(i) for i in held]
@@ -46,7 +47,7 @@ def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> O
     if layout is DraftLayout.TABLE:
         plain = without_list(model)
         name = f"blk.{model.head.trunk_layers}.{SHORT_HEAD_SUFFIX}"
-        tensors = plain.tensors
+        tensors = tuple(t for t in plain.tensors if t.name != name)
     else:
         plain = without_list(model) if model.head.is_alone else extract(model)
         name = OUTPUT_TENSOR
@@ -66,7 +67,8 @@ def without_list(model: Model) -> OutputSpec:
     RequestError if its output has only the rows of the list (`sidecar` layout).
     """
     header = find_draft_vocabulary(model.first, model.tensors)
-    if header is not None and header.layout is DraftLayout.SIDECAR:
+    layout = header.layout if header else None
+    if header is not None and layout is DraftLayout.SIDECAR:
         raise RequestError(
             f"{model.path}: its output has the {header.size} rows of its draft vocabulary and no "
             "others; take the head out of the whole model anew: mtp-gguf extract MODEL"
@@ -74,7 +76,7 @@ def without_list(model: Model) -> OutputSpec:
     tensors = tuple(
         TensorCopy.of(model, name)
         for name in model.tensors
-        if name != ID_MAP_TENSOR and not name.endswith(SHORT_HEAD_SUFFIX)
+        if part_of(name, None, layout) != "draft vocabulary"
     )
     return OutputSpec(without_draft_keys(model.metadata()), tensors)
 
@@ -102,8 +104,12 @@ def check_head(model: Model) -> None:
 
 
 def _output_rows(model: Model, name: str, ids: Sequence[int]) -> TensorCopy:
-    """The rows `ids` of the output, or of the embedding if the two are tied."""
-    output = model.tensors.get(OUTPUT_TENSOR) or model.tensors.get(EMBEDDING_TENSOR)
+    """The rows `ids` of the head's own output, or of the model's, or of its tied embedding."""
+    own = f"blk.{model.head.trunk_layers}.{SHORT_HEAD_SUFFIX}"
+    header = find_draft_vocabulary(model.first, model.tensors)
+    whole = () if header and header.layout is DraftLayout.TABLE else (own,)
+    names = (*whole, OUTPUT_TENSOR, EMBEDDING_TENSOR)
+    output = next((model.tensors[n] for n in names if n in model.tensors), None)
     if output is None or len(output.shape) != 2 or output.shape[1] <= max(ids):
         found = "none" if output is None else f"shape {list(output.shape)}"
         raise RequestError(

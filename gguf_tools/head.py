@@ -439,7 +439,7 @@ class MtpHead:
         """Shapes in ggml order of an MTP block's tensors by suffix, from the trunk's sizes.
 
         Tensors whose sizes are missing from the metadata are omitted, and so are those of attention
-        and feed-forward networks whose sizes only llama.cpp knows.
+        and feed-forward networks whose sizes only llama.cpp knows, or that differ between layers.
         """
         width, heads, kv = map(
             self._size, ("embedding_length", "attention.head_count", "attention.head_count_kv")
@@ -485,7 +485,7 @@ class MtpHead:
             "ffn_up_shexp.weight": (width, shared),
             "ffn_down_shexp.weight": (shared, width),
         }
-        shapes |= sizes if self.kind.ours else {}
+        shapes |= sizes if self.kind.ours and self.kind.single else {}
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
     def _check_vocabulary(self, base: "MtpHead") -> None:

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR, StoredDraftVocabulary
+from .fastmtp import (
+    EMBEDDING_TENSOR,
+    OUTPUT_TENSOR,
+    SHORT_HEAD_SUFFIX,
+    DraftLayout,
+    StoredDraftVocabulary,
+)
 from .format import ArrayRef, padded
 from .model import Model
 from .nextn import REPLAYED
@@ -18,13 +24,13 @@ _DEFAULT_INTERVAL = 4  # llama.cpp's default for full_attention_interval (qwen35
 class DraftMemory:
     """Bytes that drafting takes, without compute buffers.
 
-    head: the MTP block and a stored draft vocabulary. draft_rows: rows of the output that our
-    runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, of which our
-    runtime keeps a second copy on a GPU if there is no draft vocabulary; on a CPU they are used in
-    place, so they are not part of the total. cache: K and V of the MTP block in F16, for `context`
-    positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of them are kept.
-    state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls back by replay;
-    the snapshot itself for architectures that it does not replay.
+    head: the MTP blocks and a stored draft vocabulary. draft_rows: rows of embedding and output
+    that our runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, of
+    which our runtime keeps a second copy on a GPU if there is no draft vocabulary; on a CPU they
+    are used in place, so they are not part of the total. cache: K and V of the MTP blocks in F16,
+    for `context` positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of
+    them are kept. state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls
+    back by replay; the snapshot itself for architectures that it does not replay.
     """
 
     head: int
@@ -55,28 +61,28 @@ def draft_memory(
 
     trunk, head: the same model, or a model and its separate head.
     """
-    key_values = _size(head, "attention.head_count_kv") * (
+    layers = max(_size(head, "nextn_predict_layers"), 1)
+    key_values = sum(_last(head, "attention.head_count_kv", layers)) * (
         _size(head, "attention.key_length") + _size(head, "attention.value_length")
     )
     stored = sum(head.tensors[name].nbytes for name in head.head.names)
     if head is not trunk:
         stored = sum(tensor.nbytes for tensor in head.tensors.values())
+    own = [t for name, t in head.tensors.items() if name.endswith(SHORT_HEAD_SUFFIX)]
+    names = (EMBEDDING_TENSOR,) if own else (EMBEDDING_TENSOR, OUTPUT_TENSOR)
+    found = (trunk.tensors.get(name) or head.tensors.get(name) for name in names)
+    shared = [tensor for tensor in found if tensor is not None]
     rows = whole = 0
-    for name in (EMBEDDING_TENSOR, OUTPUT_TENSOR):
-        tensor = trunk.tensors.get(name) or head.tensors.get(name)
-        if tensor is None:
-            continue
-        if draft is None:
-            whole += tensor.nbytes
-        elif draft.layout.value == "ids":
-            rows += draft.size * tensor.type.row_bytes(tensor.shape[0])
+    if draft is None:
+        whole = sum(tensor.nbytes for tensor in shared)
+    elif draft.layout is DraftLayout.IDS:
+        rows = sum(draft.size * t.type.row_bytes(t.shape[0]) for t in (*shared, *own))
     positions = padded(context, _BUCKET) + _BUCKET
-    layers = max(_size(head, "nextn_predict_layers"), 1)
     return DraftMemory(
         head=stored,
         draft_rows=rows,
         whole_rows=whole,
-        cache=layers * key_values * _F16_BYTES * positions,
+        cache=key_values * _F16_BYTES * positions,
         state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
         state_log=_recurrent_layers(trunk) * _layer_log(trunk) * _F32_BYTES,
         context=context,
@@ -118,9 +124,12 @@ def _recurrent_layers(model: Model) -> int:
 
 def _size(model: Model, key: str) -> int:
     """An integer of the metadata; the last entry of a per-layer array; 0 if it is missing."""
+    return _last(model, key, 1)[0]
+
+
+def _last(model: Model, key: str, n: int) -> list[int]:
+    """An integer of the metadata for each of the last `n` layers; 0 if it is missing."""
     full = f"{model.architecture}.{key}"
     held = model.first.keys.get(full)
-    if isinstance(held, ArrayRef):
-        entries = model.first.array(full) or [0]
-        held = entries[-1]
-    return held if isinstance(held, int) and not isinstance(held, bool) and held > 0 else 0
+    entries = (model.first.array(full) or [0])[-n:] if isinstance(held, ArrayRef) else [held] * n
+    return [e if isinstance(e, int) and not isinstance(e, bool) and e > 0 else 0 for e in entries]

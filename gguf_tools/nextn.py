@@ -22,14 +22,16 @@ class NextnBlock:
     required: suffixes of its tensors (the parts after `blk.N.`). choices: groups of alternatives,
     of which one must be complete, such as a dense or a mixed feed-forward network. single: whether
     llama.cpp drafts with one block only. ours: whether our runtime drafts with it; the others draft
-    with llama-server. hybrid: whether it is one of the Qwen models that `convert` writes and doctor
-    knows as a whole, with linear attention in most layers.
+    with llama-server. in_checkpoints: whether `graft` reads it from a checkpoint, too. hybrid:
+    whether it is one of the Qwen models that `convert` writes and doctor knows as a whole, with
+    linear attention in most layers.
     """
 
     required: Suffixes
     choices: tuple[tuple[Suffixes, ...], ...] = ()
     single: bool = True
     ours: bool = False
+    in_checkpoints: bool = False
     hybrid: bool = False
 
     def missing(self, present: Collection[str], shared_experts: bool) -> list[str]:
@@ -77,11 +79,18 @@ _STREAMS = _weights(  # hyper-connections
 _QWEN_ATTENTION = (*_CORE, *_QKV, *_QK_NORMS, *_POST_NORM)
 _QWEN_MOE = (*_QWEN_ATTENTION, *_EXPERTS, *_GATED_SHARED)
 
+
+def _qwen(required: Suffixes) -> NextnBlock:
+    return NextnBlock(required, ours=True, in_checkpoints=True, hybrid=True)
+
+
 BLOCKS: Mapping[str, NextnBlock] = {
-    "qwen35": NextnBlock((*_QWEN_ATTENTION, *_DENSE), ours=True, hybrid=True),
-    "qwen35moe": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
-    "qwen3next": NextnBlock(_QWEN_MOE, ours=True, hybrid=True),
-    "glm4moe": NextnBlock((*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED), ours=True),
+    "qwen35": _qwen((*_QWEN_ATTENTION, *_DENSE)),
+    "qwen35moe": _qwen(_QWEN_MOE),
+    "qwen3next": _qwen(_QWEN_MOE),
+    "glm4moe": NextnBlock(
+        (*_CORE, *_QKV, *_POST_NORM, *_EXPERTS, *_BIAS, *_SHARED), ours=True, in_checkpoints=True
+    ),
     "deepseek2": NextnBlock(
         (*_CORE, *_LATENT, *_FFN_NORM, *_EXPERTS, *_SHARED),
         (_ANY_Q, (_LATENT_VALUES, _weights("attn_kv_b"))),
@@ -104,7 +113,10 @@ BLOCKS: Mapping[str, NextnBlock] = {
     ),
     "mimo2": NextnBlock((*_CORE, *_weights("attn_qkv"), *_FFN_NORM, *_DENSE), single=False),
     "step35": NextnBlock(
-        (*_CORE, *_QKV, *_FFN_NORM), ((_DENSE, (*_EXPERTS, *_SHARED)),), single=False
+        (*_CORE, *_QKV, *_FFN_NORM),
+        ((_DENSE, (*_EXPERTS, *_SHARED)),),
+        single=False,
+        ours=True,
     ),
     "hy_v3": NextnBlock(
         (*_CORE, *_QKV, *_QK_NORMS, *_FFN_NORM), ((_DENSE, (*_EXPERTS, *_SHARED)),), single=False

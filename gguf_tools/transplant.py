@@ -18,11 +18,10 @@ from .errors import RequestError
 from .fastmtp import (
     ID_MAP_TENSOR,
     IDS_KEY,
-    SHORT_HEAD_SUFFIX,
     DraftLayout,
 )
 from .format import ArrayRef, Scalar, Value, ValueType
-from .head import block_of
+from .head import block_of, part_of
 from .model import Metadata, Model
 from .nextn import OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
@@ -58,7 +57,8 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
         check_takes_a_list(base)
     names = donor.head.names
     if IDS_KEY in draft:
-        names = [n for n in names if n != ID_MAP_TENSOR and not n.endswith(SHORT_HEAD_SUFFIX)]
+        layout = donor.head.draft.layout if donor.head.draft else None
+        names = [n for n in names if part_of(n, None, layout) != "draft vocabulary"]
     head = [TensorCopy.of(donor, name) for name in names]
     return with_head(base, head, draft, donor.head.layers, donor)
 
@@ -113,6 +113,15 @@ def check_takes_a_list(model: Model) -> None:
         raise RequestError(
             f"{model.path}: draft vocabularies are for {', '.join(OUR_ARCHITECTURES)}, found "
             f"{model.head.architecture}, which drafts over the whole vocabulary"
+        )
+
+
+def check_takes_layout(model: Model, layout: DraftLayout) -> None:
+    """RequestError if a list in this layout cannot be used: each of several layers has its rows."""
+    if layout is not DraftLayout.IDS and not model.head.kind.single:
+        raise RequestError(
+            f"{model.path}: expected layout ids for {model.head.architecture}, whose MTP layers "
+            f"may each have an output, found {layout.value}"
         )
 
 

@@ -31,7 +31,7 @@ from .errors import (
     NativeError,
 )
 
-API_VERSION = 6
+API_VERSION = 7
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
@@ -141,6 +141,7 @@ class HeadInfo(ctypes.Structure):
         ("block", c_int32),
         ("n_ctx", c_int32),
         ("n_seq_max", c_int32),
+        ("max_depth", c_int32),
         ("layout", c_int32),
         ("moe", c_bool),
         ("tied", c_bool),

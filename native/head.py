@@ -81,6 +81,7 @@ class Head(Owner):
         self.block: int = info.block
         self.n_ctx: int = info.n_ctx
         self.n_seq_max: int = info.n_seq_max
+        self.max_depth: int = info.max_depth
         self.layout: str = LAYOUTS[info.layout]
         self.moe: bool = info.moe
         self.tied: bool = info.tied

@@ -88,7 +88,9 @@ class MTPLlama(llama_cpp.Llama):
     Arguments besides those of llama_cpp.Llama:
 
     - depth: tokens drafted in each cycle, 0 (no drafting) to 16, or "auto" to choose the fastest
-      depth up to max_depth in each cycle. MTP_GGUF_DISABLE=1 in the environment sets it to 0.
+      depth up to max_depth in each cycle. A head of several layers drafts a token with each; a
+      larger depth is lowered to their number, with a warning. MTP_GGUF_DISABLE=1 in the
+      environment sets it to 0.
     - rollback: "snapshot", "checkpoint", "two-phase" or "host".
     - exact: make greedy output byte-identical at every depth; NativeError if something prevents
       that. docs/native.md says what it costs.
@@ -328,6 +330,7 @@ class MTPLlama(llama_cpp.Llama):
                 fastmtp_size=settings.fastmtp_size,
             )
             self._stack.callback(self._head.close)
+            self._limit_depth(model_path, self._head.max_depth)
         drafts = self.max_depth or self._max_lookup
         if self._mode is Rollback.SNAPSHOT and drafts and not keeps_snapshots(self._ctx.ctx):
             self._mode = Rollback.CHECKPOINT
@@ -351,6 +354,17 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
+
+    def _limit_depth(self, model_path: str, most: int) -> None:
+        """Draft at most as many tokens as the head can, with a warning if more were asked for."""
+        if self.depth != AUTO and self.depth > most:
+            _warn(
+                model_path,
+                f"depth: expected at most {most}, the number of the head's layers, each of which "
+                f"drafts one token, found {self.depth}; drafting {most}",
+            )
+            self.depth = most
+        self.max_depth = min(self.max_depth, most)
 
     # llama_cpp.Llama's constructor sets these two; there is no other way to change the parameters.
 

@@ -11,7 +11,8 @@
  * Terms used throughout:
  * - position p: the index of a token in its sequence, starting at 0;
  * - row: the input of the MTP block at position p, which is the token at p and the trunk's hidden
- *   state at position p - 1 (after the final norm, n_embd floats);
+ *   state at position p - 1 (n_embd floats, as llama.cpp gives it out: after the final norm, of Step 3.5
+ *   before it);
  * - depth: the number of tokens drafted in one call. */
 #ifndef MTP_H
 #define MTP_H
@@ -32,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 6
+#define MTP_API_VERSION 7
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -128,9 +129,11 @@ typedef struct mtp_head_info {
     int32_t n_embd;
     int32_t n_vocab;       /* size of the target vocabulary */
     int32_t n_draft_vocab; /* size of the draft vocabulary in use */
-    int32_t block;         /* N of blk.N */
+    int32_t block;         /* N of blk.N, of the first one if there are several */
     int32_t n_ctx;
     int32_t n_seq_max;
+    int32_t max_depth;     /* the most tokens that one call drafts: MTP_MAX_DEPTH, or the number of MTP
+                            * blocks if there are several, of which each drafts one token */
     int32_t layout;        /* an mtp_draft_layout */
     bool    moe;
     bool    tied;          /* output and embedding share one tensor */
@@ -295,7 +298,8 @@ MTP_API mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, floa
 /* Begins a cycle: drafts, and decodes the token and its drafts.
  * token: the next token of the sequence, not yet decoded.
  * depth: number of tokens to draft with the head, at most max_depth, or MTP_DEPTH_AUTO. Fewer are
- * drafted if the context is nearly full or the head has no hidden states to start from.
+ * drafted if the context is nearly full, if the head has no hidden states to start from, or if it cannot
+ * draft as many (mtp_head_info.max_depth).
  * If max_lookup is set and lookup in the text promises more tokens per millisecond, drafts come from
  * the text instead, with out_probs of 1.
  * out_tokens, out_probs: [MTP_MAX_DEPTH], or the maximum of depth (or max_depth) and max_lookup.

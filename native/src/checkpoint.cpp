@@ -27,7 +27,7 @@ struct Header {
     uint64_t trunk_bytes;
     uint64_t text_bytes; // this and what follows are not in the first version
     uint32_t mrope;      // 0 or 1: the layout of the trunk's state; both are 1 in the first version
-    uint32_t recurrent;
+    uint32_t memory;     // a StateLayout::Memory
 };
 
 const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '3'};
@@ -78,7 +78,7 @@ void Checkpoint::write(uint8_t * out) const {
     header.trunk_bytes = trunk.size();
     header.text_bytes = text.size();
     header.mrope = trunk_layout.mrope;
-    header.recurrent = trunk_layout.recurrent;
+    header.memory = trunk_layout.memory;
     const auto put = [&out](const void * data, size_t n) {
         if (n > 0) { // an empty vector may have no address
             std::memcpy(out, data, n);
@@ -103,7 +103,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     if (size < header_bytes) {
         refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
-    header.mrope = header.recurrent = first ? 1 : 0;
+    header.mrope = header.memory = first ? 1 : 0;
     std::memcpy(&header, data, header_bytes);
     if (!first && !second && !begins(MAGIC)) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
@@ -127,8 +127,9 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
         refuse(format("head_first: expected 0 to %lld, found %lld", (long long) header.length,
                       (long long) header.head_first));
     }
-    if (header.mrope > 1 || header.recurrent > 1) {
-        refuse(format("the trunk's layout: expected 0 or 1 twice, found %u and %u", header.mrope, header.recurrent));
+    if (header.mrope > 1 || header.memory >= StateLayout::N_MEMORIES) {
+        refuse(format("the trunk's layout: expected 0 or 1, and 0 to %u, found %u and %u", StateLayout::N_MEMORIES - 1,
+                      header.mrope, header.memory));
     }
     if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
         refuse("the head's state: expected whole numbers, found a part of one");
@@ -161,7 +162,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
         TextDrafts::check_saved(c.text, c.length, int64_t(INT32_MAX) + 1); // of any vocabulary, until it is restored
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
-        c.trunk_layout = {header.mrope != 0, header.recurrent != 0};
+        c.trunk_layout = {header.mrope != 0, StateLayout::Memory(header.memory)};
         check_trunk_state(c.trunk, c.length, c.trunk_layout);
     }
     return c;

@@ -19,15 +19,15 @@ constexpr int64_t DRAW_BLOCK = 512;
 // one of these numbers.
 constexpr int64_t FEW_SHARES[] = {64, 1024};
 
-// The mask [n_kv, n] F16 that lets each of n queries see a range of the rows. bounds: twice the first row, and how
-// many rows follow it for each query; row first + j is visible if |2j - last| <= last. Both sides are even, or
+// The mask [n_kv, n] F16 that lets each of n queries see a range of the rows. bounds: [n, 2], twice the first row
+// of each, and how many rows follow it; row first + j is visible if |2j - last| <= last. Both sides are even, or
 // both are odd.
 static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_t n_kv) {
-    const int64_t n = bounds->ne[0] - 1;
-    ggml_tensor * first = ggml_view_1d(ctx, bounds, 1, 0);
-    ggml_tensor * last = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), sizeof(float));
-    ggml_tensor * rows = ggml_sub(ctx, ggml_arange(ctx, 0.0f, float(2 * n_kv), 2.0f), first);
-    ggml_tensor * away = ggml_abs(ctx, ggml_sub(ctx, ggml_repeat_4d(ctx, rows, n_kv, n, 1, 1), last));
+    const int64_t n = bounds->ne[0];
+    ggml_tensor * first = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), 0);
+    ggml_tensor * last = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), bounds->nb[1]);
+    ggml_tensor * rows = ggml_repeat_4d(ctx, ggml_arange(ctx, 0.0f, float(2 * n_kv), 2.0f), n_kv, n, 1, 1);
+    ggml_tensor * away = ggml_abs(ctx, ggml_sub(ctx, ggml_sub(ctx, rows, first), last));
     away = ggml_sub(ctx, away, last);
     // 0, or at least 2 and so minus infinity.
     return ggml_cast(ctx, ggml_scale(ctx, ggml_relu(ctx, away), -FLT_MAX), GGML_TYPE_F16);
@@ -43,7 +43,7 @@ bool DraftGraph::computes_masks(ggml_backend_t backend, int64_t n_kv) {
         throw std::bad_alloc();
     }
     ggml_cgraph * graph = ggml_new_graph_custom(context.get(), most, false);
-    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 3), n_kv));
+    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 2, 2), n_kv));
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         if (!ggml_backend_supports_op(backend, ggml_graph_node(graph, i))) {
             return false;
@@ -56,18 +56,226 @@ int64_t DraftGraph::Key::drafting(int64_t step) const {
     return std::count_if(sequences.begin(), sequences.end(), [&](const Sequence & s) { return s.depth > step; });
 }
 
-// Builds the tensors of one graph. Shapes are in ggml's order; n is a number of rows: those that are fed,
-// or one for each sequence that drafts.
+// Builds the tensors of one layer. Shapes are in ggml's order; n is a number of rows: those that are fed, or one
+// for each sequence that drafts.
+class DraftGraph::LayerBuilder {
+public:
+    // keys, values: of each sequence.
+    LayerBuilder(ggml_context * ctx, ggml_cgraph * graph, const HeadConfig & config, const BlockTensors & weights,
+                 const std::vector<ggml_tensor *> & keys, const std::vector<ggml_tensor *> & values)
+        : ctx_(ctx), graph_(graph), c_(config), w_(weights), keys_(keys), values_(values) {}
+
+    ggml_tensor * draft_embedding() const { return w_.draft_embedding; }
+
+    // What the block takes, [n_embd, n], from embeddings and hidden states of the same shape.
+    ggml_tensor * project(ggml_tensor * embedding, ggml_tensor * hidden) {
+        ggml_tensor * both = ggml_concat(ctx_, norm(embedding, w_.enorm), norm(hidden, w_.hnorm), 0);
+        return ggml_mul_mat(ctx_, w_.eh_proj, both);
+    }
+
+    ggml_tensor * attention_norm(ggml_tensor * x) { return norm(x, w_.attn_norm); }
+
+    // Writes the keys and values of normed rows, `each` for the first `n` sequences, at their positions. Later
+    // reads use the tensors that set_rows returns, so that they depend on the write.
+    void write_cache(ggml_tensor * normed, ggml_tensor * at, int64_t n, int64_t each) {
+        const int64_t rows = n * each;
+        ggml_tensor * k = ggml_reshape_3d(ctx_, linear(w_.k, w_.k_bias, normed), c_.head_dim, c_.n_head_kv, rows);
+        k = rope(head_norm(k, w_.k_norm), at);
+        k = ggml_reshape_2d(ctx_, k, c_.kv_width(), rows);
+        ggml_tensor * v = linear(w_.v, w_.v_bias, normed);
+        for (int64_t i = 0; i < n; ++i) {
+            ggml_tensor * to = at->ne[0] == each ? at : ggml_view_1d(ctx_, at, each, size_t(i * each) * sizeof(int32_t));
+            for (auto [cache, all] : {std::pair(&keys_[size_t(i)], k), std::pair(&values_[size_t(i)], v)}) {
+                ggml_tensor * own =
+                    n == 1 ? all : ggml_view_2d(ctx_, all, all->ne[0], each, all->nb[1], size_t(i * each) * all->nb[1]);
+                *cache = ggml_set_rows(ctx_, *cache, own, to);
+                ggml_build_forward_expand(graph_, *cache);
+            }
+        }
+    }
+
+    // n rows through the block, one of each sequence: [n_embd, n]. masks: of each sequence, [n_kv, steps].
+    ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, ggml_tensor * positions,
+                        const std::vector<ggml_tensor *> & masks, int64_t step) {
+        const int64_t n = normed->ne[1];
+        const size_t head = size_t(c_.head_dim) * sizeof(float);
+        const size_t stride = (c_.gated ? 2 : 1) * head; // of a head: the query, then its gate
+        ggml_tensor * both = linear(w_.q, w_.q_bias, normed);
+        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], 0);
+        q = rope(head_norm(q, w_.q_norm), positions);
+        ggml_tensor * attention = attend_all(q, 0, n, masks, step);
+        if (c_.gated) {
+            ggml_tensor * gate = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], head);
+            gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, n);
+            attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
+        }
+        if (w_.head_gate != nullptr) {
+            ggml_tensor * gate = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.head_gate, normed)); // [n_head, n]
+            attention = ggml_mul(ctx_, ggml_reshape_3d(ctx_, attention, c_.head_dim, c_.n_head, n),
+                                 ggml_reshape_3d(ctx_, gate, 1, c_.n_head, n));
+            attention = ggml_reshape_2d(ctx_, attention, c_.head_dim * c_.n_head, n);
+        }
+        x = ggml_add(ctx_, ggml_mul_mat(ctx_, w_.attn_out, attention), x);
+
+        normed = norm(x, w_.ffn_norm);
+        return ggml_add(ctx_, c_.moe ? mixture(normed) : feed_forward(normed, w_.ffn_gate, w_.ffn_up, w_.ffn_down), x);
+    }
+
+    ggml_tensor * last_norm(ggml_tensor * x) { return norm(x, w_.head_norm); }
+
+    // [draft vocabulary, n]
+    ggml_tensor * logits(ggml_tensor * normed) { return ggml_mul_mat(ctx_, w_.output, normed); }
+
+private:
+    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) {
+        return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, c_.norm_eps), weight);
+    }
+
+    // A product of a matrix with rows of x, with the bias that some models have.
+    ggml_tensor * linear(ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x) {
+        ggml_tensor * out = ggml_mul_mat(ctx_, weight, x);
+        return bias == nullptr ? out : ggml_add(ctx_, out, bias);
+    }
+
+    // A norm of each head [head_dim, heads, n], if the model has one.
+    ggml_tensor * head_norm(ggml_tensor * x, ggml_tensor * weight) { return weight == nullptr ? x : norm(x, weight); }
+
+    // x: [head_dim, heads, n].
+    ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
+        if (!c_.mrope) {
+            return ggml_rope_ext(ctx_, x, positions, w_.rope_factors, c_.n_rot, GGML_ROPE_TYPE_NEOX, c_.n_ctx_orig,
+                                 c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
+                                 c_.beta_slow);
+        }
+        int sections[4] = {c_.rope_sections[0], c_.rope_sections[1], c_.rope_sections[2], c_.rope_sections[3]};
+        return ggml_rope_multi(ctx_, x, positions, nullptr, c_.n_rot, sections, GGML_ROPE_TYPE_IMROPE, c_.n_ctx_orig,
+                               c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
+                               c_.beta_slow);
+    }
+
+    // [head_dim, n_kv, n_head_kv]
+    ggml_tensor * readable(ggml_tensor * rows, int64_t n_kv) {
+        ggml_tensor * view = ggml_view_3d(ctx_, rows, c_.head_dim, c_.n_head_kv, n_kv,
+                                          ggml_row_size(rows->type, c_.head_dim), rows->nb[1], 0);
+        return ggml_permute(ctx_, view, 0, 2, 1, 3);
+    }
+
+    // Attention of sequence i's query, the i-th of q [head_dim, n_head, n]: [head_dim * n_head, 1].
+    ggml_tensor * attend(ggml_tensor * q, int64_t i, const std::vector<ggml_tensor *> & masks, int64_t step) {
+        ggml_tensor * own = ggml_view_3d(ctx_, q, c_.head_dim, c_.n_head, 1, q->nb[1], q->nb[2], size_t(i) * q->nb[2]);
+        ggml_tensor * all = masks[size_t(i)];
+        const int64_t n_kv = all->ne[0];
+        ggml_tensor * mask = ggml_view_2d(ctx_, all, n_kv, 1, all->nb[1], size_t(step) * all->nb[1]);
+        ggml_tensor * out =
+            ggml_flash_attn_ext(ctx_, ggml_permute(ctx_, own, 0, 2, 1, 3), readable(keys_[size_t(i)], n_kv),
+                                readable(values_[size_t(i)], n_kv), mask, 1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
+        ggml_prec_set_acc(out, GGML_PREC_F32);
+        return ggml_reshape_2d(ctx_, out, c_.head_dim * c_.n_head, 1);
+    }
+
+    // The attention of sequences first .. last - 1, side by side.
+    ggml_tensor * attend_all(ggml_tensor * q, int64_t first, int64_t last, const std::vector<ggml_tensor *> & masks,
+                             int64_t step) {
+        if (last - first == 1) {
+            return attend(q, first, masks, step);
+        }
+        const int64_t middle = (first + last) / 2;
+        ggml_tensor * left = attend_all(q, first, middle, masks, step);
+        return ggml_concat(ctx_, left, attend_all(q, middle, last, masks, step), 1);
+    }
+
+    ggml_tensor * feed_forward(ggml_tensor * x, ggml_tensor * gate, ggml_tensor * up, ggml_tensor * down) {
+        ggml_tensor * both = activate(ggml_mul_mat(ctx_, gate, x), ggml_mul_mat(ctx_, up, x), c_.ffn_limit);
+        return ggml_mul_mat(ctx_, down, both);
+    }
+
+    // SwiGLU, with a limit as in llama.cpp's build_ffn.
+    ggml_tensor * activate(ggml_tensor * gate, ggml_tensor * up, float limit) {
+        if (limit <= 1e-6f) {
+            return ggml_swiglu_split(ctx_, gate, up);
+        }
+        gate = ggml_clamp(ctx_, ggml_silu(ctx_, gate), -INFINITY, limit);
+        return ggml_mul(ctx_, gate, ggml_clamp(ctx_, up, -limit, limit));
+    }
+
+    // The selected experts, weighted by their probabilities, and the shared expert.
+    ggml_tensor * mixture(ggml_tensor * x) {
+        const int64_t used = c_.n_expert_used;
+        const int64_t n = x->ne[1];
+        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.router, x); // [n_expert, n]
+        ggml_tensor * probabilities = c_.sigmoid_router ? ggml_sigmoid(ctx_, logits) : ggml_soft_max(ctx_, logits);
+        ggml_tensor * ranked = w_.router_bias ? ggml_add(ctx_, probabilities, w_.router_bias) : probabilities;
+        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, ranked, int(used)); // [used, n]
+        ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, n), chosen);
+        shares = ggml_reshape_2d(ctx_, shares, used, n);
+        if (c_.normed_shares) {
+            // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
+            ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
+            shares = ggml_div(ctx_, shares, sum);
+        }
+        shares = ggml_reshape_3d(ctx_, shares, 1, used, n);
+        if (c_.expert_scale != 1.0f) {
+            shares = ggml_scale(ctx_, shares, c_.expert_scale);
+        }
+
+        ggml_tensor * rows = ggml_reshape_3d(ctx_, x, c_.n_embd, 1, n);
+        ggml_tensor * gate;
+        ggml_tensor * up;
+        if (w_.gate_up_exps != nullptr) {
+            ggml_tensor * both = ggml_mul_mat_id(ctx_, w_.gate_up_exps, rows, chosen); // [2 n_ff, used, n]
+            const size_t half = size_t(c_.n_ff_expert) * sizeof(float);
+            gate = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], 0);
+            up = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], half);
+        } else {
+            gate = ggml_mul_mat_id(ctx_, w_.gate_exps, rows, chosen);
+            up = ggml_mul_mat_id(ctx_, w_.up_exps, rows, chosen);
+        }
+        ggml_tensor * experts = ggml_mul_mat_id(ctx_, w_.down_exps, activate(gate, up, c_.expert_limit), chosen);
+        experts = ggml_mul(ctx_, experts, shares); // [n_embd, used, n]
+        ggml_tensor * out = nullptr;
+        for (int64_t i = 0; i < used; ++i) {
+            ggml_tensor * one = ggml_view_2d(ctx_, experts, c_.n_embd, n, experts->nb[2], size_t(i) * experts->nb[1]);
+            out = out == nullptr ? one : ggml_add(ctx_, out, one);
+        }
+        if (used == 1) {
+            out = ggml_cont(ctx_, out); // the caller adds to it
+        }
+        if (w_.shared_up != nullptr) {
+            ggml_tensor * shared = feed_forward(x, w_.shared_gate, w_.shared_up, w_.shared_down);
+            if (w_.shared_router != nullptr) {
+                ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, n]
+                shared = ggml_mul(ctx_, shared, share);
+            }
+            out = ggml_add(ctx_, out, shared);
+        }
+        return out;
+    }
+
+    ggml_context * ctx_;
+    ggml_cgraph * graph_;
+    const HeadConfig & c_;
+    const BlockTensors & w_;
+    std::vector<ggml_tensor *> keys_;   // each sequence's rows after the last write
+    std::vector<ggml_tensor *> values_; // likewise
+};
+
+// Builds the tensors of one graph.
 class DraftGraph::Builder {
 public:
-    Builder(DraftGraph & g, const HeadConfig & config, const BlockTensors & weights)
-        : g_(g), c_(config), w_(weights), ctx_(g.context_.get()), keys_(g.keys_), values_(g.values_) {}
+    Builder(DraftGraph & g, const std::vector<BlockTensors> & weights)
+        : g_(g), config_(g.layers_.front()), ctx_(g.context_.get()) {
+        for (size_t i = 0; i < g.layers_.size(); ++i) {
+            layers_.emplace_back(ctx_, g.graph_, g.layers_[i], weights[i], g.keys_[i], g.values_[i]);
+        }
+    }
 
     void build() {
         const Key & key = g_.key_;
         const int64_t rows = key.rows * key.n();
         const int64_t depth = key.depth();
-        ggml_tensor * embedding = fed_embedding(rows);
+        if (key.indexed) {
+            g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices", sizeof(int32_t));
+        }
         ggml_tensor * hidden = fed_hidden(rows);
         g_.feed_positions_ = positions(rows, "feed positions");
         for (int64_t step = 0; step < depth; ++step) {
@@ -77,7 +285,7 @@ public:
             if (depth == 0) {
                 g_.masks_.push_back(nullptr);
             } else if (key.masks_on_device) {
-                ggml_tensor * bounds = ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, 1 + sequence.depth);
+                ggml_tensor * bounds = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, sequence.depth, 2);
                 g_.bounds_.push_back(input(bounds, "bounds", sizeof(float)));
                 g_.masks_.push_back(range_mask(ctx_, bounds, sequence.n_kv));
             } else {
@@ -90,24 +298,31 @@ public:
             g_.uniforms_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, 4, depth), "uniforms");
         }
 
-        ggml_tensor * x = project(embedding, hidden);
-        ggml_tensor * normed = norm(x, w_.attn_norm);
-        write_cache(normed, g_.feed_positions_, key.n(), key.rows);
-        if (depth == 0) {
-            return;
-        }
-        x = last_columns(x);
-        normed = last_columns(normed);
-        for (int64_t step = 0; step < depth; ++step) {
-            const int64_t n = key.drafting(step);
-            if (step > 0) {
-                ggml_tensor * chosen = ggml_get_rows(ctx_, w_.draft_embedding, first(g_.indices_.back(), n));
-                x = project(chosen, first_columns(hidden_, n));
-                normed = norm(x, w_.attn_norm);
-                write_cache(normed, g_.step_positions_[size_t(step)], n, 1);
+        ggml_tensor * x = nullptr; // what the next block takes, before and after its first norm
+        ggml_tensor * normed = nullptr;
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            ggml_tensor * fed = layers_[i].project(fed_embedding(i, rows), hidden);
+            ggml_tensor * fed_normed = layers_[i].attention_norm(fed);
+            layers_[i].write_cache(fed_normed, g_.feed_positions_, key.n(), key.rows);
+            if (i == 0 && depth > 0) {
+                x = last_columns(fed);
+                normed = last_columns(fed_normed);
             }
-            hidden_ = block(x, normed, step);
-            draft(hidden_, step);
+        }
+        for (int64_t step = 0; step < depth; ++step) {
+            LayerBuilder & layer = layers_.size() == 1 ? layers_.front() : layers_[size_t(step)];
+            const int64_t n = key.drafting(step);
+            // The drafted tokens that the layer has not seen.
+            for (int64_t i = layers_.size() == 1 ? std::max<int64_t>(step, 1) : 1; i <= step; ++i) {
+                ggml_tensor * chosen = ggml_get_rows(ctx_, layer.draft_embedding(), first(g_.indices_[size_t(i - 1)], n));
+                x = layer.project(chosen, first_columns(hidden_[size_t(i - 1)], n));
+                normed = layer.attention_norm(x);
+                layer.write_cache(normed, step_positions(i, n), n, 1);
+            }
+            x = layer.block(x, normed, step_positions(step, n), g_.masks_, step);
+            normed = layer.last_norm(x);
+            draft(layer.logits(normed), step);
+            hidden_.push_back(config_.passes_norm ? normed : x);
         }
     }
 
@@ -122,21 +337,33 @@ private:
     }
 
     ggml_tensor * positions(int64_t n, const char * name) {
-        return input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, (c_.mrope ? 4 : 1) * n), name);
+        return input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, (config_.mrope ? 4 : 1) * n), name);
     }
 
-    // The embeddings of the fed tokens, [n_embd, rows].
-    ggml_tensor * fed_embedding(int64_t rows) {
-        if (!g_.key_.indexed) {
-            return g_.embedding_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows), "embedding");
+    // Those of a step's first n sequences, which are all of them if there is one layer.
+    ggml_tensor * step_positions(int64_t step, int64_t n) {
+        ggml_tensor * all = g_.step_positions_[size_t(step)];
+        return n == g_.key_.drafting(step) ? all : first(all, n);
+    }
+
+    // The embeddings of the fed tokens for a layer, [n_embd, rows].
+    ggml_tensor * fed_embedding(size_t layer, int64_t rows) {
+        if (g_.key_.indexed) {
+            return ggml_get_rows(ctx_, layers_[layer].draft_embedding(), g_.fed_indices_);
         }
-        g_.fed_indices_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "fed indices", sizeof(int32_t));
-        return ggml_get_rows(ctx_, w_.draft_embedding, g_.fed_indices_);
+        for (size_t other = 0; other < layer; ++other) {
+            if (layers_[other].draft_embedding() == layers_[layer].draft_embedding()) {
+                g_.fed_embeddings_.push_back(g_.fed_embeddings_[other]);
+                return g_.fed_embeddings_.back();
+            }
+        }
+        g_.fed_embeddings_.push_back(input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, config_.n_embd, rows), "embedding"));
+        return g_.fed_embeddings_.back();
     }
 
-    // Their hidden states, [n_embd, rows].
+    // The hidden states before the fed tokens, [n_embd, rows].
     ggml_tensor * fed_hidden(int64_t rows) {
-        ggml_tensor * hidden = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, c_.n_embd, rows);
+        ggml_tensor * hidden = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, config_.n_embd, rows);
         if (!g_.key_.hidden_on_device) {
             return g_.hidden_ = input(hidden, "hidden");
         }
@@ -170,166 +397,6 @@ private:
 
     ggml_tensor * first_columns(ggml_tensor * x, int64_t n) {
         return n == x->ne[1] ? x : ggml_view_2d(ctx_, x, x->ne[0], n, x->nb[1], 0);
-    }
-
-    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) {
-        return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, c_.norm_eps), weight);
-    }
-
-    // A product of a matrix with rows of x, with the bias that some models have.
-    ggml_tensor * linear(ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x) {
-        ggml_tensor * out = ggml_mul_mat(ctx_, weight, x);
-        return bias == nullptr ? out : ggml_add(ctx_, out, bias);
-    }
-
-    // A norm of each head [head_dim, heads, n], if the model has one.
-    ggml_tensor * head_norm(ggml_tensor * x, ggml_tensor * weight) { return weight == nullptr ? x : norm(x, weight); }
-
-    // x: [head_dim, heads, n].
-    ggml_tensor * rope(ggml_tensor * x, ggml_tensor * positions) {
-        if (!c_.mrope) {
-            return ggml_rope_ext(ctx_, x, positions, nullptr, c_.n_rot, GGML_ROPE_TYPE_NEOX, c_.n_ctx_orig,
-                                 c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
-                                 c_.beta_slow);
-        }
-        int sections[4] = {c_.rope_sections[0], c_.rope_sections[1], c_.rope_sections[2], c_.rope_sections[3]};
-        return ggml_rope_multi(ctx_, x, positions, nullptr, c_.n_rot, sections, GGML_ROPE_TYPE_IMROPE, c_.n_ctx_orig,
-                               c_.freq_base, c_.freq_scale, c_.ext_factor, c_.attn_factor, c_.beta_fast,
-                               c_.beta_slow);
-    }
-
-    // [n_embd, n] from embeddings and hidden states of the same shape
-    ggml_tensor * project(ggml_tensor * embedding, ggml_tensor * hidden) {
-        ggml_tensor * both = ggml_concat(ctx_, norm(embedding, w_.enorm), norm(hidden, w_.hnorm), 0);
-        return ggml_mul_mat(ctx_, w_.eh_proj, both);
-    }
-
-    // Writes the keys and values of normed rows, `each` for the first `n` sequences, at their positions. Later
-    // reads use the tensors that set_rows returns, so that they depend on the write.
-    void write_cache(ggml_tensor * normed, ggml_tensor * at, int64_t n, int64_t each) {
-        const int64_t rows = n * each;
-        ggml_tensor * k = ggml_reshape_3d(ctx_, linear(w_.k, w_.k_bias, normed), c_.head_dim, c_.n_head_kv, rows);
-        k = rope(head_norm(k, w_.k_norm), at);
-        k = ggml_reshape_2d(ctx_, k, c_.kv_width(), rows);
-        ggml_tensor * v = linear(w_.v, w_.v_bias, normed);
-        for (int64_t i = 0; i < n; ++i) {
-            ggml_tensor * to = at->ne[0] == each ? at : ggml_view_1d(ctx_, at, each, size_t(i * each) * sizeof(int32_t));
-            for (auto [cache, all] : {std::pair(&keys_[size_t(i)], k), std::pair(&values_[size_t(i)], v)}) {
-                ggml_tensor * own =
-                    n == 1 ? all : ggml_view_2d(ctx_, all, all->ne[0], each, all->nb[1], size_t(i * each) * all->nb[1]);
-                *cache = ggml_set_rows(ctx_, *cache, own, to);
-                ggml_build_forward_expand(g_.graph_, *cache);
-            }
-        }
-    }
-
-    // [head_dim, n_kv, n_head_kv]
-    ggml_tensor * readable(ggml_tensor * rows, int64_t n_kv) {
-        ggml_tensor * view = ggml_view_3d(ctx_, rows, c_.head_dim, c_.n_head_kv, n_kv,
-                                          ggml_row_size(rows->type, c_.head_dim), rows->nb[1], 0);
-        return ggml_permute(ctx_, view, 0, 2, 1, 3);
-    }
-
-    // Attention of sequence i's query, the i-th of q [head_dim, n_head, n]: [head_dim * n_head, 1].
-    ggml_tensor * attend(ggml_tensor * q, int64_t i, int64_t step) {
-        ggml_tensor * own = ggml_view_3d(ctx_, q, c_.head_dim, c_.n_head, 1, q->nb[1], q->nb[2], size_t(i) * q->nb[2]);
-        const int64_t n_kv = g_.key_.sequences[size_t(i)].n_kv;
-        ggml_tensor * masks = g_.masks_[size_t(i)];
-        ggml_tensor * mask = ggml_view_2d(ctx_, masks, n_kv, 1, masks->nb[1], size_t(step) * masks->nb[1]);
-        ggml_tensor * out =
-            ggml_flash_attn_ext(ctx_, ggml_permute(ctx_, own, 0, 2, 1, 3), readable(keys_[size_t(i)], n_kv),
-                                readable(values_[size_t(i)], n_kv), mask, 1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
-        ggml_prec_set_acc(out, GGML_PREC_F32);
-        return ggml_reshape_2d(ctx_, out, c_.head_dim * c_.n_head, 1);
-    }
-
-    // The attention of sequences first .. last - 1, side by side.
-    ggml_tensor * attend_all(ggml_tensor * q, int64_t first, int64_t last, int64_t step) {
-        if (last - first == 1) {
-            return attend(q, first, step);
-        }
-        const int64_t middle = (first + last) / 2;
-        ggml_tensor * left = attend_all(q, first, middle, step);
-        return ggml_concat(ctx_, left, attend_all(q, middle, last, step), 1);
-    }
-
-    // n rows through the block, one of each sequence: [n_embd, n] after the head's norm.
-    ggml_tensor * block(ggml_tensor * x, ggml_tensor * normed, int64_t step) {
-        const int64_t n = normed->ne[1];
-        const size_t head = size_t(c_.head_dim) * sizeof(float);
-        const size_t stride = (c_.gated ? 2 : 1) * head; // of a head: the query, then its gate
-        ggml_tensor * both = linear(w_.q, w_.q_bias, normed);
-        ggml_tensor * q = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], 0);
-        q = rope(head_norm(q, w_.q_norm), g_.step_positions_[size_t(step)]);
-        ggml_tensor * attention = attend_all(q, 0, n, step);
-        if (c_.gated) {
-            ggml_tensor * gate = ggml_view_3d(ctx_, both, c_.head_dim, c_.n_head, n, stride, both->nb[1], head);
-            gate = ggml_cont_2d(ctx_, gate, c_.head_dim * c_.n_head, n);
-            attention = ggml_mul(ctx_, attention, ggml_sigmoid(ctx_, gate));
-        }
-        x = ggml_add(ctx_, ggml_mul_mat(ctx_, w_.attn_out, attention), x);
-
-        normed = norm(x, w_.post_norm);
-        x = ggml_add(ctx_, c_.moe ? mixture(normed) : feed_forward(normed, w_.ffn_gate, w_.ffn_up, w_.ffn_down), x);
-        return norm(x, w_.head_norm);
-    }
-
-    ggml_tensor * feed_forward(ggml_tensor * x, ggml_tensor * gate, ggml_tensor * up, ggml_tensor * down) {
-        ggml_tensor * both = ggml_swiglu_split(ctx_, ggml_mul_mat(ctx_, gate, x), ggml_mul_mat(ctx_, up, x));
-        return ggml_mul_mat(ctx_, down, both);
-    }
-
-    // The selected experts, weighted by their probabilities, and the shared expert.
-    ggml_tensor * mixture(ggml_tensor * x) {
-        const int64_t used = c_.n_expert_used;
-        const int64_t n = x->ne[1];
-        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.router, x); // [n_expert, n]
-        ggml_tensor * probabilities = c_.sigmoid_router ? ggml_sigmoid(ctx_, logits) : ggml_soft_max(ctx_, logits);
-        ggml_tensor * ranked = c_.sigmoid_router ? ggml_add(ctx_, probabilities, w_.router_bias) : probabilities;
-        ggml_tensor * chosen = ggml_argsort_top_k(ctx_, ranked, int(used)); // [used, n]
-        ggml_tensor * shares = ggml_get_rows(ctx_, ggml_reshape_3d(ctx_, probabilities, 1, c_.n_expert, n), chosen);
-        shares = ggml_reshape_2d(ctx_, shares, used, n);
-        if (c_.normed_shares) {
-            // Clamping to the smallest normal F16 avoids a division by zero, as in llama.cpp's build_moe_ffn.
-            ggml_tensor * sum = ggml_clamp(ctx_, ggml_sum_rows(ctx_, shares), 6.103515625e-5f, INFINITY);
-            shares = ggml_div(ctx_, shares, sum);
-        }
-        shares = ggml_reshape_3d(ctx_, shares, 1, used, n);
-        if (c_.expert_scale != 1.0f) {
-            shares = ggml_scale(ctx_, shares, c_.expert_scale);
-        }
-
-        ggml_tensor * rows = ggml_reshape_3d(ctx_, x, c_.n_embd, 1, n);
-        ggml_tensor * gate;
-        ggml_tensor * up;
-        if (w_.gate_up_exps != nullptr) {
-            ggml_tensor * both = ggml_mul_mat_id(ctx_, w_.gate_up_exps, rows, chosen); // [2 n_ff, used, n]
-            const size_t half = size_t(c_.n_ff_expert) * sizeof(float);
-            gate = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], 0);
-            up = ggml_view_3d(ctx_, both, c_.n_ff_expert, used, n, both->nb[1], both->nb[2], half);
-        } else {
-            gate = ggml_mul_mat_id(ctx_, w_.gate_exps, rows, chosen);
-            up = ggml_mul_mat_id(ctx_, w_.up_exps, rows, chosen);
-        }
-        ggml_tensor * experts = ggml_mul_mat_id(ctx_, w_.down_exps, ggml_swiglu_split(ctx_, gate, up), chosen);
-        experts = ggml_mul(ctx_, experts, shares); // [n_embd, used, n]
-        ggml_tensor * out = nullptr;
-        for (int64_t i = 0; i < used; ++i) {
-            ggml_tensor * one = ggml_view_2d(ctx_, experts, c_.n_embd, n, experts->nb[2], size_t(i) * experts->nb[1]);
-            out = out == nullptr ? one : ggml_add(ctx_, out, one);
-        }
-        if (used == 1) {
-            out = ggml_cont(ctx_, out); // the caller adds to it
-        }
-        if (w_.shared_up != nullptr) {
-            ggml_tensor * shared = feed_forward(x, w_.shared_gate, w_.shared_up, w_.shared_down);
-            if (w_.shared_router != nullptr) {
-                ggml_tensor * share = ggml_sigmoid(ctx_, ggml_mul_mat(ctx_, w_.shared_router, x)); // [1, n]
-                shared = ggml_mul(ctx_, shared, share);
-            }
-            out = ggml_add(ctx_, out, shared);
-        }
-        return out;
     }
 
     // [1, 1, n]: of each column [m, n] the element at its index [n]
@@ -393,10 +460,9 @@ private:
         return ggml_cast(ctx_, index, GGML_TYPE_I32); // exact below 2^24
     }
 
-    // Computes the logits of hidden states, the chosen tokens and their probabilities.
-    void draft(ggml_tensor * hidden, int64_t step) {
-        ggml_tensor * logits = ggml_mul_mat(ctx_, w_.output, hidden); // [draft vocabulary, n]
-        ggml_tensor * index = largest(logits);                        // [n]
+    // The chosen tokens of logits [draft vocabulary, n], and their probabilities.
+    void draft(ggml_tensor * logits, int64_t step) {
+        ggml_tensor * index = largest(logits); // [n]
         if (g_.key_.draws) {
             ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);
             ggml_tensor * kept = ggml_step(ctx_, ggml_sub(ctx_, logits, lowest));
@@ -414,12 +480,10 @@ private:
     }
 
     DraftGraph & g_;
-    const HeadConfig & c_;
-    const BlockTensors & w_;
+    const HeadConfig & config_; // of the first layer; what is used of it is the same for all
     ggml_context * ctx_;
-    std::vector<ggml_tensor *> keys_;   // each sequence's rows after the last write
-    std::vector<ggml_tensor *> values_; // likewise
-    ggml_tensor * hidden_ = nullptr;    // the last step's hidden states, after the head's norm
+    std::vector<LayerBuilder> layers_;
+    std::vector<ggml_tensor *> hidden_; // the hidden states that each step gives out, [n_embd, n]
 };
 
 static std::string op_name(const ggml_tensor * node) {
@@ -427,27 +491,39 @@ static std::string op_name(const ggml_tensor * node) {
     return node->op == GGML_OP_UNARY || node->op == GGML_OP_GLU ? name + ":" + ggml_op_desc(node) : name;
 }
 
-DraftGraph::DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights,
+DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
                        const HeadCache & cache, const std::vector<int> & seqs, ggml_backend_t backend)
-    : key_(key), n_embd_(config.n_embd), backend_(backend) {
-    // A step has some 70 tensors, an expert adds two and a sequence 16; counted once, doubled.
-    const size_t most = size_t(160 + 4 * config.n_expert_used + 32 * key.n()) * size_t(key.depth() + 1);
+    : key_(key), layers_(layers), backend_(backend) {
+    // A step has some 70 tensors, an expert adds two and a sequence 16; counted once, doubled. Of several
+    // layers, each computes all tokens drafted before its step.
+    const size_t depth = size_t(key.depth());
+    const size_t parts = layers.size() == 1 ? depth + 1 : layers.size() + depth * (depth + 1) / 2;
+    int64_t most_experts = 0;
+    for (const HeadConfig & layer : layers) {
+        most_experts = std::max(most_experts, layer.n_expert_used);
+    }
+    const size_t most = size_t(160 + 4 * most_experts + 32 * key.n()) * parts;
     context_.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
     if (!context_) {
         throw std::bad_alloc();
     }
     graph_ = ggml_new_graph_custom(context_.get(), most, false);
-    for (size_t i = 0; i < seqs.size(); ++i) {
-        for (std::vector<ggml_tensor *> * tensors : {&keys_, &values_}) {
-            tensors->push_back(
-                ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, config.kv_width(), key.sequences[i].capacity));
+    for (const HeadConfig & layer : layers) {
+        for (std::vector<std::vector<ggml_tensor *>> * tensors : {&keys_, &values_}) {
+            tensors->emplace_back();
+            for (const Key::Sequence & sequence : key.sequences) {
+                tensors->back().push_back(
+                    ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, layer.kv_width(), sequence.capacity));
+            }
         }
-        bind(int64_t(i), cache.keys(seqs[i]), cache.values(seqs[i]));
+    }
+    for (size_t i = 0; i < seqs.size(); ++i) {
+        bind(i, cache, seqs[i]);
     }
     alignment_ = ggml_backend_buft_get_alignment(ggml_backend_get_default_buffer_type(backend));
     inputs_ = std::make_unique<PackedTensors>(context_.get());
     outputs_ = std::make_unique<PackedTensors>(context_.get());
-    Builder(*this, config, weights).build();
+    Builder(*this, weights).build();
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_supports_op(backend, node)) {
@@ -472,20 +548,23 @@ size_t DraftGraph::bytes() const {
            outputs_->bytes();
 }
 
-// Makes the graph use these tensors, which have the shape of its own, for sequence i.
-void DraftGraph::bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values) {
-    for (auto [own, other] : {std::pair(keys_[size_t(i)], keys), std::pair(values_[size_t(i)], values)}) {
-        if (own->data == other->data && own->buffer == other->buffer) {
-            continue;
-        }
-        own->buffer = nullptr;
-        own->data = nullptr;
-        ggml_backend_tensor_alloc(other->buffer, own, other->data);
-        for (ggml_tensor * t = own; t != nullptr; t = ggml_get_next_tensor(context_.get(), t)) {
-            if (t->view_src == own) {
-                t->buffer = nullptr;
-                t->data = nullptr;
-                ggml_backend_view_init(t);
+// Makes the graph use the cache of `seq`, whose tensors have the shapes of its own, for sequence i.
+void DraftGraph::bind(size_t i, const HeadCache & cache, int seq) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        for (auto [own, other] : {std::pair(keys_[layer][i], cache.keys(seq, layer)),
+                                  std::pair(values_[layer][i], cache.values(seq, layer))}) {
+            if (own->data == other->data && own->buffer == other->buffer) {
+                continue;
+            }
+            own->buffer = nullptr;
+            own->data = nullptr;
+            ggml_backend_tensor_alloc(other->buffer, own, other->data);
+            for (ggml_tensor * t = own; t != nullptr; t = ggml_get_next_tensor(context_.get(), t)) {
+                if (t->view_src == own) {
+                    t->buffer = nullptr;
+                    t->data = nullptr;
+                    ggml_backend_view_init(t);
+                }
             }
         }
     }
@@ -510,7 +589,8 @@ void DraftGraph::copy_hidden(const Feed & feed) {
         throw std::bad_alloc();
     }
     const auto view = [&](ggml_tensor * tensor, int64_t first) {
-        ggml_tensor * out = ggml_view_2d(views.get(), tensor, n_embd_, feed.rows, tensor->nb[1], size_t(first) * tensor->nb[1]);
+        ggml_tensor * out =
+            ggml_view_2d(views.get(), tensor, tensor->ne[0], feed.rows, tensor->nb[1], size_t(first) * tensor->nb[1]);
         ggml_backend_view_init(out);
         return out;
     };
@@ -522,6 +602,7 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
                               const Drawing * drawing) {
     const int64_t rows = key_.rows;
     const int64_t all = rows * key_.n();
+    const int64_t n_embd = layers_.front().n_embd;
     int32_t * positions = inputs_->host<int32_t>(feed_positions_);
     const int64_t sections = ggml_nelements(feed_positions_) / all; // 4 with M-RoPE
     for (size_t s = 0; s < feeds.size(); ++s) {
@@ -534,19 +615,24 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
             std::fill_n(indices, padding, 0);
             std::transform(feed.tokens, feed.tokens + feed.rows, indices + padding,
                            [&](int32_t token) { return vocabulary.index_of(token); });
-        } else {
-            float * embeddings = inputs_->host<float>(embedding_) + at * n_embd_;
-            std::fill_n(embeddings, padding * n_embd_, 0.0f);
-            read_rows(*vocabulary.embedding, feed.tokens, size_t(feed.rows), embeddings + padding * n_embd_);
+        }
+        for (size_t i = 0; i < fed_embeddings_.size(); ++i) {
+            const auto end = fed_embeddings_.begin() + int64_t(i);
+            if (std::find(fed_embeddings_.begin(), end, fed_embeddings_[i]) != end) {
+                continue; // shared
+            }
+            float * embeddings = inputs_->host<float>(fed_embeddings_[i]) + at * n_embd;
+            std::fill_n(embeddings, padding * n_embd, 0.0f);
+            read_rows(vocabulary.tables[i].embedding, feed.tokens, size_t(feed.rows), embeddings + padding * n_embd);
         }
         if (key_.hidden_on_device) {
             int32_t * used = inputs_->host<int32_t>(hidden_rows_);
             std::fill_n(used, padding, 0);
             std::iota(used + padding, used + rows, 0);
         } else {
-            float * hidden = inputs_->host<float>(hidden_) + at * n_embd_;
-            std::fill_n(hidden, padding * n_embd_, 0.0f);
-            std::copy_n(feed.hidden, feed.rows * n_embd_, hidden + padding * n_embd_);
+            float * hidden = inputs_->host<float>(hidden_) + at * n_embd;
+            std::fill_n(hidden, padding * n_embd, 0.0f);
+            std::copy_n(feed.hidden, feed.rows * n_embd, hidden + padding * n_embd);
         }
         // Of M-RoPE's four positions per row, the first three are the same for text, and the fourth is 0.
         for (int64_t i = 0; i < rows; ++i) {
@@ -564,15 +650,17 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
                 inputs_->host<int32_t>(step_positions_[size_t(step)])[section * n + int64_t(s)] =
                     section < 3 ? int32_t(last + step) : 0;
             }
+            const int64_t window = layers_[layers_.size() == 1 ? 0 : size_t(step)].window;
+            const int64_t first = window > 0 ? std::max(first_kept, last + step + 1 - window) : first_kept;
             if (key_.masks_on_device) {
                 float * bounds = inputs_->host<float>(bounds_[s]);
-                bounds[0] = float(2 * first_kept);
-                bounds[1 + step] = float(last + step - first_kept);
+                bounds[step] = float(2 * first);
+                bounds[sequence.depth + step] = float(last + step - first);
                 continue;
             }
             ggml_fp16_t * mask = inputs_->host<ggml_fp16_t>(masks_[s]) + step * sequence.n_kv;
             std::fill_n(mask, sequence.n_kv, ggml_fp32_to_fp16(-INFINITY));
-            std::fill(mask + first_kept, mask + last + step + 1, ggml_fp32_to_fp16(0.0f));
+            std::fill(mask + first, mask + last + step + 1, ggml_fp32_to_fp16(0.0f));
         }
     }
     if (key_.draws) {
@@ -586,7 +674,7 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
 void DraftGraph::run(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                      const Drawing * drawing, Transfers & transfers) {
     for (size_t s = 0; s < feeds.size(); ++s) {
-        bind(int64_t(s), cache.keys(feeds[s].seq), cache.values(feeds[s].seq));
+        bind(s, cache, feeds[s].seq);
     }
     write_inputs(cache, vocabulary, feeds, drawing);
     inputs_->upload(backend_, transfers);

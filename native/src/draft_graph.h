@@ -1,12 +1,16 @@
 #pragma once
-// One graph evaluation: feeds rows into the MTP layer's cache, then drafts tokens without leaving the
+// One graph evaluation: feeds rows into the MTP layers' caches, then drafts tokens without leaving the
 // device. Several sequences can share it: their rows go through each weight together, and only
 // attention looks at one sequence at a time.
 //
 // Step 1 uses a sequence's last fed row; each later step uses the embedding of the previous step's token
-// and the block's own hidden state after its norm. Only keys and values are computed for the fed rows,
-// except for the last one. Rows of the cache beyond the last position hold leftovers of earlier drafts;
-// the mask hides them until they are overwritten.
+// and the block's own hidden state. Only keys and values are computed for the fed rows, except for the last
+// one. Rows of the cache beyond the last position hold leftovers of earlier drafts; the mask hides them
+// until they are overwritten.
+//
+// Of several layers each has a step of its own. All are fed the same rows. A step's layer has not seen the
+// tokens drafted so far, so it computes its keys and values of them first, from the hidden states that the
+// layers before it gave out.
 
 #include "device_rows.h"
 #include "draft_vocabulary.h"
@@ -80,10 +84,10 @@ public:
         DeviceRows device_hidden = {}; // instead of `hidden`, computed already
     };
 
-    // seqs: sequences that fit the key; their tensors determine buffer and type. Throws
-    // MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
-    DraftGraph(const Key & key, const HeadConfig & config, const BlockTensors & weights, const HeadCache & cache,
-               const std::vector<int> & seqs, ggml_backend_t backend);
+    // layers, weights: of each layer. seqs: sequences that fit the key; their tensors determine buffer and
+    // type. Throws MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
+    DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
+               const HeadCache & cache, const std::vector<int> & seqs, ggml_backend_t backend);
 
     // Whether the backend can compute masks of this many rows of the cache.
     static bool computes_masks(ggml_backend_t backend, int64_t n_kv);
@@ -111,9 +115,10 @@ public:
     void collect_ops(std::set<std::string> & names) const;
 
 private:
+    class LayerBuilder;
     class Builder;
 
-    void bind(int64_t i, const ggml_tensor * keys, const ggml_tensor * values);
+    void bind(size_t i, const HeadCache & cache, int seq);
     void write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                       const Drawing * drawing);
     void copy_hidden(const Feed & feed);
@@ -131,7 +136,7 @@ private:
     std::vector<double> shares_on_host(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers) const;
 
     Key key_;
-    int64_t n_embd_;
+    const std::vector<HeadConfig> & layers_;
     ggml_backend_t backend_;
     ggml_context_ptr context_;
     ggml_gallocr_ptr allocator_;
@@ -140,15 +145,18 @@ private:
     std::unique_ptr<PackedTensors> inputs_;
     std::unique_ptr<PackedTensors> outputs_;
 
-    // For each sequence:
-    std::vector<ggml_tensor *> keys_;   // [kv_width, capacity] F16, where the sequence's are
-    std::vector<ggml_tensor *> values_; // the same
-    std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
-    std::vector<ggml_tensor *> bounds_; // [1 + its depth] F32 if the masks are computed: twice the first visible row,
-                                        // and how many follow it in each step
+    // For each layer, each sequence:
+    std::vector<std::vector<ggml_tensor *>> keys_;   // [kv_width, capacity] F16, where the sequence's are
+    std::vector<std::vector<ggml_tensor *>> values_; // the same
 
-    ggml_tensor * embedding_ = nullptr;      // [n_embd, R * sequences], one sequence after another
-    ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `embedding`
+    // For each sequence:
+    std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
+    std::vector<ggml_tensor *> bounds_; // [its depth, 2] F32 if the masks are computed: twice the first visible row,
+                                        // and how many follow it
+
+    std::vector<ggml_tensor *> fed_embeddings_; // for each layer, [n_embd, R * sequences], one sequence after another;
+                                                // layers with the same embedding share it
+    ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `fed_embeddings`
     ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences]; with hidden_rows, filled from the front
     ggml_tensor * hidden_rows_ = nullptr;    // [R] I32, where rows of `hidden` are used
     ggml_tensor * feed_positions_ = nullptr; // [R * sequences] I32, four times as many with M-RoPE

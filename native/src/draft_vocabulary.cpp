@@ -61,43 +61,75 @@ static void check_rows(const GgufFile & file, const StoredTensor & tensor, int64
     }
 }
 
-DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * trunk, const HeadConfig & config,
-                                      int32_t fastmtp_size) {
-    DraftVocabulary v;
-    const std::string head_name = config.name("nextn.shared_head_head.weight");
+// A tensor and the file that it is in.
+struct Found {
+    const GgufFile * file;
+    std::unique_ptr<StoredTensor> tensor;
+};
 
-    // The block's own embedding, or the model's, or that of the trunk's file.
-    const GgufFile * embedding_file = &head;
-    v.embedding = head.find(config.name("nextn.embed_tokens.weight"));
-    const bool own_embedding = v.embedding != nullptr;
-    if (!v.embedding) {
-        v.embedding = head.find("token_embd.weight");
+// The block's own embedding, or the model's, or that of the trunk's file.
+static Found find_embedding(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer) {
+    Found out = {&head, head.find(layer.name("nextn.embed_tokens.weight"))};
+    if (!out.tensor) {
+        out.tensor = head.find("token_embd.weight");
     }
-    if (!v.embedding && trunk != nullptr) {
-        embedding_file = trunk;
-        v.embedding = trunk->find("token_embd.weight");
+    if (!out.tensor && trunk != nullptr) {
+        out = {trunk, trunk->find("token_embd.weight")};
     }
-    if (!v.embedding) {
+    if (!out.tensor) {
         head.refuse("token_embd.weight: expected this tensor here or in the trunk's file, found none");
     }
-    check_rows(*embedding_file, *v.embedding, config.n_embd, -1);
-    v.n_vocab = v.embedding->ne[1];
+    check_rows(*out.file, *out.tensor, layer.n_embd, -1);
+    return out;
+}
 
+// The block's own output, or the model's; no tensor if it is tied to the embedding.
+static Found find_output(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer) {
+    Found out = {&head, head.find(layer.name("nextn.shared_head_head.weight"))};
+    if (!out.tensor) {
+        out.tensor = head.find("output.weight");
+    }
+    if (!out.tensor && trunk != nullptr) {
+        out = {trunk, trunk->find("output.weight")};
+    }
+    return out;
+}
+
+// A layer's tables. n_short: rows of an output with only the draft vocabulary, or -1.
+static DraftTables find_tables(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer, int64_t n_short) {
+    const Found embedding = find_embedding(head, trunk, layer);
+    // A file with the model's embedding has its output, too, or they are tied.
+    const bool from_trunk = n_short < 0 && embedding.file == trunk;
+    Found output = find_output(head, from_trunk ? trunk : nullptr, layer);
+    if (output.tensor) {
+        check_rows(*output.file, *output.tensor, layer.n_embd, n_short < 0 ? embedding.tensor->ne[1] : n_short);
+        return {*embedding.tensor, *output.tensor, false};
+    }
+    if (n_short >= 0) {
+        head.refuse(format("%s: expected the short output that d2t maps, found no such tensor",
+                           layer.name("nextn.shared_head_head.weight").c_str()));
+    }
+    // Tied to the model's embedding, even if the block has its own.
+    const bool own = embedding.tensor->name != "token_embd.weight";
+    output = own ? Found{&head, head.find("token_embd.weight")}
+                 : Found{embedding.file, std::make_unique<StoredTensor>(*embedding.tensor)};
+    if (!output.tensor) {
+        head.refuse("output.weight: expected this tensor or token_embd.weight, found neither");
+    }
+    check_rows(*output.file, *output.tensor, layer.n_embd, embedding.tensor->ne[1]);
+    return {*embedding.tensor, *output.tensor, !own};
+}
+
+DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * trunk,
+                                      const std::vector<HeadConfig> & layers, int32_t fastmtp_size) {
+    DraftVocabulary v;
+    v.n_vocab = find_embedding(head, trunk, layers.front()).tensor->ne[1];
     std::vector<int64_t> ids;
-    const std::unique_ptr<StoredTensor> map = head.find(ID_MAP);
-    if (map) {
+    if (const std::unique_ptr<StoredTensor> map = head.find(ID_MAP)) {
         ids = read_id_map(head, *map);
         check_ids(head, ID_MAP, ids, v.n_vocab);
-        v.output = head.find(head_name);
-        v.layout = v.output ? MTP_DRAFT_TABLE : MTP_DRAFT_SIDECAR;
-        if (!v.output) {
-            v.output = head.find("output.weight");
-        }
-        if (!v.output) {
-            head.refuse(format("%s: expected the short output that d2t maps, found no such tensor",
-                               head_name.c_str()));
-        }
-        check_rows(head, *v.output, config.n_embd, int64_t(ids.size()));
+        const bool own = head.find(layers.front().name("nextn.shared_head_head.weight")) != nullptr;
+        v.layout = own ? MTP_DRAFT_TABLE : MTP_DRAFT_SIDECAR;
         v.output_is_short = true;
     } else {
         const GgufFile * list_file = head.has_key(IDS_KEY) ? &head : trunk;
@@ -107,26 +139,14 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
             check_ids(*list_file, IDS_KEY, ids, v.n_vocab);
             v.layout = MTP_DRAFT_IDS;
         }
-        const GgufFile * output_file = &head;
-        v.output = head.find(head_name);
-        if (!v.output) {
-            v.output = head.find("output.weight");
+    }
+    for (const HeadConfig & layer : layers) {
+        v.tables.push_back(find_tables(head, trunk, layer, v.output_is_short ? int64_t(ids.size()) : -1));
+        const StoredTensor & embedding = v.tables.back().embedding;
+        if (embedding.ne[1] != v.n_vocab) {
+            head.refuse(format("%s: expected %lld rows, as the first layer's, found %lld", embedding.name.c_str(),
+                               (long long) v.n_vocab, (long long) embedding.ne[1]));
         }
-        if (!v.output && trunk != nullptr && embedding_file == trunk) {
-            output_file = trunk;
-            v.output = trunk->find("output.weight");
-        }
-        if (!v.output) { // tied to the model's embedding, even if the block has its own
-            std::unique_ptr<StoredTensor> tied =
-                own_embedding ? head.find("token_embd.weight") : std::make_unique<StoredTensor>(*v.embedding);
-            if (!tied) {
-                head.refuse("output.weight: expected this tensor or token_embd.weight, found neither");
-            }
-            v.output = std::move(tied);
-            v.tied = !own_embedding;
-            output_file = embedding_file;
-        }
-        check_rows(*output_file, *v.output, config.n_embd, v.n_vocab);
     }
 
     if (fastmtp_size < 0 && v.layout != MTP_DRAFT_NONE) {

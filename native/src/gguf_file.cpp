@@ -135,28 +135,29 @@ static bool read_integer(gguf_type type, const void * data, size_t index, int64_
     }
 }
 
-int64_t GgufFile::integer(const std::string & key, int64_t lowest, int64_t highest, int block) const {
+GgufFile::Number GgufFile::find_number(const std::string & key, const char * what, int block) const {
     const int64_t id = require_key(key);
-    gguf_type type = gguf_get_kv_type(metadata(), id);
-    size_t index = 0;
-    const void * data;
+    const gguf_type type = gguf_get_kv_type(metadata(), id);
     if (type == GGUF_TYPE_ARRAY && block >= 0) {
-        type = gguf_get_arr_type(metadata(), id);
+        const gguf_type kind = gguf_get_arr_type(metadata(), id);
         const size_t n = gguf_get_arr_n(metadata(), id);
-        index = size_t(block);
-        if (type == GGUF_TYPE_STRING || index >= n) {
-            refuse(format("%s: expected an integer for block %d, found %zu values of %s", key.c_str(),
-                          block, n, gguf_type_name(type)));
+        if (kind == GGUF_TYPE_STRING || size_t(block) >= n) {
+            refuse(format("%s: expected %s for block %d, found %zu values of %s", key.c_str(), what, block, n,
+                          gguf_type_name(kind)));
         }
-        data = gguf_get_arr_data(metadata(), id);
-    } else if (type == GGUF_TYPE_ARRAY || type == GGUF_TYPE_STRING) {
-        refuse(format("%s: expected an integer, found %s", key.c_str(), gguf_type_name(type)));
-    } else {
-        data = gguf_get_val_data(metadata(), id);
+        return {kind, gguf_get_arr_data(metadata(), id), size_t(block)};
     }
+    if (type == GGUF_TYPE_ARRAY || type == GGUF_TYPE_STRING) {
+        refuse(format("%s: expected %s, found %s", key.c_str(), what, gguf_type_name(type)));
+    }
+    return {type, gguf_get_val_data(metadata(), id), 0};
+}
+
+int64_t GgufFile::integer(const std::string & key, int64_t lowest, int64_t highest, int block) const {
+    const Number found = find_number(key, "an integer", block);
     int64_t value = 0;
-    if (!read_integer(type, data, index, value)) {
-        refuse(format("%s: expected an integer, found %s", key.c_str(), gguf_type_name(type)));
+    if (!read_integer(found.type, found.data, found.index, value)) {
+        refuse(format("%s: expected an integer, found %s", key.c_str(), gguf_type_name(found.type)));
     }
     if (value < lowest || value > highest) {
         refuse(format("%s: expected %lld to %lld, found %lld", key.c_str(), (long long) lowest,
@@ -170,16 +171,15 @@ int64_t GgufFile::integer_or(const std::string & key, int64_t lowest, int64_t hi
     return has_key(key) ? integer(key, lowest, highest) : otherwise;
 }
 
-float GgufFile::number(const std::string & key) const {
-    const int64_t id = require_key(key);
-    const gguf_type type = gguf_get_kv_type(metadata(), id);
+float GgufFile::number(const std::string & key, int block) const {
+    const Number found = find_number(key, "a float", block);
     float value = 0;
-    if (type == GGUF_TYPE_FLOAT32) {
-        value = gguf_get_val_f32(metadata(), id);
-    } else if (type == GGUF_TYPE_FLOAT64) {
-        value = float(gguf_get_val_f64(metadata(), id));
+    if (found.type == GGUF_TYPE_FLOAT32) {
+        value = static_cast<const float *>(found.data)[found.index];
+    } else if (found.type == GGUF_TYPE_FLOAT64) {
+        value = float(static_cast<const double *>(found.data)[found.index]);
     } else {
-        refuse(format("%s: expected a float, found %s", key.c_str(), gguf_type_name(type)));
+        refuse(format("%s: expected a float, found %s", key.c_str(), gguf_type_name(found.type)));
     }
     if (!std::isfinite(value)) {
         refuse(format("%s: expected a finite number, found %g", key.c_str(), double(value)));
@@ -187,8 +187,8 @@ float GgufFile::number(const std::string & key) const {
     return value;
 }
 
-float GgufFile::number_or(const std::string & key, float otherwise) const {
-    return has_key(key) ? number(key) : otherwise;
+float GgufFile::number_or(const std::string & key, float otherwise, int block) const {
+    return has_key(key) ? number(key, block) : otherwise;
 }
 
 bool GgufFile::flag_or(const std::string & key, bool otherwise) const {
@@ -201,6 +201,14 @@ bool GgufFile::flag_or(const std::string & key, bool otherwise) const {
         refuse(format("%s: expected true or false, found %s", key.c_str(), gguf_type_name(type)));
     }
     return gguf_get_val_bool(metadata(), id);
+}
+
+bool GgufFile::flag_of(const std::string & key, int block) const {
+    const Number found = find_number(key, "true or false", block);
+    if (found.type == GGUF_TYPE_BOOL) {
+        return static_cast<const int8_t *>(found.data)[found.index] != 0;
+    }
+    return integer(key, 0, 1, block) != 0;
 }
 
 std::string GgufFile::text(const std::string & key) const {

@@ -41,9 +41,11 @@ public:
     // key, the expected and the found value. An array has one value per block; `block` selects one.
     int64_t integer(const std::string & key, int64_t lowest, int64_t highest, int block = -1) const;
     int64_t integer_or(const std::string & key, int64_t lowest, int64_t highest, int64_t otherwise) const;
-    float number(const std::string & key) const;
-    float number_or(const std::string & key, float otherwise) const;
+    float number(const std::string & key, int block = -1) const;
+    float number_or(const std::string & key, float otherwise, int block = -1) const;
     bool flag_or(const std::string & key, bool otherwise) const;
+    // One value of an array with one for each block: a bool, or an integer from 0 to 1.
+    bool flag_of(const std::string & key, int block) const;
     std::string text(const std::string & key) const;
 
     // An array of integers of 4 bytes (signed or not), each within bounds.
@@ -78,7 +80,16 @@ private:
     // A single shard by itself.
     explicit GgufFile(std::unique_ptr<File> file) : path_(file->path) { files_.push_back(std::move(file)); }
 
+    // A number as it is stored: element `index` of an array of this type.
+    struct Number {
+        gguf_type type;
+        const void * data;
+        size_t index;
+    };
+
     int64_t require_key(const std::string & key) const;
+    // what: the type that is expected, for messages. block: as for integer().
+    Number find_number(const std::string & key, const char * what, int block) const;
     void open_shards(int64_t count);
     const gguf_context * metadata() const { return files_.front()->context.get(); }
 

@@ -41,18 +41,18 @@ static ggml_backend_ptr open_backend(const char * name, int n_threads) {
 
 Head::Head(const std::string & path, const mtp_head_params & params)
     : file_(path), trunk_(params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr),
-      config_(HeadConfig::read(file_)), n_ctx_(params.n_ctx), n_seq_max_(params.n_seq_max), n_batch_(params.n_batch) {
+      layers_(HeadConfig::read(file_)), n_ctx_(params.n_ctx), n_seq_max_(params.n_seq_max), n_batch_(params.n_batch) {
     require_range(params.n_threads, 1, 1024, "n_threads");
     require_range(n_ctx_, 1, 1 << 24, "n_ctx");
     require_range(n_seq_max_, 1, MTP_MAX_SEQUENCES, "n_seq_max");
     require_range(n_batch_, MTP_MAX_DEPTH + 1, 1 << 16, "n_batch");
     require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
-    vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), config_, params.fastmtp_size);
+    vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), layers_, params.fastmtp_size);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
     masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
-    weights_ = std::make_unique<Weights>(file_, trunk_.get(), config_, vocabulary_, backend_.get());
-    cache_ = std::make_unique<HeadCache>(config_, n_ctx_, n_seq_max_, backend_.get());
+    weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_, backend_.get());
+    cache_ = std::make_unique<HeadCache>(layers_, n_ctx_, n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
     // a trunk can take the most likely token; sampling needs a cumulative sum, which a few lack.
     cache_->reserve(0, 1);
@@ -77,15 +77,16 @@ Head::~Head() {
 
 mtp_head_info Head::info() const {
     mtp_head_info out = {};
-    out.n_embd = int32_t(config_.n_embd);
+    out.n_embd = int32_t(width());
     out.n_vocab = int32_t(vocabulary_.n_vocab);
     out.n_draft_vocab = int32_t(vocabulary_.size());
-    out.block = config_.block;
+    out.block = layers_.front().block;
     out.n_ctx = int32_t(n_ctx_);
     out.n_seq_max = int32_t(n_seq_max_);
+    out.max_depth = int32_t(max_depth());
     out.layout = vocabulary_.layout;
-    out.moe = config_.moe;
-    out.tied = vocabulary_.tied;
+    out.moe = layers_.front().moe;
+    out.tied = vocabulary_.tables.front().tied;
     out.draws = draws_;
     out.weight_bytes = weights_->copied_bytes();
     out.mapped_bytes = weights_->mapped_bytes();
@@ -122,6 +123,10 @@ void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const 
     }
 }
 
+void Head::check_depth(int32_t depth) const {
+    require_range(depth, 1, max_depth(), layers_.size() == 1 ? "depth" : "depth (each layer drafts a token)");
+}
+
 // A key for a graph of sequence 0.
 DraftGraph::Key Head::smallest_key(int64_t rows, int64_t depth, bool draws) const {
     DraftGraph::Key key = {{{in_place_ ? -1 : 0, cache_->capacity(0), depth, CACHE_BUCKET}}, rows, draws};
@@ -144,7 +149,7 @@ DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & 
         graph_bytes_ -= oldest->graph->bytes();
         graphs_.erase(oldest);
     }
-    auto made = std::make_unique<DraftGraph>(key, config_, weights_->tensors(), *cache_, seqs, backend_.get());
+    auto made = std::make_unique<DraftGraph>(key, layers_, weights_->tensors(), *cache_, seqs, backend_.get());
     graphs_.push_back({std::move(made), clock_});
     graph_bytes_ += graphs_.back().graph->bytes();
     return *graphs_.back().graph;
@@ -198,7 +203,7 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
     try {
         for (int64_t done = 0; done < n_rows;) {
             const int64_t n = std::min(n_rows - done, n_batch_);
-            run({{{seq, first + done, tokens + done, hidden + done * config_.n_embd, n}, 0}});
+            run({{{seq, first + done, tokens + done, hidden + done * width(), n}, 0}});
             done += n;
         }
     } catch (...) {
@@ -230,7 +235,7 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
                  int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits,
                  const Drawing * drawing) {
     check_rows(seq, first, tokens, hidden, n_rows, 1);
-    require_range(depth, 1, MTP_MAX_DEPTH, "depth");
+    check_depth(depth);
     require(out_tokens, "out_tokens");
     require(out_probs, "out_probs");
     const int64_t before = cache_->next(seq);
@@ -238,7 +243,7 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
     feed(seq, first, tokens, hidden, ahead);
     try {
         const DraftGraph & g =
-            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * config_.n_embd, n_rows - ahead}, depth}}, drawing);
+            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * width(), n_rows - ahead}, depth}}, drawing);
         read_drafts(g, 0, depth, out_tokens, out_probs);
         for (int32_t step = 0; step < depth && out_logits != nullptr; ++step) {
             g.logits(0, step, out_logits + int64_t(step) * vocabulary_.size());
@@ -270,7 +275,7 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
         const mtp_draft_task & d = tasks[i];
         check_rows(d.seq, d.first, d.tokens, d.hidden, d.n_rows, 1);
-        require_range(d.depth, 1, MTP_MAX_DEPTH, "depth");
+        check_depth(d.depth);
         require(d.out_tokens, "out_tokens");
         require(d.out_probs, "out_probs");
         for (const mtp_draft_task * other : order) {
@@ -294,7 +299,7 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n) {
         for (const mtp_draft_task * d : order) {
             const int64_t ahead = std::max<int64_t>(0, d->n_rows - most);
             feed(d->seq, d->first, d->tokens, d->hidden, ahead);
-            parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, d->hidden + ahead * config_.n_embd,
+            parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, d->hidden + ahead * width(),
                               d->n_rows - ahead}, d->depth});
         }
         const DraftGraph & g = run(parts);
@@ -318,24 +323,26 @@ void Head::rollback(int32_t seq, int64_t position) {
 // Covers the norms and the first row of each matrix that keys and values are computed from.
 uint64_t Head::fingerprint() const {
     Fingerprint out;
-    out.add(uint64_t(config_.block));
-    out.add(uint64_t(config_.n_embd));
-    out.add(uint64_t(config_.head_dim));
-    out.add(uint64_t(config_.n_head_kv));
     const auto add = [&](const StoredTensor & tensor) { out.add(tensor.data, tensor.row_bytes()); };
-    const auto add_named = [&](const char * suffix) {
-        if (const std::unique_ptr<StoredTensor> tensor = file_.find(config_.name(suffix))) {
-            add(*tensor);
-        }
-    };
-    const StoredAttention attention = StoredAttention::find(file_, config_);
-    add_named("nextn.enorm.weight");
-    add_named("nextn.hnorm.weight");
-    add_named("nextn.eh_proj.weight");
-    add_named("attn_norm.weight");
-    add(attention.k);
-    add_named("attn_k_norm.weight");
-    add(attention.v);
+    for (const HeadConfig & layer : layers_) {
+        const auto add_named = [&](const char * suffix) {
+            if (const std::unique_ptr<StoredTensor> tensor = file_.find(layer.name(suffix))) {
+                add(*tensor);
+            }
+        };
+        out.add(uint64_t(layer.block));
+        out.add(uint64_t(layer.n_embd));
+        out.add(uint64_t(layer.head_dim));
+        out.add(uint64_t(layer.n_head_kv));
+        const StoredAttention attention = StoredAttention::find(file_, layer);
+        add_named("nextn.enorm.weight");
+        add_named("nextn.hnorm.weight");
+        add_named("nextn.eh_proj.weight");
+        add_named("attn_norm.weight");
+        add(attention.k);
+        add_named("attn_k_norm.weight");
+        add(attention.v);
+    }
     return std::max<uint64_t>(out.value(), 1);
 }
 

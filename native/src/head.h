@@ -21,7 +21,6 @@ public:
     Head(const std::string & path, const mtp_head_params & params);
     ~Head();
 
-    const HeadConfig & config() const { return config_; }
     const DraftVocabulary & vocabulary() const { return vocabulary_; }
     const HeadCache & cache() const { return *cache_; }
     mtp_head_info info() const;
@@ -42,6 +41,9 @@ public:
     size_t rows_size(int32_t seq) const;
     void get_rows(int32_t seq, void * out, size_t n) const;
     void set_rows(int32_t seq, int64_t end, const void * rows, size_t n);
+
+    // The most tokens that it can draft in a call.
+    int64_t max_depth() const { return layers_.size() == 1 ? MTP_MAX_DEPTH : int64_t(layers_.size()); }
 
     // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }
@@ -69,6 +71,8 @@ public:
 private:
     void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
                     int64_t least) const;
+    void check_depth(int32_t depth) const;
+    int64_t width() const { return layers_.front().n_embd; }
     // A sequence's part of a run: the rows to feed and the depth to draft.
     struct Task {
         DraftGraph::Feed feed;
@@ -86,7 +90,7 @@ private:
 
     GgufFile file_;
     std::unique_ptr<GgufFile> trunk_; // nullptr if everything is in file_
-    HeadConfig config_;
+    std::vector<HeadConfig> layers_;
     DraftVocabulary vocabulary_;
     ggml_backend_ptr backend_;
     bool in_place_; // the device computes in host memory

@@ -7,10 +7,21 @@
 
 namespace mtp {
 
-HeadCache::HeadCache(const HeadConfig & config, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend)
-    : backend_(backend), kv_width_(config.kv_width()), row_size_(ggml_row_size(GGML_TYPE_F16, config.kv_width())),
-      most_rows_((n_ctx + MTP_MAX_DEPTH + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET),
-      sequences_(size_t(n_seq_max)) {}
+HeadCache::HeadCache(const std::vector<HeadConfig> & layers, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend)
+    : backend_(backend), most_rows_((n_ctx + MTP_MAX_DEPTH + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET),
+      sequences_(size_t(n_seq_max)) {
+    for (const HeadConfig & layer : layers) {
+        kv_widths_.push_back(layer.kv_width());
+    }
+}
+
+size_t HeadCache::rows_bytes(int64_t n) const {
+    size_t out = 0;
+    for (const int64_t width : kv_widths_) {
+        out += 2 * size_t(n) * ggml_row_size(GGML_TYPE_F16, width);
+    }
+    return out;
+}
 
 void HeadCache::reserve(int seq, int64_t end) {
     Sequence & s = sequences_[size_t(seq)];
@@ -25,12 +36,15 @@ void HeadCache::reserve(int seq, int64_t end) {
         grown.capacity *= 2;
     }
     grown.capacity = std::min(grown.capacity, most_rows_);
-    grown.context.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})); // two tensors and their views
+    // Two tensors for each layer, and their views.
+    grown.context.reset(ggml_init({4 * kv_widths_.size() * ggml_tensor_overhead(), nullptr, true}));
     if (!grown.context) {
         throw std::bad_alloc();
     }
-    grown.keys = ggml_new_tensor_2d(grown.context.get(), GGML_TYPE_F16, kv_width_, grown.capacity);
-    grown.values = ggml_new_tensor_2d(grown.context.get(), GGML_TYPE_F16, kv_width_, grown.capacity);
+    for (const int64_t width : kv_widths_) {
+        ggml_tensor * keys = ggml_new_tensor_2d(grown.context.get(), GGML_TYPE_F16, width, grown.capacity);
+        grown.layers.push_back({keys, ggml_dup_tensor(grown.context.get(), keys)});
+    }
     grown.buffer.reset(ggml_backend_alloc_ctx_tensors(grown.context.get(), backend_));
     if (!grown.buffer) {
         throw Error(MTP_ERROR_MEMORY,
@@ -39,9 +53,10 @@ void HeadCache::reserve(int seq, int64_t end) {
     }
     // Masked rows are multiplied by zero, which does not remove NaNs, so all memory must be initialized.
     ggml_backend_buffer_clear(grown.buffer.get(), 0);
-    if (s.first < s.next) {
-        for (auto [from, to] : {std::pair(s.keys, grown.keys), std::pair(s.values, grown.values)}) {
-            ggml_tensor * beginning = ggml_view_2d(grown.context.get(), to, kv_width_, s.capacity, to->nb[1], 0);
+    for (size_t i = 0; i < grown.layers.size() && s.first < s.next; ++i) {
+        const Layer & old = s.layers[i];
+        for (auto [from, to] : {std::pair(old.keys, grown.layers[i].keys), std::pair(old.values, grown.layers[i].values)}) {
+            ggml_tensor * beginning = ggml_view_2d(grown.context.get(), to, to->ne[0], s.capacity, to->nb[1], 0);
             ggml_backend_view_init(beginning);
             ggml_backend_tensor_copy(from, beginning);
         }
@@ -76,22 +91,31 @@ void HeadCache::truncate(int seq, int64_t position) {
 }
 
 void HeadCache::read_rows(int seq, int64_t first, int64_t n, uint8_t * out) const {
-    const size_t size = rows_bytes(n) / 2;
-    if (size > 0) {
-        ggml_backend_tensor_get(keys(seq), out, size_t(first) * row_size_, size);
-        ggml_backend_tensor_get(values(seq), out + size, size_t(first) * row_size_, size);
+    if (n == 0) {
+        return; // there may be no tensors yet
+    }
+    for (const Layer & layer : sequences_[size_t(seq)].layers) {
+        for (const ggml_tensor * tensor : {layer.keys, layer.values}) {
+            const size_t size = size_t(n) * tensor->nb[1];
+            ggml_backend_tensor_get(tensor, out, size_t(first) * tensor->nb[1], size);
+            out += size;
+        }
     }
 }
 
 void HeadCache::write_rows(int seq, int64_t first, int64_t n, const uint8_t * rows) {
-    const size_t size = rows_bytes(n) / 2;
-    if (size > 0) {
-        reserve(seq, first + n);
-        const Sequence & s = sequences_[size_t(seq)];
-        ggml_backend_tensor_set(s.keys, rows, size_t(first) * row_size_, size);
-        ggml_backend_tensor_set(s.values, rows + size, size_t(first) * row_size_, size);
-        extend(seq, first, n);
+    if (n == 0) {
+        return;
     }
+    reserve(seq, first + n);
+    for (const Layer & layer : sequences_[size_t(seq)].layers) {
+        for (ggml_tensor * tensor : {layer.keys, layer.values}) {
+            const size_t size = size_t(n) * tensor->nb[1];
+            ggml_backend_tensor_set(tensor, rows, size_t(first) * tensor->nb[1], size);
+            rows += size;
+        }
+    }
+    extend(seq, first, n);
 }
 
 void HeadCache::copy(int from, int to) {

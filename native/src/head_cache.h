@@ -1,6 +1,6 @@
 #pragma once
-// The attention cache of the MTP layer: keys and values in F16, in a pair of tensors per sequence that
-// grow with it.
+// The attention cache of the MTP layers: keys and values in F16, in a pair of tensors per layer and sequence
+// that grow with it. All layers have the same rows.
 
 #include "head_config.h"
 
@@ -17,7 +17,7 @@ static const int64_t CACHE_BUCKET = 256;
 
 class HeadCache {
 public:
-    HeadCache(const HeadConfig & config, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend);
+    HeadCache(const std::vector<HeadConfig> & layers, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend);
 
     // Makes room for the rows at positions below `end`, which is at most n_ctx + MTP_MAX_DEPTH, because
     // drafts are stored after the last position. Rows are preserved, but the tensors may be replaced.
@@ -28,8 +28,8 @@ public:
     int64_t capacity(int seq) const { return sequences_[size_t(seq)].capacity; }
 
     // [kv_width, capacity], until the next reserve.
-    const ggml_tensor * keys(int seq) const { return sequences_[size_t(seq)].keys; }
-    const ggml_tensor * values(int seq) const { return sequences_[size_t(seq)].values; }
+    const ggml_tensor * keys(int seq, size_t layer) const { return sequences_[size_t(seq)].layers[layer].keys; }
+    const ggml_tensor * values(int seq, size_t layer) const { return sequences_[size_t(seq)].layers[layer].values; }
 
     // How many rows a graph reads if it needs the first `end` rows of a sequence: a multiple of
     // CACHE_BUCKET, with at most eight steps between one power of two and the next.
@@ -49,10 +49,11 @@ public:
     // Removes the rows at positions >= position without freeing their memory.
     void truncate(int seq, int64_t position);
 
-    // Bytes of n rows, keys and values.
-    size_t rows_bytes(int64_t n) const { return 2 * size_t(n) * row_size_; }
+    // Bytes of n rows, keys and values of all layers.
+    size_t rows_bytes(int64_t n) const;
 
-    // Copies the rows at positions first .. first + n - 1: the keys of all, then the values of all.
+    // Copies the rows at positions first .. first + n - 1, one layer after another: the keys of all, then the
+    // values of all.
     void read_rows(int seq, int64_t first, int64_t n, uint8_t * out) const;
 
     // Writes the output of read_rows into an empty sequence, which then has these rows.
@@ -62,19 +63,22 @@ public:
     void copy(int from, int to);
 
 private:
+    struct Layer {
+        ggml_tensor * keys;
+        ggml_tensor * values;
+    };
+
     struct Sequence {
         int64_t first = 0;
         int64_t next = 0;
         int64_t capacity = 0;
         ggml_context_ptr context;
         ggml_backend_buffer_ptr buffer;
-        ggml_tensor * keys = nullptr;
-        ggml_tensor * values = nullptr;
+        std::vector<Layer> layers;
     };
 
     ggml_backend_t backend_;
-    int64_t kv_width_;
-    size_t row_size_; // bytes of one row's keys
+    std::vector<int64_t> kv_widths_; // of each layer
     int64_t most_rows_;
     std::vector<Sequence> sequences_;
 };

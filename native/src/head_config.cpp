@@ -14,20 +14,23 @@ std::string HeadConfig::name(const std::string & suffix) const {
     return "blk." + std::to_string(block) + "." + suffix;
 }
 
+// Which models' attention and experts an architecture has.
+enum class Family { QWEN, GLM, STEP };
+
 // An architecture whose blocks the draft graph computes.
 struct Kind {
     const char * arch;
-    bool moe;
+    Family family;
+    bool moe;   // of Step, a block has experts if it has their router
     bool mrope; // rotates by sections; the others as NeoX
-    bool gated; // the query matrix has a gate of the attention's output per head
-    bool glm;   // experts as in GLM-4.5
 };
 
 static const Kind KINDS[] = {
-    {"qwen35", false, true, true, false},
-    {"qwen35moe", true, true, true, false},
-    {"qwen3next", true, false, true, false},
-    {"glm4moe", true, false, false, true},
+    {"qwen35", Family::QWEN, false, true},
+    {"qwen35moe", Family::QWEN, true, true},
+    {"qwen3next", Family::QWEN, true, false},
+    {"glm4moe", Family::GLM, true, false},
+    {"step35", Family::STEP, false, false},
 };
 
 static const Kind & find_kind(const GgufFile & file) {
@@ -66,13 +69,35 @@ static void read_sections(const GgufFile & file, const std::string & key, HeadCo
     c.mrope = outside;
 }
 
-// GLM's experts: chosen by the sigmoid of the router and a bias, and shared ones of their size.
-static void read_glm_experts(const GgufFile & file, const std::string & prefix, HeadConfig & c) {
+// How many dimensions of a head are rotated.
+static int read_n_rot(const GgufFile & file, const std::string & key, int64_t head_dim, int otherwise) {
+    const int n_rot = int(file.integer_or(key, 2, head_dim, otherwise));
+    if (n_rot % 2 != 0) {
+        file.refuse(format("%s: expected an even number, found %d", key.c_str(), n_rot));
+    }
+    return n_rot;
+}
+
+static float read_freq_base(const GgufFile & file, const std::string & key) {
+    const float base = file.number_or(key, 10000.0f);
+    if (base <= 0) {
+        file.refuse(format("%s: expected more than 0, found %g", key.c_str(), double(base)));
+    }
+    return base;
+}
+
+// Experts chosen by the sigmoid of the router and a bias.
+static void read_sigmoid_experts(const GgufFile & file, const std::string & prefix, HeadConfig & c) {
     const int64_t sigmoid = 2; // llama_expert_gating_func_type
     const int64_t gating = file.integer_or(prefix + "expert_gating_func", 0, 16, 0);
     if ((gating != 0 && gating != sigmoid) || file.integer_or(prefix + "expert_group_count", 0, MOST_COUNT, 0) > 1) {
         throw Error(MTP_ERROR_UNSUPPORTED, file.path() + ": expected experts of one group chosen by a sigmoid, found others");
     }
+    c.sigmoid_router = true;
+    c.normed_shares = file.flag_or(prefix + "expert_weights_norm", false);
+}
+
+static void read_glm(const GgufFile & file, const std::string & prefix, HeadConfig & c) {
     for (const int32_t section : file.has_key(prefix + "rope.dimension_sections")
                                      ? file.integers(prefix + "rope.dimension_sections", 4, 0, MOST_COUNT)
                                      : std::vector<int32_t>()) {
@@ -81,23 +106,40 @@ static void read_glm_experts(const GgufFile & file, const std::string & prefix, 
                                                    "rope.dimension_sections: expected none, as llama.cpp's draft graph, found some");
         }
     }
-    c.sigmoid_router = true;
-    c.normed_shares = file.flag_or(prefix + "expert_weights_norm", false);
+    read_sigmoid_experts(file, prefix, c);
     c.n_ff_shared = c.n_ff_expert * file.integer_or(prefix + "expert_shared_count", 0, 64, 0);
 }
 
-static void read_rope(const GgufFile & file, const std::string & arch, HeadConfig & c) {
-    c.n_rot = int(file.integer_or(arch + ".rope.dimension_count", 2, c.head_dim, c.head_dim));
-    if (c.n_rot % 2 != 0) {
-        file.refuse(format("%s.rope.dimension_count: expected an even number, found %d", arch.c_str(), c.n_rot));
+// After read_rope(). Blocks with a window have their own rotation, others rotate half as many dimensions.
+static void read_step(const GgufFile & file, const std::string & prefix, HeadConfig & c) {
+    if (c.ext_factor != 0) {
+        throw Error(MTP_ERROR_UNSUPPORTED, file.path() + ": " + prefix + "rope.scaling.type: expected none or linear, found yarn");
     }
+    if (c.moe) {
+        read_sigmoid_experts(file, prefix, c);
+    }
+    c.expert_limit = file.number_or(prefix + "swiglu_clamp_exp", 0.0f, c.block);
+    c.ffn_limit = file.number_or(prefix + "swiglu_clamp_shexp", 0.0f, c.block);
+    if (file.flag_of(prefix + "attention.sliding_window_pattern", c.block)) {
+        c.window = file.integer(prefix + "attention.sliding_window", 1, 1 << 30);
+        c.n_rot = read_n_rot(file, prefix + "rope.dimension_count_swa", c.head_dim, c.n_rot);
+        c.freq_base = read_freq_base(file, prefix + "rope.freq_base_swa");
+        c.freq_scale = 1.0f;
+        return;
+    }
+    c.rope_factors = true;
+    c.n_rot /= 2;
+    if (c.n_rot % 2 != 0) {
+        file.refuse(format("%srope.dimension_count: expected a multiple of 4, found %d", prefix.c_str(), 2 * c.n_rot));
+    }
+}
+
+static void read_rope(const GgufFile & file, const std::string & arch, HeadConfig & c) {
+    c.n_rot = read_n_rot(file, arch + ".rope.dimension_count", c.head_dim, int(c.head_dim));
     if (c.mrope) {
         read_sections(file, arch + ".rope.dimension_sections", c);
     }
-    c.freq_base = file.number_or(arch + ".rope.freq_base", 10000.0f);
-    if (c.freq_base <= 0) {
-        file.refuse(format("%s.rope.freq_base: expected more than 0, found %g", arch.c_str(), double(c.freq_base)));
-    }
+    c.freq_base = read_freq_base(file, arch + ".rope.freq_base");
 
     // Derived as in llama_context: with YaRN its magnitude factor cancels the one that ggml's rope
     // applies, and only the file's additional factor remains.
@@ -117,33 +159,22 @@ static void read_rope(const GgufFile & file, const std::string & arch, HeadConfi
     c.n_ctx_orig = int(file.integer_or(scaling + "original_context_length", 1, 1 << 30, trained));
 }
 
-HeadConfig HeadConfig::read(const GgufFile & file) {
+static HeadConfig read_block(const GgufFile & file, const Kind & kind, int block) {
     HeadConfig c = {};
-    const Kind & kind = find_kind(file);
     c.arch = kind.arch;
-    c.moe = kind.moe;
+    c.block = block;
     c.mrope = kind.mrope;
-    c.gated = kind.gated;
+    c.gated = kind.family == Family::QWEN;
+    c.head_gated = kind.family == Family::STEP;
+    c.passes_norm = kind.family != Family::STEP;
+    c.ffn_norm = kind.family == Family::STEP ? "ffn_norm.weight" : "post_attention_norm.weight";
+    c.moe = kind.family == Family::STEP ? file.find(c.name("ffn_gate_inp.weight")) != nullptr : kind.moe;
     const std::string prefix = c.arch + ".";
-    const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
-    if (n_mtp == 0) {
-        throw Error(MTP_ERROR_NO_HEAD,
-                    file.path() + ": the model has no MTP head (" + prefix +
-                        "nextn_predict_layers is 0 or absent); convert it with its head, or graft one "
-                        "with mtp-gguf graft");
-    }
-    if (n_mtp != 1) {
-        throw Error(MTP_ERROR_UNSUPPORTED,
-                    format("%s: %snextn_predict_layers: expected 1, found %lld", file.path().c_str(),
-                           prefix.c_str(), (long long) n_mtp));
-    }
-    c.block = int(file.integer(prefix + "block_count", 1, MOST_COUNT)) - 1;
     if (!file.find(c.name("nextn.eh_proj.weight"))) {
         throw Error(MTP_ERROR_NO_HEAD,
                     file.path() + ": the metadata promise an MTP head, but " +
                         c.name("nextn.eh_proj.weight") + " is missing; graft a head with mtp-gguf graft");
     }
-
     c.n_embd = file.integer(prefix + "embedding_length", 1, MOST_WIDTH);
     c.n_head = file.integer(prefix + "attention.head_count", 1, MOST_COUNT, c.block);
     c.n_head_kv = file.integer(prefix + "attention.head_count_kv", 1, c.n_head, c.block);
@@ -170,14 +201,40 @@ HeadConfig HeadConfig::read(const GgufFile & file) {
         c.normed_shares = true;
         const float scale = file.number_or(prefix + "expert_weights_scale", 0.0f);
         c.expert_scale = scale == 0.0f ? 1.0f : scale;
-        if (kind.glm) {
-            read_glm_experts(file, prefix, c);
-        }
     } else {
         c.n_ff = file.integer(prefix + "feed_forward_length", 1, MOST_WIDTH, c.block);
     }
     read_rope(file, c.arch, c);
+    if (kind.family == Family::GLM) {
+        read_glm(file, prefix, c);
+    } else if (kind.family == Family::STEP) {
+        read_step(file, prefix, c);
+    }
     return c;
+}
+
+std::vector<HeadConfig> HeadConfig::read(const GgufFile & file) {
+    const Kind & kind = find_kind(file);
+    const std::string prefix = std::string(kind.arch) + ".";
+    const int64_t n_mtp = file.integer_or(prefix + "nextn_predict_layers", 0, MOST_COUNT, 0);
+    if (n_mtp == 0) {
+        throw Error(MTP_ERROR_NO_HEAD,
+                    file.path() + ": the model has no MTP head (" + prefix +
+                        "nextn_predict_layers is 0 or absent); convert it with its head, or graft one "
+                        "with mtp-gguf graft");
+    }
+    const int64_t most = kind.family == Family::STEP ? MTP_MAX_DEPTH : 1;
+    if (n_mtp > most) {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("%s: %snextn_predict_layers: expected %s, found %lld", file.path().c_str(), prefix.c_str(),
+                           most == 1 ? "1" : format("1 to %lld", (long long) most).c_str(), (long long) n_mtp));
+    }
+    const int64_t blocks = file.integer(prefix + "block_count", n_mtp, MOST_COUNT);
+    std::vector<HeadConfig> out;
+    for (int64_t block = blocks - n_mtp; block < blocks; ++block) {
+        out.push_back(read_block(file, kind, int(block)));
+    }
+    return out;
 }
 
 } // namespace mtp

@@ -173,8 +173,9 @@ void Session::clear_sequence(int32_t seq) {
 }
 
 // The number of decoded tokens that can be rolled back.
-int64_t Session::reach(const Sequence & s) const {
-    return trunk_.recurrent() ? s.removable : s.decoded;
+int64_t Session::reach(int32_t seq) const {
+    const Sequence & s = sequences_[size_t(seq)];
+    return trunk_.recurrent() ? s.removable : s.decoded - trunk_.shortest(seq);
 }
 
 // Rolls back rejected drafts that are still in the trunk's memory.
@@ -440,7 +441,7 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     }
     require_room(seq, 1);
     const int32_t left = int32_t(std::min<int64_t>(MTP_MAX_DEPTH, room(seq) - 1));
-    const int32_t most = std::min(depth, left);
+    const int32_t most = std::min({depth, left, drafting() ? int32_t(head_->max_depth()) : depth});
     const double rollback_before = stats_.rollback_ms;
     roll_back(seq);
     report_outcome(seq, token, stats_.rollback_ms - rollback_before);
@@ -736,11 +737,13 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
     }
     const int64_t n = s.decoded - p0;
     const bool copied = !s.checkpoint.empty() && p0 > s.checkpoint_first;
-    if (n > reach(s) && !copied) {
+    if (n > reach(seq) && !copied) {
         throw Error(MTP_ERROR_STATE,
-                    format("p0: expected %lld or more, found %lld: the recurrent state can roll back only %lld of "
+                    format("p0: expected %lld or more, found %lld: the %s can roll back only %lld of "
                            "the %lld tokens after that; remove from 0 and decode again",
-                           (long long) (s.decoded - reach(s)), (long long) p0, (long long) reach(s), (long long) n));
+                           (long long) (s.decoded - reach(seq)), (long long) p0,
+                           trunk_.recurrent() ? "recurrent state" : "cache of a window", (long long) reach(seq),
+                           (long long) n));
     }
     s.length = p0;
     truncate_text(seq, p0);

@@ -141,7 +141,7 @@ private:
                   const Drawing * drawing);
     void read_distribution(int32_t row);
     void subtract_draft(int64_t step);
-    int64_t reach(const Sequence & s) const;
+    int64_t reach(int32_t seq) const;
     void set_length(int32_t seq, int64_t length);
     void keep_last(int32_t seq, const Checkpoint & c);
     bool head_fits(const Checkpoint & c) const;

@@ -73,6 +73,12 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
                         format("checkpoint: expected its %lld tokens in the sequence, found that they have been removed; "
                                "use MTP_CHECKPOINT_WHOLE to survive that", (long long) c.length));
         }
+        if (c.length < trunk_.shortest(seq)) {
+            throw Error(MTP_ERROR_STATE,
+                        format("checkpoint: expected %lld tokens or more, as the cache of a window has forgotten what was "
+                               "before, found %lld; use MTP_CHECKPOINT_WHOLE to survive that",
+                               (long long) trunk_.shortest(seq), (long long) c.length));
+        }
         trunk_.check(c.recurrent);
         return;
     }

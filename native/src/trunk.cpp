@@ -21,7 +21,12 @@ Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
     n_snapshots_ = llama_n_rs_seq(context);
     stamps_.assign(size_t(n_seq_max_), 0);
     unified_ = n_seq_max_ > 1 && llama_n_ctx_seq(context) == llama_n_ctx(context);
-    layout_.recurrent = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+    window_ = llama_model_n_swa(model);
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+        layout_.memory = StateLayout::HYBRID;
+    } else if (window_ > 0) {
+        layout_.memory = StateLayout::WINDOWED;
+    }
     const llama_rope_type rope = llama_model_rope_type(model);
     layout_.mrope = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
 }
@@ -143,6 +148,11 @@ bool Trunk::remove_tail(int32_t seq, int64_t first) {
 
 void Trunk::clear() {
     llama_memory_clear(llama_get_memory(context_), /*data*/ true);
+}
+
+int64_t Trunk::shortest(int32_t seq) const {
+    const int64_t first = window_ > 0 ? llama_memory_seq_pos_min(llama_get_memory(context_), seq) : 0;
+    return first > 0 ? first + window_ - 1 : 0;
 }
 
 int64_t Trunk::length(int32_t seq) const {

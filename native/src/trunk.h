@@ -27,7 +27,7 @@ public:
     int64_t n_vocab() const { return n_vocab_; }
     int64_t n_seq_max() const { return n_seq_max_; }
     int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
-    bool recurrent() const { return layout_.recurrent; } // a part of the memory cannot be truncated
+    bool recurrent() const { return layout_.memory == StateLayout::HYBRID; } // a part of the memory cannot be truncated
     StateLayout state_layout() const { return layout_; }
     bool unified() const { return unified_; } // all sequences share the n_ctx() positions
 
@@ -73,6 +73,10 @@ public:
     // Clears all sequences and zeroes the memory. llama.cpp starts a sequence by multiplying its old state
     // by zero, which would keep NaNs.
     void clear();
+
+    // The shortest length that a sequence can be truncated to, besides 0. Layers with a window may have
+    // forgotten what a token after a shorter text would see.
+    int64_t shortest(int32_t seq) const;
 
     // Number of positions in the memory; 0 if the sequence is empty.
     int64_t length(int32_t seq) const;
@@ -125,6 +129,7 @@ private:
     Candidates candidates_;
     bool candidates_found_ = false; // since the last decode
     StateLayout layout_;
+    int64_t window_; // 0 if all layers see all positions
     bool unified_;
     int64_t n_ctx_;
     int64_t n_batch_;

@@ -2,6 +2,7 @@
 
 #include "error.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace mtp {
@@ -55,14 +56,16 @@ private:
     size_t at_ = 0;
 };
 
-void check_cells(Reader & in, int64_t length, bool mrope) {
-    std::vector<bool> seen(size_t(length), false);
-    for (int64_t i = 0; i < length; ++i) {
+// The cells of positions first .. length - 1, in any order.
+void check_cells(Reader & in, int64_t first, int64_t length, bool mrope) {
+    std::vector<bool> seen(size_t(length - first), false);
+    for (int64_t i = first; i < length; ++i) {
         const int32_t position = in.take<int32_t>("position");
-        if (position < 0 || position >= length || seen[size_t(position)]) {
-            refuse(format("position: expected each of 0 to %lld once, found %d", (long long) length - 1, position));
+        if (position < first || position >= length || seen[size_t(position - first)]) {
+            refuse(format("position: expected each of %lld to %lld once, found %d", (long long) first,
+                          (long long) length - 1, position));
         }
-        seen[size_t(position)] = true;
+        seen[size_t(position - first)] = true;
         in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
         in.skip(mrope ? 4 : 1, sizeof(int32_t), 1, "cell"); // x, y, token; sequence: any value is valid
     }
@@ -83,46 +86,60 @@ void skip_columns(Reader & in, uint32_t layers, int64_t length) {
     }
 }
 
-const size_t STREAMS_AT = sizeof(uint32_t) + sizeof(int32_t); // after magic and sequence
+const size_t CACHES_AT = sizeof(uint32_t) + sizeof(int32_t); // after magic and sequence
 
-// The offsets of the parts that do not depend on the number of streams.
+// The parts that do not depend on the number of streams.
 struct Parts {
+    struct Range {
+        size_t begin;
+        size_t end;
+    };
     uint32_t streams;
-    size_t attention_begin; // the stream with cells, including its count
-    size_t attention_end;
-    size_t recurrent_begin; // the end if there is no such part
+    std::vector<Range> caches; // of each the stream with cells, including their number
+    size_t rest;               // where the recurrent part begins; the end if there is none
 };
+
+// Reads a cache. all: it has the cells of all positions, and not only of the last ones.
+Parts::Range read_cache(Reader & in, int64_t length, bool all, bool mrope, uint32_t & streams) {
+    Parts::Range out = {};
+    streams = in.take<uint32_t>("streams");
+    int64_t filled = 0;
+    for (uint32_t i = 0; i < streams; ++i) { // a count that is too large runs into the end of the data
+        const size_t begin = in.at();
+        const int64_t cells = in.take<uint32_t>("cells");
+        if (cells == 0) {
+            continue;
+        }
+        in.expect("cells", all ? length : std::min(cells, length), cells);
+        in.expect("streams with cells", 1, ++filled);
+        check_cells(in, length - cells, length, mrope);
+        const uint32_t transposed = in.take<uint32_t>("values transposed");
+        const uint32_t layers = in.take<uint32_t>("layers");
+        skip_rows(in, layers, cells, "keys");
+        if (transposed != 0) {
+            skip_columns(in, layers, cells);
+        } else {
+            skip_rows(in, layers, cells, "values");
+        }
+        out = {begin, in.at()};
+    }
+    in.expect("streams with cells", 1, filled);
+    return out;
+}
 
 Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
     Reader in(state);
     Parts parts = {};
     in.take<uint32_t>("magic"); // llama.cpp checks it
     in.take<int32_t>("sequence");
-    parts.streams = in.take<uint32_t>("streams");
-    int64_t filled = 0;
-    for (uint32_t i = 0; i < parts.streams; ++i) { // a count that is too large runs into the end of the data
-        const size_t begin = in.at();
-        const uint32_t cells = in.take<uint32_t>("cells");
-        if (cells == 0) {
-            continue;
-        }
-        in.expect("cells", length, cells);
-        in.expect("streams with cells", 1, ++filled);
-        check_cells(in, length, layout.mrope);
-        const uint32_t transposed = in.take<uint32_t>("values transposed");
-        const uint32_t layers = in.take<uint32_t>("layers");
-        skip_rows(in, layers, length, "keys");
-        if (transposed != 0) {
-            skip_columns(in, layers, length);
-        } else {
-            skip_rows(in, layers, length, "values");
-        }
-        parts.attention_begin = begin;
-        parts.attention_end = in.at();
+    parts.caches.push_back(read_cache(in, length, true, layout.mrope, parts.streams));
+    if (layout.memory == StateLayout::WINDOWED) {
+        uint32_t streams = 0;
+        parts.caches.push_back(read_cache(in, length, false, layout.mrope, streams));
+        in.expect("streams of the layers with a window", parts.streams, streams);
     }
-    in.expect("streams with cells", 1, filled);
-    parts.recurrent_begin = in.at();
-    if (!layout.recurrent) {
+    parts.rest = in.at();
+    if (layout.memory != StateLayout::HYBRID) {
         in.expect("bytes", int64_t(in.at()), int64_t(state.size()));
         return parts;
     }
@@ -137,11 +154,14 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout
 std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, StateLayout layout,
                                 uint32_t streams) {
     const Parts parts = find_parts(state, length, layout);
-    std::vector<uint8_t> out(state.begin(), state.begin() + int64_t(STREAMS_AT + sizeof(streams)));
-    std::memcpy(out.data() + STREAMS_AT, &streams, sizeof(streams));
-    out.insert(out.end(), state.begin() + int64_t(parts.attention_begin), state.begin() + int64_t(parts.attention_end));
-    out.resize(out.size() + (streams - 1) * sizeof(uint32_t)); // the others have no cells
-    out.insert(out.end(), state.begin() + int64_t(parts.recurrent_begin), state.end());
+    std::vector<uint8_t> out(state.begin(), state.begin() + int64_t(CACHES_AT));
+    for (const Parts::Range & cache : parts.caches) {
+        const uint8_t * number = reinterpret_cast<const uint8_t *>(&streams);
+        out.insert(out.end(), number, number + sizeof(streams));
+        out.insert(out.end(), state.begin() + int64_t(cache.begin), state.begin() + int64_t(cache.end));
+        out.resize(out.size() + (streams - 1) * sizeof(uint32_t)); // the others have no cells
+    }
+    out.insert(out.end(), state.begin() + int64_t(parts.rest), state.end());
     return out;
 }
 
@@ -158,8 +178,8 @@ void check_trunk_state(const std::vector<uint8_t> & state, int64_t length, State
 
 uint32_t count_streams(const std::vector<uint8_t> & state) {
     uint32_t streams = 0;
-    if (state.size() >= STREAMS_AT + sizeof(streams)) {
-        std::memcpy(&streams, state.data() + STREAMS_AT, sizeof(streams));
+    if (state.size() >= CACHES_AT + sizeof(streams)) {
+        std::memcpy(&streams, state.data() + CACHES_AT, sizeof(streams));
     }
     return streams;
 }

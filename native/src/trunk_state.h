@@ -6,6 +6,7 @@
 // (llama_kv_cache::state_write and llama_memory_recurrent::state_write):
 //
 //   u32 magic, i32 sequence
+//   for each cache (a second one of the layers with a window, whose cells are those of the last positions):
 //   u32 streams; for each: u32 cells; if there are any:
 //     for each cell: i32 position, u32 sequences = 1, with M-RoPE i32 x, i32 y, i32 token; i32 sequence
 //     u32 values transposed, u32 layers
@@ -22,10 +23,12 @@ namespace mtp {
 
 // What the layout depends on.
 struct StateLayout {
-    bool mrope = false;     // positions run in three dimensions
-    bool recurrent = false; // the model is hybrid
+    enum Memory : uint32_t { ATTENTION, HYBRID, WINDOWED, N_MEMORIES };
 
-    bool operator==(const StateLayout & other) const { return mrope == other.mrope && recurrent == other.recurrent; }
+    bool mrope = false;        // positions run in three dimensions
+    Memory memory = ATTENTION; // HYBRID: and recurrent; WINDOWED: some layers see a window only
+
+    bool operator==(const StateLayout & other) const { return mrope == other.mrope && memory == other.memory; }
 };
 
 // Converts llama.cpp's state of a sequence of `length` tokens to one with a single stream.

@@ -24,12 +24,16 @@ void read_rows(const StoredTensor & stored, const int32_t * ids, size_t n, float
 }
 
 ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
+    ggml_tensor *& tensor = placed_[{stored.data, GGML_TYPE_COUNT}];
+    if (tensor != nullptr) {
+        return tensor;
+    }
     int64_t ne[GGML_MAX_DIMS];
     std::memcpy(ne, stored.ne, sizeof(ne));
     if (rows >= 0) {
         ne[1] = rows; // only the first rows: part of a ranked draft vocabulary
     }
-    ggml_tensor * tensor = ggml_new_tensor(context_.get(), stored.type, GGML_MAX_DIMS, ne);
+    tensor = ggml_new_tensor(context_.get(), stored.type, GGML_MAX_DIMS, ne);
     ggml_set_name(tensor, stored.name.c_str());
     if (in_place_ && reinterpret_cast<uintptr_t>(stored.data) % IN_PLACE_ALIGNMENT == 0) {
         const size_t size = ggml_nbytes(tensor);
@@ -50,7 +54,11 @@ ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
 }
 
 ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
-    ggml_tensor * tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
+    ggml_tensor *& tensor = placed_[{stored.data, type}];
+    if (tensor != nullptr) {
+        return tensor;
+    }
+    tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
     ggml_format_name(tensor, "%s (draft rows)", stored.name.c_str());
     pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) {
         const size_t to_bytes = ggml_row_size(t->type, t->ne[0]);
@@ -70,9 +78,9 @@ ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector
     return tensor;
 }
 
-bool Weights::can_get_rows(ggml_type type) const {
+bool Weights::can_get_rows(const StoredTensor & table) const {
     ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
-    ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), type, config_.n_embd, 2);
+    ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), table.type, table.ne[0], 2);
     ggml_tensor * index = ggml_new_tensor_1d(scratch.get(), GGML_TYPE_I32, 1);
     return ggml_backend_supports_op(backend_, ggml_get_rows(scratch.get(), rows, index));
 }
@@ -106,20 +114,19 @@ StoredAttention StoredAttention::find(const GgufFile & head, const HeadConfig & 
             head.get(c.name("attn_v.weight"), {c.n_embd, n_key})};
 }
 
-Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig & c,
-                 const DraftVocabulary & vocabulary, ggml_backend_t backend)
-    : config_(c), backend_(backend),
-      in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
-      context_(ggml_init({40 * ggml_tensor_overhead(), nullptr, true})) {
-    auto norm = [&](const GgufFile & file, const std::string & name, int64_t n) {
-        const StoredTensor stored = file.get(name, {n});
-        if (stored.type != GGML_TYPE_F32) {
-            file.refuse(name + ": expected F32, found " + ggml_type_name(stored.type));
-        }
-        return place(stored);
-    };
-    auto vector_if_any = [&](const std::string & name, int64_t n) {
-        return head.find(name) ? norm(head, name, n) : nullptr;
+// A vector of floats.
+static StoredTensor get_vector(const GgufFile & file, const std::string & name, int64_t n) {
+    const StoredTensor stored = file.get(name, {n});
+    if (stored.type != GGML_TYPE_F32) {
+        file.refuse(name + ": expected F32, found " + ggml_type_name(stored.type));
+    }
+    return stored;
+}
+
+BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk, const HeadConfig & c) {
+    auto norm = [&](const std::string & suffix, int64_t n) { return place(get_vector(head, c.name(suffix), n)); };
+    auto vector_if_any = [&](const std::string & suffix, int64_t n) {
+        return head.find(c.name(suffix)) ? norm(suffix, n) : nullptr;
     };
     auto place_matrix = [&](const StoredTensor & stored) {
         if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
@@ -130,33 +137,48 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
     auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
         return place_matrix(head.get(c.name(suffix), shape));
     };
+    // The file with a tensor of the whole model: the head's, if it has it, or the trunk's.
+    auto file_of = [&](const char * name) -> const GgufFile & {
+        return head.find(name) || trunk == nullptr ? head : *trunk;
+    };
 
-    BlockTensors & t = tensors_;
-    t.enorm     = norm(head, c.name("nextn.enorm.weight"), c.n_embd);
-    t.hnorm     = norm(head, c.name("nextn.hnorm.weight"), c.n_embd);
+    BlockTensors t = {};
+    t.enorm     = norm("nextn.enorm.weight", c.n_embd);
+    t.hnorm     = norm("nextn.hnorm.weight", c.n_embd);
     t.eh_proj   = matrix("nextn.eh_proj.weight", {2 * c.n_embd, c.n_embd});
-    t.attn_norm = norm(head, c.name("attn_norm.weight"), c.n_embd);
+    t.attn_norm = norm("attn_norm.weight", c.n_embd);
     const StoredAttention attention = StoredAttention::find(head, c);
     t.q         = place_matrix(attention.q);
     t.k         = place_matrix(attention.k);
     t.v         = place_matrix(attention.v);
     if (c.gated) {
-        t.q_norm = norm(head, c.name("attn_q_norm.weight"), c.head_dim);
-        t.k_norm = norm(head, c.name("attn_k_norm.weight"), c.head_dim);
+        t.q_norm = norm("attn_q_norm.weight", c.head_dim);
+        t.k_norm = norm("attn_k_norm.weight", c.head_dim);
     } else {
-        t.q_norm = vector_if_any(c.name("attn_q_norm.weight"), c.head_dim);
-        t.k_norm = vector_if_any(c.name("attn_k_norm.weight"), c.head_dim);
+        t.q_norm = vector_if_any("attn_q_norm.weight", c.head_dim);
+        t.k_norm = vector_if_any("attn_k_norm.weight", c.head_dim);
     }
-    t.q_bias = vector_if_any(c.name("attn_q.bias"), c.query_rows());
-    t.k_bias = vector_if_any(c.name("attn_k.bias"), c.kv_width());
-    t.v_bias = vector_if_any(c.name("attn_v.bias"), c.kv_width());
-    t.attn_out  = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
-    t.post_norm = norm(head, c.name("post_attention_norm.weight"), c.n_embd);
+    t.q_bias = vector_if_any("attn_q.bias", c.query_rows());
+    t.k_bias = vector_if_any("attn_k.bias", c.kv_width());
+    t.v_bias = vector_if_any("attn_v.bias", c.kv_width());
+    if (c.head_gated && head.find(c.name("attn_gate.weight"))) {
+        t.head_gate = matrix("attn_gate.weight", {c.n_embd, c.n_head});
+    }
+    const char * factors = "rope_freqs.weight";
+    if (const auto stored = c.rope_factors ? file_of(factors).find(factors) : nullptr) {
+        if (stored->ne[0] < c.n_rot / 2) {
+            file_of(factors).refuse(format("%s: expected %d numbers or more, found %s", factors, c.n_rot / 2,
+                                           describe(*stored).c_str()));
+        }
+        t.rope_factors = place(get_vector(file_of(factors), factors, stored->ne[0]));
+    }
+    t.attn_out = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
+    t.ffn_norm = norm(c.ffn_norm, c.n_embd);
 
     if (c.moe) {
         t.router = matrix("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
         if (c.sigmoid_router) {
-            t.router_bias = norm(head, c.name("exp_probs_b.bias"), c.n_expert);
+            t.router_bias = vector_if_any("exp_probs_b.bias", c.n_expert);
         }
         if (head.find(c.name("ffn_gate_up_exps.weight"))) {
             t.gate_up_exps = matrix("ffn_gate_up_exps.weight", {c.n_embd, 2 * c.n_ff_expert, c.n_expert});
@@ -181,38 +203,49 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig
     }
 
     // llama.cpp falls back to output_norm if the block has no norm of its own.
-    const std::string head_norm = c.name("nextn.shared_head_norm.weight");
-    if (head.find(head_norm)) {
-        t.head_norm = norm(head, head_norm, c.n_embd);
-    } else {
-        const GgufFile & file = head.find("output_norm.weight") || trunk == nullptr ? head : *trunk;
-        t.head_norm = norm(file, "output_norm.weight", c.n_embd);
+    const char * last = "output_norm.weight";
+    t.head_norm = vector_if_any("nextn.shared_head_norm.weight", c.n_embd);
+    if (t.head_norm == nullptr) {
+        t.head_norm = place(get_vector(file_of(last), last, c.n_embd));
     }
+    return t;
+}
 
-    const DraftVocabulary & v = vocabulary;
-    const ggml_type embedding_type = can_get_rows(v.embedding->type) ? v.embedding->type : GGML_TYPE_F16;
+void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v, BlockTensors & out) {
+    const ggml_type embedding_type = can_get_rows(tables.embedding) ? tables.embedding.type : GGML_TYPE_F16;
     if (v.output_is_short || v.ids.empty()) {
-        t.output = place(*v.output, v.size());
+        out.output = place(tables.output, v.size());
     } else {
-        t.output = place_rows(*v.output, v.ids, v.output->type);
+        out.output = place_rows(tables.output, v.ids, tables.output.type);
     }
-    if (v.tied && embedding_type == v.output->type) {
-        t.draft_embedding = t.output;
+    if (tables.tied && embedding_type == tables.output.type) {
+        out.draft_embedding = out.output;
     } else if (!v.ids.empty()) {
-        t.draft_embedding = place_rows(*v.embedding, v.ids, embedding_type);
-    } else if (embedding_type == v.embedding->type) {
-        t.draft_embedding = place(*v.embedding);
+        out.draft_embedding = place_rows(tables.embedding, v.ids, embedding_type);
+    } else if (embedding_type == tables.embedding.type) {
+        out.draft_embedding = place(tables.embedding);
     } else {
         throw Error(MTP_ERROR_UNSUPPORTED,
                     format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
-                           ggml_backend_name(backend), ggml_type_name(v.embedding->type)));
+                           ggml_backend_name(backend_), ggml_type_name(tables.embedding.type)));
     }
-    // Rejects tensors that the graph would silently ignore, such as NVFP4 scales and biases.
-    for (const std::string & name : head.tensor_names()) {
-        if (name.rfind(c.name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&
-            name != v.embedding->name && name != v.output->name) {
-            throw Error(MTP_ERROR_UNSUPPORTED,
-                        head.path() + ": " + name + ": expected only tensors that the draft graph uses, found this one");
+}
+
+Weights::Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
+                 const DraftVocabulary & vocabulary, ggml_backend_t backend)
+    : backend_(backend),
+      in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
+      context_(ggml_init({40 * layers.size() * ggml_tensor_overhead(), nullptr, true})) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        tensors_.push_back(place_block(head, trunk, layers[i]));
+        place_tables(vocabulary.tables[i], vocabulary, tensors_.back());
+        // Rejects tensors that the graph would silently ignore, such as NVFP4 scales and biases.
+        for (const std::string & name : head.tensor_names()) {
+            if (name.rfind(layers[i].name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&
+                name != vocabulary.tables[i].embedding.name && name != vocabulary.tables[i].output.name) {
+                throw Error(MTP_ERROR_UNSUPPORTED,
+                            head.path() + ": " + name + ": expected only tensors that the draft graph uses, found this one");
+            }
         }
     }
     upload();

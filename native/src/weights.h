@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of an MTP block on a ggml device.
+// The tensors of a head's MTP blocks on a ggml device.
 //
 // On the CPU a tensor is used in place in the mapped file (the trunk maps the same pages); on other
 // devices, and for gathered rows, it is copied. Of the embedding only the draft vocabulary's rows are
@@ -15,7 +15,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mtp {
@@ -35,7 +37,9 @@ struct BlockTensors {
     ggml_tensor * q_norm;    // [head_dim]
     ggml_tensor * k_norm;    // [head_dim]
     ggml_tensor * attn_out;  // [head_dim * n_head, n_embd]
-    ggml_tensor * post_norm; // [n_embd]
+    ggml_tensor * head_gate; // [n_embd, n_head], of each head's output
+    ggml_tensor * rope_factors; // [n_rot / 2 or more]
+    ggml_tensor * ffn_norm;  // [n_embd]
 
     ggml_tensor * ffn_gate;  // [n_embd, n_ff]
     ggml_tensor * ffn_up;    // [n_embd, n_ff]
@@ -71,10 +75,11 @@ struct StoredAttention {
 class Weights {
 public:
     // backend: where the graph will run. The files must outlive this object.
-    Weights(const GgufFile & head, const GgufFile * trunk, const HeadConfig & config,
+    Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
             const DraftVocabulary & vocabulary, ggml_backend_t backend);
 
-    const BlockTensors & tensors() const { return tensors_; }
+    // Of each layer.
+    const std::vector<BlockTensors> & tensors() const { return tensors_; }
     int64_t copied_bytes() const { return copied_bytes_; }
     int64_t mapped_bytes() const { return mapped_bytes_; }
 
@@ -82,18 +87,22 @@ private:
     // Writes the tensor's data once it is allocated.
     using Fill = std::function<void(ggml_tensor *)>;
 
+    // The tensor, or its first rows; layers that have it in common share it.
     ggml_tensor * place(const StoredTensor & stored, int64_t rows = -1);
     ggml_tensor * place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type);
-    bool can_get_rows(ggml_type type) const;
+    BlockTensors place_block(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer);
+    void place_tables(const DraftTables & tables, const DraftVocabulary & vocabulary, BlockTensors & out);
+    bool can_get_rows(const StoredTensor & table) const;
     void upload();
 
-    const HeadConfig & config_;
     ggml_backend_t backend_;
     bool in_place_; // the device reads host memory
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
     std::vector<std::pair<ggml_tensor *, Fill>> pending_;
-    BlockTensors tensors_ = {};
+    // By where they are stored, and the type of gathered rows, or GGML_TYPE_COUNT.
+    std::map<std::pair<const uint8_t *, ggml_type>, ggml_tensor *> placed_;
+    std::vector<BlockTensors> tensors_;
     int64_t copied_bytes_ = 0;
     int64_t mapped_bytes_ = 0;
 };

@@ -1,7 +1,7 @@
 """Each architecture that our runtime drafts with: drafts, text, acceptance, states, draft lists.
 
 The files are synthetic (`upstream.nextn_models`): with random weights, or with weights that fix the
-text and the acceptance rate (benchmarks/dial_model.py). Lists of all four: python -m pytest -m slow
+text and the acceptance rate (benchmarks/dial_model.py). Lists of all: python -m pytest -m slow
 THIS_FILE
 """
 
@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.nextn import OUR_ARCHITECTURES
-from mtp_gguf.native import Checkpoint, CheckpointKind, MTPLlama, Session
-from mtp_gguf.native.head import Head
+from mtp_gguf.gguf_tools.nextn import BLOCKS, OUR_ARCHITECTURES
+from mtp_gguf.native import Checkpoint, CheckpointKind, MTPLlama, NativeError, Session
+from mtp_gguf.native.head import Draft, Head, SequenceTask
+from support import places
 from support.commands import succeed
 from support.models import Dial
 from support.native_trunk import opened_session
 from support.upstream.llama_mtp import LlamaMtp
-from support.upstream.nextn_models import TOKENS, write_models
+from support.upstream.nextn_models import LAYERS, TOKENS, write_models
 
 every = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
 
@@ -46,12 +47,16 @@ def modes(name: str) -> list[str]:
 
 
 @every
-def test_drafts_equal_llama_cpps(name: str, random: dict[str, Path]) -> None:
+@pytest.mark.parametrize("length", [2, len(PROMPT)])
+def test_drafts_equal_llama_cpps(name: str, length: int, random: dict[str, Path]) -> None:
+    """After a short text, each drafted token matters to the next one."""
+    tokens = PROMPT[:length]
     with LlamaMtp(random[name]) as upstream, Head(random[name], n_threads=1) as head:
-        hidden = upstream.trunk(PROMPT[:-1])[1]
+        hidden = upstream.trunk(tokens[:-1])[1]
         rows = np.concatenate([np.zeros((1, hidden.shape[1])), hidden]).astype(np.float32)
-        draft = head.draft(PROMPT, rows, 0, 4, logits=True)
-        want = upstream.draft(PROMPT, hidden, 4, follow=draft.tokens)[1]
+        depth = LAYERS.get(name, 4)
+        draft = head.draft(tokens, rows, 0, depth, logits=True)
+        want = upstream.draft(tokens, hidden, depth, follow=draft.tokens)[1]
     assert draft.logits is not None
     assert np.abs(draft.logits - want).max() < TOLERANCE
 
@@ -128,12 +133,28 @@ def test_whole_states(name: str, streams: int, dial: Dial) -> None:
             assert np.array_equal(trunk.logits(), logits)
 
 
-@pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
+@every
+def test_memory(name: str, random: dict[str, Path]) -> None:
+    """What doctor says of the cache; the blocks have embeddings and outputs of their own."""
+    said = json.loads(succeed("doctor", random[name], "--json", "--context", "700"))["memory"]
+    with Head(random[name], n_ctx=768) as head:
+        assert head.cache_bytes == said["cache"]
+        assert head.weight_bytes + head.mapped_bytes == pytest.approx(said["head"], rel=0.01)
+
+
+# Several layers may have several outputs: their lists are ids.
+LISTS = [
+    (name, layout)
+    for name, layout in itertools.product(OUR_ARCHITECTURES, ("ids", "table", "sidecar"))
+    if layout == "ids" or BLOCKS[name].single
+]
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "layout"),
     [
-        pytest.param(name, marks=pytest.mark.slow) if name.startswith("qwen35") else name
-        for name in OUR_ARCHITECTURES
+        pytest.param(*case, marks=pytest.mark.slow) if case[0].startswith("qwen35") else case
+        for case in LISTS
     ],
 )
 def test_draft_vocabularies(name: str, layout: str, dial: Dial, tmp_path: Path) -> None:
@@ -159,3 +180,98 @@ def test_draft_vocabularies(name: str, layout: str, dial: Dial, tmp_path: Path) 
     pairs = list(itertools.pairwise(text))
     right = {b for a, b in pairs if not missed[a] and b in draftable}
     assert 0 < accepted <= sum(b in right for _, b in pairs)
+
+
+@pytest.mark.parametrize(("name", "layout"), LISTS)
+def test_a_list_has_the_rows_of_the_blocks_own_output(
+    name: str, layout: str, random: dict[str, Path], tmp_path: Path
+) -> None:
+    """These blocks have an output that is not the model's; of several, each has its own."""
+    states = np.random.default_rng(1).standard_normal((len(PROMPT), 64), np.float32)
+    depth = LAYERS.get(name, 3)
+
+    def draft(path: Path) -> tuple[Draft, list[int]]:
+        with Head(path, n_threads=1) as head:
+            return head.draft(PROMPT, states, 1, depth, logits=True), head.draft_ids().tolist()
+
+    whole, _ = draft(random[name])
+    (tmp_path / "ids.json").write_text(json.dumps([*{*whole.tokens, *range(1, TOKENS, 2)}]))
+    options = ("--ids", tmp_path / "ids.json", "--layout", layout, "-o", tmp_path / "x.gguf")
+    succeed("fastmtp", "add", random[name], *options)
+    listed, ids = draft(tmp_path / "x.gguf")
+    assert listed.tokens == whole.tokens
+    assert listed.logits is not None
+    assert whole.logits is not None
+    assert np.abs(listed.logits - whole.logits[:, ids]).max() < 1e-5
+
+
+# ------------------------------------------------------------------------- three chained layers
+
+
+def test_the_depth_is_limited_to_the_layers(random: dict[str, Path]) -> None:
+    path = random["step35"]
+    with Head(path, n_threads=1) as head:
+        assert head.max_depth == 3
+        states = np.zeros((1, head.n_embd))
+        with pytest.raises(NativeError, match=r"depth .*: expected 1 to 3, found 4"):
+            head.draft([1], states, 1, 4)
+    with opened_session(path, "checkpoint", 5) as (session, _):
+        session.decode(PROMPT)
+        assert len(session.begin(session.argmax(), 5)) == 3
+        session.end(0)
+    options = {"n_ctx": 256, "n_threads": 1}
+    with (
+        pytest.warns(UserWarning, match="expected at most 3, the number of the head's layers"),
+        closing(MTPLlama(str(path), depth=5, **options)) as llm,
+    ):
+        assert (llm.depth, llm.max_depth) == (3, 3)
+    with closing(MTPLlama(str(path), max_depth=8, **options)) as llm:
+        assert (llm.depth, llm.max_depth) == ("auto", 3)
+
+
+@places.everywhere
+def test_each_layer_has_rows_of_its_own(random: dict[str, Path], place: places.Place) -> None:
+    """Drafts at any depth, rollbacks, a shared graph and copied rows leave those of all right."""
+    atol = 1e-5 if place == places.CPU else 1e-3
+    with Head(random["step35"], device=place.head, n_threads=1, n_seq_max=4) as head:
+        tokens = [*PROMPT, *PROMPT[::-1]]
+        states = np.random.default_rng(1).standard_normal((len(tokens), head.n_embd), np.float32)
+        want = {}
+        for n in (24, 40):
+            want[n] = head.draft(tokens[:n], states[:n], 1, 3)
+            head.rollback(0)
+        end = 0
+        for i, (n, depth) in enumerate([(5, 1), (20, 3), (22, 2), (24, 3), (40, 3)]):
+            found = head.draft(tokens[end:n], states[end:n], 1 + end, depth, 1)
+            if n in want:
+                assert found.tokens == want[n].tokens
+                assert np.allclose(found.probabilities, want[n].probabilities, atol=atol)
+            end = n - i % 2
+            head.rollback(1 + end, 1)
+        head.rollback(25, 1)
+        head.set_rows(head.rows(1), 25, 2)
+        tasks = [
+            SequenceTask(tokens[24:], states[24:], 25, 3, 2),
+            SequenceTask(tokens[24:], states[24:], 25, 2, 1),
+            SequenceTask(tokens, states, 1, 1, 3),
+        ]
+        for task, found in zip(tasks, head.draft_batch(tasks), strict=True):
+            assert found.tokens == want[40].tokens[: task.depth]
+            assert np.allclose(found.probabilities, want[40].probabilities[: task.depth], atol=atol)
+
+
+def test_a_window_cannot_be_rolled_back_far(random: dict[str, Path]) -> None:
+    """Layers with a window forget rows; what was forgotten is evaluated again."""
+    prompt = [int(t) for t in np.random.PCG64(4).random_raw(500) % np.uint64(TOKENS)]
+    options = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "depth": 3, "swa_full": False}
+    with closing(MTPLlama(str(random["step35"]), **options)) as llm:
+        list(islice(llm.generate(prompt, temp=0.0), 8))
+        with pytest.raises(NativeError, match="the cache of a window can roll back only"):
+            llm.session.remove(100)
+        with llm.session.save(CheckpointKind.HOST) as saved:
+            llm.session.decode(prompt)
+            with pytest.raises(NativeError, match="the cache of a window has forgotten"):
+                llm.session.restore(saved)
+        again = list(islice(llm.generate(prompt[:101], temp=0.0), 8))
+        llm.reset()
+        assert list(islice(llm.generate(prompt[:101], temp=0.0), 8)) == again

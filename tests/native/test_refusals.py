@@ -37,7 +37,7 @@ def zeros(*shape: int) -> tuple[tuple[int, ...], object, bytes]:
     [
         (
             {"general.architecture": Value(ValueType.STRING, "llama")},
-            "expected one of qwen35, qwen35moe, qwen3next, glm4moe, found llama",
+            "expected one of qwen35, qwen35moe, qwen3next, glm4moe, step35, found llama",
         ),
         ({"general.architecture": u32(1)}, "general.architecture: expected a string, found u32"),
         ({"general.architecture": None}, "general.architecture: expected this key, found none"),

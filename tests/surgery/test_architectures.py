@@ -124,6 +124,15 @@ def test_doctor(files: dict[str, Path]) -> None:
         assert not found["findings"], name
 
 
+def test_heads_that_no_checkpoint_gives(files: dict[str, Path], tmp_path: Path) -> None:
+    """doctor names no graft that would be refused."""
+    trunk = tmp_path / "trunk.gguf"
+    for name, source in (("step35", "OTHER.gguf"), ("glm4moe", "ORIGINAL")):
+        succeed("strip", files[name], "-o", trunk, "--overwrite")
+        found = json.loads(invoke("doctor", trunk, "--json").output)
+        assert f"--from {source}" in found["findings"][0]["fix"]
+
+
 def test_listing(files: dict[str, Path]) -> None:
     for name in OTHERS:
         listed = json.loads(succeed("list-tensors", files[name], "--mtp", "--json"))
@@ -173,8 +182,15 @@ def test_one_of_three_heads_is_incomplete(files: dict[str, Path], tmp_path: Path
 
 def test_draft_vocabularies(files: dict[str, Path], tmp_path: Path) -> None:
     out = ("-o", tmp_path / "x.gguf")
-    words = ("draft vocabularies are for qwen35, qwen35moe, qwen3next, glm4moe, found mimo2",)
+    ours = "qwen35, qwen35moe, qwen3next, glm4moe, step35"
+    words: tuple[str, ...] = (f"draft vocabularies are for {ours}, found mimo2",)
     refused(tmp_path, "fastmtp", "add", files["mimo2"], "-n", "32", *out, words=words)
+    words = ("expected layout ids for step35", "found table")
+    table = ("--layout", "table", *out)
+    refused(tmp_path, "fastmtp", "add", files["step35"], "-n", "32", *table, words=words)
+    words = ("expected layout ids for step35", "found sidecar")
+    options = ("--fastmtp", "32", "--fastmtp-layout", "sidecar", "--quant", "Q8_0", *out)
+    refused(tmp_path, "convert", files["step35"], *options, words=words)
 
 
 def test_an_embedded_vision_tower_stays_behind(files: dict[str, Path], tmp_path: Path) -> None:

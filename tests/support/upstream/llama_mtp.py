@@ -3,7 +3,8 @@
 Follows common/speculative.cpp: the trunk hands out its hidden states after the final norm
 (`llama_set_embeddings_nextn`); a second context of type MTP eats rows of (token, hidden state of
 the position before), the first one with zeros; each later draft step feeds the drafted token with
-the hidden state that the MTP context itself handed out.
+the hidden state that the MTP context itself handed out. Of several layers, which share the cells of
+the context's memory, each drafts one step: before it, it is fed all tokens drafted so far.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class LlamaMtp:
         self.hidden = llama_cpp.llama_model_n_embd_out(self._model)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.layers = llama_cpp.llama_model_n_layer_nextn(self._model)
 
     def __enter__(self) -> LlamaMtp:
         return self
@@ -127,15 +129,28 @@ class LlamaMtp:
             # The known rows first, without outputs: in a batch of more rows than outputs the MTP
             # graph's hidden states are not picked by output, and those of row 0 would come back.
             known = len(tokens) - 1
-            if known:
+            for layer in range(self.layers if known else 0):
+                self._select(context, layer, 0)
                 self._process(context, tokens[:known], rows[:known], 0, range(0))
-            token, row = tokens[-1], rows[known:]
+            fed, states, first = [tokens[-1]], rows[known:], known
             for step in range(depth):
-                step_logits, row = self._process(context, [token], row, known + step, range(1))
+                if self.layers > 1:
+                    self._select(context, step, known)
+                last = range(len(fed) - 1, len(fed))
+                step_logits, row = self._process(context, fed, states, first, last)
                 logits.append(step_logits[0])
                 ids.append(int(step_logits[0].argmax()))
                 token = ids[-1] if follow is None else int(follow[step])
+                if self.layers > 1:
+                    fed, states = [*fed, token], np.concatenate([states, row])
+                else:
+                    fed, states, first = [token], row, first + 1
         return ids, np.stack(logits)
+
+    def _select(self, context: Any, layer: int, first: int) -> None:
+        """Run the given layer from here on, which will compute its own rows from `first` on."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, first, -1)
+        llama_cpp_ext.llama_set_nextn_layer_offset(context, layer)
 
 
 def _ignore(_level: int, _text: bytes, _user_data: object) -> None:

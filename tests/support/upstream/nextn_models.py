@@ -160,8 +160,15 @@ def hparams(
         }
     if architecture in ("cohere2moe", "mimo2", "step35"):
         u32["attention.sliding_window_pattern"] = [i % 2 for i in range(blocks)]
+    if architecture == "step35":  # layers with a window have heads and a rotation of their own
+        windows = u32["attention.sliding_window_pattern"]
+        u32["attention.head_count"] = [heads * (1 + window) for window in windows]
+        u32["attention.head_count_kv"] = [heads // (1 + window) for window in windows]
+        u32["attention.sliding_window"] = 8
+        f32["rope.freq_base"] = 500000.0
+        f32["swiglu_clamp_exp"] = f32["swiglu_clamp_shexp"] = [0.0, *[0.125] * (blocks - 1)]
     keys = {key: Value(_U32, _list(value)) for key, value in u32.items()}
-    keys |= {key: Value(_F32, value) for key, value in f32.items()}
+    keys |= {key: Value(_F32, _list(value)) for key, value in f32.items()}
     keys |= {key: Value(_BOOL, value) for key, value in flags.items()}
     return {f"{architecture}.{key}": value for key, value in keys.items()}
 
@@ -274,10 +281,14 @@ def _with_head(
             **{f"{block}nextn.{n}.weight": (width,) for n in ("enorm", "hnorm")},
             f"{block}nextn.shared_head_norm.weight": (width,),
         }
-    if architecture in ("step35", "hy_v3"):  # their blocks are dense or mixed, and these are mixed
-        for name in [name for name in shapes if name.startswith(block) and ".ffn_" in name]:
-            if name.endswith(("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")):
-                del shapes[name]
+    if architecture in ("step35", "hy_v3"):  # their blocks are dense or mixed: mixed, dense, mixed
+        dense = tuple(f"ffn_{part}.weight" for part in ("gate", "up", "down"))
+        for i in range(LAYERS.get(architecture, 1)):
+            prefix = f"blk.{trunk_layers(architecture, size) + i}."
+            for name in [name for name in shapes if name.startswith(prefix)]:
+                mixed = "exp" in name or name.endswith("ffn_gate_inp.weight")
+                if name.endswith(dense) if i % 2 == 0 else mixed:
+                    del shapes[name]
     if architecture == "mimo2":  # its draft graph reads fused tensors only
         parts = [shapes.pop(f"{block}attn_{part}.weight")[1] for part in "qkv"]
         for part in "qkv":
