@@ -115,9 +115,18 @@ def test_drafts_follow_from_the_text_alone(
     with running(patched_server, model, free_port, *passed, options=OPTIONS) as client:
         client.complete(PROMPTS[2])
         text = [*prompt, *client.complete(prompt)["tokens"]]
+    follow_from(text, len(prompt), model, log, skips=spec == "next-unfused")
+
+
+def follow_from(text: list[int], last: int, model: Path, log: Path, *, skips: bool) -> None:
+    """The drafts of the last request are those of a new session after the same text.
+
+    last: the token of `text` that the first draft begins with. skips: after a rejected draft there
+    is a cycle without drafts.
+    """
     said = log.read_text(errors="replace").rsplit("launch_slot_", 1)[1]
     found = iter(drafted_in(said))
-    last, cycles = len(prompt), 0  # the token that a draft begins with
+    cycles = 0
     with opened_session(model, "checkpoint", DEPTH) as (session, _):
         while last + DEPTH + 1 < len(text):  # after that there is no room for all drafts
             session.decode(text[:last])
@@ -129,9 +138,24 @@ def test_drafts_follow_from_the_text_alone(
                 lambda pair: pair[0] == pair[1], zip(want, text[last + 1 :], strict=False)
             )
             accepted = len([*right])
-            last += accepted + 1 + (spec == "next-unfused" and accepted < DEPTH)
+            last += accepted + 1 + (skips and accepted < DEPTH)
             cycles += 1
     assert cycles > TOKENS / 4
+
+
+def test_drafts_after_a_checkpoint(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """It has the hidden state before the first new token; the text is short, so that it matters."""
+    model, log = files("plain", "dense-3v"), tmp_path / "log"
+    passed = ("--parallel", 1, "--cache-ram", 0, "--log-file", log, "--verbosity", 10)
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    with running(patched_server, model, free_port, *passed, options=OPTIONS) as client:
+        client.complete(prompt)
+        prompt = [*prompt[:7], 700, 3]
+        text = [*prompt, *client.complete(prompt)["tokens"]]
+    assert "restored context checkpoint" in log.read_text(errors="replace")
+    follow_from(text, len(prompt), model, log, skips=False)
 
 
 def test_the_head_is_in_memory_once(
