@@ -19,11 +19,16 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.native import MTPLlama, Session
+from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoints import TINY
 from support.commands import invoke
 from support.conversions import converted
+from support.gguf_files import edited
 from support.models import DEMO
-from support.real_server import STEPS, Client, running
+from support.real_server import STEPS, Client, drafted, running
 from support.vision_models import png, write_vision_checkpoint
 
 pytestmark = [
@@ -148,6 +153,52 @@ def test_fused_drafts_are_those_of_llama_cpp(
     accepted, steps = (sum(of for _, of in chats) for chats in counts)
     assert accepted >= 0.97 * steps
     assert counts[0][-1] == counts[1][-1]
+
+
+# As the demo's own, for contents of several parts as well.
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- for part in message.content %}{{- part.text }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}{{- '<|im_start|>assistant\\n' }}"
+)
+
+
+def test_drafts_after_a_picture_are_those_of_a_session(
+    folder: Path,
+    patched_server: Path,
+    free_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows after a picture are at its own positions, and there are none of before it."""
+    from llama_cpp.llama_chat_format import MTMDChatHandler  # noqa: PLC0415
+
+    def with_template(keys: Metadata) -> None:
+        keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
+
+    model = edited(folder / "model.gguf", tmp_path / "model.gguf", metadata=with_template)
+    tower, log = folder / "mmproj-model.gguf", tmp_path / "log"
+    chat = [says("def is_prime(n):\n    for i in range", WIDE, "for name in ")]
+    passed = (*SETTINGS, "--log-file", log, "--verbosity", 10)
+    options = ["--depth", 3, "--mmproj", tower]
+    with running(patched_server, model, free_port, *passed, options=options) as client:
+        _, offered, _ = ask(client, chat)
+    made: list[int] = []
+
+    def begin(session: Session, token: int, depth: int) -> list[int]:
+        made.extend(drafts := begun(session, token, depth))
+        return drafts
+
+    begun = Session.begin
+    monkeypatch.setattr(Session, "begin", begin)
+    handler = MTMDChatHandler(str(tower), verbose=False, use_gpu=False)
+    one_by_one = llama_cpp.LogitsProcessorList([lambda _, logits: logits])
+    greedy = {"temperature": 0, "repeat_penalty": 1.0, "max_tokens": TOKENS}
+    with MTPLlama(str(model), chat_handler=handler, depth=3, n_ctx=2048, n_threads=1) as llm:
+        llm.create_chat_completion(chat, logits_processor=one_by_one, **greedy)
+    before = offered - 9  # of the last cycles, which have less room in the server
+    assert before > TOKENS / 3
+    assert made[:before] == drafted(log)[:before]
 
 
 BAD: dict[str, Callable[[], bytes]] = {
