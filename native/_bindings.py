@@ -167,6 +167,18 @@ class DraftTask(ctypes.Structure):
     )
 
 
+class KeptRows(ctypes.Structure):
+    """mtp_kept_rows."""
+
+    _fields_ = (
+        ("seq", c_int32),
+        ("at", c_int32),
+        ("first", c_int32),
+        ("n", c_int32),
+        ("kept", c_bool),
+    )
+
+
 class CheckpointInfo(ctypes.Structure):
     """mtp_checkpoint_info."""
 
@@ -286,6 +298,14 @@ def _declare(lib: ctypes.CDLL) -> None:
         f32_p,
         f32_p,
     ]
+    # mtp_status mtp_head_keep_hidden(mtp_head * head, struct ggml_tensor * tensor,
+    #     struct ggml_backend * backend, mtp_kept_rows * parts, int32_t n);
+    lib.mtp_head_keep_hidden.restype = c_int32
+    lib.mtp_head_keep_hidden.argtypes = [c_void_p, c_void_p, c_void_p, POINTER(KeptRows), c_int32]
+    # mtp_status mtp_head_get_hidden(mtp_head * head, int32_t seq, int32_t n, float * out,
+    #     size_t size);
+    lib.mtp_head_get_hidden.restype = c_int32
+    lib.mtp_head_get_hidden.argtypes = [c_void_p, c_int32, c_int32, f32_p, c_size_t]
     # mtp_status mtp_head_draft_batch(mtp_head * head, const mtp_draft_task * tasks, int32_t n);
     lib.mtp_head_draft_batch.restype = c_int32
     lib.mtp_head_draft_batch.argtypes = [c_void_p, POINTER(DraftTask), c_int32]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._bindings import DraftTask, HeadInfo, check, library
+from ._bindings import DraftTask, HeadInfo, KeptRows, check, library
 from ._owner import Owner
 from .errors import NativeError
 
@@ -30,10 +30,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class SequenceTask:
-    """What `draft_batch` does for one sequence: the arguments of `draft`."""
+    """What `draft_batch` does for one sequence: the arguments of `draft`.
+
+    hidden: None for the hidden states that `keep_hidden` has kept for these tokens.
+    """
 
     tokens: Sequence[int]
-    hidden: ArrayLike
+    hidden: ArrayLike | None
     first: int
     depth: int
     seq: int
@@ -143,16 +146,31 @@ class Head(Owner):
         )
         return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
 
+    def keep_hidden(self, tensor: int, backend: int, parts: Sequence[Sequence[int]]) -> list[bool]:
+        """Keep hidden states on the device where llama.cpp computed them.
+
+        tensor, backend: addresses from llama_get_embeddings_nextn_tensor, after llama_synchronize.
+        parts: for each sequence its number, how many it has already, the first row of `tensor` and
+        how many rows to keep. Returns for each whether they are kept: on the head's device, if it
+        is a GPU, at most MAX_DEPTH + 1.
+        """
+        structs = (KeptRows * len(parts))(*[KeptRows(*part) for part in parts])
+        check(library().mtp_head_keep_hidden(self.handle, tensor, backend, structs, len(parts)))
+        return [part.kept for part in structs]
+
     def draft_batch(self, tasks: Sequence[SequenceTask]) -> list[Draft]:
         """Do what `draft` does for several sequences in one graph, without the logits."""
         structs = (DraftTask * len(tasks))()
         arrays = []
         for struct, task in zip(structs, tasks, strict=True):
-            ids, states = self._rows(task.tokens, task.hidden)
+            if task.hidden is None:
+                ids, states = np.ascontiguousarray(task.tokens, np.int32), None
+            else:
+                ids, states = self._rows(task.tokens, task.hidden)
             drafted = np.empty(max(task.depth, 0), np.int32)
             probabilities = np.empty(max(task.depth, 0), np.float32)
             struct.seq, struct.first, struct.depth = task.seq, task.first, task.depth
-            struct.tokens, struct.hidden = _ints(ids), _floats(states)
+            struct.tokens, struct.hidden = _ints(ids), None if states is None else _floats(states)
             struct.n_rows = len(ids)
             struct.out_tokens, struct.out_probs = _ints(drafted), _floats(probabilities)
             arrays.append((drafted, probabilities, ids, states))

@@ -18,6 +18,7 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/head_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/hidden_rows.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/packed_tensors.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp

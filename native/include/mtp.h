@@ -168,7 +168,30 @@ MTP_API mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, c
                                   const float * hidden, int32_t n_rows, int32_t depth,
                                   int32_t * out_tokens, float * out_probs, float * out_logits);
 
-/* One sequence of mtp_head_draft_batch. Each field is an argument of mtp_head_draft. */
+struct ggml_tensor;
+struct ggml_backend;
+
+/* Hidden states of one sequence for mtp_head_keep_hidden. */
+typedef struct mtp_kept_rows {
+    int32_t seq;
+    int32_t at;    /* how many hidden states the sequence has there already; they are kept in order */
+    int32_t first; /* the first row of `tensor` */
+    int32_t n;
+    bool    kept;  /* written: false if the head is on another device, or without room: at + n rows must be at
+                    * most MTP_MAX_DEPTH + 1 */
+} mtp_kept_rows;
+
+/* Copies hidden states of n sequences to memory of the head on the device where llama.cpp computed them, so
+ * that they need not go through the host. tensor, backend: from llama_get_embeddings_nextn_tensor
+ * (patches/0028), after llama.cpp's computation was waited for. */
+MTP_API mtp_status mtp_head_keep_hidden(mtp_head * head, struct ggml_tensor * tensor, struct ggml_backend * backend,
+                                        mtp_kept_rows * parts, int32_t n);
+
+/* Copies the first n hidden states of a sequence that were kept to `out`, [n][n_embd]; size: n * n_embd. */
+MTP_API mtp_status mtp_head_get_hidden(mtp_head * head, int32_t seq, int32_t n, float * out, size_t size);
+
+/* One sequence of mtp_head_draft_batch. Each field is an argument of mtp_head_draft. hidden: NULL for the
+ * first n_rows hidden states that mtp_head_keep_hidden has kept for the sequence. */
 typedef struct mtp_draft_task {
     int32_t         seq;
     int32_t         first;

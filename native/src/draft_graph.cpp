@@ -1,6 +1,7 @@
 #include "draft_graph.h"
 
 #include "error.h"
+#include "hidden_rows.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -363,15 +364,11 @@ private:
 
     // The hidden states before the fed tokens, [n_embd, rows].
     ggml_tensor * fed_hidden(int64_t rows) {
-        ggml_tensor * hidden = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, config_.n_embd, rows);
         if (!g_.key_.hidden_on_device) {
-            return g_.hidden_ = input(hidden, "hidden");
+            return g_.hidden_ = input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, config_.n_embd, rows), "hidden");
         }
-        ggml_set_input(hidden); // not among the packed ones, which are uploaded
-        ggml_set_name(hidden, "hidden");
-        g_.hidden_ = hidden;
         g_.hidden_rows_ = input(ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, rows), "hidden rows", sizeof(int32_t));
-        return ggml_get_rows(ctx_, hidden, g_.hidden_rows_);
+        return ggml_get_rows(ctx_, g_.hidden_, g_.hidden_rows_);
     }
 
     // A tensor that is read after the run. packed: in every run.
@@ -492,8 +489,9 @@ static std::string op_name(const ggml_tensor * node) {
 }
 
 DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
-                       const HeadCache & cache, const std::vector<int> & seqs, ggml_backend_t backend)
-    : key_(key), layers_(layers), backend_(backend) {
+                       const HeadCache & cache, const std::vector<int> & seqs, ggml_tensor * hidden,
+                       ggml_backend_t backend)
+    : key_(key), layers_(layers), backend_(backend), hidden_(hidden) {
     // A step has some 70 tensors, an expert adds two and a sequence 16; counted once, doubled. Of several
     // layers, each computes all tokens drafted before its step.
     const size_t depth = size_t(key.depth());
@@ -582,22 +580,6 @@ static std::vector<float> in_two_parts(const std::vector<double> & numbers) {
     return out;
 }
 
-// Copies the feed's hidden states on the device, to the front of hidden_.
-void DraftGraph::copy_hidden(const Feed & feed) {
-    ggml_context_ptr views(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-    if (!views) {
-        throw std::bad_alloc();
-    }
-    const auto view = [&](ggml_tensor * tensor, int64_t first) {
-        ggml_tensor * out =
-            ggml_view_2d(views.get(), tensor, tensor->ne[0], feed.rows, tensor->nb[1], size_t(first) * tensor->nb[1]);
-        ggml_backend_view_init(out);
-        return out;
-    };
-    const DeviceRows & from = feed.device_hidden;
-    ggml_backend_tensor_copy_async(from.backend, backend_, view(from.tensor, from.first), view(hidden_, 0));
-}
-
 void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                               const Drawing * drawing) {
     const int64_t rows = key_.rows;
@@ -626,9 +608,10 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
             read_rows(vocabulary.tables[i].embedding, feed.tokens, size_t(feed.rows), embeddings + padding * n_embd);
         }
         if (key_.hidden_on_device) {
-            int32_t * used = inputs_->host<int32_t>(hidden_rows_);
-            std::fill_n(used, padding, 0);
-            std::iota(used + padding, used + rows, 0);
+            int32_t * used = inputs_->host<int32_t>(hidden_rows_) + at;
+            const int32_t first = int32_t(HiddenRows::index(feed.seq, feed.on_device));
+            std::fill_n(used, padding, first);
+            std::iota(used + padding, used + rows, first);
         } else {
             float * hidden = inputs_->host<float>(hidden_) + at * n_embd;
             std::fill_n(hidden, padding * n_embd, 0.0f);
@@ -678,9 +661,6 @@ void DraftGraph::run(const HeadCache & cache, const DraftVocabulary & vocabulary
     }
     write_inputs(cache, vocabulary, feeds, drawing);
     inputs_->upload(backend_, transfers);
-    if (key_.hidden_on_device) {
-        copy_hidden(feeds.front());
-    }
     const ggml_status status = ggml_backend_graph_compute_async(backend_, graph_);
     outputs_->download(backend_, transfers);
     ggml_backend_synchronize(backend_);

@@ -12,7 +12,6 @@
 // tokens drafted so far, so it computes its keys and values of them first, from the hidden states that the
 // layers before it gave out.
 
-#include "device_rows.h"
 #include "draft_vocabulary.h"
 #include "head_cache.h"
 #include "head_config.h"
@@ -58,7 +57,7 @@ public:
         std::vector<Sequence> sequences; // 1 or more, deepest first
         int64_t rows;                    // R >= 1, fed for each sequence
         bool draws = false;              // the drafts of the only sequence are sampled from the head's distribution
-        bool hidden_on_device = false;   // the hidden states of the only sequence are copied on the device
+        bool hidden_on_device = false;   // the hidden states are rows of HiddenRows::tensor()
         bool indexed = false;            // the fed tokens are in the draft vocabulary, whose rows are on the device
         bool masks_on_device = false;    // the masks are computed there, from the rows that are visible
 
@@ -79,15 +78,16 @@ public:
         int seq;
         int64_t first;
         const int32_t * tokens;
-        const float * hidden; // [rows][n_embd]
+        const float * hidden; // [rows][n_embd], unless they are on the device
         int64_t rows;
-        DeviceRows device_hidden = {}; // instead of `hidden`, computed already
+        int64_t on_device = 0; // the first of the sequence's rows there
     };
 
     // layers, weights: of each layer. seqs: sequences that fit the key; their tensors determine buffer and
-    // type. Throws MTP_ERROR_UNSUPPORTED, naming op and type, if the backend cannot run the graph.
+    // type. hidden: HiddenRows::tensor(), if they are on the device. Throws MTP_ERROR_UNSUPPORTED, naming op
+    // and type, if the backend cannot run the graph.
     DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
-               const HeadCache & cache, const std::vector<int> & seqs, ggml_backend_t backend);
+               const HeadCache & cache, const std::vector<int> & seqs, ggml_tensor * hidden, ggml_backend_t backend);
 
     // Whether the backend can compute masks of this many rows of the cache.
     static bool computes_masks(ggml_backend_t backend, int64_t n_kv);
@@ -121,7 +121,6 @@ private:
     void bind(size_t i, const HeadCache & cache, int seq);
     void write_inputs(const HeadCache & cache, const DraftVocabulary & vocabulary, const std::vector<Feed> & feeds,
                       const Drawing * drawing);
-    void copy_hidden(const Feed & feed);
 
     // A graph that reads the shares of some tokens in their blocks of a step's weights.
     struct ShareReader {
@@ -157,8 +156,8 @@ private:
     std::vector<ggml_tensor *> fed_embeddings_; // for each layer, [n_embd, R * sequences], one sequence after another;
                                                 // layers with the same embedding share it
     ggml_tensor * fed_indices_ = nullptr;    // [R * sequences] I32, instead of `fed_embeddings`
-    ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences]; with hidden_rows, filled from the front
-    ggml_tensor * hidden_rows_ = nullptr;    // [R] I32, where rows of `hidden` are used
+    ggml_tensor * hidden_ = nullptr;         // [n_embd, R * sequences], or all that are on the device
+    ggml_tensor * hidden_rows_ = nullptr;    // [R * sequences] I32, of `hidden` on the device
     ggml_tensor * feed_positions_ = nullptr; // [R * sequences] I32, four times as many with M-RoPE
     ggml_tensor * sharpness_ = nullptr;      // [1] F32, inverse temperature
     ggml_tensor * cutoff_ = nullptr;         // [1] F32, of a logit below the largest

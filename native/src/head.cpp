@@ -53,6 +53,7 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_, backend_.get());
     cache_ = std::make_unique<HeadCache>(layers_, n_ctx_, n_seq_max_, backend_.get());
+    hidden_rows_ = std::make_unique<HiddenRows>(width(), n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
     // a trunk can take the most likely token; sampling needs a cumulative sum, which a few lack.
     cache_->reserve(0, 1);
@@ -98,13 +99,11 @@ void Head::check_seq(int32_t seq) const {
     require_range(seq, 0, n_seq_max_ - 1, "seq");
 }
 
-void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                      int64_t least) const {
+void Head::check_rows(int32_t seq, int64_t first, const int32_t * tokens, int64_t n_rows, int64_t least) const {
     check_seq(seq);
     require_range(n_rows, least, n_ctx_, "n_rows");
     if (n_rows > 0) {
         require(tokens, "tokens");
-        require(hidden, "hidden");
     }
     require_range(first, 0, n_ctx_ - 1, "first");
     if (!cache_->empty(seq) && first != cache_->next(seq)) {
@@ -149,7 +148,8 @@ DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & 
         graph_bytes_ -= oldest->graph->bytes();
         graphs_.erase(oldest);
     }
-    auto made = std::make_unique<DraftGraph>(key, layers_, weights_->tensors(), *cache_, seqs, backend_.get());
+    auto made = std::make_unique<DraftGraph>(key, layers_, weights_->tensors(), *cache_, seqs, hidden_rows_->tensor(),
+                                             backend_.get());
     graphs_.push_back({std::move(made), clock_});
     graph_bytes_ += graphs_.back().graph->bytes();
     return *graphs_.back().graph;
@@ -169,7 +169,7 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     if (!in_place_ && deepest > 0) {
         key.rows = std::max(key.rows, deepest + 1);
         key.masks_on_device = masks_on_device_;
-        key.hidden_on_device = tasks.front().feed.device_hidden.tensor != nullptr;
+        key.hidden_on_device = tasks.front().feed.hidden == nullptr;
         key.indexed = std::all_of(tasks.begin(), tasks.end(), [&](const Task & task) {
             return std::all_of(task.feed.tokens, task.feed.tokens + task.feed.rows,
                                [&](int32_t token) { return vocabulary_.index_of(token) >= 0; });
@@ -190,6 +190,7 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
         feeds.push_back(task.feed);
     }
     g.run(*cache_, vocabulary_, feeds, drawing, transfers_);
+    hidden_rows_->settled();
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     for (const DraftGraph::Feed & feed : feeds) {
         cache_->extend(feed.seq, feed.first, feed.rows);
@@ -198,7 +199,10 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
 }
 
 void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows) {
-    check_rows(seq, first, tokens, hidden, n_rows, 0);
+    check_rows(seq, first, tokens, n_rows, 0);
+    if (n_rows > 0) {
+        require(hidden, "hidden");
+    }
     const int64_t before = cache_->next(seq);
     try {
         for (int64_t done = 0; done < n_rows;) {
@@ -212,29 +216,47 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
     }
 }
 
-bool Head::can_copy(const DeviceRows & rows, int64_t n_rows, int32_t depth) const {
-    return rows.tensor != nullptr && !in_place_ && n_rows <= depth + 1 && rows.first + n_rows <= rows.tensor->ne[1] &&
-           ggml_backend_get_device(rows.backend) == ggml_backend_get_device(backend_.get());
+bool Head::keep_hidden_later(int32_t seq, int64_t at, const DeviceRows & from, int64_t n) {
+    check_seq(seq);
+    require_range(at, 0, INT32_MAX, "at");
+    require_range(from.first, 0, INT32_MAX, "first");
+    require_range(n, 1, INT32_MAX, "n");
+    const ggml_tensor * t = from.tensor;
+    const bool fits = t != nullptr && t->type == GGML_TYPE_F32 && t->ne[0] == width() && ggml_is_contiguous(t);
+    return fits && !in_place_ && hidden_rows_->copy(seq, at, from, n);
 }
 
-void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const DeviceRows & hidden, int64_t n_rows,
-                 int32_t depth, int32_t * out_tokens, float * out_probs, const Drawing * drawing) {
-    const float unused = 0;
-    check_rows(seq, first, tokens, &unused, n_rows, 1);
-    const int64_t before = cache_->next(seq);
-    try {
-        const DraftGraph & g = run({{{seq, first, tokens, nullptr, n_rows, hidden}, depth}}, drawing);
-        read_drafts(g, 0, depth, out_tokens, out_probs);
-    } catch (...) {
-        cache_->truncate(seq, before);
-        throw;
+void Head::keep_hidden(const DeviceRows & from, mtp_kept_rows * parts, int32_t n) {
+    require_range(n, 1, n_seq_max_, "n");
+    require(parts, "parts");
+    for (int32_t i = 0; i < n; ++i) {
+        parts[i].kept = false;
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        mtp_kept_rows & part = parts[i];
+        part.kept = keep_hidden_later(part.seq, part.at, {from.backend, from.tensor, part.first}, part.n);
+    }
+    settle_hidden();
+}
+
+void Head::get_hidden(int32_t seq, int64_t n, float * out) {
+    check_seq(seq);
+    check_kept(n);
+    hidden_rows_->read(seq, 0, n, require(out, "out"));
+}
+
+// Hidden states on the device: their number is all that can be checked.
+void Head::check_kept(int64_t n) const {
+    require_range(n, 1, HiddenRows::EACH, "n_rows");
+    if (hidden_rows_->tensor() == nullptr) {
+        throw Error(MTP_ERROR_STATE, "no hidden states are on the device: expected mtp_head_keep_hidden first");
     }
 }
 
 void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits,
-                 const Drawing * drawing) {
-    check_rows(seq, first, tokens, hidden, n_rows, 1);
+                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits) {
+    check_rows(seq, first, tokens, n_rows, 1);
+    require(hidden, "hidden");
     check_depth(depth);
     require(out_tokens, "out_tokens");
     require(out_probs, "out_probs");
@@ -243,7 +265,7 @@ void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float
     feed(seq, first, tokens, hidden, ahead);
     try {
         const DraftGraph & g =
-            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * width(), n_rows - ahead}, depth}}, drawing);
+            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * width(), n_rows - ahead}, depth}});
         read_drafts(g, 0, depth, out_tokens, out_probs);
         for (int32_t step = 0; step < depth && out_logits != nullptr; ++step) {
             g.logits(0, step, out_logits + int64_t(step) * vocabulary_.size());
@@ -266,15 +288,20 @@ void Head::read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32
     }
 }
 
-void Head::draft_batch(const mtp_draft_task * tasks, int32_t n) {
+void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing) {
     require_range(n, 1, n_seq_max_, "n");
     require(tasks, "tasks");
     std::vector<const mtp_draft_task *> order; // deepest first, else by sequence, so that graphs repeat
     std::vector<int64_t> before;
     int64_t deepest = 0;
+    bool on_device = false; // the hidden states of a sequence, and so those of all
     for (int32_t i = 0; i < n; ++i) {
         const mtp_draft_task & d = tasks[i];
-        check_rows(d.seq, d.first, d.tokens, d.hidden, d.n_rows, 1);
+        check_rows(d.seq, d.first, d.tokens, d.n_rows, 1);
+        if (d.hidden == nullptr) {
+            check_kept(d.n_rows);
+            on_device = true;
+        }
         check_depth(d.depth);
         require(d.out_tokens, "out_tokens");
         require(d.out_probs, "out_probs");
@@ -298,11 +325,26 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n) {
         std::vector<Task> parts;
         for (const mtp_draft_task * d : order) {
             const int64_t ahead = std::max<int64_t>(0, d->n_rows - most);
-            feed(d->seq, d->first, d->tokens, d->hidden, ahead);
-            parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, d->hidden + ahead * width(),
-                              d->n_rows - ahead}, d->depth});
+            const int64_t rows = d->n_rows - ahead;
+            const float * hidden = d->hidden;
+            std::vector<float> read;
+            if (hidden == nullptr && ahead > 0) {
+                read.resize(size_t(ahead * width()));
+                get_hidden(d->seq, ahead, read.data());
+                hidden = read.data();
+            }
+            feed(d->seq, d->first, d->tokens, hidden, ahead);
+            parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, nullptr, rows}, d->depth});
+            DraftGraph::Feed & part = parts.back().feed;
+            if (d->hidden == nullptr) {
+                part.on_device = ahead;
+            } else if (on_device) {
+                hidden_rows_->write(d->seq, 0, d->hidden + ahead * width(), rows);
+            } else {
+                part.hidden = d->hidden + ahead * width();
+            }
         }
-        const DraftGraph & g = run(parts);
+        const DraftGraph & g = run(parts, drawing);
         for (size_t i = 0; i < order.size(); ++i) {
             read_drafts(g, int64_t(i), order[i]->depth, order[i]->out_tokens, order[i]->out_probs);
         }

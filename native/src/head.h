@@ -6,6 +6,7 @@
 #include "gguf_file.h"
 #include "head_cache.h"
 #include "head_config.h"
+#include "hidden_rows.h"
 #include "weights.h"
 
 #include "mtp.h"
@@ -28,14 +29,14 @@ public:
     // As the functions of the same names in mtp.h; arguments are checked here.
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
     void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
-               int32_t * out_tokens, float * out_probs, float * out_logits, const Drawing * drawing = nullptr);
-    // Whether the next function can be called: the rows are on the head's device, and few enough.
-    bool can_copy(const DeviceRows & rows, int64_t n_rows, int32_t depth) const;
-    // As above, with hidden states that never leave the device.
-    void draft(int32_t seq, int64_t first, const int32_t * tokens, const DeviceRows & hidden, int64_t n_rows,
-               int32_t depth, int32_t * out_tokens, float * out_probs, const Drawing * drawing);
-    // The drafts of several sequences, which share one graph: mtp_head_draft_batch.
-    void draft_batch(const mtp_draft_task * tasks, int32_t n);
+               int32_t * out_tokens, float * out_probs, float * out_logits);
+    void keep_hidden(const DeviceRows & from, mtp_kept_rows * parts, int32_t n);
+    void get_hidden(int32_t seq, int64_t n, float * out);
+    // As keep_hidden for one part, but the trunk must not compute again before settle_hidden() or a draft.
+    bool keep_hidden_later(int32_t seq, int64_t at, const DeviceRows & from, int64_t n);
+    void settle_hidden() { hidden_rows_->settle(); }
+    // drawing: only for one sequence, whose drafts are then sampled.
+    void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
     size_t rows_size(int32_t seq) const;
@@ -69,8 +70,8 @@ public:
     std::shared_ptr<void> claim();
 
 private:
-    void check_rows(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                    int64_t least) const;
+    void check_rows(int32_t seq, int64_t first, const int32_t * tokens, int64_t n_rows, int64_t least) const;
+    void check_kept(int64_t n) const;
     void check_depth(int32_t depth) const;
     int64_t width() const { return layers_.front().n_embd; }
     // A sequence's part of a run: the rows to feed and the depth to draft.
@@ -97,6 +98,7 @@ private:
     bool masks_on_device_; // and not uploaded
     std::unique_ptr<Weights> weights_;
     std::unique_ptr<HeadCache> cache_;
+    std::unique_ptr<HiddenRows> hidden_rows_;
     int64_t n_ctx_;
     int64_t n_seq_max_;
     int64_t n_batch_;

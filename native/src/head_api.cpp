@@ -79,6 +79,21 @@ mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int
     });
 }
 
+mtp_status mtp_head_keep_hidden(mtp_head * head, ggml_tensor * tensor, ggml_backend * backend, mtp_kept_rows * parts,
+                                int32_t n) {
+    return guard([&] {
+        require(head, "head")->keep_hidden({require(backend, "backend"), require(tensor, "tensor")}, parts, n);
+    });
+}
+
+mtp_status mtp_head_get_hidden(mtp_head * head, int32_t seq, int32_t n, float * out, size_t size) {
+    return guard([&] {
+        const long long wanted = (long long) n * require(head, "head")->config().n_embd;
+        mtp::require_range((long long) size, wanted, wanted, "size");
+        head->get_hidden(seq, n, out);
+    });
+}
+
 mtp_status mtp_head_draft_batch(mtp_head * head, const mtp_draft_task * tasks, int32_t n) {
     return guard([&] { require(head, "head")->draft_batch(tasks, n); });
 }

@@ -216,8 +216,10 @@ void Session::roll_back(int32_t seq) {
 // context's memory was changed from outside.
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
-    fetch_tail(s);
     hidden_rows_ = 0;
+    if (head_ != nullptr) {
+        head_->settle_hidden();
+    }
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
@@ -237,31 +239,37 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
-// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback. A
-// context of several sequences may be decoded from outside for another one in between, which would replace
-// hidden states on the device.
-void Session::keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n) {
+// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback.
+void Session::keep_tail(int32_t seq, int64_t first, const int32_t * tokens, int64_t n) {
     if (!drafting() && !looking_up()) {
         return;
     }
+    Sequence & s = sequences_[size_t(seq)];
     if (s.tail_tokens.empty()) {
         s.tail_first = first;
     }
+    const DeviceRows rows = drafting() && s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
+    if (rows.tensor != nullptr) {
+        trunk_.wait();
+    }
+    const bool on_device = rows.tensor != nullptr && head_->keep_hidden_later(seq, int64_t(s.tail_tokens.size()), rows, n);
+    if (on_device && sequences_.size() > 1) {
+        head_->settle_hidden(); // others may be decoded from outside before the next draft
+    }
+    if (drafting() && !on_device) {
+        fetch_tail(seq);
+        const float * hidden = trunk_.hidden();
+        s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
+    }
     s.tail_tokens.insert(s.tail_tokens.end(), tokens, tokens + n);
-    if (!drafting()) {
-        return;
-    }
-    if (sequences_.size() > 1 || trunk_.hidden_on_device().tensor == nullptr) {
-        fetch_tail(s);
-    }
 }
 
-// Reads the tail's missing hidden states.
-void Session::fetch_tail(Sequence & s) {
-    const size_t wanted = drafting() ? s.tail_tokens.size() * size_t(trunk_.n_embd()) : 0;
-    if (s.tail_hidden.size() < wanted) {
-        const float * hidden = trunk_.hidden();
-        s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + (wanted - s.tail_hidden.size()));
+// Reads hidden states of the tail that are on the device.
+void Session::fetch_tail(int32_t seq) {
+    Sequence & s = sequences_[size_t(seq)];
+    if (drafting() && s.tail_hidden.empty() && !s.tail_tokens.empty()) {
+        s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
+        head_->get_hidden(seq, int64_t(s.tail_tokens.size()), s.tail_hidden.data());
     }
 }
 
@@ -281,7 +289,7 @@ int64_t Session::next_row(int32_t seq) {
 // with the token that comes next, and as many before it as a rollback may need.
 void Session::feed_head(int32_t seq) {
     Sequence & s = sequences_[size_t(seq)];
-    fetch_tail(s);
+    fetch_tail(seq);
     const int64_t width = trunk_.n_embd();
     const int64_t next = next_row(seq);
     const int64_t n = s.length - next;
@@ -318,8 +326,8 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                 Stopwatch watch(stats_.prefill_ms);
                 run_trunk(seq, tokens + done, now, all_logits);
                 hidden_rows_ = wants_hidden_ ? now : 0;
-                keep_tail(s, s.length, tokens + done, now);
-                fetch_tail(s); // waits for the trunk, which belongs to this time
+                keep_tail(seq, s.length, tokens + done, now);
+                fetch_tail(seq); // waits for the trunk, which belongs to this time
             }
             s.length += now;
             stats_.prefilled += now;
@@ -404,19 +412,15 @@ int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_
     const int64_t n = s.length + 1 - next;
     std::vector<int32_t> tokens(s.tail_tokens.begin() + at, s.tail_tokens.end());
     tokens.push_back(token);
-    DeviceRows rows = s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
-    rows.first = at - 1;
-    if (depth > 0 && head_->can_copy(rows, n, depth)) {
-        trunk_.wait();
-        head_->draft(seq, next, tokens.data(), rows, n, depth, out_tokens, out_probs, drawing);
+    if (depth == 0 || at != 1) {
+        fetch_tail(seq);
+    }
+    const float * hidden = s.tail_hidden.empty() ? nullptr : s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
+    if (depth == 0) {
+        head_->feed(seq, next, tokens.data(), hidden, n);
     } else {
-        fetch_tail(s);
-        const float * hidden = s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
-        if (depth == 0) {
-            head_->feed(seq, next, tokens.data(), hidden, n);
-        } else {
-            head_->draft(seq, next, tokens.data(), hidden, n, depth, out_tokens, out_probs, nullptr, drawing);
-        }
+        const mtp_draft_task task = {seq, int32_t(next), tokens.data(), hidden, int32_t(n), depth, out_tokens, out_probs};
+        head_->draft_batch(&task, 1, drawing);
     }
     add_transfers(before);
     s.tail_tokens.clear();
@@ -534,7 +538,7 @@ void Session::verify_more() {
     run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
     trunk_.wait(); // the depth is chosen by what this takes
     ++stats_.decodes;
-    keep_tail(s, cycle_.first + cycle_.rows, tokens, n);
+    keep_tail(cycle_.seq, cycle_.first + cycle_.rows, tokens, n);
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;
     s.length = cycle_.first + cycle_.batch_first + 1; // mtp_cycle_end adds the accepted drafts

@@ -74,8 +74,8 @@ private:
         int64_t length = 0;    // valid tokens; the others are rolled back before the next decode
         int64_t removable = 0; // how many of the last decoded tokens the memory can roll back
 
-        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1. The last
-        // hidden states may be missing: those are the first of the trunk's last decode, still on its device.
+        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1. Without
+        // tail_hidden, the hidden states are on the head's device, as its first ones of the sequence.
         int64_t tail_first = 0;
         std::vector<int32_t> tail_tokens;
         std::vector<float> tail_hidden;
@@ -129,8 +129,8 @@ private:
     void roll_back(int32_t seq);
     void clear_sequence(int32_t seq);
     void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
-    void keep_tail(Sequence & s, int64_t first, const int32_t * tokens, int64_t n);
-    void fetch_tail(Sequence & s);
+    void keep_tail(int32_t seq, int64_t first, const int32_t * tokens, int64_t n);
+    void fetch_tail(int32_t seq);
     int64_t next_row(int32_t seq);
     void feed_head(int32_t seq);
     void verify_more();

@@ -211,6 +211,7 @@ void Session::copy(int32_t from, int32_t to) {
         return;
     }
     roll_back(from);
+    fetch_tail(from); // the copy has no hidden states on the head's device
     clear_sequence(to);
     if (source.length == 0) {
         return;

@@ -18,38 +18,56 @@ SOURCE = Path(__file__).resolve().parents[1] / "support" / "device_calls.c"
 DEPTH = 3
 CYCLES = 24
 
-# A session's cycles, after some that build the graphs; prints the totals of the rest.
+# Cycles of a session's sequences, one after another, or ("slots") of all sequences at once. After
+# some that build the graphs it prints the totals of the rest.
 PROGRAM = f"""
 import ctypes, json, sys
 from support import places
 from support.native_trunk import opened_session
+from support.slots import opened_slots
 
 class Counts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in (
         "cpu_graphs", "graphs", "syncs", "bytes_up", "bytes_down", "bytes_moved", "ups", "downs")]
 
-counter = ctypes.CDLL(sys.argv[1]).device_calls
+library, path, place, kind, n = *sys.argv[1:5], int(sys.argv[5])
+counter = ctypes.CDLL(library).device_calls
 counter.restype = Counts
-with (
-    places.use(places.place(sys.argv[3])),
-    opened_session(sys.argv[2], "snapshot", {DEPTH}) as (session, _),
-):
-    session.decode([5, 6, 7, 8])
-    session.set_sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1)
-    step = session.step if sys.argv[4] == "greedy" else session.step_sampled
-    token = 9
-    for cycle in range(8 + {CYCLES}):
-        if cycle == 8:
-            session.reset_stats()
-            counter()
-        token = step(token, {DEPTH})[-1]
-    found = counter()
-    stats = session.stats()
-print(json.dumps({{
-    **{{name: getattr(found, name) for name, _ in Counts._fields_}},
-    "decodes": stats.decodes, "draft_graphs": stats.draft_graphs, "cycles": stats.cycles,
-    "draft_syncs": stats.draft_syncs, "draft_bytes_up": stats.draft_bytes_up,
-}}))
+prompts = [[5 + seq, 6, 7, 8] for seq in range(n)]
+
+def count_session():
+    with opened_session(path, "snapshot", {DEPTH}, n_seq_max=n) as (session, _):
+        for seq, prompt in enumerate(prompts):
+            session.decode(prompt, seq=seq)
+        session.set_sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1)
+        step = session.step if kind == "greedy" else session.step_sampled
+        tokens = [9] * n
+        for cycle in range(8 * n + {CYCLES}):
+            if cycle == 8 * n:
+                session.reset_stats()
+                counter()
+            seq = cycle % n
+            tokens[seq] = step(tokens[seq], {DEPTH}, seq)[-1]
+        found = counter()
+        stats = session.stats()
+    return found, {{
+        "decodes": stats.decodes, "draft_graphs": stats.draft_graphs, "cycles": stats.cycles,
+        "draft_syncs": stats.draft_syncs, "draft_bytes_up": stats.draft_bytes_up,
+    }}
+
+def count_slots():
+    with opened_slots(path, {DEPTH}, prompts) as slots:
+        for cycle in range(8 + {CYCLES}):
+            if cycle == 8:
+                slots.kept = slots.cycles = 0
+                counter()
+            slots.step()
+        found = counter()
+    return found, {{"cycles": slots.cycles, "kept": slots.kept}}
+
+with places.use(places.place(place)):
+    found, said = count_slots() if kind == "slots" else count_session()
+print(json.dumps({{**{{name: getattr(found, name) for name, _ in Counts._fields_}}, **said}}))
 """
 
 
@@ -66,10 +84,12 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def count(counter: Path, path: Path, place: str, kind: str = "greedy") -> dict[str, int]:
+def count(
+    counter: Path, path: Path, place: str, kind: str = "greedy", sequences: int = 1
+) -> dict[str, int]:
     """Totals over CYCLES cycles at depth DEPTH with trunk and head there."""
     environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
-    printed = run_python(PROGRAM, counter, path, place, kind, env=environment)
+    printed = run_python(PROGRAM, counter, path, place, kind, sequences, env=environment)
     found: dict[str, int] = json.loads(printed)
     print({name: round(value / CYCLES, 2) for name, value in found.items()})
     assert found["cycles"] == CYCLES
@@ -112,3 +132,28 @@ def test_a_cycle_with_rejection_on_a_device(counter: Path, dial: Dial) -> None:
     assert found["graphs"] <= 4 * CYCLES  # the candidates', and the weights' if a draft is rejected
     assert found["syncs"] <= 5 * CYCLES
     assert found["bytes_down"] <= 12_000 * CYCLES  # four rows of logits alone are 16,384
+
+
+@pytest.mark.gpu
+def test_cycles_of_several_sequences_on_a_device(counter: Path, models: Models) -> None:
+    """As those of one, with one more wait: for the copies of the hidden states on the device."""
+    places.require_gpu()
+    found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", sequences=2)
+    assert found["graphs"] == 2 * CYCLES
+    assert found["cpu_graphs"] == 0
+    assert found["syncs"] <= 4 * CYCLES
+    assert found["bytes_down"] <= 256 * CYCLES
+    assert found["bytes_up"] <= 256 * CYCLES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", [2, 4])
+def test_slots_on_a_device(counter: Path, models: Models, sequences: int) -> None:
+    """Sequences in one batch: one draft graph and one of the trunk; hidden states stay there."""
+    places.require_gpu()
+    found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", "slots", sequences)
+    assert found["kept"] == sequences * CYCLES
+    assert found["graphs"] == 2 * CYCLES
+    assert found["syncs"] <= 4 * CYCLES
+    assert found["bytes_down"] <= 256 * CYCLES
+    assert found["bytes_up"] <= 256 * sequences * CYCLES

@@ -8,9 +8,11 @@ and test_checkpoint.py, whose tests of the CPU run there, too.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +22,15 @@ import pytest
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import Head, ModelRefusedError, MTPLlama, NativeError
+from mtp_gguf.native._bindings import check, library
+from mtp_gguf.native.head import SequenceTask
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import near_ties, places
 from support.models import Dial, Models
 from support.native_trunk import Trunk, opened_session
 from support.near_ties import Text, Work
+from support.slots import opened_slots
 from support.vulkan.layer import only_vulkan, run_with_faults
 
 pytestmark = pytest.mark.gpu
@@ -112,6 +117,43 @@ def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
                 session.argmax(len(tokens))
 
 
+def test_hidden_states_that_wait_on_the_device(models: Models) -> None:
+    """Drafts are those from the same hidden states on the host, for every mixture of the two."""
+    path, gpu = models.gguf("dense-3v", "F16", "F16"), places.require_gpu()
+    counts, ends = [4, 2, 7], [4, 9, 6]
+    draw = np.random.default_rng(8)
+    with (
+        places.use(places.place("gpu")),
+        opened_slots(path, 3, [[5, 6, 7, 8]] * 3) as slots,
+        Head(path, device=gpu, n_seq_max=3) as host,
+    ):
+        ids = [draw.integers(900, size=7).tolist() for _ in counts]
+        slots.decode([(seq, 4, tokens) for seq, tokens in enumerate(ids)])
+        slots.choose(0)
+        assert slots.keep(7, counts) == [True] * 3
+        hidden = [slots.hidden(21)[7 * seq :][:n] for seq, n in enumerate(counts)]
+        for seq, rows in enumerate(hidden):
+            found = np.empty_like(rows)
+            pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            handle = slots.head.handle
+            check(library().mtp_head_get_hidden(handle, seq, len(rows), pointer, rows.size))
+            assert np.array_equal(found, rows)
+        for on_device in ([0, 1, 2], [2], [1, 2], [0, 1]):  # others replace what was kept
+            for head in (host, slots.head):
+                for seq in range(3):
+                    head.rollback(0, seq)
+            tasks = [
+                SequenceTask(ids[seq][:n], hidden[seq], ends[seq], 3, seq)
+                for seq, n in enumerate(counts)
+            ]
+            kept = [replace(t, hidden=None) if t.seq in on_device else t for t in tasks]
+            for wanted, drafted in zip(
+                host.draft_batch(tasks), slots.head.draft_batch(kept), strict=True
+            ):
+                assert drafted.tokens == wanted.tokens
+                assert drafted.probabilities == pytest.approx(wanted.probabilities, rel=1e-3)
+
+
 @pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize(
     "order",
@@ -146,6 +188,27 @@ def test_what_several_sequences_see(
     for on_cpu, on_gpu in zip(*walks, strict=True):
         moved = np.abs(on_gpu - on_cpu).max(axis=1) / on_cpu.std(axis=1)
         assert moved.max() < 0.2, moved
+
+
+@pytest.mark.parametrize("name", ["dial-3v", "dial-moe"])
+def test_slots_write_the_cpus_texts(models: Models, dial: Dial, name: str) -> None:
+    """Sequences in one batch, whose hidden states stay on the device.
+
+    A few cycles: llvmpipe crashes after some ten decodes of different sizes.
+    """
+    prompts = [PROMPT[:n] for n in (4, 7, 5)]
+    found = []
+    for place in ("cpu", "gpu"):
+        with (
+            places.use(places.place(place)),
+            opened_slots(file_of(name, models, dial), 3, prompts) as slots,
+        ):
+            for _ in range(6):
+                slots.step()
+            assert slots.kept == (0 if place == "cpu" else 6 * len(prompts))
+            found.append((slots.texts, slots.accepted))
+    assert found[0] == found[1]
+    assert found[0][1] > 0
 
 
 def test_rejection_sampling_draws_the_cpus_tokens(models: Models, dial: Dial) -> None:

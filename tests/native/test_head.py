@@ -283,8 +283,9 @@ def test_sequences_in_one_graph_draft_as_alone(
                 ends[seq] += rows
             drafts = together.draft_batch(tasks)
             assert drafts == [
-                alone.draft(task.tokens, task.hidden, task.first, task.depth, task.seq)
+                alone.draft(task.tokens, states, task.first, task.depth, task.seq)
                 for task in tasks
+                if (states := task.hidden) is not None
             ]
             for seq in drafting:
                 assert together.next_position(seq) == ends[seq]
@@ -469,6 +470,7 @@ def test_sequences_share_a_graph(models: Models) -> None:
                 tasks.append(SequenceTask(tokens, hidden, ends[seq], seq + 1, seq))
                 ends[seq] += n
             for task, draft in zip(tasks, together.draft_batch(tasks), strict=True):
+                assert task.hidden is not None
                 want = alone.draft(task.tokens, task.hidden, task.first, task.depth, task.seq)
                 pairs = zip(draft.tokens, want.tokens, strict=True)
                 equal = next((i for i, (a, b) in enumerate(pairs) if a != b), task.depth)
@@ -498,6 +500,7 @@ def test_arguments_of_a_batch_are_checked(models: Models, hidden: np.ndarray) ->
         refused("depth: expected 1 to 16, found 0", good, replace(good, first=0, depth=0, seq=1))
         refused("next position 4 of sequence 0, found 5", replace(good, first=5))
         refused("40 positions is full: 2 rows", good, replace(good, first=39, seq=1))
+        refused("no hidden states are on the device", replace(good, hidden=None))
         assert len(head.draft_batch([good, replace(good, first=38, seq=2, depth=16)])) == 2
         assert [head.next_position(seq) for seq in range(3)] == [6, 0, 40]
 
