@@ -244,7 +244,8 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
         if memory.whole_rows:
             yield (
                 f"in process on a GPU: {human_bytes(memory.whole_rows)} more for a second copy of "
-                "the vocabulary's rows; a draft vocabulary saves most of it"
+                f"the vocabulary's rows, {human_bytes(memory.embedding_rows)} if the whole trunk "
+                "is on the same GPU; a draft vocabulary saves most of it"
             )
     for finding in diagnosis.findings:
         yield f"{finding.severity.value}: {finding.text}"

@@ -25,9 +25,10 @@ class DraftMemory:
     """Bytes that drafting takes, without compute buffers.
 
     head: the MTP blocks and a stored draft vocabulary. draft_rows: rows of embedding and output
-    that our runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, of
-    which our runtime keeps a second copy on a GPU if there is no draft vocabulary; on a CPU they
-    are used in place, so they are not part of the total. cache: K and V of the MTP blocks in F16,
+    that our runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, which
+    the head needs on its GPU if there is no draft vocabulary; on a CPU they are used in place, so
+    they are not part of the total. embedding_rows: what of them the head still copies if the whole
+    trunk is on that GPU: an embedding of its own. cache: K and V of the MTP blocks in F16,
     for `context` positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of
     them are kept. state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls
     back by replay; the snapshot itself for architectures that it does not replay.
@@ -36,6 +37,7 @@ class DraftMemory:
     head: int
     draft_rows: int
     whole_rows: int
+    embedding_rows: int
     cache: int
     state_copy: int
     state_log: int
@@ -72,9 +74,11 @@ def draft_memory(
     names = (EMBEDDING_TENSOR,) if own else (EMBEDDING_TENSOR, OUTPUT_TENSOR)
     found = (trunk.tensors.get(name) or head.tensors.get(name) for name in names)
     shared = [tensor for tensor in found if tensor is not None]
-    rows = whole = 0
+    rows = whole = embedding = 0
     if draft is None:
         whole = sum(tensor.nbytes for tensor in shared)
+        if OUTPUT_TENSOR in trunk.tensors:
+            embedding = shared[0].nbytes
     elif draft.layout is DraftLayout.IDS:
         rows = sum(draft.size * t.type.row_bytes(t.shape[0]) for t in (*shared, *own))
     positions = padded(context, _BUCKET) + _BUCKET
@@ -82,6 +86,7 @@ def draft_memory(
         head=stored,
         draft_rows=rows,
         whole_rows=whole,
+        embedding_rows=embedding,
         cache=key_values * _F16_BYTES * positions,
         state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
         state_log=_recurrent_layers(trunk) * _layer_log(trunk) * _F32_BYTES,

@@ -62,6 +62,8 @@ class HeadParams(ctypes.Structure):
         ("n_seq_max", c_int32),
         ("n_batch", c_int32),
         ("fastmtp_size", c_int32),
+        ("embedding", c_void_p),
+        ("output", c_void_p),
     )
 
 
@@ -326,6 +328,10 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_head_ops.restype = c_int32
     lib.mtp_head_ops.argtypes = [c_void_p, POINTER(c_char_p)]
 
+    # mtp_status mtp_model_matrix(const struct llama_model * model, bool output,
+    #     const struct ggml_tensor ** out);
+    lib.mtp_model_matrix.restype = c_int32
+    lib.mtp_model_matrix.argtypes = [c_void_p, c_bool, POINTER(c_void_p)]
     # mtp_status mtp_session_new(struct llama_context * context, mtp_head * head,
     #     const mtp_session_params * params, mtp_session ** out);
     lib.mtp_session_new.restype = c_int32

@@ -48,7 +48,9 @@ class Head(Owner):
     path: the file with the MTP block. trunk: the file with the embedding, if `path` has none.
     device: ggml's device name ("CPU", "CUDA0", "Metal"). n_ctx: positions of each of n_seq_max
     sequences. n_batch: maximum rows fed in one graph. fastmtp_size: how much of a ranked draft
-    vocabulary to use; 0 for all, -1 for none (layout ids only).
+    vocabulary to use; 0 for all, -1 for none (layout ids only). model: a llama_model pointer of
+    the trunk, which must outlive the head; without a draft vocabulary its embedding and output are
+    used where they are, if that is the head's GPU.
 
     Raises HeadMissingError for a model without a head, ModelRefusedError for an invalid file.
     """
@@ -66,6 +68,7 @@ class Head(Owner):
         n_seq_max: int = 1,
         n_batch: int = 512,
         fastmtp_size: int = 0,
+        model: Any = None,
     ) -> None:
         lib = library()
         params = lib.mtp_head_default_params()
@@ -74,6 +77,8 @@ class Head(Owner):
         params.n_threads, params.n_ctx = n_threads, n_ctx
         params.n_seq_max, params.n_batch = n_seq_max, n_batch
         params.fastmtp_size = fastmtp_size
+        if model is not None:
+            params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)
         check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
         info = HeadInfo()
@@ -209,6 +214,14 @@ class Head(Owner):
                 f"hidden: expected shape {[len(ids), self.n_embd]}, found {list(states.shape)}"
             )
         return ids, states
+
+
+def _matrix(model: Any, *, output: bool) -> int | None:
+    """The address of a loaded model's output matrix or embedding; None if llama.cpp hides it."""
+    found = ctypes.c_void_p()
+    pointer = ctypes.cast(model, ctypes.c_void_p)
+    check(library().mtp_model_matrix(pointer, output, ctypes.byref(found)))
+    return found.value
 
 
 def _ints(array: NDArray[np.int32]) -> Any:

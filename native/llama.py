@@ -328,6 +328,7 @@ class MTPLlama(llama_cpp.Llama):
                 n_threads=settings.draft_threads or self.n_threads,
                 n_ctx=self.n_ctx(),
                 fastmtp_size=settings.fastmtp_size,
+                model=self._model.model,
             )
             self._stack.callback(self._head.close)
             self._limit_depth(model_path, self._head.max_depth)

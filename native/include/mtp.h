@@ -102,6 +102,9 @@ MTP_API mtp_status   mtp_tell_crashes(void);
 
 typedef struct mtp_head mtp_head;
 
+struct ggml_tensor;
+struct ggml_backend;
+
 typedef struct mtp_head_params {
     const char * trunk_path; /* file with token_embd.weight if the head's file has none; else NULL */
     const char * device;     /* ggml's device name, e.g. "CPU", "CUDA0"; NULL means "CPU" */
@@ -112,6 +115,10 @@ typedef struct mtp_head_params {
     int32_t fastmtp_size;    /* rows of a ranked draft vocabulary to use; 0: all; -1: draft from the
                               * full vocabulary even if the file has a draft vocabulary (layout
                               * `ids` only) */
+    const struct ggml_tensor * embedding; /* token embeddings and output matrix of the loaded trunk */
+    const struct ggml_tensor * output;    /* (mtp_model_matrix), or NULL. A head that drafts from the full
+                              * vocabulary uses them where they are, if that is its device, a GPU, in
+                              * place of copies. They must outlive the head */
 } mtp_head_params;
 
 /* Returns the defaults: "CPU", 2 threads, 512 positions, 1 sequence, 512 rows, the whole draft
@@ -138,7 +145,7 @@ typedef struct mtp_head_info {
     bool    moe;
     bool    tied;          /* output and embedding share one tensor */
     bool    draws;         /* the device can sample drafts, as mtp_session_step_sampled needs */
-    int64_t weight_bytes;  /* memory allocated for weights, without those used in place */
+    int64_t weight_bytes;  /* memory allocated for weights, without those used in place or of the trunk */
     int64_t mapped_bytes;  /* weights used in place from the mapped file */
     int64_t cache_bytes;   /* cache of all sequences when full; it grows with each sequence */
 } mtp_head_info;
@@ -167,9 +174,6 @@ MTP_API mtp_status mtp_head_feed(mtp_head * head, int32_t seq, int32_t first, co
 MTP_API mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int32_t * tokens,
                                   const float * hidden, int32_t n_rows, int32_t depth,
                                   int32_t * out_tokens, float * out_probs, float * out_logits);
-
-struct ggml_tensor;
-struct ggml_backend;
 
 /* Hidden states of one sequence for mtp_head_keep_hidden. */
 typedef struct mtp_kept_rows {
@@ -238,7 +242,13 @@ MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);
 
 struct llama_sampler;
 
+struct llama_model;
+
 typedef struct mtp_session mtp_session;
+
+/* Finds the output matrix of a loaded model, or its token embeddings, for mtp_head_params. out: NULL if
+ * llama.cpp does not tell (without patches/). */
+MTP_API mtp_status mtp_model_matrix(const struct llama_model * model, bool output, const struct ggml_tensor ** out);
 
 /* How rejected drafts are rolled back in the trunk's recurrent state, which, unlike a KV cache, cannot
  * be truncated. */

@@ -51,7 +51,8 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
     masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
-    weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_, backend_.get());
+    weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_,
+                                         Weights::Loaded{params.embedding, params.output}, backend_.get());
     cache_ = std::make_unique<HeadCache>(layers_, n_ctx_, n_seq_max_, backend_.get());
     hidden_rows_ = std::make_unique<HiddenRows>(width(), n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs

@@ -48,6 +48,12 @@ const Nextn & nextn() {
     return functions;
 }
 
+ggml_tensor * model_matrix(const llama_model * model, bool output) {
+    static const auto get = reinterpret_cast<ggml_tensor * (*)(const llama_model *, bool)>(
+        exported("llama_model_get_vocab_matrix"));
+    return get != nullptr ? get(model, output) : nullptr;
+}
+
 const DeviceOutputs * device_outputs() {
     static const DeviceOutputs functions = {
         reinterpret_cast<decltype(DeviceOutputs::set)>(exported("llama_set_outputs_on_device")),

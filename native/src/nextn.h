@@ -31,6 +31,10 @@ struct DeviceOutputs {
     ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
 };
 
+// The output matrix of a loaded model, or its token embeddings (patches/0037); nullptr if the loaded llama.cpp
+// does not tell.
+ggml_tensor * model_matrix(const llama_model * model, bool output);
+
 // nullptr if the loaded llama.cpp lacks them.
 const DeviceOutputs * device_outputs();
 

@@ -2,9 +2,14 @@
 
 #include "error.h"
 #include "handles.h"
+#include "nextn.h"
 
 using mtp::guard;
 using mtp::require;
+
+mtp_status mtp_model_matrix(const llama_model * model, bool output, const ggml_tensor ** out) {
+    return guard([&] { *require(out, "out") = mtp::model_matrix(require(model, "model"), output); });
+}
 
 mtp_status mtp_session_new(llama_context * context, mtp_head * head, const mtp_session_params * params,
                            mtp_session ** out) {

@@ -2,6 +2,7 @@
 
 #include "error.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace mtp {
@@ -51,6 +52,20 @@ ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
         pending_.emplace_back(tensor, [data](ggml_tensor * t) { ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t)); });
     }
     return tensor;
+}
+
+// A matrix with a row for each token: the trunk's own if it is on the same device, else like place(). The file
+// tells whether the matrices are the same.
+ggml_tensor * Weights::place_whole(const StoredTensor & stored, const GgufFile & trunk, const Loaded & loaded) {
+    const std::unique_ptr<StoredTensor> own = in_place_ ? nullptr : trunk.find(stored.name);
+    for (const ggml_tensor * t : loaded) {
+        if (own && own->data == stored.data && t != nullptr && t->buffer != nullptr && t->type == stored.type &&
+            std::equal(t->ne, t->ne + GGML_MAX_DIMS, stored.ne) && stored.name == t->name &&
+            ggml_backend_buffer_get_type(t->buffer) == ggml_backend_get_default_buffer_type(backend_)) {
+            return const_cast<ggml_tensor *>(t);
+        }
+    }
+    return place(stored);
 }
 
 ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
@@ -211,10 +226,13 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
     return t;
 }
 
-void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v, BlockTensors & out) {
+void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v, const GgufFile & model,
+                           const Loaded & loaded, BlockTensors & out) {
     const ggml_type embedding_type = can_get_rows(tables.embedding) ? tables.embedding.type : GGML_TYPE_F16;
-    if (v.output_is_short || v.ids.empty()) {
+    if (v.output_is_short) {
         out.output = place(tables.output, v.size());
+    } else if (v.ids.empty()) {
+        out.output = place_whole(tables.output, model, loaded);
     } else {
         out.output = place_rows(tables.output, v.ids, tables.output.type);
     }
@@ -223,7 +241,7 @@ void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v
     } else if (!v.ids.empty()) {
         out.draft_embedding = place_rows(tables.embedding, v.ids, embedding_type);
     } else if (embedding_type == tables.embedding.type) {
-        out.draft_embedding = place(tables.embedding);
+        out.draft_embedding = place_whole(tables.embedding, model, loaded);
     } else {
         throw Error(MTP_ERROR_UNSUPPORTED,
                     format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
@@ -232,13 +250,13 @@ void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v
 }
 
 Weights::Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
-                 const DraftVocabulary & vocabulary, ggml_backend_t backend)
+                 const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend)
     : backend_(backend),
       in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
       context_(ggml_init({40 * layers.size() * ggml_tensor_overhead(), nullptr, true})) {
     for (size_t i = 0; i < layers.size(); ++i) {
         tensors_.push_back(place_block(head, trunk, layers[i]));
-        place_tables(vocabulary.tables[i], vocabulary, tensors_.back());
+        place_tables(vocabulary.tables[i], vocabulary, trunk != nullptr ? *trunk : head, loaded, tensors_.back());
         // Rejects tensors that the graph would silently ignore, such as NVFP4 scales and biases.
         for (const std::string & name : head.tensor_names()) {
             if (name.rfind(layers[i].name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&

@@ -13,6 +13,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -74,9 +75,11 @@ struct StoredAttention {
 
 class Weights {
 public:
-    // backend: where the graph will run. The files must outlive this object.
+    // backend: where the graph will run. loaded: token embeddings and output matrix of the loaded trunk, or
+    // nullptr. All of them, and the files, must outlive this object.
+    using Loaded = std::array<const ggml_tensor *, 2>;
     Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
-            const DraftVocabulary & vocabulary, ggml_backend_t backend);
+            const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend);
 
     // Of each layer.
     const std::vector<BlockTensors> & tensors() const { return tensors_; }
@@ -91,7 +94,9 @@ private:
     ggml_tensor * place(const StoredTensor & stored, int64_t rows = -1);
     ggml_tensor * place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type);
     BlockTensors place_block(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer);
-    void place_tables(const DraftTables & tables, const DraftVocabulary & vocabulary, BlockTensors & out);
+    ggml_tensor * place_whole(const StoredTensor & stored, const GgufFile & trunk, const Loaded & loaded);
+    void place_tables(const DraftTables & tables, const DraftVocabulary & vocabulary, const GgufFile & model,
+                      const Loaded & loaded, BlockTensors & out);
     bool can_get_rows(const StoredTensor & table) const;
     void upload();
 

@@ -104,19 +104,23 @@ def test_a_cycle_is_two_graphs(counter: Path, models: Models) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_cycle_on_a_device(counter: Path, models: Models, dial: Dial, tied: bool) -> None:
+@pytest.mark.parametrize(("tied", "place"), [(True, "gpu"), (False, "gpu"), (False, "whole")])
+def test_a_cycle_on_a_device(
+    counter: Path, models: Models, dial: Dial, tied: bool, place: str
+) -> None:
     """Two graphs, three waits, and only tokens and positions move; with the patched libraries.
 
     The waits are for the trunk's inputs, its tokens and the drafts. Embeddings that are not those
-    of the output matrix stay on the CPU, which then gathers a row for each token of the batch.
+    of the output matrix stay on the CPU, which then gathers a row for each token of the batch,
+    unless an option puts them on the device.
     """
     places.require_gpu()
     path = models.gguf("demo", "Q4_K_M", "F16") if tied else dial("tiny")
-    found = count(counter, path, "gpu")
-    rows = 0 if tied else (DEPTH + 1) * 256 * 4
+    found = count(counter, path, place)
+    on_cpu = not tied and place == "gpu"
+    rows = (DEPTH + 1) * 256 * 4 if on_cpu else 0
     assert found["graphs"] == 2 * CYCLES
-    assert found["cpu_graphs"] == (0 if tied else CYCLES)
+    assert found["cpu_graphs"] == (CYCLES if on_cpu else 0)
     assert found["syncs"] <= 3 * CYCLES
     assert found["bytes_down"] <= 256 * CYCLES
     assert found["bytes_up"] <= (256 + rows) * CYCLES

@@ -345,6 +345,31 @@ def test_doctor_says_before_loading_what_the_head_takes(
         assert head.cache_bytes == memory.cache
 
 
+@pytest.mark.parametrize(("name", "tied"), [("demo", True), ("dial-3v", False)])
+def test_the_vocabulary_is_on_the_device_once(
+    models: Models, dial: Dial, name: str, tied: bool
+) -> None:
+    """A head that drafts over all tokens reads the trunk's output, and embeddings that are there.
+
+    Tied embeddings are; others are copied for the head, unless an option puts them there.
+    """
+    path, gpu = file_of(name, models, dial), places.require_gpu()
+    with open_model(path) as opened:
+        memory = diagnose(opened, None, 512, 3).memory
+    assert memory is not None
+    assert (memory.embedding_rows == 0) == tied
+    wanted, accepted = write(path, 3)
+    for overrides in (None, {"^token_embd": gpu}):
+        options: dict[str, Any] = {"n_gpu_layers": places.ALL, "tensor_overrides": overrides}
+        copied = memory.head + (0 if overrides else memory.embedding_rows)
+        with closing(MTPLlama(str(path), n_ctx=512, n_threads=1, **options)) as llm:
+            assert llm.head is not None
+            assert copied <= llm.head.weight_bytes < 1.02 * copied + (64 << 10)
+        texts, found = write(path, 3, **options)
+        near_ties.compare(wanted, texts, ROUNDING)
+        assert np.allclose(found, accepted, atol=0.05)
+
+
 @only_vulkan
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_too_little_memory(dial: Dial, share: float) -> None:

@@ -25,12 +25,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 def files(models: Models) -> Files:
     """Model files by layout and checkpoint."""
 
-    def file(layout: str, spec: str = "dense-3v") -> Path:
+    def file(layout: str, spec: str | Path = "dense-3v") -> Path:
         options = [*_OPTIONS[layout]]
         if layout != "base":
             options.append("--mtp-f16")
         if "--fastmtp-layout" in options:
-            options += ["--fastmtp", _SIZE.get(spec, "256")]
+            options += ["--fastmtp", _SIZE.get(str(spec), "256")]
         return models.convert(spec, *options)
 
     return file

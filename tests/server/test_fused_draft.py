@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support import places
-from support.models import Files
+from support.models import Dial, Files
 from support.native_trunk import opened_session
 from support.real_server import (
     DEPTH,
@@ -92,6 +92,41 @@ def test_both_drivers_draft_alike(
     assert len(one_graph) > len(TEXTS) * TOKENS / 2
     alike = difflib.SequenceMatcher(None, one_graph, steps, autojunk=False).ratio()
     assert alike >= LEAST_ALIKE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["tiny-3v", "tiny-moe"])
+@pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
+def test_text_and_acceptance_are_the_cpus(
+    layout: str,
+    shape: str,
+    patched_server: Path,
+    files: Files,
+    dial: Dial,
+    tmp_path: Path,
+    free_port: int,
+) -> None:
+    """Of a trunk whose choices have no near ties, and a head that is often right."""
+    device, folder = places.require_gpu(), dial.checkpoint(shape)
+    model = files("base" if layout == "sidecar" else layout, folder)
+    if layout == "sidecar":
+        model = beside(model, files(layout, folder), tmp_path)
+    cycle = dial.successors(shape)
+    found: list[list[tuple[list[int], tuple[int, int]]]] = []
+    for layers, place in ((0, "CPU"), (places.ALL, device)):
+        log = tmp_path / f"{place}.log"
+        options = (*OPTIONS, "-ngl", layers)
+        passed = ("--log-file", log, "--verbosity", 10)
+        with running(patched_server, model, free_port, *passed, options=options) as client:
+            results = [client.complete(prompt) for prompt in PROMPTS]
+        said = log.read_text(errors="replace")
+        assert f"{IN_ONE_GRAPH}{place}" in said
+        assert ("hidden states of 1 of 1 sequences stay on the device" in said) == (layers > 0)
+        found.append([(result["tokens"], counts(result)) for result in results])
+    on_cpu, on_gpu = found
+    assert on_gpu == on_cpu
+    assert all(cycle[a] == b for tokens, _ in on_cpu for a, b in itertools.pairwise(tokens))
+    assert sum(accepted for _, (_, accepted) in on_cpu) > 0
 
 
 @pytest.mark.parametrize("driver", [(), (STEPS,)], ids=["one graph", "steps"])
@@ -251,10 +286,11 @@ def test_slots_share_the_graph_and_draft_as_alone(
 
 @everywhere
 def test_several_answers_to_one_prompt(
-    layers: int, patched_server: Path, files: Files, free_port: int
+    layers: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     """The slots of the other answers get the prompt's rows, too."""
-    slots, options = ("--parallel", 4), (*OPTIONS, "-ngl", layers)
+    log, options = tmp_path / "log", (*OPTIONS, "-ngl", layers)
+    slots = ("--parallel", 4, "--log-file", log, "--verbosity", 10)
     with running(
         patched_server, files("ids", "demo"), free_port, *slots, options=options
     ) as client:
@@ -263,6 +299,8 @@ def test_several_answers_to_one_prompt(
         answers = post(client, "/completion", {**body, "n_cmpl": 4, "return_tokens": True})
     assert [answer["tokens"] for answer in answers] == [alone["tokens"]] * 4
     assert [counts(answer) for answer in answers] == [counts(alone)] * 4
+    said = log.read_text(errors="replace")
+    assert ("hidden states of 4 of 4 sequences stay on the device" in said) == (layers > 0)
 
 
 def test_a_slot_from_a_file_starts_anew(

@@ -33,8 +33,11 @@ _HEAD = {
 class Files(Protocol):
     """Makes GGUF files, each once: never write to one."""
 
-    def __call__(self, layout: str, spec: str = "dense-3v") -> Path:
-        """The file of a layout of server/conftest.py, from `checkpoints.SPECS` or the `demo`."""
+    def __call__(self, layout: str, spec: str | Path = "dense-3v") -> Path:
+        """The file of a layout of server/conftest.py.
+
+        spec: of `checkpoints.SPECS`, the `demo`, or the folder of a checkpoint.
+        """
 
 
 class Models:

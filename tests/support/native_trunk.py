@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.offload import tensor_overrides
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 from support import places
@@ -28,7 +29,10 @@ class Trunk:
     ) -> None:
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False
-        params.n_gpu_layers = places.current().gpu_layers
+        place = places.current()
+        params.n_gpu_layers = place.gpu_layers
+        overrides = tensor_overrides(0, {"^token_embd": place.head} if place.embedding else {})
+        params.tensor_buft_overrides = ctypes.addressof(overrides)
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self.model
         context = llama_cpp.llama_context_default_params()
@@ -85,6 +89,7 @@ def opened_session(
                 n_ctx=real,
                 n_seq_max=n_seq_max,
                 n_threads=1,
+                model=trunk.model,
             ) as head,
             Session(
                 trunk.context,

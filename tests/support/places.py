@@ -22,10 +22,14 @@ ALL = 999  # more layers than any model of the tests has
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs: how many layers of the trunk on the GPU, and the head's device."""
+    """Where a model runs: how many layers of the trunk on the GPU, and the head's device.
+
+    embedding: whether an embedding that is not the output, too, is on the head's device.
+    """
 
     gpu_layers: int
     head: str
+    embedding: bool = False
 
 
 CPU = Place(0, "CPU")
@@ -52,14 +56,15 @@ def require_gpu() -> str:
 def place(name: str) -> Place:
     """The place with this name.
 
-    gpu: trunk and head; half: half of the layers, with the head on the GPU or (half-cpu) the CPU;
-    trunk: all layers, with the head on the CPU.
+    gpu: trunk and head; whole: the trunk's embedding, too; half: half of the layers, with the head
+    on the GPU or (half-cpu) the CPU; trunk: all layers, with the head on the CPU.
     """
     if name == "cpu":
         return CPU
     gpu = require_gpu()
     return {
         "gpu": Place(ALL, gpu),
+        "whole": Place(ALL, gpu, embedding=True),
         "trunk": Place(ALL, "CPU"),
         "half": Place(2, gpu),
         "half-cpu": Place(2, "CPU"),
