@@ -25,6 +25,8 @@ public:
     const DraftVocabulary & vocabulary() const { return vocabulary_; }
     const HeadCache & cache() const { return *cache_; }
     mtp_head_info info() const;
+    // The length of a hidden state.
+    int64_t width() const { return layers_.front().n_embd; }
 
     // As the functions of the same names in mtp.h; arguments are checked here.
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
@@ -73,7 +75,6 @@ private:
     void check_rows(int32_t seq, int64_t first, const int32_t * tokens, int64_t n_rows, int64_t least) const;
     void check_kept(int64_t n) const;
     void check_depth(int32_t depth) const;
-    int64_t width() const { return layers_.front().n_embd; }
     // A sequence's part of a run: the rows to feed and the depth to draft.
     struct Task {
         DraftGraph::Feed feed;

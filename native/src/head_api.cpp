@@ -88,7 +88,7 @@ mtp_status mtp_head_keep_hidden(mtp_head * head, ggml_tensor * tensor, ggml_back
 
 mtp_status mtp_head_get_hidden(mtp_head * head, int32_t seq, int32_t n, float * out, size_t size) {
     return guard([&] {
-        const long long wanted = (long long) n * require(head, "head")->config().n_embd;
+        const long long wanted = (long long) n * require(head, "head")->width();
         mtp::require_range((long long) size, wanted, wanted, "size");
         head->get_hidden(seq, n, out);
     });
