@@ -20,13 +20,13 @@ constexpr int64_t DRAW_BLOCK = 512;
 // one of these numbers.
 constexpr int64_t FEW_SHARES[] = {64, 1024};
 
-// The mask [n_kv, n] F16 that lets each of n queries see a range of the rows. bounds: [n, 2], twice the first row
-// of each, and how many rows follow it; row first + j is visible if |2j - last| <= last. Both sides are even, or
-// both are odd.
-static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_t n_kv) {
-    const int64_t n = bounds->ne[0];
-    ggml_tensor * first = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), 0);
-    ggml_tensor * last = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), bounds->nb[1]);
+// The mask [n_kv, n] F16 that lets each of n queries see a range of the rows. bounds: twice the first row, of each
+// query or one for all, and then how many rows follow it for each; row first + j is visible if |2j - last| <= last.
+// Both sides are even, or both are odd.
+static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_t n, int64_t n_kv) {
+    const int64_t firsts = bounds->ne[0] - n;
+    ggml_tensor * first = ggml_view_2d(ctx, bounds, 1, firsts, sizeof(float), 0);
+    ggml_tensor * last = ggml_view_2d(ctx, bounds, 1, n, sizeof(float), size_t(firsts) * sizeof(float));
     ggml_tensor * rows = ggml_repeat_4d(ctx, ggml_arange(ctx, 0.0f, float(2 * n_kv), 2.0f), n_kv, n, 1, 1);
     ggml_tensor * away = ggml_abs(ctx, ggml_sub(ctx, ggml_sub(ctx, rows, first), last));
     away = ggml_sub(ctx, away, last);
@@ -44,7 +44,7 @@ bool DraftGraph::computes_masks(ggml_backend_t backend, int64_t n_kv) {
         throw std::bad_alloc();
     }
     ggml_cgraph * graph = ggml_new_graph_custom(context.get(), most, false);
-    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 2, 2), n_kv));
+    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 4), 2, n_kv));
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         if (!ggml_backend_supports_op(backend, ggml_graph_node(graph, i))) {
             return false;
@@ -286,9 +286,10 @@ public:
             if (depth == 0) {
                 g_.masks_.push_back(nullptr);
             } else if (key.masks_on_device) {
-                ggml_tensor * bounds = ggml_new_tensor_2d(ctx_, GGML_TYPE_F32, sequence.depth, 2);
+                const int64_t firsts = config_.window > 0 || layers_.size() > 1 ? sequence.depth : 1;
+                ggml_tensor * bounds = ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, firsts + sequence.depth);
                 g_.bounds_.push_back(input(bounds, "bounds", sizeof(float)));
-                g_.masks_.push_back(range_mask(ctx_, bounds, sequence.n_kv));
+                g_.masks_.push_back(range_mask(ctx_, bounds, sequence.depth, sequence.n_kv));
             } else {
                 g_.masks_.push_back(input(ggml_new_tensor_2d(ctx_, GGML_TYPE_F16, sequence.n_kv, sequence.depth), "mask"));
             }
@@ -637,8 +638,9 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
             const int64_t first = window > 0 ? std::max(first_kept, last + step + 1 - window) : first_kept;
             if (key_.masks_on_device) {
                 float * bounds = inputs_->host<float>(bounds_[s]);
-                bounds[step] = float(2 * first);
-                bounds[sequence.depth + step] = float(last + step - first);
+                const int64_t firsts = bounds_[s]->ne[0] - sequence.depth;
+                bounds[std::min(step, firsts - 1)] = float(2 * first);
+                bounds[firsts + step] = float(last + step - first);
                 continue;
             }
             ggml_fp16_t * mask = inputs_->host<ggml_fp16_t>(masks_[s]) + step * sequence.n_kv;

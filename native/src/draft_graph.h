@@ -150,8 +150,8 @@ private:
 
     // For each sequence:
     std::vector<ggml_tensor *> masks_;  // [n_kv, its depth] F16
-    std::vector<ggml_tensor *> bounds_; // [its depth, 2] F32 if the masks are computed: twice the first visible row,
-                                        // and how many follow it
+    std::vector<ggml_tensor *> bounds_; // F32 if the masks are computed: twice the first visible row, of each step
+                                        // or one for all, and how many follow it in each step
 
     std::vector<ggml_tensor *> fed_embeddings_; // for each layer, [n_embd, R * sequences], one sequence after another;
                                                 // layers with the same embedding share it
