@@ -49,11 +49,15 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def test_sampled_texts_are_those_of_no_drafting(
     how: str, patched_server: Path, files: Files, free_port: int
 ) -> None:
-    """Seed by seed, so the distribution is the same, too."""
+    """Seed by seed, so the distribution is the same, too.
+
+    The fixed depth drafts whatever the times, which decide on a busy machine.
+    """
     model = files("plain", "demo")
     both: list[list[list[int]]] = []
     offered = accepted = 0
-    for options in (["--no-draft"], ["--lookup"], ["--lookup", "--no-draft"]):
+    drafting = (["--lookup", "--depth", 3], ["--lookup"], ["--lookup", "--no-draft"])
+    for options in (["--no-draft"], *drafting):
         texts = []
         with running(patched_server, model, free_port, options=options) as client:
             for seed in range(12):
@@ -64,7 +68,7 @@ def test_sampled_texts_are_those_of_no_drafting(
                     one = counts(result)
                     offered, accepted = offered + one[0], accepted + one[1]
         both.append(texts)
-    assert both[0] == both[1] == both[2]
+    assert both[1:] == both[:1] * 3
     assert 10 < accepted < offered
 
 
