@@ -197,7 +197,7 @@ def write_models(
     folder: Path, architectures: Sequence[str], size: Size = SMALLEST
 ) -> dict[str, Path]:
     """Write a file for each architecture with the stock libraries; raises if one fails."""
-    _run("write", str(folder), *map(str, size), *architectures)
+    _run("write", str(folder.resolve()), *map(str, size), *architectures)
     return {name: folder / f"{name}.gguf" for name in architectures}
 
 
