@@ -67,15 +67,20 @@ struct Found {
     std::unique_ptr<StoredTensor> tensor;
 };
 
-// The block's own embedding, or the model's, or that of the trunk's file.
-static Found find_embedding(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer) {
-    Found out = {&head, head.find(layer.name("nextn.embed_tokens.weight"))};
+// The block's own table, or the model's, or that of the trunk's file; no tensor if there is none.
+static Found find_table(const GgufFile & head, const GgufFile * trunk, const std::string & own, const char * model) {
+    Found out = {&head, head.find(own)};
     if (!out.tensor) {
-        out.tensor = head.find("token_embd.weight");
+        out.tensor = head.find(model);
     }
     if (!out.tensor && trunk != nullptr) {
-        out = {trunk, trunk->find("token_embd.weight")};
+        out = {trunk, trunk->find(model)};
     }
+    return out;
+}
+
+static Found find_embedding(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer) {
+    Found out = find_table(head, trunk, layer.name("nextn.embed_tokens.weight"), "token_embd.weight");
     if (!out.tensor) {
         head.refuse("token_embd.weight: expected this tensor here or in the trunk's file, found none");
     }
@@ -83,16 +88,9 @@ static Found find_embedding(const GgufFile & head, const GgufFile * trunk, const
     return out;
 }
 
-// The block's own output, or the model's; no tensor if it is tied to the embedding.
+// No tensor if the output is tied to the embedding.
 static Found find_output(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer) {
-    Found out = {&head, head.find(layer.name("nextn.shared_head_head.weight"))};
-    if (!out.tensor) {
-        out.tensor = head.find("output.weight");
-    }
-    if (!out.tensor && trunk != nullptr) {
-        out = {trunk, trunk->find("output.weight")};
-    }
-    return out;
+    return find_table(head, trunk, layer.name("nextn.shared_head_head.weight"), "output.weight");
 }
 
 // A layer's tables. n_short: rows of an output with only the draft vocabulary, or -1.

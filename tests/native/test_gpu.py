@@ -192,10 +192,7 @@ def test_what_several_sequences_see(
 
 @pytest.mark.parametrize("name", ["dial-3v", "dial-moe"])
 def test_slots_write_the_cpus_texts(models: Models, dial: Dial, name: str) -> None:
-    """Sequences in one batch, whose hidden states stay on the device.
-
-    A few cycles: llvmpipe crashes after some ten decodes of different sizes.
-    """
+    """Sequences in one batch, whose hidden states stay on the device."""
     prompts = [PROMPT[:n] for n in (4, 7, 5)]
     found = []
     for place in ("cpu", "gpu"):
