@@ -61,6 +61,8 @@ _REAL: dict[str, Any] = {
 # Published shapes, except that no embeddings are tied (those of 0.8B and 2B are).
 SHAPES: dict[str, Spec] = {
     "tiny": replace(SPECS["dense-tied"], name="tiny", tied=False, nested=False, model_card=False),
+    # Its drafts cost little beside its trunk, as those of real models do.
+    "tiny-24": replace(SPECS["dense-tied"], name="tiny-24", tied=False, layers=24),
     "tiny-3v": replace(SPECS["dense-3v"], name="tiny-3v", tied=False),
     "tiny-moe": replace(SPECS["moe-fused"], name="tiny-moe"),
     "tiny-next": replace(SPECS["next-unfused"], name="tiny-next"),

@@ -26,10 +26,26 @@ constexpr double kNextStep = 0.6;    // step beyond the measured sizes, relative
 } // namespace
 
 void Costs::add(int32_t size, double ms, Machine & machine) {
-    Cell & cell = cells_[size];
     const double seen = std::log(ms) - machine.slowdown;
+    auto cell = cells_.find(size);
+    if (cell == cells_.end()) {
+        const auto first = once_.find(size);
+        if (first == once_.end()) {
+            once_[size] = {seen, 1};
+            return;
+        }
+        cell = cells_.insert(once_.extract(first)).position;
+    }
+    update(cell->second, seen, machine);
+}
+
+void Costs::set(int32_t size, double ms) {
+    cells_[size] = {std::log(ms), 1};
+}
+
+void Costs::update(Cell & cell, double seen, Machine & machine) {
     const double allowed = cell.uses == 1 ? 0 : kOutlier;
-    if (cell.uses == 0 || (cell.uses < kFewUses && seen < cell.log_ms - allowed)) {
+    if (cell.uses < kFewUses && seen < cell.log_ms - allowed) {
         // The first measurement often includes warm-up, and others a moment when the machine was busy:
         // a time can be far too long by accident, but not far too short.
         cell.log_ms = seen;
@@ -44,29 +60,29 @@ void Costs::add(int32_t size, double ms, Machine & machine) {
 
 double Costs::uses(int32_t size) const {
     const auto cell = cells_.find(size);
-    return cell == cells_.end() ? 0 : cell->second.uses;
+    return cell == cells_.end() ? double(once_.count(size)) : cell->second.uses;
 }
 
 // Interpolates linearly between two measured sizes. Below the smallest one the cost is proportional to
 // the size, which is a lower bound; above the largest one it grows with a damped last step.
-double Costs::line_ms(int32_t size, double otherwise) const {
+double Costs::line_ms(const Cells & cells, int32_t size, double otherwise) {
     const auto cost = [](const auto & cell) { return std::exp(cell->second.log_ms); };
-    const auto above = cells_.lower_bound(size);
-    if (above != cells_.end() && above->first == size) {
+    const auto above = cells.lower_bound(size);
+    if (above != cells.end() && above->first == size) {
         return cost(above);
     }
-    if (cells_.empty()) {
+    if (cells.empty()) {
         return otherwise;
     }
-    if (above == cells_.begin()) {
+    if (above == cells.begin()) {
         return cost(above) * size / above->first;
     }
     const auto below = std::prev(above);
-    if (above != cells_.end()) {
+    if (above != cells.end()) {
         return cost(below) + (cost(above) - cost(below)) * (size - below->first) / (above->first - below->first);
     }
     double step = kLeastStep * cost(below) / below->first;
-    if (below != cells_.begin()) {
+    if (below != cells.begin()) {
         const auto before = std::prev(below);
         step = std::max(step, (cost(below) - cost(before)) / (below->first - before->first) * kNextStep);
     }
@@ -74,18 +90,22 @@ double Costs::line_ms(int32_t size, double otherwise) const {
 }
 
 double Costs::ms(int32_t size, double otherwise) const {
-    double least = line_ms(size, otherwise);
-    for (auto larger = cells_.upper_bound(size); larger != cells_.end(); ++larger) {
-        least = std::min(least, std::exp(larger->second.log_ms));
+    double least = line_ms(cells_.empty() ? once_ : cells_, size, otherwise);
+    for (const Cells * cells : {&cells_, &once_}) {
+        for (auto larger = cells->lower_bound(size); larger != cells->end(); ++larger) {
+            least = std::min(least, std::exp(larger->second.log_ms));
+        }
     }
     return least;
 }
 
 double Costs::least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near, int32_t trials) const {
     double uses = 0;
-    const auto end = cells_.lower_bound(size + near);
-    for (auto cell = cells_.upper_bound(size - near); cell != end; ++cell) {
-        uses += cell->second.uses;
+    for (const Cells * cells : {&cells_, &once_}) {
+        const auto end = cells->lower_bound(size + near);
+        for (auto cell = cells->upper_bound(size - near); cell != end; ++cell) {
+            uses += cell->second.uses;
+        }
     }
     if (uses < trials) {
         return ms(size, otherwise) * std::exp(-kTrialDoubt);
@@ -105,12 +125,30 @@ double SharedCosts::draft_ms(int32_t n, int32_t depth, double otherwise) const {
     return nearest == draft.end() ? otherwise : nearest->second.least_ms(depth, otherwise, machine);
 }
 
-void SharedCosts::add(Costs & costs, int32_t size, double ms) {
+namespace {
+
+bool measured(double ms) {
     if (!std::isfinite(ms) || ms < 0) {
         throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));
     }
-    if (ms > 0) {
+    return ms > 0;
+}
+
+} // namespace
+
+double SharedCosts::rollback_ms() const {
+    return rollback.uses(1) > 1 ? rollback.ms(1, 0) : 0;
+}
+
+void SharedCosts::add(Costs & costs, int32_t size, double ms) {
+    if (measured(ms)) {
         costs.add(size, ms, machine);
+    }
+}
+
+void SharedCosts::set(Costs & costs, int32_t size, double ms) {
+    if (measured(ms)) {
+        costs.set(size, ms);
     }
 }
 

@@ -21,8 +21,14 @@ class Costs {
 public:
     void add(int32_t size, double ms, Machine & machine);
 
+    // Replaces what was measured by a time that is known to hold.
+    void set(int32_t size, double ms);
+
     // The best estimate, never above that of a larger size. Sizes without a measurement are interpolated
     // or extrapolated; without any measurement the result is `otherwise`.
+    // The first batch of a size can take a hundred times as long, since memory is allocated and a GPU's
+    // driver compiles. So sizes that were measured once are only known not to take longer, as long as
+    // another size was measured more often.
     double ms(int32_t size, double otherwise) const;
 
     // How often a size was measured, up to a limit.
@@ -38,9 +44,13 @@ private:
         double log_ms = 0;
         double uses = 0; // number of measurements, up to a limit
     };
-    double line_ms(int32_t size, double otherwise) const;
+    using Cells = std::map<int32_t, Cell>;
 
-    std::map<int32_t, Cell> cells_;
+    static void update(Cell & cell, double seen, Machine & machine);
+    static double line_ms(const Cells & cells, int32_t size, double otherwise);
+
+    Cells once_;  // measured once
+    Cells cells_; // measured more often, or set
 };
 
 // The costs of drafting, verifying and rolling back, shared by all sequences whose drafts share batches.
@@ -54,8 +64,12 @@ struct SharedCosts {
     // measurement for n it is that of the nearest smaller number, or else of the nearest larger one.
     double draft_ms(int32_t n, int32_t depth, double otherwise) const;
 
-    // Adds a time to one of these; 0 means that it was not measured and is ignored.
+    // What rolling back takes; 0 until it was measured twice.
+    double rollback_ms() const;
+
+    // Adds a time to one of these, or sets it; 0 means that it was not measured and is ignored.
     void add(Costs & costs, int32_t size, double ms);
+    void set(Costs & costs, int32_t size, double ms);
 };
 
 } // namespace mtp

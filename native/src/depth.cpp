@@ -66,10 +66,10 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        costs_->add(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
+        costs_->set(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        costs_->add(costs_->draft[1], i + 1, require(draft_ms, "draft_ms")[i]);
+        costs_->set(costs_->draft[1], i + 1, require(draft_ms, "draft_ms")[i]);
     }
 }
 
@@ -112,7 +112,7 @@ double Depth::batch_draft_ms(int32_t n_sequences, int32_t depth) const {
 
 // The expected time of a cycle. all_accepted: the probability that no draft is rejected.
 double Depth::cycle_ms(int32_t depth, double all_accepted, double draft_ms, int32_t trials) const {
-    const double rollback = depth ? (1 - all_accepted) * costs_->rollback.ms(1, 0) : 0;
+    const double rollback = depth ? (1 - all_accepted) * costs_->rollback_ms() : 0;
     return draft_ms + verify_ms(depth + 1, trials) + rollback;
 }
 

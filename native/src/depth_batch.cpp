@@ -68,7 +68,7 @@ double Depth::best_batch_rate(const std::vector<Depth *> & all, const std::vecto
             rejections += 1 - probability;
         }
         const double ms = any.batch_draft_ms(active, deepest) + any.batch_ms(n + others, total) +
-                          rejections * any.costs_->rollback.ms(1, 0);
+                          rejections * any.costs_->rollback_ms();
         if (tokens / ms > best) {
             best = tokens / ms;
             depths = chosen;

@@ -92,7 +92,7 @@ def test_a_head_that_is_always_right_drafts_deep(
     patched_server: Path, dial: Any, tmp_path: Path, free_port: int
 ) -> None:
     """The policy measures what drafts cost, so a busy machine gets three tries."""
-    model = dial(hit=1.0)
+    model = dial("tiny-24", hit=1.0)
     with running(patched_server, model, free_port, options=["--no-draft"]) as client:
         want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
     depths = []

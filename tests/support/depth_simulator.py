@@ -93,13 +93,22 @@ def play(
     noise: Callable[[], Noise] = quiet,
     max_depth: int = MAX_DEPTH,
     surest: float | None = None,
+    first_use: float = 1.0,
 ) -> Iterator[Cycle]:
     """Let the chooser decode `total` tokens; chance: of drafts to be right, by tokens before.
 
     surest: half of the drafts are right so often, the others less, and the head's probabilities say
-    which ones; None: they say nothing.
+    which ones; None: they say nothing. first_use: how many times as long the first batch of a size
+    takes, and the first draft graph of a depth.
     """
     draw, machine = random.Random(seed), noise()
+    used: set[tuple[str, int]] = set()
+
+    def measured(what: str, size: int, ms: float) -> float:
+        slow = 1.0 if (what, size) in used else first_use
+        used.add((what, size))
+        return ms * slow * machine.factor(draw)
+
     chooser = DepthChooser(max_depth)
     at = 0
     while at < total:
@@ -126,8 +135,8 @@ def play(
                 verified,
                 accepted,
                 float(right[verified]) if unverified else None,
-                draft_ms * machine.factor(draw),
-                verify_ms * machine.factor(draw),
+                measured("draft", drafted, draft_ms),
+                measured("verify", verified, verify_ms),
             )
         )
 
