@@ -111,7 +111,7 @@ def plan_batch(
 ) -> list[int]:
     """Return how many tokens to draft for each of the sequences that share a graph and a batch.
 
-    others: tokens of further sequences in the batch.
+    others: further sequences in the batch, with a token each.
     """
     n = len(choosers)
     out = (ctypes.c_int32 * n)()

@@ -515,9 +515,9 @@ MTP_API mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabi
 MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
 
 /* mtp_depth_plan and mtp_depth_keep for n sequences that are drafted in one graph and verified in one
- * batch: the depths with the most tokens per millisecond of all of them together. depths: different
- * choosers that share their costs. others: tokens of further sequences in the batch. rooms, out,
- * probabilities, n_drafted: [n]. The drafts must not be sampled. */
+ * batch: the depth with the most tokens per millisecond of all of them together, less where there is no
+ * room for it. depths: different choosers that share their costs. others: further sequences in the batch,
+ * with a token each. rooms, out, probabilities, n_drafted: [n]. The drafts must not be sampled. */
 MTP_API mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n,
                                         int32_t others, int32_t * out);
 MTP_API mtp_status mtp_depth_keep_batch(mtp_depth * const * depths, const float * const * probabilities,

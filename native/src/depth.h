@@ -53,7 +53,7 @@ public:
     void report(const mtp_cycle_outcome & outcome);
 
     // plan and keep for sequences that share batches, `all` of them with the same costs; see depth_batch.cpp.
-    // others: tokens of further sequences in the batch. drafted: how many tokens, with these probabilities.
+    // others: further sequences in the batch, with a token each. drafted: how many tokens, with these probabilities.
     static std::vector<int32_t> plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms,
                                            int32_t others);
     static std::vector<int32_t> keep_batch(const std::vector<Depth *> & all, const std::vector<const float *> & probabilities,
@@ -84,7 +84,7 @@ private:
     double verify_ms(int32_t rows, int32_t trials = 0) const;
     double draft_ms(int32_t depth) const;
     double batch_draft_ms(int32_t n_sequences, int32_t depth) const;
-    double batch_ms(int32_t n, int32_t n_tokens) const;
+    double batch_ms(const std::vector<int32_t> & depths, int32_t others) const;
     static double best_batch_rate(const std::vector<Depth *> & all, const std::vector<int32_t> & limits, int32_t others,
                                   std::vector<int32_t> & depths);
     double expected_rate(int32_t depth, int32_t room) const;

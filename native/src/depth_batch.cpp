@@ -1,73 +1,58 @@
 // The choice of depths for sequences whose drafts and verification share batches.
 //
-// A cycle of n sequences with n + k tokens takes one draft graph, as deep as the deepest draft, and one
-// batch of n + k tokens. Which sequences the k drafts belong to changes only what they gain: a draft's
-// gain is the probability that it and those before it are accepted. So for each k the k drafts with the
-// largest gains are best, and the best k is found by trying all.
+// A cycle takes one draft graph and one batch, if all sequences verify the same number of drafts: llama.cpp
+// computes sequences of different lengths in several graphs, each of which reads all weights, because the
+// layers with recurrent states need as many tokens of each. So all get the same depth, or as many drafts as
+// they have room for, and the best depth is found by trying all.
 
 #include "depth.h"
 
 #include <algorithm>
+#include <map>
 
 namespace mtp {
 
-namespace {
-
-struct Step {
-    double gain;
-    size_t sequence;
-};
-
-// The drafts of all sequences, largest gain first; those of one sequence are in their order. limits: how
-// many of each sequence.
-std::vector<Step> by_gain(const std::vector<Chances> & chances, const std::vector<int32_t> & limits) {
-    std::vector<Step> out;
-    for (size_t s = 0; s < chances.size(); ++s) {
-        double all = 1;
-        for (int32_t i = 0; i < limits[s]; ++i) {
-            all *= chances[s][size_t(i)];
-            out.push_back({all, s});
-        }
+// The time of a cycle's verification. others: sequences with one token each.
+double Depth::batch_ms(const std::vector<int32_t> & depths, int32_t others) const {
+    std::map<int32_t, int32_t> sequences; // by their number of tokens
+    for (const int32_t depth : depths) {
+        ++sequences[depth + 1];
     }
-    std::stable_sort(out.begin(), out.end(), [](const Step & a, const Step & b) { return a.gain > b.gain; });
+    if (others > 0) {
+        sequences[1] += others;
+    }
+    double out = 0;
+    for (const auto & [length, n] : sequences) {
+        out += costs_->verify.least_ms(n * length, n * (1 + kLeastStep * (length - 1)), costs_->machine, n);
+    }
     return out;
-}
-
-} // namespace
-
-// The time of a batch of n_tokens for n sequences.
-double Depth::batch_ms(int32_t n, int32_t n_tokens) const {
-    return costs_->verify.least_ms(n_tokens, n + kLeastStep * (n_tokens - n), costs_->machine, n);
 }
 
 double Depth::best_batch_rate(const std::vector<Depth *> & all, const std::vector<int32_t> & limits, int32_t others,
                               std::vector<int32_t> & depths) {
     const Depth & any = *all.front();
-    const int32_t n = int32_t(all.size());
     std::vector<Chances> chances;
     for (const Depth * depth : all) {
         chances.push_back(depth->acceptance_.chances());
     }
     std::vector<int32_t> chosen(all.size(), 0);
     std::vector<double> accepted(all.size(), 1); // probability that no draft is rejected
-    double tokens = n + others;
-    int32_t total = n + others;
-    int32_t active = 0;
-    int32_t deepest = 0;
+    double tokens = double(all.size()) + others;
     depths = chosen;
-    double best = tokens / any.batch_ms(total, total);
-    for (const Step & step : by_gain(chances, limits)) {
-        int32_t & depth = chosen[step.sequence];
-        active += depth == 0;
-        deepest = std::max(deepest, ++depth);
-        accepted[step.sequence] = step.gain;
-        tokens += step.gain;
-        ++total;
+    double best = tokens / any.batch_ms(chosen, others);
+    for (int32_t depth = 1; depth <= *std::max_element(limits.begin(), limits.end()); ++depth) {
+        int32_t drafting = 0;
         double rejections = 0;
-        for (const double probability : accepted) {
-            rejections += 1 - probability;
+        for (size_t s = 0; s < all.size(); ++s) {
+            if (depth <= limits[s]) {
+                chosen[s] = depth;
+                accepted[s] *= chances[s][size_t(depth - 1)];
+                tokens += accepted[s];
+            }
+            drafting += chosen[s] > 0;
+            rejections += 1 - accepted[s];
         }
-        const double ms = any.batch_draft_ms(active, deepest) + any.batch_ms(n + others, total) +
+        const double ms = any.batch_draft_ms(drafting, depth) + any.batch_ms(chosen, others) +
                           rejections * any.costs_->rollback_ms();
         if (tokens / ms > best) {
             best = tokens / ms;
@@ -85,8 +70,16 @@ std::vector<int32_t> Depth::plan_batch(const std::vector<Depth *> & all, const s
     }
     std::vector<int32_t> depths;
     best_batch_rate(all, limits, others, depths);
+    bool trial = false;
     for (size_t s = 0; s < all.size(); ++s) {
         depths[s] = all[s]->settle(depths[s], limits[s]);
+        trial = trial || all[s]->trial_;
+    }
+    // A trial measures a batch, so all take part in it.
+    for (size_t s = 0; s < all.size() && trial; ++s) {
+        all[s]->trial_ = limits[s] > 0;
+        all[s]->probe_ = false;
+        depths[s] = all[s]->trial_;
     }
     return depths;
 }
@@ -94,38 +87,37 @@ std::vector<int32_t> Depth::plan_batch(const std::vector<Depth *> & all, const s
 std::vector<int32_t> Depth::keep_batch(const std::vector<Depth *> & all, const std::vector<const float *> & probabilities,
                                        const std::vector<int32_t> & drafted, int32_t others) {
     const Depth & any = *all.front();
-    const int32_t n = int32_t(all.size());
     std::vector<int32_t> limits;
     std::vector<Chances> seen;
-    std::vector<int32_t> kept(all.size(), 0);
-    int32_t total = n + others;
     for (size_t s = 0; s < all.size(); ++s) {
         const Depth & depth = *all[s];
+        if (depth.trial_) {
+            return drafted;
+        }
         limits.push_back(depth.max_depth_);
         seen.push_back(depth.acceptance_.chances());
         for (int32_t i = 0; i < drafted[s]; ++i) {
             seen[s][size_t(i)] = depth.sharpen(seen[s][size_t(i)], probabilities[s][i]);
         }
-        if (depth.trial_) {
-            kept[s] = drafted[s];
-            total += drafted[s];
-        }
     }
     std::vector<int32_t> unused;
     const double rate = best_batch_rate(all, limits, others, unused);
-    std::vector<int32_t> left;
-    for (size_t s = 0; s < all.size(); ++s) {
-        left.push_back(drafted[s] - kept[s]);
-    }
-    // More tokens are verified as long as some number of further ones pays for itself.
+    // More drafts are verified as long as some number of further ones pays for itself.
+    std::vector<int32_t> kept(all.size(), 0);
     std::vector<int32_t> trying = kept;
-    const double before = any.batch_ms(n + others, total);
+    std::vector<double> accepted(all.size(), 1);
+    const double before = any.batch_ms(kept, others);
     double gain = 0;
     double best = 0;
-    for (const Step & step : by_gain(seen, left)) {
-        ++trying[step.sequence];
-        gain += step.gain;
-        const double surplus = gain - rate * (any.batch_ms(n + others, ++total) - before);
+    for (int32_t depth = 1; depth <= *std::max_element(drafted.begin(), drafted.end()); ++depth) {
+        for (size_t s = 0; s < all.size(); ++s) {
+            if (depth <= drafted[s]) {
+                trying[s] = depth;
+                accepted[s] *= seen[s][size_t(depth - 1)];
+                gain += accepted[s];
+            }
+        }
+        const double surplus = gain - rate * (any.batch_ms(trying, others) - before);
         if (surplus > best) {
             best = surplus;
             kept = trying;

@@ -58,10 +58,10 @@ const DeviceOutputs * device_outputs() {
     static const DeviceOutputs functions = {
         reinterpret_cast<decltype(DeviceOutputs::set)>(exported("llama_set_outputs_on_device")),
         reinterpret_cast<decltype(DeviceOutputs::largest)>(exported("llama_get_largest_token_ith")),
-        reinterpret_cast<decltype(DeviceOutputs::logits)>(exported("llama_get_logits_tensor")),
+        reinterpret_cast<decltype(DeviceOutputs::top)>(exported("llama_get_largest_logits_ith")),
         reinterpret_cast<decltype(DeviceOutputs::hidden)>(exported("llama_get_embeddings_nextn_tensor")),
     };
-    return functions.set && functions.largest && functions.logits && functions.hidden ? &functions : nullptr;
+    return functions.set && functions.largest && functions.top && functions.hidden ? &functions : nullptr;
 }
 
 } // namespace mtp

@@ -25,9 +25,11 @@ struct DeviceOutputs {
     bool (*set)(llama_context * context, bool value);
     // The token with the largest logit of a row; negative if it is unknown or the logits are not finite.
     llama_token (*largest)(llama_context * context, int32_t row);
-    // The logits and the hidden states of the last decode, [n_vocab, rows] and [n_embd, tokens], and the
-    // backend that computes them; NULL if they are not on a device.
-    ggml_tensor * (*logits)(llama_context * context, ggml_backend_t * backend);
+    // The k largest logits of a row and their tokens, in no order, and the probability of the largest one. False
+    // if they are not on a device, it lacks an operation, or a logit is infinite or NaN.
+    bool (*top)(llama_context * context, int32_t row, int32_t k, llama_token * tokens, float * logits, float * share);
+    // The hidden states of the last decode, [n_embd, tokens], and the backend that computes them; NULL if they
+    // are not on a device.
     ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
 };
 

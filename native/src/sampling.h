@@ -2,8 +2,6 @@
 // Sampler chains of temperature, top-k, top-p and min-p. Their distribution is known, which rejection
 // sampling of drafts requires.
 
-#include "candidates.h"
-
 #include "mtp.h"
 
 #include <cstdint>
@@ -20,6 +18,13 @@ struct Distribution {
 
     double of(int32_t token) const; // the token's probability, 0 if it is not in the distribution
     void remove(int32_t token);     // removes a token, unless it is the only one
+};
+
+// The k largest logits of a row, in no order.
+struct RowCandidates {
+    std::vector<int32_t> tokens;
+    std::vector<float> logits;
+    double total = 0; // of exp(logit - largest) over the whole row
 };
 
 // The index of the first maximum of n >= 1 logits. Throws MTP_ERROR_BACKEND if there is a NaN or +Inf

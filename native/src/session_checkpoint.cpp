@@ -121,7 +121,6 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
 void Session::set_length(int32_t seq, int64_t length) {
     Sequence & s = sequences_[size_t(seq)];
     s = Sequence();
-    trunk_.used_outside();
     s.decoded = s.length = length;
     s.text_first = length;
     if (looking_up()) {

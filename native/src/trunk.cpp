@@ -70,8 +70,6 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
     waited_ = false;
-    all_logits_ = all_logits && int64_t(rows) == n;
-    candidates_found_ = false;
     const int32_t status = llama_decode(context_, batch);
     if (status == 1) {
         throw Error(MTP_ERROR_FULL, format("the context has no room for %lld more tokens at position %lld",
@@ -116,21 +114,17 @@ int32_t Trunk::largest(int32_t row) const {
     return keeps_on_device_ ? device_outputs()->largest(context_, row) : -1;
 }
 
-bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) {
-    if (!keeps_on_device_ || !all_logits_ || row < 0) {
+bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) const {
+    if (!keeps_on_device_) {
         return false;
     }
-    if (!candidates_found_) {
-        DeviceRows logits;
-        logits.tensor = device_outputs()->logits(context_, &logits.backend);
-        candidates_found_ = logits.tensor != nullptr && logits.tensor->type == GGML_TYPE_F32 &&
-                            ggml_is_contiguous(logits.tensor) && row < logits.tensor->ne[1] &&
-                            k <= logits.tensor->ne[0] && candidates_.find(logits, k);
-        if (!candidates_found_) {
-            return false;
-        }
+    out.tokens.resize(size_t(k));
+    out.logits.resize(size_t(k));
+    float share = 1;
+    if (!device_outputs()->top(context_, row, int32_t(k), out.tokens.data(), out.logits.data(), &share)) {
+        return false;
     }
-    out = candidates_.row(row);
+    out.total = 1.0 / double(share);
     return true;
 }
 

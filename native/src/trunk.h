@@ -1,8 +1,8 @@
 #pragma once
 // The operations that a session needs from a llama.cpp context, one sequence at a time.
 
-#include "candidates.h"
 #include "device_rows.h"
+#include "sampling.h"
 #include "trunk_state.h"
 
 #include "llama.h"
@@ -57,12 +57,8 @@ public:
     // The token with the largest logit of a row of the last decode; -1 if only logits() tells.
     int32_t largest(int32_t row) const;
 
-    // The k largest logits of a row of the last decode, which must have been one of all_logits, found on the
-    // device. Returns false if only logits() tells.
-    bool candidates(int32_t row, int64_t k, RowCandidates & out);
-
-    // To be called when the context has been used without this object.
-    void used_outside() { all_logits_ = false; }
+    // The k largest logits of a row of the last decode, found on the device. Returns false if only logits() tells.
+    bool candidates(int32_t row, int64_t k, RowCandidates & out) const;
 
     // Logits of a row of the last decode, [n_vocab]; -1: the last one.
     const float * logits(int32_t row) const;
@@ -125,9 +121,6 @@ private:
     bool wants_hidden_ = false;
     bool keeps_on_device_ = false;
     bool waited_ = false; // for the last decode
-    bool all_logits_ = false; // of the last decode
-    Candidates candidates_;
-    bool candidates_found_ = false; // since the last decode
     StateLayout layout_;
     int64_t window_; // 0 if all layers see all positions
     bool unified_;

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import places
+from support import device_calls, places
 from support.commands import run_python
 from support.models import Dial, Models
 
-SOURCE = Path(__file__).resolve().parents[1] / "support" / "device_calls.c"
+TESTS = Path(__file__).resolve().parents[1]
 DEPTH = 3
 CYCLES = 24
 
@@ -22,13 +20,12 @@ CYCLES = 24
 # some that build the graphs it prints the totals of the rest.
 PROGRAM = f"""
 import ctypes, json, sys
-from support import places
+from support import device_calls, places
 from support.native_trunk import opened_session
 from support.slots import opened_slots
 
 class Counts(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in (
-        "cpu_graphs", "graphs", "syncs", "bytes_up", "bytes_down", "bytes_moved", "ups", "downs")]
+    _fields_ = [(name, ctypes.c_int64) for name in device_calls.NAMES]
 
 library, path, place, kind, n = *sys.argv[1:5], int(sys.argv[5])
 counter = ctypes.CDLL(library).device_calls
@@ -73,22 +70,14 @@ print(json.dumps({{**{{name: getattr(found, name) for name, _ in Counts._fields_
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if sys.platform != "linux":
-        pytest.skip("libraries are preloaded the Linux way")
-    if "LD_PRELOAD" in os.environ:
-        pytest.skip("a sanitizer is preloaded")
-    out = tmp_path_factory.mktemp("counter") / "device_calls.so"
-    command: list[str | Path] = ["cc", "-shared", "-fPIC", "-O1", "-o", out, SOURCE, "-ldl"]
-    if subprocess.run(command, check=False).returncode:
-        pytest.skip("no C compiler")
-    return out
+    return device_calls.build(tmp_path_factory.mktemp("counter"))
 
 
 def count(
     counter: Path, path: Path, place: str, kind: str = "greedy", sequences: int = 1
 ) -> dict[str, int]:
     """Totals over CYCLES cycles at depth DEPTH with trunk and head there."""
-    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(SOURCE.parents[1])}
+    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(TESTS)}
     printed = run_python(PROGRAM, counter, path, place, kind, sequences, env=environment)
     found: dict[str, int] = json.loads(printed)
     print({name: round(value / CYCLES, 2) for name, value in found.items()})

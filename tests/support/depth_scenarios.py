@@ -58,11 +58,15 @@ def drift(at: int) -> float:
     return 0.5 + 0.4 * math.cos(math.tau * at / 800)
 
 
-def batch_ms(curve: Curve, n_tokens: int) -> float:
-    """Of a batch of any size: the curve, and on by its last step."""
+def batch_ms(curve: Curve, depths: Sequence[int]) -> float:
+    """Of a batch that verifies drafts: a graph for all sequences with as many tokens.
+
+    Beyond its end the curve goes on by its last step.
+    """
     known = len(curve.verify)
     step = curve.verify[-1] - curve.verify[-2]
-    return curve.verify[min(n_tokens, known) - 1] + step * max(0, n_tokens - known)
+    rows = [(depth + 1) * depths.count(depth) for depth in set(depths)]
+    return sum(curve.verify[min(n, known) - 1] + step * max(0, n - known) for n in rows)
 
 
 def graph_ms(curve: Curve, depths: Sequence[int]) -> float:
@@ -86,13 +90,15 @@ def together(curve: Curve, chances: Sequence[float], cycles: int, seed: int, ski
         drafted = plan_batch(choosers, [MAX_DEPTH] * len(choosers))
         verified = keep_batch(choosers, [[0.99] * depth for depth in drafted])
         rows, draft_ms = sum(verified) + len(choosers), graph_ms(curve, drafted)
+        verify_ms = batch_ms(curve, verified)
         if cycle >= skip:
-            ms += batch_ms(curve, rows) + draft_ms
+            ms += verify_ms + draft_ms
         if draft_ms:
             deepest = max(drafted)
             drafting = sum(depth > 0 for depth in drafted)
             first.report_draft(drafting, deepest, draft_ms * machine.factor(draw))
-        first.report_batch(rows, batch_ms(curve, rows) * machine.factor(draw))
+        if len(set(verified)) == 1:
+            first.report_batch(rows, verify_ms * machine.factor(draw))
         for chooser, chance, made, kept in zip(choosers, chances, drafted, verified, strict=True):
             right = [draw.random() < chance for _ in range(MAX_DEPTH + 1)]
             accepted = next((i for i in range(kept) if not right[i]), kept)
@@ -107,7 +113,7 @@ def best_together(curve: Curve, chances: Sequence[float]) -> float:
     """Tokens per millisecond of the best fixed depths of all combinations."""
     return max(
         sum(map(expected_tokens, chosen, chances))
-        / (batch_ms(curve, sum(chosen) + len(chosen)) + graph_ms(curve, chosen))
+        / (batch_ms(curve, chosen) + graph_ms(curve, chosen))
         for chosen in product((0, 1, 2, 3, 4, 6), repeat=len(chances))
     )
 
