@@ -122,6 +122,9 @@ def test_text_and_acceptance_are_the_cpus(
         said = log.read_text(errors="replace")
         assert f"{IN_ONE_GRAPH}{place}" in said
         assert ("hidden states of 1 of 1 sequences stay on the device" in said) == (layers > 0)
+        weights = [*map(float, re.findall(r"in one graph on \S+ \(weights ([\d.]+) MiB", said))]
+        shares = layers > 0 and layout == "plain"  # the trunk's output, once that is loaded
+        assert (weights[-1] < weights[0]) == shares
         found.append([(result["tokens"], counts(result)) for result in results])
     on_cpu, on_gpu = found
     assert on_gpu == on_cpu
