@@ -25,25 +25,17 @@ constexpr double kNextStep = 0.6;    // step beyond the measured sizes, relative
 
 } // namespace
 
-void Costs::add(int32_t size, double ms, Machine & machine) {
+void Costs::add(int32_t size, double ms, Machine & machine, bool known) {
     const double seen = std::log(ms) - machine.slowdown;
-    auto cell = cells_.find(size);
-    if (cell == cells_.end()) {
+    if (cells_.count(size) == 0) {
         const auto first = once_.find(size);
-        if (first == once_.end()) {
-            once_[size] = {seen, 1};
+        if (known || first == once_.end()) {
+            (known ? cells_ : once_)[size] = {seen, 1};
             return;
         }
-        cell = cells_.insert(once_.extract(first)).position;
+        cells_.insert(once_.extract(first));
     }
-    update(cell->second, seen, machine);
-}
-
-void Costs::set(int32_t size, double ms) {
-    cells_[size] = {std::log(ms), 1};
-}
-
-void Costs::update(Cell & cell, double seen, Machine & machine) {
+    Cell & cell = cells_[size];
     const double allowed = cell.uses == 1 ? 0 : kOutlier;
     if (cell.uses < kFewUses && seen < cell.log_ms - allowed) {
         // The first measurement often includes warm-up, and others a moment when the machine was busy:
@@ -125,30 +117,16 @@ double SharedCosts::draft_ms(int32_t n, int32_t depth, double otherwise) const {
     return nearest == draft.end() ? otherwise : nearest->second.least_ms(depth, otherwise, machine);
 }
 
-namespace {
-
-bool measured(double ms) {
-    if (!std::isfinite(ms) || ms < 0) {
-        throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));
-    }
-    return ms > 0;
-}
-
-} // namespace
-
 double SharedCosts::rollback_ms() const {
     return rollback.uses(1) > 1 ? rollback.ms(1, 0) : 0;
 }
 
-void SharedCosts::add(Costs & costs, int32_t size, double ms) {
-    if (measured(ms)) {
-        costs.add(size, ms, machine);
+void SharedCosts::add(Costs & costs, int32_t size, double ms, bool known) {
+    if (!std::isfinite(ms) || ms < 0) {
+        throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));
     }
-}
-
-void SharedCosts::set(Costs & costs, int32_t size, double ms) {
-    if (measured(ms)) {
-        costs.set(size, ms);
+    if (ms > 0) {
+        costs.add(size, ms, machine, known);
     }
 }
 

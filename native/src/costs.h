@@ -19,10 +19,8 @@ struct Machine {
 // Milliseconds by batch size, for the sizes that were measured.
 class Costs {
 public:
-    void add(int32_t size, double ms, Machine & machine);
-
-    // Replaces what was measured by a time that is known to hold.
-    void set(int32_t size, double ms);
+    // known: the time is not that of a first use.
+    void add(int32_t size, double ms, Machine & machine, bool known = false);
 
     // The best estimate, never above that of a larger size. Sizes without a measurement are interpolated
     // or extrapolated; without any measurement the result is `otherwise`.
@@ -46,11 +44,10 @@ private:
     };
     using Cells = std::map<int32_t, Cell>;
 
-    static void update(Cell & cell, double seen, Machine & machine);
     static double line_ms(const Cells & cells, int32_t size, double otherwise);
 
     Cells once_;  // measured once
-    Cells cells_; // measured more often, or set
+    Cells cells_; // measured more often, or known
 };
 
 // The costs of drafting, verifying and rolling back, shared by all sequences whose drafts share batches.
@@ -67,9 +64,8 @@ struct SharedCosts {
     // What rolling back takes; 0 until it was measured twice.
     double rollback_ms() const;
 
-    // Adds a time to one of these, or sets it; 0 means that it was not measured and is ignored.
-    void add(Costs & costs, int32_t size, double ms);
-    void set(Costs & costs, int32_t size, double ms);
+    // Adds a time to one of these; 0 means that it was not measured and is ignored.
+    void add(Costs & costs, int32_t size, double ms, bool known = false);
 };
 
 } // namespace mtp

@@ -66,10 +66,10 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
     require_range(n_verify, 0, MTP_MAX_DEPTH + 1, "n_verify");
     require_range(n_draft, 0, MTP_MAX_DEPTH, "n_draft");
     for (int32_t i = 0; i < n_verify; ++i) {
-        costs_->set(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i]);
+        costs_->add(costs_->verify, i + 1, require(verify_ms, "verify_ms")[i], true);
     }
     for (int32_t i = 0; i < n_draft; ++i) {
-        costs_->set(costs_->draft[1], i + 1, require(draft_ms, "draft_ms")[i]);
+        costs_->add(costs_->draft[1], i + 1, require(draft_ms, "draft_ms")[i], true);
     }
 }
 
