@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import device_calls, places
+from support import places, preloading
 from support.commands import run_python
 from support.models import Dial, Models
 
@@ -70,7 +70,7 @@ print(json.dumps({{**{{name: getattr(found, name) for name, _ in Counts._fields_
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return device_calls.build(tmp_path_factory.mktemp("counter"))
+    return preloading.build("device_calls", tmp_path_factory.mktemp("counter"))
 
 
 def count(

@@ -73,6 +73,7 @@ def test_slots_verify_the_same_number_of_drafts(
     for tokens, result in zip(want, results, strict=True):
         assert result["tokens"][: len(tokens)] == tokens
     found = list(batches(log))
+    print(f"{sum(map(len, found))} graphs for {len(found)} batches")
     assert len({tokens for graphs in found for _, tokens in graphs}) > 1
     assert len(found) > 10
     assert sum(map(len, found)) < 1.25 * len(found)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support import device_calls, places
+from support import device_calls, places, preloading
 from support.models import Files
 from support.real_server import PROMPTS, counts, running
 
@@ -44,7 +44,7 @@ def test_sampling_reads_what_it_needs(
     """Per cycle, from a short and a long text; four rows of logits are 65,536 bytes."""
     places.require_gpu()
     model, totals = files("ids", "demo"), []
-    library = device_calls.build(tmp_path)
+    library = preloading.build("device_calls", tmp_path)
     for n in (40, 120):
         written = tmp_path / f"{n}.txt"
         with monkeypatch.context() as preloaded, monkeypatch.context() as told:
