@@ -447,9 +447,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_depth_report_draft.restype = c_int32
     lib.mtp_depth_report_draft.argtypes = [c_void_p, c_int32, c_int32, c_double]
     # mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n,
-    #     int32_t others, int32_t * out);
+    #     int32_t * out);
     lib.mtp_depth_plan_batch.restype = c_int32
-    lib.mtp_depth_plan_batch.argtypes = [POINTER(c_void_p), i32_p, c_int32, c_int32, i32_p]
+    lib.mtp_depth_plan_batch.argtypes = [POINTER(c_void_p), i32_p, c_int32, i32_p]
     # mtp_status mtp_depth_keep_batch(mtp_depth * const * depths,
     #     const float * const * probabilities, const int32_t * n_drafted, int32_t n, int32_t others,
     #     int32_t * out);

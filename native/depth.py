@@ -106,24 +106,22 @@ class DepthChooser:
         check(library().mtp_depth_report(self._handle, ctypes.byref(raw)))
 
 
-def plan_batch(
-    choosers: Sequence[DepthChooser], rooms: Sequence[int], others: int = 0
-) -> list[int]:
-    """Return how many tokens to draft for each of the sequences that share a graph and a batch.
-
-    others: further sequences in the batch, with a token each.
-    """
+def plan_batch(choosers: Sequence[DepthChooser], rooms: Sequence[int]) -> list[int]:
+    """Return how many tokens to draft for each of the sequences that share a graph and a batch."""
     n = len(choosers)
     out = (ctypes.c_int32 * n)()
     limits = (ctypes.c_int32 * n)(*rooms)
-    check(library().mtp_depth_plan_batch(_handles(choosers), limits, n, others, out))
+    check(library().mtp_depth_plan_batch(_handles(choosers), limits, n, out))
     return list(out)
 
 
 def keep_batch(
     choosers: Sequence[DepthChooser], probabilities: Sequence[Sequence[float]], others: int = 0
 ) -> list[int]:
-    """Return how many of each sequence's drafts, with these probabilities, to verify."""
+    """Return how many of each sequence's drafts, with these probabilities, to verify.
+
+    others: further sequences in the batch, with a token each.
+    """
     n = len(choosers)
     out = (ctypes.c_int32 * n)()
     drafted = (ctypes.c_int32 * n)(*map(len, probabilities))

@@ -519,7 +519,7 @@ MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome *
  * room for it. depths: different choosers that share their costs. others: further sequences in the batch,
  * with a token each. rooms, out, probabilities, n_drafted: [n]. The drafts must not be sampled. */
 MTP_API mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n,
-                                        int32_t others, int32_t * out);
+                                        int32_t * out);
 MTP_API mtp_status mtp_depth_keep_batch(mtp_depth * const * depths, const float * const * probabilities,
                                         const int32_t * n_drafted, int32_t n, int32_t others, int32_t * out);
 

@@ -54,8 +54,7 @@ public:
 
     // plan and keep for sequences that share batches, `all` of them with the same costs; see depth_batch.cpp.
     // others: further sequences in the batch, with a token each. drafted: how many tokens, with these probabilities.
-    static std::vector<int32_t> plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms,
-                                           int32_t others);
+    static std::vector<int32_t> plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms);
     static std::vector<int32_t> keep_batch(const std::vector<Depth *> & all, const std::vector<const float *> & probabilities,
                                            const std::vector<int32_t> & drafted, int32_t others);
     // The time of a graph that drafted for n_sequences, n_tokens for the deepest of them.

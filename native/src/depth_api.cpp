@@ -46,9 +46,8 @@ mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences, int32_
 }
 
 // The choosers of a batch, which must share their costs.
-static std::vector<mtp::Depth *> batch(mtp_depth * const * depths, int32_t n, int32_t others) {
+static std::vector<mtp::Depth *> batch(mtp_depth * const * depths, int32_t n) {
     require_range(n, 1, MTP_MAX_SEQUENCES, "n");
-    require_range(others, 0, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "others");
     require(depths, "depths");
     std::vector<mtp::Depth *> out;
     for (int32_t i = 0; i < n; ++i) {
@@ -60,16 +59,15 @@ static std::vector<mtp::Depth *> batch(mtp_depth * const * depths, int32_t n, in
     return out;
 }
 
-mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n, int32_t others,
-                                int32_t * out) {
+mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * rooms, int32_t n, int32_t * out) {
     return guard([&] {
-        const std::vector<mtp::Depth *> all = batch(depths, n, others);
+        const std::vector<mtp::Depth *> all = batch(depths, n);
         require(rooms, "rooms");
         require(out, "out");
         for (int32_t i = 0; i < n; ++i) {
             require_range(rooms[i], 0, MTP_MAX_DEPTH, "room");
         }
-        const std::vector<int32_t> chosen = mtp::Depth::plan_batch(all, {rooms, rooms + n}, others);
+        const std::vector<int32_t> chosen = mtp::Depth::plan_batch(all, {rooms, rooms + n});
         std::copy(chosen.begin(), chosen.end(), out);
     });
 }
@@ -77,7 +75,8 @@ mtp_status mtp_depth_plan_batch(mtp_depth * const * depths, const int32_t * room
 mtp_status mtp_depth_keep_batch(mtp_depth * const * depths, const float * const * probabilities,
                                 const int32_t * n_drafted, int32_t n, int32_t others, int32_t * out) {
     return guard([&] {
-        const std::vector<mtp::Depth *> all = batch(depths, n, others);
+        require_range(others, 0, MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1), "others");
+        const std::vector<mtp::Depth *> all = batch(depths, n);
         require(probabilities, "probabilities");
         require(n_drafted, "n_drafted");
         require(out, "out");

@@ -62,14 +62,13 @@ double Depth::best_batch_rate(const std::vector<Depth *> & all, const std::vecto
     return best;
 }
 
-std::vector<int32_t> Depth::plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms,
-                                       int32_t others) {
+std::vector<int32_t> Depth::plan_batch(const std::vector<Depth *> & all, const std::vector<int32_t> & rooms) {
     std::vector<int32_t> limits;
     for (size_t s = 0; s < all.size(); ++s) {
         limits.push_back(std::clamp(rooms[s], 0, all[s]->max_depth_));
     }
     std::vector<int32_t> depths;
-    best_batch_rate(all, limits, others, depths);
+    best_batch_rate(all, limits, 0, depths);
     bool trial = false;
     for (size_t s = 0; s < all.size(); ++s) {
         depths[s] = all[s]->settle(depths[s], limits[s]);

@@ -373,7 +373,7 @@ def test_a_batch_of_choosers_is_checked() -> None:
     with pytest.raises(NativeError, match="room: expected 0 to 16, found 17"):
         plan_batch([one], [17])
     with pytest.raises(NativeError, match="others: expected 0 to 1088, found -1"):
-        plan_batch([one], [1], others=-1)
+        keep_batch([one], [[0.5]], others=-1)
     with pytest.raises(NativeError, match="n_drafted: expected 0 to 6, found 7"):
         keep_batch([one], [[0.5] * 7])
     with pytest.raises(NativeError, match="n_tokens: expected 1 to 6, found 7"):
