@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
@@ -58,7 +59,14 @@ GPUS = ("cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")  # ggml's ba
 _NO_LIBRARY_OPTION = re.compile(
     r"-DGGML_(BACKEND_DL|BLAS|CANN|CPU_ALL_VARIANTS|CUDA|HIP|METAL|MUSA|OPENCL|SYCL)[:=]"
 )
-_VULKAN_OPTION = re.compile(r"-DGGML_VULKAN(?::\w+)?=(.*)")
+# As CMake reads them.
+_ON = ("1", "on", "true", "y", "yes")
+_OFF = ("0", "off", "false", "n", "no")
+# The instruction sets that compilers use unasked, as Linux names them.
+_COMPILED_FOR = re.compile(
+    r"abm|amx|asimd|avx|bf16|bmi|f16c|fma|fphp|i8mm|movbe|popcnt|s?sse|sme2?\b|sve"
+)
+_NEEDS = "instruction sets"  # in the marker of a server
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 Report = Callable[[str], None]
@@ -89,11 +97,20 @@ class Build:
     @property
     def has_page(self) -> bool:
         """Whether the llama-server contains its web page."""
+        return self._made_from().get("web page") is True
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this CPU has the instruction sets that it was compiled for."""
+        needs = self._made_from().get(_NEEDS, [])
+        return isinstance(needs, list) and all(need in cpu_features().split() for need in needs)
+
+    def _made_from(self) -> dict[str, Any]:
         try:
             made_from = json.loads((self.root / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return False
-        return isinstance(made_from, dict) and made_from.get("web page") is True
+            return {}
+        return made_from if isinstance(made_from, dict) else {}
 
 
 class BuildError(ServerError):
@@ -135,9 +152,13 @@ def library_options() -> list[str]:
 
 def library_names(options: Sequence[str]) -> list[str]:
     """The libraries that these options build."""
-    values = [found[1].lower() for found in map(_VULKAN_OPTION.fullmatch, options) if found]
-    vulkan = values and values[-1] in ("1", "on", "true", "y", "yes")  # as CMake reads them
-    return [*LIBRARIES, *([VULKAN] if vulkan else [])]
+    return [*LIBRARIES, *([VULKAN] if _value("GGML_VULKAN", options) in _ON else [])]
+
+
+def _value(name: str, options: Sequence[str]) -> str | None:
+    """The value of a cmake variable, in lower case; None if no option sets it."""
+    found = [re.fullmatch(rf"-D{name}(?::\w+)?=(.*)", option) for option in options]
+    return next((match[1].lower() for match in reversed(found) if match), None)
 
 
 def split_options(text: str, origin: str) -> list[str]:
@@ -153,12 +174,14 @@ def split_options(text: str, origin: str) -> list[str]:
 def find_build() -> Build | None:
     """The finished build of this version with these patches that commands use.
 
-    A build with a backend for GPUs is preferred, since it also runs on the CPU; then the one that
-    was asked for last.
+    Those for other CPUs, as in a home folder that machines share, are left out. A build with a
+    backend for GPUs is preferred, since it also runs on the CPU; then the one that was asked for
+    last.
     """
     finished = cache_folder("server").glob(f"{_family()}-*/{MARKER}")
     builds = {Build(marker.parent): marker.stat().st_mtime for marker in finished}
-    return max(builds, key=lambda made: (bool(made.gpus), builds[made]), default=None)
+    usable = [made for made in builds if made.runs_here]
+    return max(usable, key=lambda made: (bool(made.gpus), builds[made]), default=None)
 
 
 def clean() -> int:
@@ -189,8 +212,8 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
 
     ServerError if something is missing; BuildError if cmake or a compiler fails.
     """
-    key = f"{_family()}-{_short(json.dumps([*options, platform.machine()]))}"
-    done = Build(cache_folder("server") / key)
+    key = _short(json.dumps([*options, platform.machine(), _instruction_sets(options)]))
+    done = Build(cache_folder("server") / f"{_family()}-{key}")
     if (done.root / MARKER).is_file():
         (done.root / MARKER).touch()  # for `find_build`
         return done
@@ -238,9 +261,15 @@ def _family() -> str:
     return f"{base().version}-{digest([*read_patches(), *read_head_sources()])[:10]}"
 
 
+def _instruction_sets(options: Sequence[str]) -> list[str]:
+    """What ggml compiles for with these options: nothing in particular, or what this CPU has."""
+    features = [] if _value("GGML_NATIVE", options) in _OFF else cpu_features().split()
+    return sorted(filter(_COMPILED_FOR.match, features))
+
+
 def _work_folder(options: Sequence[str], variants: Sequence[CpuVariant] = ()) -> Path:
-    """The work folder for these options on this CPU, for whose instruction sets ggml compiles."""
-    made_for = [astuple(variant) for variant in variants] or cpu_features()
+    """The work folder for these options on this CPU."""
+    made_for = [astuple(variant) for variant in variants] or _instruction_sets(options)
     key = _short(json.dumps([*options, platform.machine(), made_for]))
     patches = digest(read_patches())[:10]
     return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
@@ -349,7 +378,8 @@ def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
     (work / "build" / "bin").rename(collected / "bin")
-    _publish(collected, done, options, {"web page": _page_was_built(work / "build")})
+    more = {"web page": _page_was_built(work / "build"), _NEEDS: _instruction_sets(options)}
+    _publish(collected, done, options, more)
 
 
 def _page_was_built(objects: Path) -> bool:

@@ -364,6 +364,26 @@ def test_the_build_that_was_asked_for_last_is_used(machine: Machine) -> None:
     assert invoke("build-server", "--where").stdout == first
 
 
+def test_each_cpu_uses_its_own_build(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share a home folder: ggml compiles for the CPU that it is compiled on."""
+
+    def on(features: str) -> None:
+        monkeypatch.setattr("mtp_gguf.server.build.cpu_features", lambda: features)
+
+    on("sse2 avx2 avx512f smep")
+    newer = machine.build().stdout
+    on("sse2 avx2")
+    assert invoke("build-server", "--where").exit_code
+    older = machine.build().stdout
+    portable = machine.build("--cmake-args", "-DGGML_NATIVE=OFF").stdout
+    assert len({newer, older, portable}) == 3
+    on("sse2 avx2 avx512f")  # a new version of the system lists other features
+    assert machine.build().stdout == newer
+    assert invoke("build-server", "--where").stdout == newer
+    on("sse2")
+    assert invoke("build-server", "--where").stdout == portable
+
+
 def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.build()
     monkeypatch.setenv("CMAKE_FAIL", "1")
