@@ -152,9 +152,10 @@ class Head(Owner):
         return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
 
     def keep_hidden(self, tensor: int, backend: int, parts: Sequence[Sequence[int]]) -> list[bool]:
-        """Keep hidden states on the device where llama.cpp computed them.
+        """Keep hidden states on the device where llama.cpp computes them.
 
-        tensor, backend: addresses from llama_get_embeddings_nextn_tensor, after llama_synchronize.
+        tensor, backend: addresses from llama_get_embeddings_nextn_tensor. These hidden states can
+        be used after llama_synchronize.
         parts: for each sequence its number, how many it has already, the first row of `tensor` and
         how many rows to keep. Returns for each whether they are kept: on the head's device, if it
         is a GPU, at most MAX_DEPTH + 1.

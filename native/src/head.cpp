@@ -191,7 +191,6 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
         feeds.push_back(task.feed);
     }
     g.run(*cache_, vocabulary_, feeds, drawing, transfers_);
-    hidden_rows_->settled();
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     for (const DraftGraph::Feed & feed : feeds) {
         cache_->extend(feed.seq, feed.first, feed.rows);
@@ -217,7 +216,7 @@ void Head::feed(int32_t seq, int64_t first, const int32_t * tokens, const float 
     }
 }
 
-bool Head::keep_hidden_later(int32_t seq, int64_t at, const DeviceRows & from, int64_t n) {
+bool Head::keep_hidden(int32_t seq, int64_t at, const DeviceRows & from, int64_t n) {
     check_seq(seq);
     require_range(at, 0, INT32_MAX, "at");
     require_range(from.first, 0, INT32_MAX, "first");
@@ -235,9 +234,8 @@ void Head::keep_hidden(const DeviceRows & from, mtp_kept_rows * parts, int32_t n
     }
     for (int32_t i = 0; i < n; ++i) {
         mtp_kept_rows & part = parts[i];
-        part.kept = keep_hidden_later(part.seq, part.at, {from.backend, from.tensor, part.first}, part.n);
+        part.kept = keep_hidden(part.seq, part.at, {from.backend, from.tensor, part.first}, part.n);
     }
-    settle_hidden();
 }
 
 void Head::get_hidden(int32_t seq, int64_t n, float * out) {

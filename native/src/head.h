@@ -34,9 +34,8 @@ public:
                int32_t * out_tokens, float * out_probs, float * out_logits);
     void keep_hidden(const DeviceRows & from, mtp_kept_rows * parts, int32_t n);
     void get_hidden(int32_t seq, int64_t n, float * out);
-    // As keep_hidden for one part, but the trunk must not compute again before settle_hidden() or a draft.
-    bool keep_hidden_later(int32_t seq, int64_t at, const DeviceRows & from, int64_t n);
-    void settle_hidden() { hidden_rows_->settle(); }
+    // As keep_hidden for one part. Returns whether the rows are kept.
+    bool keep_hidden(int32_t seq, int64_t at, const DeviceRows & from, int64_t n);
     // drawing: only for one sequence, whose drafts are then sampled.
     void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);

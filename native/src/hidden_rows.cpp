@@ -40,16 +40,8 @@ bool HiddenRows::copy(int seq, int64_t at, const DeviceRows & from, int64_t n) {
         ggml_backend_view_init(out);
         return out;
     };
-    ggml_backend_tensor_copy_async(from.backend, backend_, view(from.tensor, from.first), view(tensor_, index(seq, at)));
-    pending_ = true;
+    ggml_backend_tensor_copy_async(from.backend, from.backend, view(from.tensor, from.first), view(tensor_, index(seq, at)));
     return true;
-}
-
-void HiddenRows::settle() {
-    if (pending_) {
-        ggml_backend_synchronize(backend_);
-        pending_ = false;
-    }
 }
 
 void HiddenRows::write(int seq, int64_t at, const float * from, int64_t n) {
@@ -58,7 +50,6 @@ void HiddenRows::write(int seq, int64_t at, const float * from, int64_t n) {
 }
 
 void HiddenRows::read(int seq, int64_t at, int64_t n, float * out) {
-    settle();
     ggml_backend_tensor_get(tensor_, out, size_t(index(seq, at)) * row_bytes(), size_t(n) * row_bytes());
 }
 

@@ -20,14 +20,10 @@ public:
     HiddenRows(int64_t n_embd, int64_t n_seq_max, ggml_backend_t backend)
         : n_embd_(n_embd), n_seq_max_(n_seq_max), backend_(backend) {}
 
-    // Copies n rows, which have been computed, to the sequence's rows `at`, at + 1, ... on the device. They
-    // must not change before the backend is waited for. Returns false if they are not on this device, or if
-    // there is no room.
+    // Copies n rows to the sequence's rows `at`, at + 1, ... on the device, after what their backend is still
+    // to compute: they are there once that backend has been waited for. Returns false if they are not on this
+    // device, or if there is no room.
     bool copy(int seq, int64_t at, const DeviceRows & from, int64_t n);
-
-    // Waits for copies, unless the backend has been waited for since.
-    void settle();
-    void settled() { pending_ = false; }
 
     // Stores rows of the host.
     void write(int seq, int64_t at, const float * from, int64_t n);
@@ -50,7 +46,6 @@ private:
     ggml_context_ptr context_;
     ggml_backend_buffer_ptr buffer_;
     ggml_tensor * tensor_ = nullptr;
-    bool pending_ = false;
 };
 
 } // namespace mtp

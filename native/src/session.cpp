@@ -217,9 +217,6 @@ void Session::roll_back(int32_t seq) {
 void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     Sequence & s = sequences_[size_t(seq)];
     hidden_rows_ = 0;
-    if (head_ != nullptr) {
-        head_->settle_hidden();
-    }
     try {
         trunk_.decode(seq, s.decoded, tokens, n, all_logits, min_rows);
     } catch (const Error & error) {
@@ -249,12 +246,9 @@ void Session::keep_tail(int32_t seq, int64_t first, const int32_t * tokens, int6
         s.tail_first = first;
     }
     const DeviceRows rows = drafting() && s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
-    if (rows.tensor != nullptr) {
+    const bool on_device = rows.tensor != nullptr && head_->keep_hidden(seq, int64_t(s.tail_tokens.size()), rows, n);
+    if (on_device) {
         trunk_.wait();
-    }
-    const bool on_device = rows.tensor != nullptr && head_->keep_hidden_later(seq, int64_t(s.tail_tokens.size()), rows, n);
-    if (on_device && sequences_.size() > 1) {
-        head_->settle_hidden(); // others may be decoded from outside before the next draft
     }
     if (drafting() && !on_device) {
         fetch_tail(seq);
@@ -536,9 +530,9 @@ void Session::verify_more() {
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
     run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
-    trunk_.wait(); // the depth is chosen by what this takes
     ++stats_.decodes;
     keep_tail(cycle_.seq, cycle_.first + cycle_.rows, tokens, n);
+    trunk_.wait(); // the depth is chosen by what this takes
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;
     s.length = cycle_.first + cycle_.batch_first + 1; // mtp_cycle_end adds the accepted drafts

@@ -69,7 +69,6 @@ void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n
     batch.n_seq_id = n_seq_ids_.data();
     batch.seq_id = seq_ids_.data();
     batch.logits = outputs_.data();
-    waited_ = false;
     const int32_t status = llama_decode(context_, batch);
     if (status == 1) {
         throw Error(MTP_ERROR_FULL, format("the context has no room for %lld more tokens at position %lld",
@@ -104,10 +103,7 @@ DeviceRows Trunk::hidden_on_device() const {
 }
 
 void Trunk::wait() {
-    if (!waited_ && largest(-1) < 0) {
-        llama_synchronize(context_);
-    }
-    waited_ = true;
+    llama_synchronize(context_);
 }
 
 int32_t Trunk::largest(int32_t row) const {

@@ -51,7 +51,7 @@ public:
     // tensor is nullptr.
     DeviceRows hidden_on_device() const;
 
-    // Returns once the last decode is computed. On a device this also reads what largest() returns.
+    // Returns once the last decode is computed, and what was added to the backend of hidden_on_device().
     void wait();
 
     // The token with the largest logit of a row of the last decode; -1 if only logits() tells.
@@ -120,7 +120,6 @@ private:
     llama_context * context_;
     bool wants_hidden_ = false;
     bool keeps_on_device_ = false;
-    bool waited_ = false; // for the last decode
     StateLayout layout_;
     int64_t window_; // 0 if all layers see all positions
     bool unified_;

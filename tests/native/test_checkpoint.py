@@ -62,12 +62,14 @@ def test_decoding_after_a_restore_repeats_the_original(
                     session.restore(saved)
                 assert session.length() == before
                 return
+            # The CPU replays the log of a device's state while saving, with other roundings.
+            moved = 1e-5 if places.current().gpu_layers else 0.0
             for _ in range(2):
                 session.restore(saved)
                 assert session.length() == length
                 assert go_on(session, start[-1], 20) == want
                 session.decode([want[0][-1]])
-                assert np.array_equal(trunk.logits(), logits)
+                assert np.allclose(trunk.logits(), logits, rtol=0, atol=moved)
 
 
 @places.everywhere

@@ -129,8 +129,8 @@ def test_hidden_states_that_wait_on_the_device(models: Models) -> None:
     ):
         ids = [draw.integers(900, size=7).tolist() for _ in counts]
         slots.decode([(seq, 4, tokens) for seq, tokens in enumerate(ids)])
-        slots.choose(0)
         assert slots.keep(7, counts) == [True] * 3
+        slots.choose(0)  # waits for both
         hidden = [slots.hidden(21)[7 * seq :][:n] for seq, n in enumerate(counts)]
         for seq, rows in enumerate(hidden):
             found = np.empty_like(rows)
@@ -388,6 +388,16 @@ def test_a_lost_device_is_reported_and_the_model_can_be_closed(dial: Dial, when:
     assert said.count("error: a device of ggml failed: ") == 2
     assert "DeviceLost; close the model and load it again" in said
     assert said.endswith("closed\n")
+
+
+@only_vulkan
+def test_copies_on_the_device_wait_for_what_they_copy(dial: Dial) -> None:
+    """Hidden states are copied there before the host waits for them."""
+    said = run_with_faults(dial("tiny"), "text", order=1)
+    found = re.search(r"closed\n(\d+) of (\d+) copies too early\n$", said)
+    assert found, said
+    assert int(found[1]) == 0
+    assert int(found[2]) > 20
 
 
 @only_vulkan

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +25,83 @@ TOP_K = {**SAMPLED, "top_k": 40}
 ALL_LOGITS = {"logit_bias": [[7, 1e-9]]}
 
 
-@pytest.mark.parametrize(
-    ("body", "graphs", "down"),
-    [
-        (GREEDY, 2, 128),
-        (TOP_K, 3, 2048),
-        ({**TOP_K, **ALL_LOGITS}, 2, 1 << 20),
-    ],
-    ids=["greedy", "top-k", "all logits"],
-)
-def test_sampling_reads_what_it_needs(
-    body: dict[str, Any],
-    graphs: int,
-    down: int,
+TOKENS = 120
+
+
+@pytest.fixture
+def spend(
     patched_server: Path,
     files: Files,
     tmp_path: Path,
     free_port: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Per cycle, from a short and a long text; four rows of logits are 65,536 bytes."""
+) -> Callable[[dict[str, Any], int, int], dict[str, float]]:
+    """What a cycle of so many graphs exchanges, in the middle of a text that `slots` slots write.
+
+    Where texts begin and end, cycles have other numbers of drafts.
+    """
     places.require_gpu()
-    model, totals = files("ids", "demo"), []
+    written, model = tmp_path / "counts.txt", files("ids", "demo")
     library = preloading.build("device_calls", tmp_path)
-    for n in (40, 120):
-        written = tmp_path / f"{n}.txt"
-        with monkeypatch.context() as preloaded, monkeypatch.context() as told:
-            told.setenv("DEVICE_CALLS", str(written))
-            preloaded.setenv("LD_PRELOAD", str(library))
-            with running(patched_server, model, free_port, options=OPTIONS) as client:
-                result = client.complete(PROMPTS[0], n_predict=n, **body)
-        totals.append((n - counts(result)[1], device_calls.read_counts(written)))
-    (few, before), (many, after) = totals
-    cycles = many - few
-    spent = {name: (after[name] - before[name]) / cycles for name in device_calls.NAMES}
-    print({name: round(value, 1) for name, value in spent.items()})
-    assert spent["graphs"] < graphs + 0.3  # a text's last cycle has fewer drafts
-    assert spent["bytes_down"] < down
-    assert (spent["bytes_down"] > 50_000) == (body.get("logit_bias") is not None)
+
+    def spent(body: dict[str, Any], slots: int, graphs: int) -> dict[str, float]:
+        with monkeypatch.context() as patch:
+            patch.setenv("DEVICE_CALLS", str(written))
+            patch.setenv("LD_PRELOAD", str(library))
+            with (
+                running(patched_server, model, free_port, options=OPTIONS) as client,
+                ThreadPoolExecutor(slots) as pool,
+            ):
+                ask = partial(client.complete, n_predict=TOKENS, **body)
+                results = list(pool.map(ask, [PROMPTS[0]] * slots))
+        found, cycles = device_calls.read_counts(written), TOKENS - counts(results[0])[1]
+        assert len(found) < (cycles + 4 * slots) * graphs
+        middle = (len(found) // graphs - 14) * graphs
+        first, last = found[8 * graphs], found[8 * graphs + middle]
+        out = {name: (last[name] - first[name]) / middle * graphs for name in device_calls.NAMES}
+        print({name: round(value, 2) for name, value in out.items()})
+        return out
+
+    return spent
+
+
+@pytest.mark.parametrize(
+    ("body", "graphs", "waits", "down"),
+    [
+        (GREEDY, 2, 3, 64),
+        (TOP_K, 3, 4, 1500),
+        ({**TOP_K, **ALL_LOGITS}, 2, 4, 66_000),
+    ],
+    ids=["greedy", "top-k", "all logits"],
+)
+def test_sampling_reads_what_it_needs(
+    spend: Callable[[dict[str, Any], int, int], dict[str, float]],
+    body: dict[str, Any],
+    graphs: int,
+    waits: int,
+    down: int,
+) -> None:
+    """Four rows of logits are 65,536 bytes.
+
+    The waits are for the trunk's inputs, its tokens and hidden states, the drafts, and the logits.
+    """
+    spent = spend(body, 1, graphs)
+    assert spent["graphs"] == graphs
+    assert spent["cpu_graphs"] == 0
+    assert spent["syncs"] <= waits
+    assert spent["bytes_down"] <= down
+    assert spent["bytes_up"] <= 256
+    assert spent["bytes_moved"] > 0  # hidden states
+
+
+def test_slots_share_graphs_and_waits(
+    spend: Callable[[dict[str, Any], int, int], dict[str, float]],
+) -> None:
+    """Two slots in one batch. Masks of a cache that slots share are uploaded."""
+    spent = spend(GREEDY, 2, 2)
+    assert spent["graphs"] == 2
+    assert spent["syncs"] <= 3
+    assert spent["bytes_down"] <= 2 * 64
 
 
 CHAINS: list[dict[str, Any]] = [

@@ -2,8 +2,8 @@
  *
  * Calls from inside another counted call are part of that one. Waits and copies are those of devices
  * with memory of their own: waiting for the CPU returns at once, and its tensors are in host memory.
- * A copy between tensors on devices is counted as `moved`. At its end the process adds a line with the
- * counts since the last question to the file that DEVICE_CALLS names. */
+ * A copy between tensors on devices is counted as `moved`. At its end a process that has computed graphs on a
+ * device adds a line for each of them to the file that DEVICE_CALLS names: the counts when it began. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
@@ -15,7 +15,11 @@ struct counts {
     int64_t cpu_graphs, graphs, syncs, bytes_up, bytes_down, bytes_moved, ups, downs;
 };
 
+enum { MOST = 1 << 14 };
+
 static struct counts counted;
+static struct counts before_graphs[MOST];
+static size_t n_before_graphs;
 static __thread int inside;
 
 struct counts device_calls(void) {
@@ -27,14 +31,23 @@ struct counts device_calls(void) {
 __attribute__((destructor)) static void write_counts(void) {
     const char * path = getenv("DEVICE_CALLS");
     FILE * file = path ? fopen(path, "a") : NULL;
-    if (file) {
-        const int64_t * values = (const int64_t *) &counted;
+    for (size_t graph = 0; file && graph < n_before_graphs; ++graph) {
+        const int64_t * values = (const int64_t *) &before_graphs[graph];
         for (size_t i = 0; i < sizeof(counted) / sizeof(*values); ++i) {
             fprintf(file, "%lld ", (long long) values[i]);
         }
         fputc('\n', file);
+    }
+    if (file) {
         fclose(file);
     }
+}
+
+static void count_graph(int on_cpu) {
+    if (!on_cpu && n_before_graphs < MOST) {
+        before_graphs[n_before_graphs++] = counted;
+    }
+    *(on_cpu ? &counted.cpu_graphs : &counted.graphs) += 1;
 }
 
 static void * real(const char * name) {
@@ -101,7 +114,7 @@ static void count_copy(p from, p to) {
 
 int ggml_backend_graph_compute(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute, (p, p))
-    COUNT(*(on_cpu(backend) ? &counted.cpu_graphs : (counted.syncs++, &counted.graphs)) += 1)
+    COUNT((count_graph(on_cpu(backend)), counted.syncs += !on_cpu(backend)))
     const int out = f(backend, graph);
     --inside;
     return out;
@@ -109,7 +122,7 @@ int ggml_backend_graph_compute(p backend, p graph) {
 
 int ggml_backend_graph_compute_async(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute_async, (p, p))
-    COUNT(*(on_cpu(backend) ? &counted.cpu_graphs : &counted.graphs) += 1)
+    COUNT(count_graph(on_cpu(backend)))
     const int out = f(backend, graph);
     --inside;
     return out;

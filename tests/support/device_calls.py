@@ -16,7 +16,7 @@ NAMES = (
 )
 
 
-def read_counts(written: Path) -> dict[str, int]:
-    """Sums of all processes that wrote into the file that the variable DEVICE_CALLS names."""
-    lines = [[int(word) for word in line.split()] for line in written.read_text().splitlines()]
-    return dict(zip(NAMES, map(sum, zip(*lines, strict=True)), strict=True))
+def read_counts(written: Path) -> list[dict[str, int]]:
+    """What was counted before each graph of the process that the variable DEVICE_CALLS was for."""
+    lines = [map(int, line.split()) for line in written.read_text().splitlines()]
+    return [dict(zip(NAMES, line, strict=True)) for line in lines]

@@ -106,9 +106,9 @@ class Slots:
         ]
         self.decode(batch)
         each = self.depth + 1
-        chosen = [self.choose(row) for row in range(each * len(batch))]
         kept = self.keep(each, [each] * len(batch))
         self.kept += sum(kept)
+        chosen = [self.choose(row) for row in range(each * len(batch))]  # waits for both
         hidden = None if all(kept) else self.hidden(each * len(batch))
         for seq in sequences:
             own = chosen[seq * each : (seq + 1) * each]

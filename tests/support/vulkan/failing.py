@@ -1,14 +1,15 @@
 """Uses a model on a device that fails.
 
-    cd tests; python -m support.vulkan.failing MODEL load|head|submit|wait
+    cd tests; python -m support.vulkan.failing MODEL load|text|head|submit|wait
 
-load: load the model, and print the error. head: load only its head. submit, wait: lose the device
-in the middle of a text, when work is submitted or waited for, print the errors of the next two
-calls, then close the model.
+load: load the model, and print the error. text: then write a text. head: load only its head.
+submit, wait: lose the device in the middle of a text, when work is submitted or waited for, print
+the errors of the next two calls, then close the model.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from contextlib import suppress
@@ -30,7 +31,9 @@ def main(model: str, work: str) -> None:
     except NativeError as error:
         print(f"error: {error}")
         return
-    if work != "load":
+    if work == "text":
+        print(*itertools.islice(llm.generate(PROMPT, temp=0.0), 20))
+    elif work != "load":
         stream = llm.generate(PROMPT, temp=0.0)
         print(*(next(stream) for _ in range(6)))
         os.environ["MTP_VK_LOST"] = work

@@ -3,8 +3,11 @@
 // MTP_VK_LOST=submit in the environment: from now on submissions fail. MTP_VK_LOST=wait: waits for them do.
 // MTP_VK_BYTES=N: at most N bytes of the device's memory can be allocated at a time.
 // MTP_VK_RANGE=N: a shader can read N bytes of a tensor, too few for some operations.
+// MTP_VK_ORDER=1: at its end the process prints how many copies were recorded after a computation without a
+// barrier or a wait between them. A GPU may make such a copy too early; a software device never does.
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,6 +72,15 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice physical, VkPh
 
 static VkDevice the_device;
 
+static int computing; // something is computed that nothing waits for yet
+static long copies, early;
+
+__attribute__((destructor)) static void print_order(void) {
+    if (getenv("MTP_VK_ORDER") != NULL) {
+        printf("%ld of %ld copies too early\n", early, copies);
+    }
+}
+
 #define NEXT(name) ((PFN_vk##name) next_device(the_device, "vk" #name))
 
 // Submissions that fail are not made. Before a wait fails, all work ends: nothing runs on a lost device.
@@ -82,7 +94,14 @@ static VkDevice the_device;
             NEXT(DeviceWaitIdle)(the_device);                                   \
             return VK_ERROR_DEVICE_LOST;                                        \
         }                                                                       \
-        return NEXT(name)(__VA_ARGS__);                                         \
+        const VkResult result = NEXT(name)(__VA_ARGS__);                        \
+        computing = computing && result != VK_SUCCESS;                          \
+        return result;                                                          \
+    }
+#define COMMAND(name, effect, parameters, ...)          \
+    static VKAPI_ATTR void VKAPI_CALL name parameters { \
+        effect;                                         \
+        NEXT(name)(__VA_ARGS__);                        \
     }
 SUBMIT(QueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo * s, VkFence f), q, n, s, f)
 SUBMIT(QueueSubmit2, (VkQueue q, uint32_t n, const VkSubmitInfo2 * s, VkFence f), q, n, s, f)
@@ -91,6 +110,13 @@ WAIT(DeviceWaitIdle, (VkDevice d), d)
 WAIT(GetFenceStatus, (VkDevice d, VkFence f), d, f)
 WAIT(WaitForFences, (VkDevice d, uint32_t n, const VkFence * f, VkBool32 all, uint64_t t), d, n, f, all, t)
 WAIT(WaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo * s, uint64_t t), d, s, t)
+COMMAND(CmdDispatch, computing = 1, (VkCommandBuffer c, uint32_t x, uint32_t y, uint32_t z), c, x, y, z)
+COMMAND(CmdCopyBuffer, (++copies, early += computing),
+        (VkCommandBuffer c, VkBuffer from, VkBuffer to, uint32_t n, const VkBufferCopy * r), c, from, to, n, r)
+COMMAND(CmdPipelineBarrier, computing = 0,
+        (VkCommandBuffer c, VkPipelineStageFlags before, VkPipelineStageFlags after, VkDependencyFlags flags, uint32_t n,
+         const VkMemoryBarrier * m, uint32_t n_b, const VkBufferMemoryBarrier * b, uint32_t n_i,
+         const VkImageMemoryBarrier * i), c, before, after, flags, n, m, n_b, b, n_i, i)
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo * info,
                                                       const VkAllocationCallbacks * callbacks, VkInstance * out) {
@@ -134,6 +160,8 @@ static PFN_vkVoidFunction own(const char * name) {
         OWN(GetFenceStatus, GetFenceStatus), OWN(WaitForFences, WaitForFences),
         OWN(WaitSemaphores, WaitSemaphores), OWN(CreateDevice, create_device),
         OWN(CreateInstance, create_instance), OWN(GetPhysicalDeviceProperties2, get_properties),
+        OWN(CmdDispatch, CmdDispatch),      OWN(CmdCopyBuffer, CmdCopyBuffer),
+        OWN(CmdPipelineBarrier, CmdPipelineBarrier),
     };
     for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); ++i) {
         if (strcmp(functions[i].name, name) == 0) {

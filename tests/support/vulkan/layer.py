@@ -47,7 +47,7 @@ def _build(folder: Path) -> None:
 def run_with_faults(model: Path, work: str, **limits: int) -> str:
     """What support.vulkan.failing prints; it must end by itself, not by a signal.
 
-    limits: `bytes` and `range`, as in faults.c.
+    limits: `bytes`, `range` and `order`, as in faults.c.
     """
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder))
