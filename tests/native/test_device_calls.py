@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mtp_gguf.native.runtime import runtime
 from support import places, preloading
 from support.commands import run_python
 from support.models import Dial, Models
@@ -82,6 +83,8 @@ def count(
     found: dict[str, int] = json.loads(printed)
     print({name: round(value / CYCLES, 2) for name, value in found.items()})
     assert found["cycles"] == CYCLES
+    if runtime.kind == "stock":
+        pytest.skip("counted; the bounds are those of the patched libraries")
     return found
 
 
@@ -99,9 +102,9 @@ def test_a_cycle_on_a_device(
 ) -> None:
     """Two graphs, three waits, and only tokens and positions move; with the patched libraries.
 
-    The waits are for the trunk's inputs, its tokens and the drafts. Embeddings that are not those
-    of the output matrix stay on the CPU, which then gathers a row for each token of the batch,
-    unless an option puts them on the device.
+    The waits are for the trunk's inputs; its tokens and hidden states; the drafts. Embeddings
+    that are not those of the output matrix stay on the CPU, which then gathers a row for each
+    token of the batch, unless an option puts them on the device.
     """
     places.require_gpu()
     path = models.gguf("demo", "Q4_K_M", "F16") if tied else dial("tiny")
@@ -129,12 +132,12 @@ def test_a_cycle_with_rejection_on_a_device(counter: Path, dial: Dial) -> None:
 
 @pytest.mark.gpu
 def test_cycles_of_several_sequences_on_a_device(counter: Path, models: Models) -> None:
-    """As those of one, with one more wait: for the copies of the hidden states on the device."""
+    """As those of one: the hidden states are copied before the batch is waited for."""
     places.require_gpu()
     found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", sequences=2)
     assert found["graphs"] == 2 * CYCLES
     assert found["cpu_graphs"] == 0
-    assert found["syncs"] <= 4 * CYCLES
+    assert found["syncs"] <= 3 * CYCLES
     assert found["bytes_down"] <= 256 * CYCLES
     assert found["bytes_up"] <= 256 * CYCLES
 
@@ -147,6 +150,6 @@ def test_slots_on_a_device(counter: Path, models: Models, sequences: int) -> Non
     found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", "slots", sequences)
     assert found["kept"] == sequences * CYCLES
     assert found["graphs"] == 2 * CYCLES
-    assert found["syncs"] <= 4 * CYCLES
+    assert found["syncs"] <= 3 * CYCLES
     assert found["bytes_down"] <= 256 * CYCLES
     assert found["bytes_up"] <= 256 * sequences * CYCLES
