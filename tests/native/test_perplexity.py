@@ -85,7 +85,7 @@ def test_the_loss_is_that_of_the_stock_libraries(models: Models, tmp_path: Path)
 def test_the_bounds_tell_fewer_bits_from_rounding(models: Models, tmp_path: Path) -> None:
     """On the same libraries: the bounds are near enough to see four bits in place of five."""
     five, four = (
-        losses(FAST, models.gguf("demo", quant, "F16"), tmp_path, 6, 256)
+        losses(STOCK, models.gguf("demo", quant, "F16"), tmp_path, 6, 256)
         for quant in ("Q5_K_M", "Q4_K_M")
     )
     assert not as_good(five, four)
