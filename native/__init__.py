@@ -18,6 +18,7 @@ _PUBLIC = {
     "LibraryMismatchError": "errors",
     "ModelRefusedError": "errors",
     "NativeError": "errors",
+    "schema_grammar": "json_schema",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (a list, though computed)

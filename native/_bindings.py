@@ -1,12 +1,10 @@
 """ctypes declarations for every function of mtp.h, each below its C prototype.
 
 `library()` loads libmtp once, after `runtime`, so that it resolves to the llama.cpp that llama_cpp
-has loaded. The environment variable MTP_GGUF_NATIVE_LIB names another build of it, e.g. one with
-sanitizers.
+has loaded.
 """
 
 import ctypes
-import os
 from ctypes import (
     POINTER,
     c_bool,
@@ -20,7 +18,6 @@ from ctypes import (
     c_void_p,
 )
 from functools import cache
-from pathlib import Path
 
 from .errors import (
     ContextFullError,
@@ -30,11 +27,11 @@ from .errors import (
     ModelRefusedError,
     NativeError,
 )
+from .layouts import UNDERSTOOD
 
-API_VERSION = 7
+API_VERSION = 8
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
-LIBRARY_VARIABLE = "MTP_GGUF_NATIVE_LIB"
 
 _BACKEND = 7  # MTP_ERROR_BACKEND
 _DEVICE = 12  # MTP_ERROR_DEVICE
@@ -64,6 +61,18 @@ class HeadParams(ctypes.Structure):
         ("fastmtp_size", c_int32),
         ("embedding", c_void_p),
         ("output", c_void_p),
+    )
+
+
+class ImatrixEntry(ctypes.Structure):
+    """mtp_imatrix_entry."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("sums", POINTER(c_float)),
+        ("n_sums", c_size_t),
+        ("counts", POINTER(c_int64)),
+        ("n_counts", c_size_t),
     )
 
 
@@ -197,17 +206,14 @@ def library() -> ctypes.CDLL:
     """Load libmtp, once; LibraryMismatchError when it cannot be used with this llama_cpp."""
     from . import runtime  # noqa: PLC0415  (loads llama.cpp's libraries, which libmtp resolves to)
 
-    override = os.environ.get(LIBRARY_VARIABLE)
-    path = Path(override) if override else runtime.native_library("mtp")
-    try:
-        lib = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LibraryMismatchError(f"{path}: cannot be loaded: {error}") from None
+    lib = runtime.load_libmtp()
     if (found := lib.mtp_api_version()) != API_VERSION:
-        raise LibraryMismatchError(f"{path}: expected API version {API_VERSION}, found {found}")
+        raise LibraryMismatchError(
+            f"{lib._name}: expected API version {API_VERSION}, found {found}"
+        )
     _declare(lib)
     if lib.mtp_check_runtime():
-        raise LibraryMismatchError(lib.mtp_last_error().decode())
+        raise LibraryMismatchError(f"{lib.mtp_last_error().decode()}; {UNDERSTOOD}")
     return lib
 
 
@@ -244,6 +250,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_check_runtime(void);
     lib.mtp_check_runtime.restype = c_int32
     lib.mtp_check_runtime.argtypes = []
+    # mtp_status mtp_call_for_struct(void (*function)(void), void * out);
+    lib.mtp_call_for_struct.restype = c_int32
+    lib.mtp_call_for_struct.argtypes = [c_void_p, c_void_p]
 
     # bool mtp_context_has_failed(struct llama_context * context);
     lib.mtp_context_has_failed.restype = c_bool
@@ -252,6 +261,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # const char * mtp_gpu_name(int32_t index);
     lib.mtp_gpu_name.restype = c_char_p
     lib.mtp_gpu_name.argtypes = [c_int32]
+    # void mtp_abort_decoding(void);
+    lib.mtp_abort_decoding.restype = None
+    lib.mtp_abort_decoding.argtypes = []
     # mtp_status mtp_log_listen(bool echo);
     lib.mtp_log_listen.restype = c_int32
     lib.mtp_log_listen.argtypes = [c_bool]
@@ -327,6 +339,25 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_head_ops(mtp_head * head, const char ** out);
     lib.mtp_head_ops.restype = c_int32
     lib.mtp_head_ops.argtypes = [c_void_p, POINTER(c_char_p)]
+
+    # mtp_status mtp_imatrix_new(bool with_output, mtp_imatrix ** out);
+    lib.mtp_imatrix_new.restype = c_int32
+    lib.mtp_imatrix_new.argtypes = [c_bool, POINTER(c_void_p)]
+    # void mtp_imatrix_free(mtp_imatrix * imatrix);
+    lib.mtp_imatrix_free.restype = None
+    lib.mtp_imatrix_free.argtypes = [c_void_p]
+    # bool mtp_imatrix_evaluate(struct ggml_tensor * node, bool ask, void * imatrix);
+    lib.mtp_imatrix_evaluate.restype = c_bool
+    lib.mtp_imatrix_evaluate.argtypes = [c_void_p, c_bool, c_void_p]
+    # mtp_status mtp_imatrix_size(const mtp_imatrix * imatrix, int32_t * out);
+    lib.mtp_imatrix_size.restype = c_int32
+    lib.mtp_imatrix_size.argtypes = [c_void_p, i32_p]
+    # mtp_status mtp_imatrix_get(const mtp_imatrix * imatrix, int32_t i, mtp_imatrix_entry * out);
+    lib.mtp_imatrix_get.restype = c_int32
+    lib.mtp_imatrix_get.argtypes = [c_void_p, c_int32, POINTER(ImatrixEntry)]
+    # mtp_status mtp_head_set_imatrix(mtp_head * head, mtp_imatrix * imatrix);
+    lib.mtp_head_set_imatrix.restype = c_int32
+    lib.mtp_head_set_imatrix.argtypes = [c_void_p, c_void_p]
 
     # mtp_status mtp_model_matrix(const struct llama_model * model, bool output,
     #     const struct ggml_tensor ** out);

@@ -51,5 +51,5 @@ class Checkpoint(Owner):
     def to_bytes(self) -> bytes:
         """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""
         out = ctypes.create_string_buffer(self._written_bytes)
-        check(library().mtp_checkpoint_write(self.handle, out, self._written_bytes))
+        self._call(library().mtp_checkpoint_write, out, self._written_bytes)
         return out.raw

@@ -1,11 +1,12 @@
 """The native library's choice of the draft depth, usable without a session."""
 
 import ctypes
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ._bindings import CycleOutcome, check, library
+from ._owner import Owner
 
 
 @dataclass(frozen=True)
@@ -26,58 +27,57 @@ class Outcome:
     rollback_ms: float = 0.0
 
 
-class DepthChooser:
+class DepthChooser(Owner):
     """Chooses the draft depth from reported costs and outcomes, deterministically.
 
     One cycle: `plan`, draft, `keep`, verify, `report`. A Session has its own for the depth "auto";
     this class is for simulations and other runtimes.
     """
 
-    def __init__(self, max_depth: int) -> None:
-        handle = ctypes.c_void_p()
-        check(library().mtp_depth_new(max_depth, ctypes.byref(handle)))
-        self._own(handle)
+    _what = "depth chooser"
 
-    def _own(self, handle: ctypes.c_void_p) -> None:
-        self._handle = handle
-        self._free = weakref.finalize(self, library().mtp_depth_free, handle)
+    def __init__(self, max_depth: int) -> None:
+        self._make(library().mtp_depth_new, max_depth)
+
+    def _make(self, function: Callable[..., int], *arguments: Any) -> None:
+        handle = self._own(library().mtp_depth_free)
+        check(function(*arguments, ctypes.byref(handle)))
         self._out = ctypes.c_int32()
 
     def beside(self) -> "DepthChooser":
         """Return a chooser for another sequence of the same runtime; the two share their costs."""
-        handle = ctypes.c_void_p()
-        check(library().mtp_depth_new_beside(self._handle, ctypes.byref(handle)))
         other = DepthChooser.__new__(DepthChooser)
-        other._own(handle)
+        other._make(library().mtp_depth_new_beside, self.handle)
+        other._lock = self._lock
         return other
 
     def share(self, n_sequences: int) -> None:
         """Set how many sequences share the next batches; initially 1."""
-        check(library().mtp_depth_share(self._handle, n_sequences))
+        self._call(library().mtp_depth_share, n_sequences)
 
     def report_batch(self, n_tokens: int, ms: float) -> None:
         """Report the time of a batch that verified `n_tokens`, counted over all its sequences.
 
         Call it once per batch and leave verify_ms of the sequences' outcomes at 0.
         """
-        check(library().mtp_depth_report_batch(self._handle, n_tokens, ms))
+        self._call(library().mtp_depth_report_batch, n_tokens, ms)
 
     def report_draft(self, n_sequences: int, depth: int, ms: float) -> None:
         """Report the time of a graph that drafted for sequences, `depth` for the deepest of them.
 
         Call it once per graph and leave draft_ms of the sequences' outcomes at 0.
         """
-        check(library().mtp_depth_report_draft(self._handle, n_sequences, depth, ms))
+        self._call(library().mtp_depth_report_draft, n_sequences, depth, ms)
 
     def set_costs(self, verify_ms: Sequence[float], draft_ms: Sequence[float]) -> None:
         """Set known costs: of batches of 1, 2, … tokens, and of drafting 1, 2, … tokens."""
         verify = (ctypes.c_double * len(verify_ms))(*verify_ms)
         draft = (ctypes.c_double * len(draft_ms))(*draft_ms)
-        check(library().mtp_depth_set_costs(self._handle, verify, len(verify), draft, len(draft)))
+        self._call(library().mtp_depth_set_costs, verify, len(verify), draft, len(draft))
 
     def plan(self, room: int) -> int:
         """Return how many tokens to draft, at most `room`."""
-        check(library().mtp_depth_plan(self._handle, room, ctypes.byref(self._out)))
+        self._call(library().mtp_depth_plan, room, ctypes.byref(self._out))
         return self._out.value
 
     def keep(self, probabilities: Sequence[float], *, drawn: bool = False) -> int:
@@ -87,7 +87,7 @@ class DepthChooser:
         """
         values = (ctypes.c_float * len(probabilities))(*probabilities)
         out = ctypes.byref(self._out)
-        check(library().mtp_depth_keep(self._handle, values, len(values), drawn, out))
+        self._call(library().mtp_depth_keep, values, len(values), drawn, out)
         return self._out.value
 
     def report(self, outcome: Outcome) -> None:
@@ -103,7 +103,7 @@ class DepthChooser:
             outcome.verify_ms,
             outcome.rollback_ms,
         )
-        check(library().mtp_depth_report(self._handle, ctypes.byref(raw)))
+        self._call(library().mtp_depth_report, ctypes.byref(raw))
 
 
 def plan_batch(choosers: Sequence[DepthChooser], rooms: Sequence[int]) -> list[int]:
@@ -111,7 +111,7 @@ def plan_batch(choosers: Sequence[DepthChooser], rooms: Sequence[int]) -> list[i
     n = len(choosers)
     out = (ctypes.c_int32 * n)()
     limits = (ctypes.c_int32 * n)(*rooms)
-    check(library().mtp_depth_plan_batch(_handles(choosers), limits, n, out))
+    _call_together(choosers, library().mtp_depth_plan_batch, limits, n, out)
     return list(out)
 
 
@@ -128,9 +128,20 @@ def keep_batch(
     floats = ctypes.POINTER(ctypes.c_float)
     arrays = [(ctypes.c_float * len(values))(*values) for values in probabilities]
     pointers = (floats * n)(*(ctypes.cast(array, floats) for array in arrays))
-    check(library().mtp_depth_keep_batch(_handles(choosers), pointers, drafted, n, others, out))
+    _call_together(choosers, library().mtp_depth_keep_batch, pointers, drafted, n, others, out)
     return list(out)
 
 
-def _handles(choosers: Sequence[DepthChooser]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(choosers))(*(chooser._handle for chooser in choosers))
+def _call_together(
+    choosers: Sequence[DepthChooser], function: Callable[..., int], *arguments: Any
+) -> None:
+    """Call a C function with choosers of one runtime, which share a lock."""
+    handles = (ctypes.c_void_p * len(choosers))(*(chooser.handle for chooser in choosers))
+
+    def call() -> None:
+        check(function(handles, *arguments))
+
+    if choosers:
+        choosers[0]._alone(call)
+    else:
+        call()  # raises an error

@@ -11,9 +11,9 @@ checks this list against the loaded library):
 Results are therefore the same for two to `MAX_ROWS` rows. With k-quants and a Q8_0 cache they are
 the same for one row, too.
 
-Patch 0004 adds small-batch kernels with the same result for 1 to `LANES_ROWS` rows, for weights of
-`LANES_TYPES` in matrices and experts; patch 0005 does the same for attention over any cache. If
-both run, exact needs nothing else.
+Our kernels (native/kernels) have the same result for 1 to `LANES_ROWS` rows, for weights of
+`LANES_TYPES` in matrices and experts, and in attention over any cache. Where they run, exact needs
+nothing else.
 
 Other backends are rejected: ARM's products process rows in pairs (i8mm), and GPUs choose kernels by
 batch size.
@@ -27,16 +27,16 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.model import shard_paths
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK
+from mtp_gguf.gguf_tools.system import PATCHED, PLUGGED_IN, STOCK
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
-from .runtime import llama_cpp
+from .runtime import plugged_kernels
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
 MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
-# ggml-cpu/lanes of patch 0004
+# native/kernels/src/lanes
 LANES_TYPES = frozenset({"Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F16", "BF16", "F32"})
 LANES_ROWS = 15
 _MACHINES = ("x86_64", "AMD64")
@@ -51,19 +51,21 @@ class Batches:
     repacked: bool = True
 
 
-def has_lanes() -> bool:
-    """Whether the loaded ggml-cpu runs the kernels of patch 0004 on this CPU."""
-    return b"LANES = " in llama_cpp.llama_print_system_info()
+def has_product_kernels() -> bool:
+    """Whether products on this CPU are computed by our kernels."""
+    return "MUL_MAT" in plugged_kernels.operations()
 
 
 def has_attention() -> bool:
-    """Whether flash attention uses the kernels of patch 0005, which are only for x86-64."""
-    return has_lanes() and platform.machine() in _MACHINES
+    """Whether flash attention is computed by our kernels, which are only for x86-64."""
+    return platform.machine() in _MACHINES and "FLASH_ATTN_EXT" in plugged_kernels.operations()
 
 
 def kernels() -> str:
-    """Return which small-batch kernels the loaded libraries use here, as in Machine.kernels."""
-    return PATCHED if has_lanes() else STOCK
+    """Return which kernels the loaded libraries use here, as in Machine.kernels."""
+    if not plugged_kernels.instructions:
+        return STOCK
+    return PATCHED if plugged_kernels.patched else PLUGGED_IN
 
 
 def trunk_matrices(path: Path) -> list[TensorInfo]:
@@ -104,7 +106,7 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
     """
     if two_phase:
         return Batches(max_rows=1)
-    elsewhere = "rollback='two-phase' works on every backend"
+    elsewhere = "MTPLlama(rollback='two-phase') works on every backend"
     if options.get("n_gpu_layers", 0):
         raise NativeError(
             "exact: expected n_gpu_layers=0, found layers on a GPU: no GPU backend of ggml "
@@ -119,7 +121,7 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
         if (found := options.setdefault(name, value)) != value:
             raise NativeError(f"exact: expected {name}={value}, found {found}; {elsewhere}")
     adapter = bool(options.get("lora_path"))
-    if has_lanes() and not adapter:
+    if has_product_kernels() and not adapter:
         types = {t.type.name for t in trunk_matrices(path)}
         if types <= LANES_TYPES:
             return Batches(max_rows=LANES_ROWS, repacked=False)

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,13 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 
 Tokens = NDArray[np.int64]
+
+
+class Renderer(Protocol):
+    """Renders a conversation as text with a chat template, up to the beginning of the answer."""
+
+    def __call__(self, messages: Sequence[dict[str, Any]], /, **variables: Any) -> str:
+        """Render messages; RequestError if the template fails. variables: for the template."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def chat_writer(template: str | None) -> Callable[[str], str] | None:
     return write
 
 
-def chat_renderer(template: str | None) -> Callable[[list[dict[str, str]]], str] | None:
+def chat_renderer(template: str | None) -> Renderer | None:
     """Return a function that renders a conversation with a chat template; None without a template.
 
     RequestError if the template is invalid; the function raises it, too.
@@ -110,9 +117,9 @@ def chat_renderer(template: str | None) -> Callable[[list[dict[str, str]]], str]
     except TEMPLATE_ERRORS as error:
         raise RequestError(template_fault(error)) from None
 
-    def render(messages: list[Any]) -> str:
+    def render(messages: Sequence[Any], /, **variables: Any) -> str:
         try:
-            return str(formatter(messages=messages).prompt)
+            return str(formatter(messages=[*messages], **variables).prompt)
         except Exception as error:  # a template is code from the model file: anything may be raised
             raise RequestError(f"the model's chat template fails: {error}") from None
 

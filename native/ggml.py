@@ -125,6 +125,30 @@ def devices() -> list[Device]:
     return [Device(*(text(d).decode(errors="replace") for text in texts)) for d in found]
 
 
+def tensor_name(address: int) -> str:
+    """The name of a ggml_tensor."""
+    # const char * ggml_get_name(const struct ggml_tensor * tensor);
+    get = _library().ggml_get_name
+    get.restype = ctypes.c_char_p
+    get.argtypes = [ctypes.c_void_p]
+    name: bytes = get(address)
+    return name.decode(errors="replace")
+
+
+def tensor_values(address: int) -> NDArray[np.float32]:
+    """The values of a contiguous ggml_tensor in F32, copied from its device; no shape."""
+    lib = _library()
+    # size_t ggml_nbytes(const struct ggml_tensor * tensor);
+    lib.ggml_nbytes.restype = ctypes.c_size_t
+    lib.ggml_nbytes.argtypes = [ctypes.c_void_p]
+    # void ggml_backend_tensor_get(const struct ggml_tensor *, void *, size_t offset, size_t size);
+    lib.ggml_backend_tensor_get.restype = None
+    lib.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
+    out = np.empty(lib.ggml_nbytes(address) // 4, np.float32)
+    lib.ggml_backend_tensor_get(address, out.ctypes.data, 0, out.nbytes)
+    return out
+
+
 def prepare(kind: TensorType) -> None:
     """Build ggml's tables for a type; call once before quantizing from several threads."""
     _library().ggml_quantize_init(kind.id)
@@ -153,6 +177,12 @@ def is_finite(rows: NDArray[Any]) -> bool:
     exponent = np.uint16(0x7C00 if rows.dtype == np.float16 else 0x7F80)
     bits = rows.view(np.uint16)
     return not ((bits & exponent) == exponent).any()
+
+
+def is_valid(kind: TensorType, data: bytes) -> bool:
+    """Whether whole blocks of `kind` are free of NaN and infinity; ggml prints what it found."""
+    source = np.frombuffer(data, np.uint8)
+    return bool(_library().ggml_validate_row_data(kind.id, source.ctypes.data, source.nbytes))
 
 
 def quantize(

@@ -56,6 +56,7 @@ class Head(Owner):
     """
 
     _what = "head"
+    _runs_threads = True
 
     def __init__(
         self,
@@ -101,13 +102,13 @@ class Head(Owner):
     def draft_ids(self) -> NDArray[np.int32]:
         """Return the target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
         out = np.empty(self.n_draft_vocab, np.int32)
-        check(library().mtp_head_get_draft_ids(self.handle, _ints(out), out.size))
+        self._call(library().mtp_head_get_draft_ids, _ints(out), out.size)
         return out
 
     def next_position(self, seq: int = 0) -> int:
         """Return the first position after the rows of a sequence."""
         out = ctypes.c_int32()
-        check(library().mtp_head_next_position(self.handle, seq, ctypes.byref(out)))
+        self._call(library().mtp_head_next_position, seq, ctypes.byref(out))
         return out.value
 
     def feed(self, tokens: Sequence[int], hidden: ArrayLike, first: int, seq: int = 0) -> None:
@@ -116,9 +117,8 @@ class Head(Owner):
         hidden: [len(tokens), n_embd], the trunk's hidden state at the position before each token.
         """
         ids, states = self._rows(tokens, hidden)
-        check(
-            library().mtp_head_feed(self.handle, seq, first, _ints(ids), _floats(states), len(ids))
-        )
+        rows = (_ints(ids), _floats(states), len(ids))
+        self._call(library().mtp_head_feed, seq, first, *rows)
 
     def draft(
         self,
@@ -135,19 +135,17 @@ class Head(Owner):
         drafted = np.empty(max(depth, 0), np.int32)
         probabilities = np.empty(max(depth, 0), np.float32)
         all_logits = np.empty((max(depth, 0), self.n_draft_vocab), np.float32) if logits else None
-        check(
-            library().mtp_head_draft(
-                self.handle,
-                seq,
-                first,
-                _ints(ids),
-                _floats(states),
-                len(ids),
-                depth,
-                _ints(drafted),
-                _floats(probabilities),
-                None if all_logits is None else _floats(all_logits),
-            )
+        self._call(
+            library().mtp_head_draft,
+            seq,
+            first,
+            _ints(ids),
+            _floats(states),
+            len(ids),
+            depth,
+            _ints(drafted),
+            _floats(probabilities),
+            None if all_logits is None else _floats(all_logits),
         )
         return Draft(drafted.tolist(), probabilities.tolist(), all_logits)
 
@@ -161,7 +159,7 @@ class Head(Owner):
         is a GPU, at most MAX_DEPTH + 1.
         """
         structs = (KeptRows * len(parts))(*[KeptRows(*part) for part in parts])
-        check(library().mtp_head_keep_hidden(self.handle, tensor, backend, structs, len(parts)))
+        self._call(library().mtp_head_keep_hidden, tensor, backend, structs, len(parts))
         return [part.kept for part in structs]
 
     def draft_batch(self, tasks: Sequence[SequenceTask]) -> list[Draft]:
@@ -180,29 +178,29 @@ class Head(Owner):
             struct.n_rows = len(ids)
             struct.out_tokens, struct.out_probs = _ints(drafted), _floats(probabilities)
             arrays.append((drafted, probabilities, ids, states))
-        check(library().mtp_head_draft_batch(self.handle, structs, len(tasks)))
+        self._call(library().mtp_head_draft_batch, structs, len(tasks))
         return [Draft(ids.tolist(), chances.tolist(), None) for ids, chances, *_ in arrays]
 
     def rollback(self, position: int, seq: int = 0) -> None:
         """Remove the rows at positions >= position."""
-        check(library().mtp_head_rollback(self.handle, seq, position))
+        self._call(library().mtp_head_rollback, seq, position)
 
     def rows(self, seq: int = 0) -> bytes:
         """Return a sequence's keys and values, for `set_rows` of a head of the same model."""
         size = ctypes.c_size_t()
-        check(library().mtp_head_rows_size(self.handle, seq, ctypes.byref(size)))
+        self._call(library().mtp_head_rows_size, seq, ctypes.byref(size))
         out = ctypes.create_string_buffer(size.value)
-        check(library().mtp_head_get_rows(self.handle, seq, out, size))
+        self._call(library().mtp_head_get_rows, seq, out, size)
         return out.raw
 
     def set_rows(self, rows: bytes, end: int, seq: int = 0) -> None:
         """Replace the rows of a sequence; the last of `rows` is at position end - 1."""
-        check(library().mtp_head_set_rows(self.handle, seq, end, rows, len(rows)))
+        self._call(library().mtp_head_set_rows, seq, end, rows, len(rows))
 
     def ops(self) -> list[str]:
         """Return the names of the ggml ops of this head's graphs, sorted."""
         out = ctypes.c_char_p()
-        check(library().mtp_head_ops(self.handle, ctypes.byref(out)))
+        self._call(library().mtp_head_ops, ctypes.byref(out))
         return (out.value or b"").decode().split()
 
     def _rows(

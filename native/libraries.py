@@ -1,5 +1,6 @@
 """The llama.cpp libraries that this process has loaded, and the device they run a model on."""
 
+import ctypes
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -27,9 +28,17 @@ def device_name(gpu_layers: int) -> str:
     return str(library().mtp_gpu_name(0).decode()) if gpu_layers else "CPU"
 
 
-def built_for() -> str:
-    """Return the versions of ggml and llama.cpp that libmtp was built for."""
-    return str(library().mtp_built_for().decode())
+def loaded_versions() -> str:
+    """Return the versions of ggml and llama.cpp that this process has loaded."""
+    texts = []
+    for name in ("ggml_version", "ggml_commit", "llama_version"):
+        function = getattr(llama_cpp.llama_cpp._lib, name, None)
+        if function is None:  # before llama-cpp-python 0.3.34
+            texts.append("unknown")
+            continue
+        function.restype = ctypes.c_char_p
+        texts.append(function().decode())
+    return "ggml {} ({}), llama.cpp {}".format(*texts)
 
 
 def loaded_libraries(gpu_layers: int) -> LoadedLibraries:

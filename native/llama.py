@@ -6,10 +6,12 @@ import ctypes
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from difflib import get_close_matches
 from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -35,8 +37,9 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
+from .json_schema import response_schema, schema_grammar
 from .lookup_files import open_lookup_files
-from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
+from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
@@ -46,6 +49,12 @@ from .session import NO_STATS, MtpStats, Rollback, Session
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+# llama_cpp's grammars of forced tool calls let strings contain raw control characters, with which
+# the arguments do not parse.
+llama_cpp.llama_grammar.PRIMITIVE_RULES[
+    "char"
+].content = r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
@@ -78,6 +87,27 @@ def _streaming(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatena
     return read
 
 
+def _with_schema(
+    method: Callable[Concatenate[Any, _P], _R],
+) -> Callable[Concatenate[Any, _P], _R]:
+    """Run a method with the grammar of its `response_format`, for which llama_cpp's is too weak.
+
+    It is that of OpenAI's API or of llama-server. NativeError if it is another, or if a grammar
+    cannot express its schema.
+    """
+
+    @wraps(method)
+    def call(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        schema = response_schema(options.pop("response_format", None))
+        if schema is not None:
+            if options.get("grammar") is not None:
+                raise NativeError("response_format: expected no grammar beside it, found one")
+            options["grammar"] = read_grammar(llm, "response_format", schema_grammar(schema))
+        return method(llm, *args, **options)
+
+    return call
+
+
 class MTPLlama(llama_cpp.Llama):
     """A Llama that drafts with the model's MTP head and verifies with its trunk.
 
@@ -108,7 +138,7 @@ class MTPLlama(llama_cpp.Llama):
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
     - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
       memory, so that the next prompt with the same prefix is not evaluated from the start.
-    - lookup_files: text files of yours, and folders of them, to draft from as well; this implies
+    - lookup_files: your own text files, and folders of them, to draft from as well; this implies
       lookup. They are indexed once, in the user's cache.
     - lookup: also draft from the text itself, up to 14 tokens at a time, if a copy of earlier text
       promises more tokens per millisecond than the head; this works without a head, too. On by
@@ -154,6 +184,7 @@ class MTPLlama(llama_cpp.Llama):
         lookup_files: Sequence[str | os.PathLike[str]] = (),
         **options: Any,
     ) -> None:
+        _check_names(type(self), options)
         self._model_lock = ModelLock(wait=busy == "wait")
         self._closed = False
         self._session: Session | None = None
@@ -182,6 +213,8 @@ class MTPLlama(llama_cpp.Llama):
         elif found.head is not None:
             mtp_head = str(found.head)
         architecture = check_trunk(Path(model_path))
+        if adapter := options.get("lora_path"):
+            check_adapter(Path(adapter), architecture)
         asked = (depth, fastmtp_size, rollback, draft_threads)
         settings, costs = _settings(Path(model_path), device, profile, *asked)
         depth = settings.depth
@@ -278,6 +311,7 @@ class MTPLlama(llama_cpp.Llama):
         """
         from mtp_gguf.gguf_tools.hub_gguf import Folders, fetch_matching  # noqa: PLC0415  (slow)
 
+        _check_names(cls, kwargs)
         head = kwargs.get("mtp_head")
         path, beside = fetch_matching(
             repo_id,
@@ -311,6 +345,11 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
+        if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
+            raise ModelRefusedError(
+                f"{self.lora_path}: expected a LoRA adapter that fits {model_path}; llama.cpp "
+                f"refused it{log.indented_log()}"
+            )
         log.listen(verbose)  # drops the lines of loading, which do not explain later errors
         if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
             self._plain = True  # a session needs a decoder with a memory
@@ -498,8 +537,7 @@ class MTPLlama(llama_cpp.Llama):
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after those evaluated so far; ContextFullError if they do not fit."""
         self._sync_session()
-        for start in range(0, len(tokens), self.n_batch):
-            batch = list(tokens[start : start + self.n_batch])
+        for batch in self._batches_of(tokens):
             self.session.decode(batch, all_logits=self._logits_all)
             at = self.n_tokens
             self.input_ids[at : at + len(batch)] = batch
@@ -511,8 +549,41 @@ class MTPLlama(llama_cpp.Llama):
 
     embed = _exclusive(llama_cpp.Llama.embed)
     # llama_cpp's handlers of pictures evaluate the prompt here, in several steps.
-    create_chat_completion = _exclusive(llama_cpp.Llama.create_chat_completion)
-    _create_completion = _streaming(llama_cpp.Llama._create_completion)
+    _answer_chat = _with_schema(_exclusive(llama_cpp.Llama.create_chat_completion))
+
+    def create_chat_completion(
+        self, *args: Any, max_completion_tokens: int | None = None, **options: Any
+    ) -> Any:
+        """Answer a conversation as llama_cpp.Llama does.
+
+        max_completion_tokens: the name of `max_tokens` in OpenAI's API; NativeError if both are
+        given.
+        """
+        if max_completion_tokens is not None:
+            if options.get("max_tokens") is not None:
+                raise NativeError(
+                    "max_completion_tokens: expected it or max_tokens, found both; leave out one"
+                )
+            options["max_tokens"] = max_completion_tokens
+        return self._answer_chat(*args, **options)
+
+    def _create_completion(
+        self, *args: Any, stopping_criteria: Any = None, **options: Any
+    ) -> Generator[Any, None, None]:
+        criteria = llama_cpp.StoppingCriteriaList(
+            [lambda *_: self._model_lock.stopped, *(stopping_criteria or ())]
+        )
+        options["stopping_criteria"] = criteria
+        chunks = super()._create_completion(*args, **options)
+        return self._under_lease(cast("Generator[Any, Any, None]", chunks))
+
+    def stop(self) -> None:
+        """End the generation that another thread runs; without one, nothing happens.
+
+        It ends after the step that is being computed, or after the batch of its prompt. The
+        completion has the text so far, and "stop" as its finish_reason.
+        """
+        self._model_lock.stop()
 
     def _bind(self, method: Any) -> Any:
         """Bind a method to this model, or llama_cpp.Llama's method if there is no session."""
@@ -569,6 +640,8 @@ class MTPLlama(llama_cpp.Llama):
         Each token is an accepted draft or was chosen by the sampler; the distribution is the same
         as without drafting.
         """
+        if grammar is not None:
+            read_grammar(self, "grammar", grammar._grammar)
         failures: list[BaseException] = []
         with DeferredInterrupts():
             self._sampler = self._init_sampler(
@@ -618,9 +691,11 @@ class MTPLlama(llama_cpp.Llama):
         stepwise = logits_processor is not None or self._logits_all
         try:
             if reset:
-                self._eval_prompt(self._reuse_prefix(list(tokens)))
+                self._eval_prompt(self._reuse_prefix(list(tokens)), keep=self._keep_prompt)
             else:
-                self.eval(tokens)
+                self._eval_prompt(tokens, keep=False)
+            if self._model_lock.stopped:
+                return
             if self._requires_eval:
                 raise NativeError("prompt: expected at least one token, found none")
             self._requires_eval = True  # after a cycle the logits are not those of the last token
@@ -629,6 +704,8 @@ class MTPLlama(llama_cpp.Llama):
                 sampled = self._sample_on(greedy, by_rejection, stepwise, failures)
                 try:
                     for token in sampled:
+                        if self._model_lock.stopped:
+                            return
                         if stopping_criteria is not None and stopping_criteria(
                             self._input_ids, self._scores[-1, :]
                         ):
@@ -753,15 +830,36 @@ class MTPLlama(llama_cpp.Llama):
             return 0
         return self._prompt.length
 
-    def _eval_prompt(self, tokens: Sequence[int]) -> None:
-        """Evaluate a prompt and, if it is long, save a checkpoint for the next prompt."""
-        if self._keep_prompt and len(tokens) >= MIN_CHECKPOINTED_PROMPT:
-            self.eval(tokens[:-CHECKPOINT_MARGIN])
+    def _batches_of(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """Yield tokens in batches.
+
+        The session decodes no more at once, and llama.cpp has the logits of the last batch only.
+        """
+        most = min(self.n_batch, llama_cpp.llama_n_ubatch(self._ctx.ctx))
+        for start in range(0, len(tokens), most):
+            yield list(tokens[start : start + most])
+
+    def _eval_prompt(self, tokens: Sequence[int], *, keep: bool) -> None:
+        """Evaluate a prompt, until `stop` is called.
+
+        keep: if it is long, save a checkpoint for the next prompt.
+        """
+        if keep and len(tokens) >= MIN_CHECKPOINTED_PROMPT:
+            self._eval_until_stopped(tokens[:-CHECKPOINT_MARGIN])
+            if self._model_lock.stopped:
+                return
             previous, self._prompt = self._prompt, self.session.save(CheckpointKind.HOST)
             if previous is not None:
                 previous.close()
             tokens = tokens[-CHECKPOINT_MARGIN:]
-        self.eval(tokens)
+        self._eval_until_stopped(tokens)
+
+    def _eval_until_stopped(self, tokens: Sequence[int]) -> None:
+        self._sync_session()
+        for batch in self._batches_of(tokens):
+            self.eval(batch)
+            if self._model_lock.stopped:
+                return
 
     def _sample_on(
         self, greedy: bool, by_rejection: bool, stepwise: bool, failures: list[BaseException]
@@ -852,6 +950,22 @@ def _check_text(tokens: Sequence[int]) -> None:
         )
 
 
+def read_grammar(llm: MTPLlama, name: str, text: str) -> Any:
+    """Return a GBNF grammar for `llm`; NativeError, which begins with `name`, if it is malformed.
+
+    llama_cpp would go on without a sampler, and crash.
+    """
+    vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
+    sampler = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
+    if not sampler:
+        raise NativeError(
+            f"{name}: llama.cpp cannot read the grammar; it must define `root` and all rules that "
+            "it uses, repeat nothing more than 2,000 times, and not be left-recursive"
+        )
+    llama_cpp.llama_sampler_free(sampler)
+    return llama_cpp.llama_grammar.LlamaGrammar.from_string(text, verbose=False)
+
+
 class _Closed:
     """Stands in for freed objects: any attribute access raises an error."""
 
@@ -860,6 +974,28 @@ class _Closed:
 
 
 _CLOSED: Any = _Closed()
+
+
+# Names that llama_cpp.Llama ignores: LangChain passes those of earlier versions, its server others.
+_IGNORED = ("f16_kv", "low_vram", "mul_mat_q", "n_gqa", "n_parts", "rms_norm_eps", "rpc_servers")
+
+
+def _check_names(model: type[MTPLlama], names: Iterable[str]) -> None:
+    """TypeError for names of keyword arguments that no constructor of the class has."""
+    known = {
+        name
+        for base in model.__mro__
+        for name, parameter in signature(base).parameters.items()
+        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    }
+    for name in names:
+        if name not in known and name not in _IGNORED:
+            near = get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"{model.__name__}: expected arguments of MTPLlama and llama_cpp.Llama, found "
+                f"{name!r}{hint}"
+            )
 
 
 def _settings(

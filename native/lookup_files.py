@@ -74,7 +74,7 @@ class Corpus(Owner):
         values = (ctypes.c_int32 * len(tokens))(*tokens)
         length, after = ctypes.c_int64(), ctypes.c_int64()
         out = (ctypes.byref(length), ctypes.byref(after))
-        check(library().mtp_corpus_match(self.handle, values, len(tokens), *out))
+        self._call(library().mtp_corpus_match, values, len(tokens), *out)
         return Match(length.value, after.value)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
@@ -82,7 +82,7 @@ class Corpus(Owner):
         values = (ctypes.c_int32 * len(tokens))(*tokens)
         out, count = (ctypes.c_int32 * max(n, 0))(), ctypes.c_int32()
         arguments = (values, len(tokens), out, n, ctypes.byref(count))
-        check(library().mtp_corpus_propose(self.handle, *arguments))
+        self._call(library().mtp_corpus_propose, *arguments)
         return out[: count.value]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import jinja2
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
+from mtp_gguf.gguf_tools.format import ValueType, open_gguf
 from mtp_gguf.gguf_tools.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model
 
@@ -49,3 +50,35 @@ def check_trunk(model: Path) -> str | None:
             f"{model}: {faults[0]}{more}; llama.cpp would crash on it: convert or download it again"
         )
     return architecture
+
+
+def check_adapter(path: Path, architecture: str | None) -> None:
+    """Raise ModelRefusedError unless a file says that it is a LoRA adapter.
+
+    architecture: of the model that it is for; None if unknown. llama.cpp crashes on keys of the
+    wrong type, and llama_cpp uses an adapter that llama.cpp has refused.
+    """
+    if not path.exists():
+        raise ModelRefusedError(f"lora_path: expected a LoRA adapter, found no file {path}")
+    wanted = {"general.type": "adapter", "adapter.type": "lora"}
+    if architecture is not None:
+        wanted["general.architecture"] = architecture
+    try:
+        with open_gguf(path) as file:
+            found = {key: file.scalar(key) for key in wanted}
+            alpha = file.types.get("adapter.lora.alpha", ValueType.F32)
+    except MtpGgufError as error:
+        raise ModelRefusedError(
+            f"{error}; a LoRA adapter has to be a GGUF, as llama.cpp's convert_lora_to_gguf.py "
+            "writes it"
+        ) from None
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise ModelRefusedError(
+                f"{path}: {key}: expected {value} for a LoRA adapter of this model, found "
+                f"{'none' if found[key] is None else found[key]}"
+            )
+    if alpha is not ValueType.F32:
+        raise ModelRefusedError(
+            f"{path}: adapter.lora.alpha: expected type F32, found {alpha.name}"
+        )

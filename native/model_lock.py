@@ -1,9 +1,11 @@
 """Exclusive use of a model that holds a single sequence: one call or stream at a time."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ._owner import refuse_fork
 from .errors import NativeError
 
 # Seconds between two checks whether the thread that holds the model is still alive.
@@ -21,17 +23,20 @@ class Lease:
         self.revoke = revoke
         self.over = False
         self.running = False
+        self.stopped = False
         self.thread = threading.current_thread()  # the thread that used it last
 
 
 class ModelLock:
     """Grants leases one at a time.
 
-    wait: whether other threads wait for the current lease to end or get a NativeError.
+    wait: whether other threads wait for the current lease to end or get a NativeError. A fork of
+    the process gets a NativeError, too.
     """
 
     def __init__(self, *, wait: bool) -> None:
         self._wait = wait
+        self._process = os.getpid()
         self._lease: Lease | None = None
         self._changed = threading.Condition()
 
@@ -40,11 +45,24 @@ class ModelLock:
         lease = self._lease
         return lease is not None and lease.running and lease.thread is threading.current_thread()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called since the current lease was granted."""
+        lease = self._lease
+        return lease is not None and lease.stopped
+
+    def stop(self) -> None:
+        """Ask the holder of the current lease to end early."""
+        with self._changed:
+            if self._lease is not None:
+                self._lease.stopped = True
+
     def acquire(self, revoke: Callable[[], None] = lambda: None) -> Lease:
         """Return a new lease once the last one has ended; pass it to `run`, finally to `release`.
 
         revoke: called if another call of this thread takes the model before the lease is released.
         """
+        refuse_fork("model", self._process)
         with self._changed:
             while (last := self._lease) is not None and not self._can_revoke(last):
                 if not self._wait:

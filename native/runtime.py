@@ -32,19 +32,33 @@ from functools import cache
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
 from .errors import LibraryMismatchError
+from .layouts import UNDERSTOOD, Sample, declare_what_is_there, fit_structs
+from .plugged_kernels import PluggedKernels, plug_in
 
-__all__ = ["VARIABLE", "Runtime", "llama_cpp", "loaded_library", "native_library", "runtime"]
+__all__ = [
+    "LIBMTP_VARIABLE",
+    "VARIABLE",
+    "Runtime",
+    "llama_cpp",
+    "load_libmtp",
+    "loaded_library",
+    "native_library",
+    "plugged_kernels",
+    "runtime",
+]
 
 VARIABLE = "MTP_GGUF_LIBS"
+LIBMTP_VARIABLE = "MTP_GGUF_NATIVE_LIB"  # another build of libmtp, such as one with sanitizers
 _LLAMA_CPP_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _REINSTALL = "install mtp-gguf again (pip install --force-reinstall --no-deps)"
 _PROBE_SECONDS = 60.0
 _MISMATCH = 3  # exit code of _PROBE
+_MAX_STRUCT = 1024  # MTP_MAX_STRUCT
 
 # Loads libraries in this order; the last one is libmtp, which checks the versions of the others.
 _PROBE = f"""
@@ -82,6 +96,21 @@ def native_library(name: str) -> Path:
     if damage := _damage(path):
         raise LibraryMismatchError(damage)
     return path
+
+
+def load_libmtp() -> ctypes.CDLL:
+    """Load libmtp, whose functions `_bindings` declares; LibraryMismatchError if it cannot be.
+
+    LIBMTP_VARIABLE names another build of it.
+    """
+    override = os.environ.get(LIBMTP_VARIABLE)
+    path = Path(override) if override else native_library("mtp")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        why = str(error)
+        advice = f"; {UNDERSTOOD}" if "undefined symbol" in why else ""
+        raise LibraryMismatchError(f"{path}: cannot be loaded: {why}{advice}") from None
 
 
 def loaded_library(name: str) -> Path:
@@ -312,6 +341,8 @@ def _selected(chosen: Runtime) -> Iterator[None]:
             for path in _load_order(chosen.folder, _stock_folder()):
                 ctypes.CDLL(str(path))
             os.environ[_LLAMA_CPP_VARIABLE] = str(chosen.folder)
+        if chosen.kind == "folder" and (package := find_spec("llama_cpp")):
+            declare_what_is_there(package)
         yield
     except (OSError, RuntimeError, AttributeError) as error:
         if chosen.kind == "stock":
@@ -326,9 +357,42 @@ def _selected(chosen: Runtime) -> Iterator[None]:
             os.environ[_LLAMA_CPP_VARIABLE] = before
 
 
+def _plug_in_kernels() -> PluggedKernels:
+    """Plug in our kernels: those beside the libraries, loaded by them already, or the package's."""
+    name = shared_library("mtp_kernels")
+    beside = runtime.folder / name
+    library = beside if beside.is_file() else _own_folder() / name
+    if not library.is_file():
+        return PluggedKernels(None, "this installation has no kernels to plug in")
+    if damage := _damage(library):
+        return PluggedKernels(None, damage)
+    return plug_in(library, llama_cpp.llama_cpp._lib)
+
+
+def _sample(function: Any) -> Sample:
+    """Call a function of llama.cpp that returns a struct."""
+    libmtp = load_libmtp()
+    libmtp.mtp_call_for_struct.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    address = ctypes.cast(function, ctypes.c_void_p)
+    seen = []
+    for filling in (0x5A, 0xA5):
+        out = (ctypes.c_uint8 * _MAX_STRUCT)(*[filling] * _MAX_STRUCT)
+        libmtp.mtp_call_for_struct(address, out)
+        seen.append(bytes(out))
+    return Sample(seen[0], bytes(a == b for a, b in zip(*seen, strict=True)))
+
+
 runtime = _choose()
 with _selected(runtime):
     import llama_cpp
+
+if runtime.kind != "fast":  # those are of llama_cpp's own version
+    try:
+        fit_structs(llama_cpp.llama_cpp, _sample)
+    except LibraryMismatchError as _error:
+        raise LibraryMismatchError(f"{runtime.folder}: {_error}") from None
+
+plugged_kernels = _plug_in_kernels()
 
 # llama_cpp never closes these files; Python would print a ResourceWarning about them at exit.
 for _file in (llama_cpp._utils.outnull_file, llama_cpp._utils.errnull_file):

@@ -1,7 +1,6 @@
 """A trunk and a head decoding together: prefill, draft, verify, roll back."""
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from ctypes import c_double
 from dataclasses import dataclass
@@ -97,11 +96,12 @@ class Session(Owner):
     context's last position unusable. max_lookup: maximum tokens drafted from the text itself in a
     cycle, if that promises more than the head; 0 for none.
 
-    Only one thread may use a session at a time: a call while another thread's call runs raises
-    NativeError.
+    Only one thread may use a session, or its head, at a time: a call while another thread's call
+    runs raises NativeError. So does every call in a fork of the process.
     """
 
     _what = "session"
+    _runs_threads = True
 
     def __init__(
         self,
@@ -116,10 +116,9 @@ class Session(Owner):
     ) -> None:
         lib = library()
         self.max_depth = max_depth
-        self.head = head  # kept alive
+        self.head = head
+        self._parts = () if head is None else (head,)
         self._context = context
-        self._corpora: list[Owner | None] = []
-        self._lock = threading.Lock()
         self._probabilities = (ctypes.c_float * MAX_DEPTH)()
         params = SessionParams(rollback, max_depth, max_rows, min_rows, max_lookup)
         head_handle = None if head is None else head.handle
@@ -127,33 +126,11 @@ class Session(Owner):
         handle = self._own(lib.mtp_session_free)
         check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))
 
-    def _call(self, function: Any, *arguments: Any) -> None:
-        """Call a C function with this session.
-
-        `with` releases the lock even if Ctrl-C comes at once, unlike acquire() followed by try.
-        """
-        self._refuse_others()
-        with self._lock:
-            handle = self.handle
-            if self.head is not None:
-                _ = self.head.handle  # raises an error if the head is closed
-            check(function(handle, *arguments))
-
     def _number(self, function: Any, *arguments: Any) -> int:
         """Call a C function whose last argument is an int32_t output, and return that."""
         out = ctypes.c_int32()
         self._call(function, *arguments, ctypes.byref(out))
         return out.value
-
-    def _refuse_others(self) -> None:
-        if self._lock.locked():
-            raise NativeError("the session is in use by another thread")
-
-    def close(self) -> None:
-        """Free the session; a second call does nothing. NativeError if another thread uses it."""
-        self._refuse_others()
-        with self._lock:
-            super().close()
 
     def length(self, seq: int = 0) -> int:
         """Return the number of tokens in a sequence, not counting rejected drafts."""
@@ -232,9 +209,13 @@ class Session(Owner):
         Needs max_lookup of 1 or more.
         """
         handle = None if corpus is None else corpus.handle
-        self._corpora.append(corpus)  # kept alive, as is the one before: the call may fail
-        self._call(library().mtp_session_set_corpus, handle)
-        del self._corpora[:-1]
+        before = self._parts
+        self._parts = tuple(part for part in (self.head, corpus) if part is not None)
+        try:
+            self._call(library().mtp_session_set_corpus, handle)
+        except BaseException:
+            self._parts += before  # C may still use the corpus before
+            raise
 
     def tokenizer(self) -> int:
         """Return a fingerprint of the model's vocabulary."""
@@ -297,7 +278,11 @@ class Session(Owner):
 
         Logits are not restored: decode a token next.
         """
-        self._call(library().mtp_checkpoint_restore, seq, checkpoint.handle)
+
+        def restore() -> None:
+            check(library().mtp_checkpoint_restore(self.handle, seq, checkpoint.handle))
+
+        self._alone(restore, checkpoint)
 
     def copy(self, source: int, target: int) -> None:
         """Replace sequence `target` with a copy of sequence `source`."""

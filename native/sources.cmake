@@ -11,6 +11,7 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/depth_batch.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/draft_vocabulary.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/drafter.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/error.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/file_map.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/gguf_file.cpp
@@ -19,6 +20,8 @@ set(MTP_HEAD_SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/hidden_rows.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/imatrix.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/imatrix_api.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/packed_tensors.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp

@@ -38,28 +38,28 @@ class SuffixIndex(Owner):
     def append(self, tokens: Sequence[int]) -> None:
         """Append token ids, each 0 or more; NativeError leaves the index unchanged."""
         values = (ctypes.c_int32 * len(tokens))(*tokens)
-        check(library().mtp_suffix_index_append(self.handle, values, len(tokens)))
+        self._call(library().mtp_suffix_index_append, values, len(tokens))
 
     def truncate(self, size: int) -> None:
         """Remove all but the first `size` tokens."""
-        check(library().mtp_suffix_index_truncate(self.handle, size))
+        self._call(library().mtp_suffix_index_truncate, size)
 
     def match(self) -> Match:
         """Return the longest repeated suffix."""
         length, after, agreeing = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int32()
         out = (ctypes.byref(length), ctypes.byref(after), ctypes.byref(agreeing))
-        check(library().mtp_suffix_index_match(self.handle, *out))
+        self._call(library().mtp_suffix_index_match, *out)
         return Match(length.value, after.value, agreeing.value)
 
     def propose(self, n: int) -> list[int]:
         """Return the n tokens that follow the match; empty without a match."""
         out, count = (ctypes.c_int32 * max(n, 0))(), ctypes.c_int32()
-        check(library().mtp_suffix_index_propose(self.handle, out, n, ctypes.byref(count)))
+        self._call(library().mtp_suffix_index_propose, out, n, ctypes.byref(count))
         return out[: count.value]
 
     @property
     def nbytes(self) -> int:
         """The index's memory in bytes."""
         size = ctypes.c_size_t()
-        check(library().mtp_suffix_index_bytes(self.handle, ctypes.byref(size)))
+        self._call(library().mtp_suffix_index_bytes, ctypes.byref(size))
         return size.value

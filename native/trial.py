@@ -1,4 +1,4 @@
-"""Loads and runs a model once in a subprocess.
+"""Reads all weights of a model, and loads and runs it once, in a subprocess.
 
     python -m mtp_gguf.native.trial MODEL [HEAD]
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
 from ._subprocess import run_module
+from .errors import NativeError
 
 _CONTEXT = 64
 _DEPTH = 2
@@ -28,7 +29,7 @@ _SHOWN = 300  # maximum characters shown of llama.cpp's output
 def try_model(model: Path, head: Path | None = None) -> str | None:
     """Load a GGUF and draft with it in a subprocess; return None on success, else the reason.
 
-    head: another file to take the head from. This takes about as long as loading the model.
+    head: another file to take the head from. This takes about twice as long as loading the model.
     """
     words = [str(path.absolute()) for path in (model, head) if path is not None]
     done = run_module("mtp_gguf.native.trial", *words)
@@ -52,12 +53,28 @@ def _ending(code: int) -> str:
         return f"exit code {code}"
 
 
+def _check_layers(model: str) -> None:
+    """NativeError names the layer that makes the logits NaN or infinite, if one does."""
+    from .finite import first_not_finite  # noqa: PLC0415  (loads llama.cpp)
+
+    part = first_not_finite(Path(model), _PROMPT, _THREADS)
+    if part is not None:
+        raise NativeError(
+            f"{model}: logits: expected finite numbers, found NaN or infinity, which {part} is the "
+            "first to compute; its weights are finite, so some are too large: convert or download "
+            "the file again"
+        ) from None
+
+
 def main() -> int:
-    """Load and draft; the exit code tells the parent process what happened."""
-    from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+    """Check, load and draft; the exit code tells the parent process what happened."""
+    from .finite import check_weights  # noqa: PLC0415  (loads llama.cpp)
+    from .llama import MTPLlama  # noqa: PLC0415
 
     model, head = sys.argv[1], next(iter(sys.argv[2:]), None)
     try:
+        for path in sys.argv[1:]:
+            check_weights(Path(path))
         # Unless verbose, llama_cpp hides standard error, and with it ggml's reason for an abort.
         llm = MTPLlama(
             model,
@@ -70,7 +87,11 @@ def main() -> int:
             verbose=True,
         )
         with closing(llm):
-            list(islice(llm.generate(_PROMPT, temp=0.0), _TOKENS))
+            try:
+                list(islice(llm.generate(_PROMPT, temp=0.0), _TOKENS))
+            except NativeError:
+                _check_layers(model)
+                raise
     except MtpGgufError as error:
         print(error)
         return _REFUSED

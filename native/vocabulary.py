@@ -47,6 +47,9 @@ class Vocabulary:
             raise RequestError(f"{path}: llama.cpp cannot load its tokenizer")
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self.size = int(llama_cpp.llama_vocab_n_tokens(self._vocabulary))
+        # The token that the model's texts begin with, if they do.
+        begins = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
+        self.bos = int(llama_cpp.llama_vocab_bos(self._vocabulary)) if begins else None
 
     def __enter__(self) -> "Vocabulary":
         return self

@@ -33,11 +33,12 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 7
+#define MTP_API_VERSION 8
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
 #define MTP_MAX_SEQUENCES 64
+#define MTP_MAX_STRUCT 1024 /* bytes */
 
 /* Pass this as a depth to let each cycle choose the depth with the highest expected throughput, which
  * may be zero. */
@@ -71,9 +72,16 @@ MTP_API int32_t      mtp_api_version(void);
  * "ggml 0.25.3 (0c1e570), llama.cpp 0.5.0-dev". */
 MTP_API const char * mtp_built_for(void);
 
-/* Checks that this process has loaded the ggml and llama.cpp that the library was built for. Returns
- * MTP_ERROR_VERSION, with both versions in the message, if not. */
+/* Checks that the library can run on the ggml that this process has loaded: that it was built for it, or
+ * that the parts of ggml.h that it uses are the same. Returns MTP_ERROR_VERSION, with both versions and the
+ * first difference in the message, if not. */
 MTP_API mtp_status   mtp_check_runtime(void);
+
+/* Calls a function without arguments that returns a struct of more than 16 and at most MTP_MAX_STRUCT
+ * bytes, such as llama_context_default_params, and stores the struct at `out`, which has room for
+ * MTP_MAX_STRUCT bytes. Those that the function does not write keep their values, which shows the size
+ * and the padding of the struct. */
+MTP_API mtp_status   mtp_call_for_struct(void (*function)(void), void * out);
 
 /* Returns ggml's name of the GPU that llama.cpp numbers `index` (as in main_gpu), for use in
  * mtp_head_params.device; "CPU" if there is no such GPU. */
@@ -84,6 +92,10 @@ struct llama_context;
 /* Whether a device of a llama.cpp context has failed. Then llama_free would end the process, because ggml's
  * Vulkan backend throws an exception where it waits for the device: leave the context as it is. */
 MTP_API bool mtp_context_has_failed(struct llama_context * context);
+
+/* Makes the running and all further llama_decode calls of the process's sessions fail soon, as far as they run
+ * on a CPU. For the end of a process, where other threads may be decoding; they can be waited for after it. */
+MTP_API void mtp_abort_decoding(void);
 
 /* Redirects the log of llama.cpp and ggml for the whole process and clears the lines recorded so far.
  * Only the most recent lines are recorded. echo: also print everything to stderr. */
@@ -187,7 +199,7 @@ typedef struct mtp_kept_rows {
 
 /* Copies hidden states of n sequences to memory of the head on the device where llama.cpp computes them, so
  * that they need not go through the host. tensor, backend: from llama_get_embeddings_nextn_tensor
- * (patches/0028). The copies follow llama.cpp's computation there; wait for both with llama_synchronize before
+ * (patches/0014). The copies follow llama.cpp's computation there; wait for both with llama_synchronize before
  * these hidden states are used. */
 MTP_API mtp_status mtp_head_keep_hidden(mtp_head * head, struct ggml_tensor * tensor, struct ggml_backend * backend,
                                         mtp_kept_rows * parts, int32_t n);
@@ -228,6 +240,40 @@ MTP_API mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, 
 /* Returns the names of the ggml ops that this head's graphs use, sorted and separated by spaces, to
  * check whether a backend supports them. The text lives as long as the head. */
 MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);
+
+/* ---- importance matrix ----
+ *
+ * For each weight matrix the sum of its squared inputs by column, as llama.cpp's tools/imatrix collects it. It is
+ * collected from a trunk while its llama_context has mtp_imatrix_evaluate as cb_eval and the mtp_imatrix as
+ * cb_eval_user_data, and from a head between two calls of mtp_head_set_imatrix. */
+
+typedef struct mtp_imatrix mtp_imatrix;
+
+/* What was collected of a tensor. The pointers are valid until more is collected. */
+typedef struct mtp_imatrix_entry {
+    const char * name;      /* of the tensor in the model's file */
+    const float * sums;     /* [matrices][columns] */
+    size_t n_sums;
+    const int64_t * counts; /* rows summed, of each expert; one for a tensor without experts */
+    size_t n_counts;
+} mtp_imatrix_entry;
+
+/* with_output: collect the matrix output.weight, too, and not only those of the blocks. */
+MTP_API mtp_status mtp_imatrix_new(bool with_output, mtp_imatrix ** out);
+MTP_API void mtp_imatrix_free(mtp_imatrix * imatrix);
+
+/* A ggml_backend_sched_eval_callback. Its errors are those of the next mtp_imatrix_size. */
+MTP_API bool mtp_imatrix_evaluate(struct ggml_tensor * node, bool ask, void * imatrix);
+
+/* Returns the number of tensors that were seen. MTP_ERROR_BACKEND if an input was not finite. */
+MTP_API mtp_status mtp_imatrix_size(const mtp_imatrix * imatrix, int32_t * out);
+
+/* Returns what was collected of tensor i, in the order of their names. */
+MTP_API mtp_status mtp_imatrix_get(const mtp_imatrix * imatrix, int32_t i, mtp_imatrix_entry * out);
+
+/* Collects from the MTP blocks in the calls that follow: mtp_head_feed, mtp_head_draft and mtp_head_draft_batch, with
+ * as many tokens for each sequence of a batch, as padding would count. imatrix must outlive them; NULL: no more. */
+MTP_API mtp_status mtp_head_set_imatrix(mtp_head * head, mtp_imatrix * imatrix);
 
 /* ---- session ----
  *
@@ -313,7 +359,7 @@ MTP_API mtp_status mtp_session_reset_stats(mtp_session * session);
 MTP_API mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t * out);
 
 /* Appends tokens to a sequence, in the trunk and in the head. Afterwards logits are available for the
- * last token or, with all_logits, for row i of the last batch (of at most the context's n_batch tokens).
+ * last token or, with all_logits, for row i of the last batch (of at most the context's n_ubatch tokens).
  * Returns MTP_ERROR_FULL and changes nothing if the tokens do not fit; in a unified KV cache that also
  * depends on the other sequences. If the call fails in another way after its arguments were checked,
  * the sequence is empty. */
@@ -361,15 +407,16 @@ MTP_API mtp_status mtp_session_step(mtp_session * session, int32_t seq, int32_t 
                                     struct llama_sampler * sampler, int32_t * out, int32_t * out_n);
 
 /* Every function that chooses a token from a row, here and below, checks the row's logits. It returns
- * MTP_ERROR_BACKEND if one of them is NaN or +Inf, or if all of them are -Inf. */
+ * MTP_ERROR_BACKEND if one of them is NaN or +Inf, if all of them are equal, or if the hidden state that
+ * they were computed from has a NaN or an infinity; a session that drafts knows it. */
 
 /* A sampler chain whose distribution is known: top-k, top-p, min-p, temperature, in this order, each
  * as in the llama.cpp sampler of that name. */
 typedef struct mtp_sampling {
-    float    temperature; /* > 0 */
+    float    temperature; /* <= 0: the most likely token */
     int32_t  top_k;       /* <= 0: off */
-    float    top_p;       /* 1: off */
-    float    min_p;       /* 0: off */
+    float    top_p;       /* >= 1: off; <= 0: the most likely token */
+    float    min_p;       /* <= 0: off; > 1: the most likely token */
     uint64_t seed;
 } mtp_sampling;
 

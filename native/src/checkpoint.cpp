@@ -26,7 +26,7 @@ struct Header {
     uint64_t head_bytes;
     uint64_t trunk_bytes;
     uint64_t text_bytes; // this and what follows are not in the first version
-    uint32_t mrope;      // 0 or 1: the layout of the trunk's state; both are 1 in the first version
+    uint32_t cells;      // bits: the layout of the trunk's state; this and the next are 1 in the first version
     uint32_t memory;     // a StateLayout::Memory
 };
 
@@ -34,6 +34,7 @@ const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '3'};
 const char SECOND_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'}; // other estimates in the text
 const char FIRST_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
 const size_t FIRST_HEADER = offsetof(Header, text_bytes);
+const uint32_t MROPE = 1, ROTATIONS = 2; // bits of `cells`
 const int64_t MOST_TOKENS = 1 << 24;
 
 void refuse(const std::string & text) {
@@ -43,12 +44,12 @@ void refuse(const std::string & text) {
 // A NaN in the head's cache would spread to every draft.
 void check_finite(const Checkpoint & c) {
     bool sound = true;
-    for (const float x : c.hidden) {
+    for (const float x : c.head.hidden) {
         sound = sound && std::isfinite(x);
     }
-    for (size_t i = 0; i + 1 < c.head_rows.size(); i += sizeof(ggml_fp16_t)) {
+    for (size_t i = 0; i + 1 < c.head.rows.size(); i += sizeof(ggml_fp16_t)) {
         ggml_fp16_t x;
-        std::memcpy(&x, c.head_rows.data() + i, sizeof(x));
+        std::memcpy(&x, c.head.rows.data() + i, sizeof(x));
         sound = sound && (x & 0x7c00) != 0x7c00; // the exponent of infinities and NaNs
     }
     if (!sound) {
@@ -62,7 +63,7 @@ size_t Checkpoint::written_size() const {
     if (kind != MTP_CHECKPOINT_HEAD && kind != MTP_CHECKPOINT_WHOLE) {
         return 0;
     }
-    return sizeof(Header) + hidden.size() * sizeof(float) + head_rows.size() + trunk.size() + text.size();
+    return sizeof(Header) + head.hidden.size() * sizeof(float) + head.rows.size() + trunk.size() + text.size();
 }
 
 void Checkpoint::write(uint8_t * out) const {
@@ -71,13 +72,13 @@ void Checkpoint::write(uint8_t * out) const {
     header.trunk_fingerprint = trunk_fingerprint;
     header.head_fingerprint = head_fingerprint;
     header.length = length;
-    header.token = token;
-    header.head_first = head_first;
-    header.hidden_bytes = hidden.size() * sizeof(float);
-    header.head_bytes = head_rows.size();
+    header.token = head.token;
+    header.head_first = head.first;
+    header.hidden_bytes = head.hidden.size() * sizeof(float);
+    header.head_bytes = head.rows.size();
     header.trunk_bytes = trunk.size();
     header.text_bytes = text.size();
-    header.mrope = trunk_layout.mrope;
+    header.cells = (trunk_layout.mrope ? MROPE : 0) | (trunk_layout.rotations ? ROTATIONS : 0);
     header.memory = trunk_layout.memory;
     const auto put = [&out](const void * data, size_t n) {
         if (n > 0) { // an empty vector may have no address
@@ -86,8 +87,8 @@ void Checkpoint::write(uint8_t * out) const {
         out += n;
     };
     put(&header, sizeof(header));
-    put(hidden.data(), header.hidden_bytes);
-    put(head_rows.data(), header.head_bytes);
+    put(head.hidden.data(), header.hidden_bytes);
+    put(head.rows.data(), header.head_bytes);
     put(trunk.data(), header.trunk_bytes);
     put(text.data(), header.text_bytes);
 }
@@ -103,7 +104,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     if (size < header_bytes) {
         refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
-    header.mrope = header.memory = first ? 1 : 0;
+    header.cells = header.memory = first ? 1 : 0;
     std::memcpy(&header, data, header_bytes);
     if (!first && !second && !begins(MAGIC)) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
@@ -127,9 +128,9 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
         refuse(format("head_first: expected 0 to %lld, found %lld", (long long) header.length,
                       (long long) header.head_first));
     }
-    if (header.mrope > 1 || header.memory >= StateLayout::N_MEMORIES) {
-        refuse(format("the trunk's layout: expected 0 or 1, and 0 to %u, found %u and %u", StateLayout::N_MEMORIES - 1,
-                      header.mrope, header.memory));
+    if (header.cells > (MROPE | ROTATIONS) || header.memory >= StateLayout::N_MEMORIES) {
+        refuse(format("the trunk's layout: expected 0 to %u, and 0 to %u, found %u and %u", MROPE | ROTATIONS,
+                      StateLayout::N_MEMORIES - 1, header.cells, header.memory));
     }
     if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
         refuse("the head's state: expected whole numbers, found a part of one");
@@ -140,17 +141,17 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
     Checkpoint c;
     c.kind = header.trunk_bytes > 0 ? MTP_CHECKPOINT_WHOLE : MTP_CHECKPOINT_HEAD;
     c.length = header.length;
-    c.token = int32_t(header.token);
-    c.head_first = header.head_first;
+    c.head.token = int32_t(header.token);
+    c.head.first = header.head_first;
     c.trunk_fingerprint = header.trunk_fingerprint;
     c.head_fingerprint = header.head_fingerprint;
     const uint8_t * at = data + header_bytes;
-    c.hidden.resize(size_t(header.hidden_bytes / sizeof(float)));
-    if (!c.hidden.empty()) {
-        std::memcpy(c.hidden.data(), at, size_t(header.hidden_bytes));
+    c.head.hidden.resize(size_t(header.hidden_bytes / sizeof(float)));
+    if (!c.head.hidden.empty()) {
+        std::memcpy(c.head.hidden.data(), at, size_t(header.hidden_bytes));
     }
     at += header.hidden_bytes;
-    c.head_rows.assign(at, at + header.head_bytes);
+    c.head.rows.assign(at, at + header.head_bytes);
     at += header.head_bytes;
     c.trunk.assign(at, at + header.trunk_bytes);
     at += header.trunk_bytes;
@@ -162,7 +163,7 @@ Checkpoint Checkpoint::read(const uint8_t * data, size_t size) {
         TextDrafts::check_saved(c.text, c.length, int64_t(INT32_MAX) + 1); // of any vocabulary, until it is restored
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
-        c.trunk_layout = {header.mrope != 0, StateLayout::Memory(header.memory)};
+        c.trunk_layout = {(header.cells & MROPE) != 0, StateLayout::Memory(header.memory), (header.cells & ROTATIONS) != 0};
         check_trunk_state(c.trunk, c.length, c.trunk_layout);
     }
     return c;

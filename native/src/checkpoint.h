@@ -1,6 +1,7 @@
 #pragma once
 // A checkpoint: the state of a sequence at one length.
 
+#include "drafter.h"
 #include "trunk.h"
 
 #include "mtp.h"
@@ -14,21 +15,16 @@ struct Checkpoint {
     mtp_checkpoint_kind kind = MTP_CHECKPOINT_HOST;
     int64_t length = 0; // tokens, >= 1
 
-    // What the head needs to continue: the last token and the trunk's hidden state at it, [n_embd];
-    // empty if the session has none.
-    int32_t token = 0;
-    std::vector<float> hidden;
+    // What the head needs to continue; HEAD and WHOLE: with its rows.
+    DrafterState head;
 
     // DEVICE and HOST: the recurrent state. The caches stay in place; they are valid as long as the
     // token at position length - 1 still has this mark.
     Trunk::Copy recurrent;
     uint64_t mark = 0;
 
-    // HEAD and WHOLE: rows head_first .. length - 1 of the head's cache, keys then values. WHOLE: also
-    // the trunk's state. Each has the fingerprint of the model it belongs to.
+    // HEAD and WHOLE: the fingerprints of the models. WHOLE: also the trunk's state.
     uint64_t head_fingerprint = 0;
-    int64_t head_first = 0;
-    std::vector<uint8_t> head_rows;
     uint64_t trunk_fingerprint = 0;
     StateLayout trunk_layout;
     std::vector<uint8_t> trunk;

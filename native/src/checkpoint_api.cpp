@@ -27,7 +27,7 @@ mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mtp_checkp
         mtp_checkpoint_info info = {};
         info.kind = c.kind;
         info.length = int32_t(c.length);
-        info.bytes = int64_t(c.recurrent.bytes.size() + c.head_rows.size() + c.trunk.size() + c.text.size());
+        info.bytes = int64_t(c.recurrent.bytes.size() + c.head.rows.size() + c.trunk.size() + c.text.size());
         info.written_bytes = int64_t(c.written_size());
         *require(out, "out") = info;
     });

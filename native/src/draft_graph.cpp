@@ -9,7 +9,30 @@
 #include <numeric>
 #include <utility>
 
+// llama-cpp-python 0.3.35 and older have only the second function, which is deprecated since. A weak symbol may be
+// missing when the library is loaded.
+#ifdef __ELF__
+extern "C" {
+bool ggml_prec_set_acc(ggml_tensor * a, ggml_prec precision) __attribute__((weak));
+void ggml_flash_attn_ext_set_prec(ggml_tensor * a, ggml_prec precision) __attribute__((weak));
+}
+#endif
+
 namespace mtp {
+
+// Makes attention add in F32.
+static void accumulate_in_f32(ggml_tensor * attention) {
+#ifdef __ELF__
+    if (ggml_prec_set_acc == nullptr) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+        ggml_flash_attn_ext_set_prec(attention, GGML_PREC_F32);
+#pragma GCC diagnostic pop
+        return;
+    }
+#endif
+    ggml_prec_set_acc(attention, GGML_PREC_F32);
+}
 
 // The number of draft vocabulary entries per block of a two-level cumulative sum. Over this many entries,
 // and over as many blocks, F32 is precise enough; over the whole vocabulary, small weights after a large
@@ -170,7 +193,7 @@ private:
         ggml_tensor * out =
             ggml_flash_attn_ext(ctx_, ggml_permute(ctx_, own, 0, 2, 1, 3), readable(keys_[size_t(i)], n_kv),
                                 readable(values_[size_t(i)], n_kv), mask, 1.0f / std::sqrt(float(c_.head_dim)), 0.0f, 0.0f);
-        ggml_prec_set_acc(out, GGML_PREC_F32);
+        accumulate_in_f32(out);
         return ggml_reshape_2d(ctx_, out, c_.head_dim * c_.n_head, 1);
     }
 
@@ -489,6 +512,20 @@ static std::string op_name(const ggml_tensor * node) {
     return node->op == GGML_OP_UNARY || node->op == GGML_OP_GLU ? name + ":" + ggml_op_desc(node) : name;
 }
 
+// Keeps the memory of what a matrix of a block is multiplied by until the end of the run.
+static void keep_inputs(const ggml_tensor * node) {
+    if (!Imatrix::multiplies_block(node)) {
+        return;
+    }
+    for (ggml_tensor * input : {node->src[1], node->src[2]}) {
+        for (ggml_tensor * t : {input, input != nullptr ? input->view_src : nullptr}) {
+            if (t != nullptr) {
+                ggml_set_output(t);
+            }
+        }
+    }
+}
+
 DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
                        const HeadCache & cache, const std::vector<int> & seqs, ggml_tensor * hidden,
                        ggml_backend_t backend)
@@ -523,6 +560,11 @@ DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, 
     inputs_ = std::make_unique<PackedTensors>(context_.get());
     outputs_ = std::make_unique<PackedTensors>(context_.get());
     Builder(*this, weights).build();
+    if (key.collects) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+            keep_inputs(ggml_graph_node(graph_, i));
+        }
+    }
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_supports_op(backend, node)) {
@@ -807,6 +849,15 @@ std::vector<double> DraftGraph::drawn_from(int64_t step, const std::vector<int32
         out[i] = chance == 0 ? 0.0 : chance * out[i]; // a block without a chance has no shares
     }
     return out;
+}
+
+void DraftGraph::collect(Imatrix & imatrix) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph_, i);
+        if (Imatrix::multiplies_block(node)) {
+            imatrix.add(node);
+        }
+    }
 }
 
 void DraftGraph::collect_ops(std::set<std::string> & names) const {

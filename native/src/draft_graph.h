@@ -15,6 +15,7 @@
 #include "draft_vocabulary.h"
 #include "head_cache.h"
 #include "head_config.h"
+#include "imatrix.h"
 #include "packed_tensors.h"
 #include "weights.h"
 
@@ -60,6 +61,7 @@ public:
         bool hidden_on_device = false;   // the hidden states are rows of HiddenRows::tensor()
         bool indexed = false;            // the fed tokens are in the draft vocabulary, whose rows are on the device
         bool masks_on_device = false;    // the masks are computed there, from the rows that are visible
+        bool collects = false;           // what the blocks' matrices are multiplied by can be read after the run
 
         int64_t depth() const { return sequences.front().depth; }
         int64_t n() const { return int64_t(sequences.size()); }
@@ -68,7 +70,8 @@ public:
 
         bool operator==(const Key & other) const {
             return rows == other.rows && draws == other.draws && hidden_on_device == other.hidden_on_device &&
-                   indexed == other.indexed && masks_on_device == other.masks_on_device && sequences == other.sequences;
+                   indexed == other.indexed && masks_on_device == other.masks_on_device && collects == other.collects &&
+                   sequences == other.sequences;
         }
     };
 
@@ -110,6 +113,9 @@ public:
 
     // The probabilities that a step of a sampling graph gave to these indices of the draft vocabulary.
     std::vector<double> drawn_from(int64_t step, const std::vector<int32_t> & indices, Transfers & transfers);
+
+    // Adds what the last run has multiplied the blocks' matrices by, if the key collects.
+    void collect(Imatrix & imatrix) const;
 
     // Adds the names of the ops: "MUL_MAT", "UNARY:SIGMOID", "GLU:SWIGLU".
     void collect_ops(std::set<std::string> & names) const;

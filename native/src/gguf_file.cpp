@@ -40,8 +40,10 @@ std::string describe(const StoredTensor & tensor) {
 }
 
 GgufFile::File::File(const std::string & path) : path(path), map(path) {
-    gguf_init_params params = {/*no_alloc*/ true, /*ctx*/ nullptr};
+    ggml_context * tensors = nullptr;
+    gguf_init_params params = {/*no_alloc*/ true, /*ctx*/ &tensors};
     context.reset(gguf_init_from_file(path.c_str(), params));
+    shapes.reset(tensors);
     if (!context) {
         throw Error(MTP_ERROR_FORMAT, path + ": expected a GGUF file, found a file that ggml cannot read");
     }
@@ -257,7 +259,7 @@ std::unique_ptr<StoredTensor> GgufFile::find(const std::string & name) const {
         auto out = std::make_unique<StoredTensor>();
         out->name = name;
         out->type = gguf_get_tensor_type(context, id);
-        std::copy_n(gguf_get_tensor_ne(context, id), GGML_MAX_DIMS, out->ne);
+        std::copy_n(ggml_get_tensor(file->shapes.get(), name.c_str())->ne, GGML_MAX_DIMS, out->ne);
         if (std::find(out->ne, out->ne + GGML_MAX_DIMS, 0) != out->ne + GGML_MAX_DIMS) {
             throw Error(MTP_ERROR_FORMAT, format("%s: %s: expected dimensions from 1, found %s",
                                                  file->path.c_str(), name.c_str(), describe(*out).c_str()));

@@ -3,6 +3,7 @@
 
 #include "file_map.h"
 
+#include "ggml.h"
 #include "gguf.h"
 
 #include <cstdint>
@@ -67,6 +68,7 @@ public:
 private:
     struct Free {
         void operator()(gguf_context * context) const { gguf_free(context); }
+        void operator()(ggml_context * context) const { ggml_free(context); }
     };
 
     struct File {
@@ -75,6 +77,7 @@ private:
         std::string path;
         FileMap map;
         std::unique_ptr<gguf_context, Free> context;
+        std::unique_ptr<ggml_context, Free> shapes; // its tensors, without data
     };
 
     // A single shard by itself.

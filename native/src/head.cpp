@@ -162,6 +162,7 @@ DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & 
 DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing) {
     const int64_t deepest = tasks.front().depth;
     DraftGraph::Key key = {{}, 1, drawing != nullptr};
+    key.collects = imatrix_ != nullptr;
     std::vector<int> seqs;
     for (const Task & task : tasks) {
         key.rows = std::max(key.rows, task.feed.rows);
@@ -191,6 +192,9 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
         feeds.push_back(task.feed);
     }
     g.run(*cache_, vocabulary_, feeds, drawing, transfers_);
+    if (imatrix_ != nullptr) {
+        g.collect(*imatrix_);
+    }
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     for (const DraftGraph::Feed & feed : feeds) {
         cache_->extend(feed.seq, feed.first, feed.rows);

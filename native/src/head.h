@@ -40,6 +40,7 @@ public:
     void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);
     const std::string & ops();
+    void set_imatrix(Imatrix * imatrix) { imatrix_ = imatrix; }
     size_t rows_size(int32_t seq) const;
     void get_rows(int32_t seq, void * out, size_t n) const;
     void set_rows(int32_t seq, int64_t end, const void * rows, size_t n);
@@ -107,6 +108,7 @@ private:
     uint64_t clock_ = 0;
     DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     Transfers transfers_;
+    Imatrix * imatrix_ = nullptr; // what the runs add to
     std::string ops_;
     std::weak_ptr<void> user_;
     bool draws_ = true;

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "head_handle.h"
+#include "imatrix_handle.h"
 
 using mtp::guard;
 using mtp::require;
@@ -116,4 +117,8 @@ mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, const vo
 
 mtp_status mtp_head_ops(mtp_head * head, const char ** out) {
     return guard([&] { *require(out, "out") = require(head, "head")->ops().c_str(); });
+}
+
+mtp_status mtp_head_set_imatrix(mtp_head * head, mtp_imatrix * imatrix) {
+    return guard([&] { require(head, "head")->set_imatrix(imatrix); });
 }

@@ -24,11 +24,16 @@ public:
         lines_.clear();
     }
 
-    // A line may come in several pieces.
-    void add(const char * text) {
+    // A line may come in several pieces, all but the first with GGML_LOG_LEVEL_CONT. Lines for debugging llama.cpp do
+    // not explain why a call failed.
+    void add(ggml_log_level level, const char * text) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (echo_) {
             std::fputs(text, stderr);
+        }
+        level_ = level == GGML_LOG_LEVEL_CONT ? level_ : level;
+        if (level_ == GGML_LOG_LEVEL_DEBUG) {
+            return;
         }
         for (; *text != '\0'; ++text) {
             if (*text == '\n') {
@@ -61,6 +66,7 @@ private:
 
     std::mutex mutex_;
     bool echo_ = false;
+    ggml_log_level level_ = GGML_LOG_LEVEL_NONE; // of the last line
     std::string line_;
     std::deque<std::string> lines_;
 };
@@ -71,9 +77,9 @@ static Log & the_log() {
     return log;
 }
 
-static void on_log(ggml_log_level, const char * text, void *) noexcept {
+static void on_log(ggml_log_level level, const char * text, void *) noexcept {
     try {
-        the_log().add(text);
+        the_log().add(level, text);
     } catch (...) { // out of memory: the line is lost
     }
 }

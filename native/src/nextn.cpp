@@ -11,8 +11,7 @@
 
 namespace mtp {
 
-// A function of the loaded llama.cpp, NULL if it has none of this name.
-static void * exported(const char * name) {
+void * exported(const char * name) {
 #ifdef _WIN32
     for (const char * file : {"llama.dll", "libllama.dll"}) { // as Microsoft's linker and mingw-w64 name it
         const HMODULE library = GetModuleHandleA(file);

@@ -1,12 +1,23 @@
 #pragma once
-// llama.cpp's functions for the hidden states that the MTP block takes, looked up at run time.
+// Functions that not every llama.cpp has, looked up at run time: upstream's for the hidden states that the MTP
+// block takes, and those of patches/.
 //
-// Before llama.cpp 1.0 they are C++ functions of a staging header that is not installed
-// (src/llama-ext.h); 1.0 exports them from llama.h under their C names. Either is taken.
+// This file has all functions of src/llama-ext.h that libmtp uses. Before llama.cpp 1.0 that is a staging header,
+// which is not installed, and upstream's functions have C++ names. 1.0 has moved them to llama.h. Either name is
+// taken:
+//
+//   src/llama-ext.h              llama.h of 1.0
+//   llama_set_embeddings_nextn   the same
+//   llama_get_embeddings_nextn   the same
+//
+// Those of patches/ have C names, which no version of upstream has.
 
 #include "llama.h"
 
 namespace mtp {
+
+// A function of the loaded llama.cpp or ggml; NULL if there is none of this name.
+void * exported(const char * name);
 
 struct Nextn {
     // Whether the context outputs hidden states: of all tokens of a batch, or if masked only of those
@@ -19,7 +30,7 @@ struct Nextn {
 // Throws MTP_ERROR_BACKEND if the loaded llama.cpp lacks one of them.
 const Nextn & nextn();
 
-// Outputs of a decode that stay on the device that computed them (patches/0028).
+// Outputs of a decode that stay on the device that computed them (patches/0014).
 struct DeviceOutputs {
     // Whether they stay there until they are asked for. False if the CPU computes them.
     bool (*set)(llama_context * context, bool value);
@@ -33,7 +44,7 @@ struct DeviceOutputs {
     ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
 };
 
-// The output matrix of a loaded model, or its token embeddings (patches/0037); nullptr if the loaded llama.cpp
+// The output matrix of a loaded model, or its token embeddings (patches/0022); nullptr if the loaded llama.cpp
 // does not tell.
 ggml_tensor * model_matrix(const llama_model * model, bool output);
 

@@ -3,18 +3,30 @@
 #include "error.h"
 
 #include <algorithm>
-#include <numeric>
 #include <cmath>
+#include <numeric>
 
 namespace mtp {
 
+[[noreturn]] static void refuse(const std::string & what) {
+    throw Error(MTP_ERROR_BACKEND, what + "; the model's weights are damaged, or its device computes wrongly: mtp-gguf "
+                                          "doctor MODEL --load names the layer");
+}
+
 [[noreturn]] static void refuse_logits(const float * logits, int64_t n) {
     const float * wrong = std::find_if(logits, logits + n, [](float logit) { return !(logit < INFINITY); });
-    const std::string found = wrong == logits + n ? std::string("-inf for all of them")
+    const std::string found = wrong == logits + n ? format("%g for all of them", double(logits[0]))
                                                   : format("%s for token %lld", std::isnan(*wrong) ? "nan" : "inf",
                                                            (long long) (wrong - logits));
-    throw Error(MTP_ERROR_BACKEND, "the trunk's logits: expected numbers to choose a token by, found " + found +
-                                       "; the model's weights are damaged, or its device computes wrongly");
+    refuse("the trunk's logits: expected numbers to choose a token by, found " + found);
+}
+
+void check_hidden(const float * hidden, int64_t n) {
+    const float * wrong = std::find_if(hidden, hidden + n, [](float x) { return !std::isfinite(x); });
+    if (wrong != hidden + n) {
+        refuse(format("the trunk's hidden state, from which the logits are computed: expected finite numbers, found %g "
+                      "in dimension %lld", double(*wrong), (long long) (wrong - hidden)));
+    }
 }
 
 // The loop uses lanes that compilers vectorize: std::max_element takes three times as long, which is
@@ -37,10 +49,13 @@ int32_t argmax(const float * logits, int64_t n) {
         largest = std::max(largest, logits[at]);
         any_wrong |= !(logits[at] < INFINITY);
     }
-    if (any_wrong || largest == -INFINITY) {
+    const int64_t found = std::find(logits, logits + n, largest) - logits;
+    // A product with a quantized matrix takes a vector of NaNs for zeros, so that all logits are 0.
+    const bool all_equal = found == 0 && n > 1 && std::all_of(logits, logits + n, [&](float x) { return x == largest; });
+    if (any_wrong || all_equal) {
         refuse_logits(logits, n);
     }
-    return int32_t(std::find(logits, logits + n, largest) - logits);
+    return int32_t(found);
 }
 
 double Distribution::of(int32_t token) const {
@@ -64,14 +79,15 @@ bool Sampling::above(const Candidate & a, const Candidate & b) {
 }
 
 Sampling::Sampling(const mtp_sampling & params) : params_(params), random_(params.seed) {
-    if (!(params.temperature > 0) || !std::isfinite(params.temperature)) {
-        throw Error(MTP_ERROR_ARGUMENT, format("temperature: expected more than 0, found %g", double(params.temperature)));
+    if (!std::isfinite(params.temperature)) {
+        throw Error(MTP_ERROR_ARGUMENT, format("temperature: expected a number, found %g", double(params.temperature)));
     }
-    if (!(params.top_p >= 0 && params.top_p <= 1)) {
-        throw Error(MTP_ERROR_ARGUMENT, format("top_p: expected 0 to 1, found %g", double(params.top_p)));
+    if (std::isnan(params.top_p) || std::isnan(params.min_p)) {
+        throw Error(MTP_ERROR_ARGUMENT, format("%s: expected a number, found nan", std::isnan(params.top_p) ? "top_p" : "min_p"));
     }
-    if (!(params.min_p >= 0 && params.min_p <= 1)) {
-        throw Error(MTP_ERROR_ARGUMENT, format("min_p: expected 0 to 1, found %g", double(params.min_p)));
+    // llama.cpp's filters keep at least the most likely token, however small a part they are asked for.
+    if (params.temperature <= 0 || params.top_p <= 0 || params.min_p > 1) {
+        params_ = {/* temperature */ 1, /* top_k */ 1, /* top_p */ 1, /* min_p */ 0, params.seed};
     }
 }
 

@@ -28,8 +28,12 @@ struct RowCandidates {
 };
 
 // The index of the first maximum of n >= 1 logits. Throws MTP_ERROR_BACKEND if there is a NaN or +Inf
-// among them, or if all are -Inf.
+// among them, or if all are equal.
 int32_t argmax(const float * logits, int64_t n);
+
+// Throws MTP_ERROR_BACKEND if a hidden state of n numbers has a NaN or an infinity. The logits do not show them all: a
+// product with a quantized matrix rounds its input, which turns a NaN into some number.
+void check_hidden(const float * hidden, int64_t n);
 
 class Sampling {
 public:

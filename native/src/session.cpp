@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 
 namespace mtp {
 
@@ -20,14 +21,9 @@ private:
     Clock::time_point start_;
 };
 
-// Rows are fed lazily, in groups of this size, to a head that is not drafting.
-constexpr size_t kLateRows = 64;
-
 Session::Session(llama_context * context, Head * head, const mtp_session_params & params)
     : trunk_(context, params.min_rows == 2 ? 2 : 1), head_(head), params_(params),
-      sequences_(size_t(trunk_.n_seq_max())),
-      texts_(params.max_lookup > 0 ? sequences_.size() : 0),
-      depth_choosers_(sequences_.size(), Depth(std::clamp(params.max_depth, 0, MTP_MAX_DEPTH))) {
+      sequences_(size_t(trunk_.n_seq_max())) {
     require_range(params.rollback, MTP_ROLLBACK_SNAPSHOT, MTP_ROLLBACK_HOST, "rollback");
     require_range(params.max_depth, 0, MTP_MAX_DEPTH, "max_depth");
     require_range(params.max_lookup, 0, MTP_MAX_DEPTH, "max_lookup");
@@ -64,6 +60,8 @@ Session::Session(llama_context * context, Head * head, const mtp_session_params 
         throw Error(MTP_ERROR_ARGUMENT, format("n_batch: expected %d or more for this depth, found %lld", most + 1,
                                                (long long) trunk_.n_batch()));
     }
+    drafter_ = std::make_unique<Drafter>(drafting() ? head : nullptr, int32_t(trunk_.n_seq_max()), params.max_depth,
+                                         params.max_lookup);
     if (!drafting()) {
         trunk_.keep_on_device();
         return;
@@ -157,13 +155,8 @@ void Session::require_room(int32_t seq, int64_t n) const {
 // Clears a sequence in the trunk, the head and the session.
 void Session::clear_sequence(int32_t seq) {
     trunk_.remove_tail(seq, 0);
-    if (head_ != nullptr) {
-        head_->rollback(seq, 0);
-    }
+    drafter_->clear(seq);
     sequences_[size_t(seq)] = Sequence();
-    if (looking_up()) {
-        texts_[size_t(seq)].clear();
-    }
     cycle_.open = false;
     const auto empty = [](const Sequence & s) { return s.decoded == 0; };
     if (damaged_ && std::all_of(sequences_.begin(), sequences_.end(), empty)) {
@@ -200,16 +193,12 @@ void Session::roll_back(int32_t seq) {
         s.marks.resize(size_t(start));
         for (int64_t at = start; at < s.length; at += params_.max_rows) {
             const int64_t n = std::min<int64_t>(params_.max_rows, s.length - at);
-            run_trunk(seq, s.tail_tokens.data() + (at - s.tail_first), n, false, params_.min_rows);
+            run_trunk(seq, s.replay.data() + (at - start), n, false, params_.min_rows);
             ++stats_.decodes;
         }
     });
     s.removable = 0; // a rollback uses up the older snapshots
     s.checkpoint.clear();
-    s.tail_tokens.resize(size_t(std::max<int64_t>(0, s.length - s.tail_first)));
-    if (drafting()) {
-        s.tail_hidden.resize(std::min(s.tail_hidden.size(), s.tail_tokens.size() * size_t(trunk_.n_embd())));
-    }
 }
 
 // Decodes tokens at the end of a sequence. The caller has checked that they fit; if they do not, the
@@ -236,66 +225,11 @@ void Session::run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all
     s.removable = n < min_rows ? 0 : std::min(n - 1, trunk_.n_snapshots());
 }
 
-// Appends the tokens and hidden states of the last decode to the tail, for the head and for rollback.
-void Session::keep_tail(int32_t seq, int64_t first, const int32_t * tokens, int64_t n) {
-    if (!drafting() && !looking_up()) {
-        return;
+// Gives the drafter the tokens of the last decode. on_device: their hidden states are on the head's device.
+void Session::give_head(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool on_device) {
+    if (drafting()) {
+        drafter_->decoded(seq, first, tokens, n, on_device ? nullptr : trunk_.hidden());
     }
-    Sequence & s = sequences_[size_t(seq)];
-    if (s.tail_tokens.empty()) {
-        s.tail_first = first;
-    }
-    const DeviceRows rows = drafting() && s.tail_hidden.empty() ? trunk_.hidden_on_device() : DeviceRows();
-    const bool on_device = rows.tensor != nullptr && head_->keep_hidden(seq, int64_t(s.tail_tokens.size()), rows, n);
-    if (on_device) {
-        trunk_.wait();
-    }
-    if (drafting() && !on_device) {
-        fetch_tail(seq);
-        const float * hidden = trunk_.hidden();
-        s.tail_hidden.insert(s.tail_hidden.end(), hidden, hidden + n * trunk_.n_embd());
-    }
-    s.tail_tokens.insert(s.tail_tokens.end(), tokens, tokens + n);
-}
-
-// Reads hidden states of the tail that are on the device.
-void Session::fetch_tail(int32_t seq) {
-    Sequence & s = sequences_[size_t(seq)];
-    if (drafting() && s.tail_hidden.empty() && !s.tail_tokens.empty()) {
-        s.tail_hidden.resize(s.tail_tokens.size() * size_t(trunk_.n_embd()));
-        head_->get_hidden(seq, int64_t(s.tail_tokens.size()), s.tail_hidden.data());
-    }
-}
-
-// The position of the head's next row. The tail must hold that row's hidden state; if there is a gap,
-// the head's rows are dropped and it starts again after the gap. The row at position 0 would need the
-// hidden state of position -1, so the cache starts at position 1, as in training.
-int64_t Session::next_row(int32_t seq) {
-    const Sequence & s = sequences_[size_t(seq)];
-    if (head_->cache().empty(seq) || head_->cache().next(seq) <= s.tail_first) {
-        head_->rollback(seq, 0);
-        return s.tail_first + 1;
-    }
-    return head_->cache().next(seq);
-}
-
-// Feeds the tail to the head, up to the last token. The tail keeps the last hidden state, which pairs
-// with the token that comes next, and as many before it as a rollback may need.
-void Session::feed_head(int32_t seq) {
-    Sequence & s = sequences_[size_t(seq)];
-    fetch_tail(seq);
-    const int64_t width = trunk_.n_embd();
-    const int64_t next = next_row(seq);
-    const int64_t n = s.length - next;
-    if (n > 0) {
-        const int64_t at = next - s.tail_first; // >= 1
-        head_->feed(seq, next, s.tail_tokens.data() + at, s.tail_hidden.data() + (at - 1) * width, n);
-    }
-    const int64_t most = std::max(params_.max_depth, params_.max_lookup); // drafts of a cycle
-    const int64_t drop = std::max<int64_t>(0, s.length - 1 - most - s.tail_first);
-    s.tail_tokens.erase(s.tail_tokens.begin(), s.tail_tokens.begin() + drop);
-    s.tail_hidden.erase(s.tail_hidden.begin(), s.tail_hidden.begin() + drop * width);
-    s.tail_first += drop;
 }
 
 void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits) {
@@ -312,7 +246,6 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
     require_room(seq, n);
     roll_back(seq);
     s.checkpoint.clear();
-    s.pending.unverified = -1; // other tokens were decoded at its position
     change(seq, [&] {
         for (int64_t done = 0; done < n;) {
             const int64_t now = std::min(n - done, trunk_.n_batch());
@@ -320,20 +253,20 @@ void Session::decode(int32_t seq, const int32_t * tokens, int64_t n, bool all_lo
                 Stopwatch watch(stats_.prefill_ms);
                 run_trunk(seq, tokens + done, now, all_logits);
                 hidden_rows_ = wants_hidden_ ? now : 0;
-                keep_tail(seq, s.length, tokens + done, now);
-                fetch_tail(seq); // waits for the trunk, which belongs to this time
+                if (drafting()) {
+                    trunk_.hidden(); // waits for the trunk, which belongs to this time
+                }
+            }
+            {
+                Stopwatch watch(stats_.prefill_head_ms);
+                give_head(seq, s.length, tokens + done, now, false);
+                drafter_->feed(seq);
             }
             s.length += now;
             stats_.prefilled += now;
             done += now;
-            if (drafting()) {
-                Stopwatch watch(stats_.prefill_head_ms);
-                feed_head(seq);
-            }
         }
-        if (looking_up()) {
-            texts_[size_t(seq)].read(tokens, n);
-        }
+        drafter_->read(seq, tokens, n);
     });
 }
 
@@ -362,65 +295,19 @@ void Session::set_corpus(const Corpus * corpus) {
         throw Error(MTP_ERROR_ARGUMENT, format("corpus: expected one of %lld tokens, found one of %d",
                                                (long long) trunk_.n_vocab(), corpus->n_vocab()));
     }
-    for (TextDrafts & text : texts_) {
-        text.set_corpus(corpus);
-    }
-}
-
-// Removes the text from position `length` on.
-void Session::truncate_text(int32_t seq, int64_t length) {
-    if (!looking_up()) {
-        return;
-    }
-    Sequence & s = sequences_[size_t(seq)];
-    TextDrafts & text = texts_[size_t(seq)];
-    if (length < s.text_first) {
-        text.clear();
-        s.text_first = length;
-    } else {
-        text.truncate(std::min(text.size(), length - s.text_first));
-    }
+    drafter_->set_corpus(corpus);
 }
 
 // Adds what was exchanged with the head's device since `before`.
 void Session::add_transfers(const Transfers & before) {
+    if (head_ == nullptr) {
+        return;
+    }
     const Transfers & now = head_->transfers();
     stats_.draft_graphs += now.graphs - before.graphs;
     stats_.draft_syncs += now.syncs - before.syncs;
     stats_.draft_bytes_up += now.bytes_up - before.bytes_up;
     stats_.draft_bytes_down += now.bytes_down - before.bytes_down;
-}
-
-// Feeds the head up to `token`, which is at position s.length, and drafts what follows. Drafts nothing
-// if the tail is empty. At depth 0 rows are collected until there are enough for a batch.
-int32_t Session::draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
-                       const Drawing * drawing) {
-    Sequence & s = sequences_[size_t(seq)];
-    if (s.tail_tokens.empty() || (depth == 0 && s.tail_tokens.size() < kLateRows)) {
-        return 0;
-    }
-    Stopwatch watch(stats_.draft_ms);
-    const Transfers before = head_->transfers();
-    const int64_t next = next_row(seq);
-    const int64_t at = next - s.tail_first;
-    const int64_t n = s.length + 1 - next;
-    std::vector<int32_t> tokens(s.tail_tokens.begin() + at, s.tail_tokens.end());
-    tokens.push_back(token);
-    if (depth == 0 || at != 1) {
-        fetch_tail(seq);
-    }
-    const float * hidden = s.tail_hidden.empty() ? nullptr : s.tail_hidden.data() + (at - 1) * trunk_.n_embd();
-    if (depth == 0) {
-        head_->feed(seq, next, tokens.data(), hidden, n);
-    } else {
-        const mtp_draft_task task = {seq, int32_t(next), tokens.data(), hidden, int32_t(n), depth, out_tokens, out_probs};
-        head_->draft_batch(&task, 1, drawing);
-    }
-    add_transfers(before);
-    s.tail_tokens.clear();
-    s.tail_hidden.clear();
-    s.tail_first = s.length;
-    return depth;
 }
 
 int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
@@ -438,90 +325,47 @@ int32_t Session::begin(int32_t seq, int32_t token, int32_t depth, int32_t * out_
         require(out_probs, "out_probs");
     }
     require_room(seq, 1);
-    const int32_t left = int32_t(std::min<int64_t>(MTP_MAX_DEPTH, room(seq) - 1));
-    const int32_t most = std::min({depth, left, drafting() ? int32_t(head_->max_depth()) : depth});
     const double rollback_before = stats_.rollback_ms;
     roll_back(seq);
-    report_outcome(seq, token, stats_.rollback_ms - rollback_before);
-    Depth & chooser = depth_choosers_[size_t(seq)];
-    int32_t n = 0;
+    drafter_->rolled_back(seq, stats_.rollback_ms - rollback_before);
+    std::vector<DraftRequest> requests(1);
+    DraftRequest & request = requests.front();
+    request.seq = seq;
+    request.position = s.length;
+    request.token = token;
+    request.depth = automatic ? MTP_DEPTH_AUTO : depth;
+    request.room = int32_t(std::min<int64_t>(MTP_MAX_DEPTH, room(seq) - 1));
     change(seq, [&] {
-        const double draft_before = stats_.draft_ms;
-        int32_t from_text = 0;
-        if (looking_up()) {
+        {
             Stopwatch watch(stats_.draft_ms);
-            texts_[size_t(seq)].generated(token);
-            from_text = texts_[size_t(seq)].plan(chooser, !drafting() ? 0 : automatic ? MTP_DEPTH_AUTO : most, left,
-                                                 out_tokens, std::min(params_.max_lookup, left));
+            count_transfers([&] { drafter_->draft(requests, {}, drawing); });
         }
-        const int32_t wanted = from_text > 0 ? 0 : automatic ? chooser.plan(most) : most;
-        int32_t ignored_tokens[1];
-        float ignored_probs[1];
-        int32_t drafted = 0;
-        if (drafting()) { // with drafts from the text the head is only fed, once a batch is full
-            drafted = from_text > 0 ? draft(seq, token, 0, ignored_tokens, ignored_probs, nullptr)
-                                    : draft(seq, token, wanted, out_tokens, out_probs, drawing);
-        } else {
-            s.tail_tokens.clear();
+        if (request.failure) {
+            std::rethrow_exception(request.failure);
         }
-        if (from_text > 0) {
-            n = from_text;
-            std::fill_n(out_probs, n, 1.0f);
-        } else {
-            n = automatic ? chooser.keep(out_probs, drafted, drawing == nullptr) : drafted;
-        }
-        if (from_text > 0) {
-            s.pending = PendingOutcome();
-            s.pending.open = s.pending.from_text = true;
-            s.pending.outcome.n_verified = n;
-        } else if (automatic || looking_up()) {
-            PendingOutcome & pending = s.pending;
-            pending.open = true;
-            pending.from_text = false;
-            pending.outcome = {drafted, n, 0, nullptr, -1, stats_.draft_ms - draft_before, 0, 0};
-            std::copy_n(out_probs, drafted, pending.probabilities.begin());
-            pending.unverified = n < drafted ? out_tokens[n] : -1;
-        }
+        const int32_t known = std::max(request.n, request.n_drafted);
+        std::copy_n(request.tokens.begin(), known, out_tokens);
+        std::copy_n(request.probabilities.begin(), known, out_probs);
 
         cycle_ = Cycle();
-        cycle_.from_text = from_text > 0;
+        cycle_.from_text = request.from_text;
         cycle_.verify_before = stats_.verify_ms;
-        Stopwatch watch(stats_.verify_ms);
         cycle_.seq = seq;
         cycle_.first = s.length;
         cycle_.tokens.assign(1, token);
-        cycle_.tokens.insert(cycle_.tokens.end(), out_tokens, out_tokens + n);
+        cycle_.tokens.insert(cycle_.tokens.end(), request.tokens.begin(), request.tokens.begin() + request.n);
         s.checkpoint.clear();
         const bool copies = params_.rollback == MTP_ROLLBACK_CHECKPOINT || params_.rollback == MTP_ROLLBACK_HOST;
-        if (n > 0 && copies && trunk_.recurrent()) {
+        if (request.n > 0 && copies && trunk_.recurrent()) {
+            Stopwatch watch(stats_.verify_ms);
             trunk_.save(seq, params_.rollback == MTP_ROLLBACK_CHECKPOINT, s.checkpoint);
             s.checkpoint_first = s.length;
+            s.replay = cycle_.tokens;
         }
         verify_more();
         cycle_.open = true;
     });
-    return n;
-}
-
-// Reports a sequence's last cycle, which `token` follows, to its depth chooser.
-void Session::report_outcome(int32_t seq, int32_t token, double rollback_ms) {
-    const Sequence & s = sequences_[size_t(seq)];
-    PendingOutcome & pending = sequences_[size_t(seq)].pending;
-    if (!pending.open) {
-        return;
-    }
-    pending.open = false;
-    mtp_cycle_outcome & outcome = pending.outcome;
-    outcome.probabilities = pending.probabilities.data();
-    outcome.undo_ms = std::max(0.0, rollback_ms);
-    if (pending.from_text) {
-        depth_choosers_[size_t(seq)].report_free(outcome.n_verified, outcome.n_accepted, outcome.verify_ms, outcome.undo_ms);
-        return;
-    }
-    if (outcome.next_right < 0 && pending.unverified >= 0 && pending.end == s.length) {
-        outcome.next_right = token == pending.unverified;
-    }
-    depth_choosers_[size_t(seq)].report(outcome);
+    return request.n;
 }
 
 // Decodes the cycle's next tokens, up to one batch. All tokens before them have been accepted.
@@ -529,10 +373,21 @@ void Session::verify_more() {
     Sequence & s = sequences_[size_t(cycle_.seq)];
     const int64_t n = std::min<int64_t>(params_.max_rows, int64_t(cycle_.tokens.size()) - cycle_.rows);
     const int32_t * tokens = cycle_.tokens.data() + cycle_.rows;
-    run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
-    ++stats_.decodes;
-    keep_tail(cycle_.seq, cycle_.first + cycle_.rows, tokens, n);
-    trunk_.wait(); // the depth is chosen by what this takes
+    const int64_t first = cycle_.first + cycle_.rows;
+    bool on_device = false;
+    {
+        Stopwatch watch(stats_.verify_ms);
+        run_trunk(cycle_.seq, tokens, n, true, params_.min_rows);
+        ++stats_.decodes;
+        if (drafting()) {
+            on_device = drafter_->keep_on_device(cycle_.seq, first, tokens[0], n, trunk_.hidden_on_device());
+        }
+        trunk_.wait(); // the depth is chosen by what this takes
+    }
+    {
+        Stopwatch watch(stats_.draft_ms);
+        count_transfers([&] { give_head(cycle_.seq, first, tokens, n, on_device); });
+    }
     cycle_.batch_first = cycle_.rows;
     cycle_.rows += n;
     s.length = cycle_.first + cycle_.batch_first + 1; // mtp_cycle_end adds the accepted drafts
@@ -548,7 +403,6 @@ int32_t Session::row(int32_t row) {
                                             (long long) cycle_.batch_first, (long long) cycle_.rows, row));
     }
     if (row == cycle_.rows) { // the caller has accepted all drafts before this row
-        Stopwatch watch(stats_.verify_ms);
         change(cycle_.seq, [&] { verify_more(); });
     }
     return row - int32_t(cycle_.batch_first);
@@ -573,14 +427,11 @@ void Session::end(int32_t n_accepted) {
         ++stats_.drafted[i];
         stats_.accepted[i] += i < n_accepted;
     }
-    s.pending.outcome.n_accepted = n_accepted;
-    s.pending.outcome.verify_ms = std::max(0.0, stats_.verify_ms - cycle_.verify_before);
-    s.pending.end = s.length;
     cycle_.open = false;
     change(cycle_.seq, [&] {
-        for (int32_t i = 0; i < n_accepted && looking_up(); ++i) {
-            texts_[size_t(cycle_.seq)].generated(cycle_.tokens[size_t(i) + 1]);
-        }
+        drafter_->verified(n_drafts + 1, std::max(0.0, stats_.verify_ms - cycle_.verify_before));
+        drafter_->accepted(cycle_.seq, s.length, n_accepted);
+        drafter_->generated(cycle_.seq, cycle_.tokens.data() + 1, n_accepted);
     });
 }
 
@@ -593,7 +444,11 @@ int32_t Session::argmax(int32_t row) {
     }
     const float * logits = trunk_.logits(row);
     try {
-        return mtp::argmax(logits, trunk_.n_vocab());
+        const int32_t likeliest = mtp::argmax(logits, trunk_.n_vocab());
+        if (const float * hidden = trunk_.hidden_of(row)) {
+            check_hidden(hidden, trunk_.n_embd());
+        }
+        return likeliest;
     } catch (...) {
         damaged_ = true;
         throw;
@@ -651,9 +506,8 @@ void Session::subtract_draft(int64_t step) {
             indices.push_back(vocabulary.index_of(token));
         }
     }
-    const Transfers before = head_->transfers();
-    const std::vector<double> drawn_from = head_->drawn_from(step, indices);
-    add_transfers(before);
+    std::vector<double> drawn_from;
+    count_transfers([&] { drawn_from = head_->drawn_from(step, indices); });
     auto q = drawn_from.begin();
     double left = 0;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
@@ -696,13 +550,13 @@ int32_t Session::step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t
                 out[i] = drafts[i];
                 continue;
             }
-            PendingOutcome & pending = sequences_[size_t(seq)].pending;
+            const int32_t unverified = drafter_->unverified(seq);
             if (i < n && cycle_.from_text) {
                 target_.remove(drafts[i]); // q is 1 for the draft and 0 for every other token
             } else if (i < n) {
                 subtract_draft(i);
-            } else if (pending.open && pending.unverified >= 0 && q[n] > 0) {
-                pending.outcome.next_right = float(std::min(1.0, target_.of(pending.unverified) / q[n]));
+            } else if (unverified >= 0 && q[n] > 0) {
+                drafter_->judge_unverified(seq, std::min(1.0, target_.of(unverified) / q[n]));
             }
             out[i] = sampling_->draw(target_);
         } catch (...) { // invalid logits
@@ -744,10 +598,7 @@ void Session::remove(int32_t seq, int64_t p0, int64_t p1) {
                            (long long) n));
     }
     s.length = p0;
-    truncate_text(seq, p0);
-    if (head_ != nullptr) {
-        head_->rollback(seq, p0);
-    }
+    drafter_->truncate(seq, p0);
     roll_back(seq);
 }
 

@@ -1,20 +1,17 @@
 #pragma once
-// Draft, verify, roll back: keeps a trunk and a head in sync.
+// Verify and roll back what the drafter drafts: keeps it and a trunk in sync.
 //
-// For each sequence the session tracks three lengths: the tokens in the trunk's memory, those that are
-// valid (rejected drafts are not, but stay in memory until they are rolled back), and how far the head
-// has been fed. The `tail` fields hold the tokens and hidden states that the head may still need.
+// For each sequence the session tracks two lengths: the tokens in the trunk's memory, and those that are
+// valid. Rejected drafts are not, but stay in memory until they are rolled back.
 
 #include "checkpoint.h"
-#include "depth.h"
+#include "drafter.h"
 #include "head.h"
 #include "sampling.h"
-#include "text_drafts.h"
 #include "trunk.h"
 
 #include "mtp.h"
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -54,45 +51,25 @@ public:
     void set_corpus(const Corpus * corpus);
     uint64_t tokenizer() const { return trunk_.tokenizer(); }
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
-        depth_choosers_.front().set_costs(verify_ms, n_verify, draft_ms, n_draft); // all choosers share costs
+        drafter_->set_costs(verify_ms, n_verify, draft_ms, n_draft);
     }
 
 private:
-    // The outcome of a cycle, reported to the depth chooser when the next cycle begins. Only then is it
-    // known which token was generated in place of an unverified draft, and what the rollback cost.
-    struct PendingOutcome {
-        bool open = false;
-        bool from_text = false;
-        mtp_cycle_outcome outcome = {};
-        std::array<float, MTP_MAX_DEPTH> probabilities = {};
-        int32_t unverified = -1; // the first draft that was not verified
-        int64_t end = 0;         // position after the cycle
-    };
-
     struct Sequence {
         int64_t decoded = 0;   // tokens in the trunk's memory
         int64_t length = 0;    // valid tokens; the others are rolled back before the next decode
         int64_t removable = 0; // how many of the last decoded tokens the memory can roll back
 
-        // Tokens and hidden states of positions tail_first .. tail_first + tail_tokens.size() - 1. Without
-        // tail_hidden, the hidden states are on the head's device, as its first ones of the sequence.
-        int64_t tail_first = 0;
-        std::vector<int32_t> tail_tokens;
-        std::vector<float> tail_hidden;
-
         Trunk::Copy checkpoint;       // the recurrent state before the last cycle
         int64_t checkpoint_first = 0; // the position where that cycle began
+        std::vector<int32_t> replay;  // its tokens, which a rollback decodes again as far as they are valid
 
         // A unique number for each decoded token. It tells whether the token at a position is still
         // the one that was there when a checkpoint was made. A sequence and its copy share their
         // marks from position 0 to where they diverge.
         std::vector<uint64_t> marks;
 
-        PendingOutcome pending;
-
         bool foreign = false; // the memory has rows that were decoded from outside
-
-        int64_t text_first = 0; // position of this sequence's first token in texts_
     };
 
     // The cycle between begin() and end().
@@ -129,24 +106,21 @@ private:
     void roll_back(int32_t seq);
     void clear_sequence(int32_t seq);
     void run_trunk(int32_t seq, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows = 1);
-    void keep_tail(int32_t seq, int64_t first, const int32_t * tokens, int64_t n);
-    void fetch_tail(int32_t seq);
-    int64_t next_row(int32_t seq);
-    void feed_head(int32_t seq);
+    void give_head(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool on_device);
     void verify_more();
-    void report_outcome(int32_t seq, int32_t token, double rollback_ms);
-    void truncate_text(int32_t seq, int64_t length);
+    // Runs a use of the head in a cycle, whose exchange with the head's device is counted.
+    template <typename Use>
+    void count_transfers(Use && use) {
+        const Transfers before = head_ != nullptr ? head_->transfers() : Transfers();
+        use();
+        add_transfers(before);
+    }
     void add_transfers(const Transfers & before);
-    int32_t draft(int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens, float * out_probs,
-                  const Drawing * drawing);
     void read_distribution(int32_t row);
     void subtract_draft(int64_t step);
     int64_t reach(int32_t seq) const;
     void set_length(int32_t seq, int64_t length);
-    void keep_last(int32_t seq, const Checkpoint & c);
     bool head_fits(const Checkpoint & c) const;
-    void restore_head(int32_t seq, const Checkpoint & c);
-    void restore_text(int32_t seq, const Checkpoint & c);
     void check_checkpoint(int32_t seq, const Checkpoint & c) const;
 
     Trunk trunk_;
@@ -156,11 +130,10 @@ private:
     std::vector<Sequence> sequences_;
     Cycle cycle_;
     mtp_session_stats stats_ = {};
-    std::vector<TextDrafts> texts_;     // one per sequence if max_lookup > 0
-    std::vector<Depth> depth_choosers_; // one per sequence, for MTP_DEPTH_AUTO
+    std::unique_ptr<Drafter> drafter_;
     bool wants_hidden_ = false;         // mtp_session_want_hidden
     int64_t hidden_rows_ = 0;           // tokens of the last decode whose hidden states can be copied
-    bool damaged_ = false; // a row's logits were not finite; NaNs may remain in the memory's states
+    bool damaged_ = false; // a row was not finite; NaNs may remain in the memory's states
 
     std::unique_ptr<Sampling> sampling_;
     Distribution target_;              // the distribution of the current row

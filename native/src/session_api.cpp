@@ -35,6 +35,10 @@ mtp_status mtp_session_length(const mtp_session * session, int32_t seq, int32_t 
     return guard([&] { *require(out, "out") = int32_t(require(session, "session")->length(seq)); });
 }
 
+void mtp_abort_decoding(void) {
+    mtp::Trunk::abort_decoding();
+}
+
 mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t * tokens, int32_t n, bool all_logits) {
     return guard([&] { require(session, "session")->decode(seq, tokens, n, all_logits); });
 }

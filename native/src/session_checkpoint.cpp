@@ -22,15 +22,11 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     Checkpoint c;
     c.kind = mtp_checkpoint_kind(kind);
     c.length = s.length;
-    c.head_first = s.length;
-    if (drafting() && !s.tail_tokens.empty()) {
-        feed_head(seq); // after that only the last token of the tail is needed
-        const int64_t width = trunk_.n_embd();
-        c.token = s.tail_tokens.back();
-        c.hidden.assign(s.tail_hidden.end() - width, s.tail_hidden.end());
+    if (drafting()) {
+        c.head = drafter_->save(seq, !in_place(c.kind));
     }
     if (looking_up()) {
-        c.text = texts_[size_t(seq)].save(!in_place(c.kind));
+        c.text = drafter_->save_text(seq, !in_place(c.kind));
     }
     if (in_place(c.kind)) {
         c.mark = s.marks.back();
@@ -42,12 +38,8 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         }
         return c;
     }
-    if (!c.hidden.empty()) {
-        HeadCache & cache = head_->cache();
+    if (!c.head.hidden.empty()) {
         c.head_fingerprint = head_->fingerprint();
-        c.head_first = cache.empty(seq) ? s.length : cache.first(seq);
-        c.head_rows.resize(cache.rows_bytes(c.length - c.head_first));
-        cache.read_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
     } else if (c.kind == MTP_CHECKPOINT_HEAD && !looking_up()) {
         throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that was fed its last token, found none", seq));
     }
@@ -94,22 +86,23 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
     }
     if (head_fits(c)) {
         const size_t hidden = size_t(trunk_.n_embd());
-        const size_t rows = head_->cache().rows_bytes(c.length - c.head_first);
-        if (c.hidden.size() != hidden || c.head_rows.size() != rows || c.token >= trunk_.n_vocab()) {
+        const size_t rows = head_->cache().rows_bytes(c.length - c.head.first);
+        if (c.head.hidden.size() != hidden || c.head.rows.size() != rows || c.head.token >= trunk_.n_vocab()) {
             throw Error(MTP_ERROR_FORMAT,
                         format("checkpoint: expected %zu numbers, %zu bytes of rows and a token below %lld for the head, "
-                               "found %zu, %zu and %d", hidden, rows, (long long) trunk_.n_vocab(), c.hidden.size(),
-                               c.head_rows.size(), c.token));
+                               "found %zu, %zu and %d", hidden, rows, (long long) trunk_.n_vocab(), c.head.hidden.size(),
+                               c.head.rows.size(), c.head.token));
         }
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE && !(c.trunk_layout == trunk_.state_layout())) {
-        throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state, found another");
+        throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state in this version of llama.cpp, "
+                                      "found another");
     }
     const bool has_text = looking_up() && !c.text.empty();
     if (has_text) {
         TextDrafts::check_saved(c.text, c.length, trunk_.n_vocab());
     }
-    if (c.kind == MTP_CHECKPOINT_WHOLE || c.hidden.empty()) {
+    if (c.kind == MTP_CHECKPOINT_WHOLE || c.head.hidden.empty()) {
         return;
     }
     if (drafting() ? !head_fits(c) : !has_text) {
@@ -122,43 +115,10 @@ void Session::set_length(int32_t seq, int64_t length) {
     Sequence & s = sequences_[size_t(seq)];
     s = Sequence();
     s.decoded = s.length = length;
-    s.text_first = length;
-    if (looking_up()) {
-        texts_[size_t(seq)].clear();
-    }
+    trunk_.forget_rows();
+    drafter_->clear(seq, length);
     for (int64_t i = 0; i < length; ++i) {
         s.marks.push_back(next_stamp());
-    }
-    if (head_ != nullptr) {
-        head_->rollback(seq, 0);
-    }
-}
-
-// Sets the tail to the checkpoint's last token.
-void Session::keep_last(int32_t seq, const Checkpoint & c) {
-    Sequence & s = sequences_[size_t(seq)];
-    s.tail_tokens.clear();
-    s.tail_hidden.clear();
-    s.tail_first = c.length;
-    if (drafting() && !c.hidden.empty()) {
-        s.tail_first = c.length - 1;
-        s.tail_tokens.assign(1, c.token);
-        s.tail_hidden = c.hidden;
-    }
-}
-
-void Session::restore_head(int32_t seq, const Checkpoint & c) {
-    if (head_fits(c)) {
-        head_->cache().write_rows(seq, c.head_first, c.length - c.head_first, c.head_rows.data());
-        keep_last(seq, c);
-    }
-}
-
-void Session::restore_text(int32_t seq, const Checkpoint & c) {
-    if (looking_up() && !c.text.empty()) {
-        TextDrafts & text = texts_[size_t(seq)];
-        text.restore(c.text);
-        sequences_[size_t(seq)].text_first = c.length - text.size();
     }
 }
 
@@ -176,8 +136,12 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
                 trunk_.restore_whole(seq, c.length, c.trunk);
             }
             set_length(seq, c.length);
-            restore_head(seq, c);
-            restore_text(seq, c);
+            if (head_fits(c)) {
+                drafter_->restore(seq, c.length, c.head);
+            }
+            if (looking_up() && !c.text.empty()) {
+                drafter_->restore_text(seq, c.length, c.text);
+            }
             return;
         }
         if (!c.recurrent.empty()) {
@@ -191,14 +155,11 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
         s.removable = 0;
         s.checkpoint.clear();
         s.marks.resize(size_t(c.length));
-        truncate_text(seq, c.length);
+        drafter_->truncate(seq, c.length);
+        drafter_->restore(seq, c.length, c.head);
         if (looking_up()) {
-            texts_[size_t(seq)].restore_learned(c.text);
+            drafter_->restore_learned(seq, c.text);
         }
-        if (head_ != nullptr) {
-            head_->rollback(seq, c.length);
-        }
-        keep_last(seq, c);
     });
 }
 
@@ -210,7 +171,6 @@ void Session::copy(int32_t from, int32_t to) {
         return;
     }
     roll_back(from);
-    fetch_tail(from); // the copy has no hidden states on the head's device
     clear_sequence(to);
     if (source.length == 0) {
         return;
@@ -218,15 +178,9 @@ void Session::copy(int32_t from, int32_t to) {
     change(to, [&] {
         trunk_.copy(from, to, source.length);
         target = source;
-        if (looking_up()) {
-            texts_[size_t(to)] = texts_[size_t(from)];
-        }
+        drafter_->copy(from, to);
         target.removable = 0; // snapshots are not copied
         target.checkpoint.clear();
-        target.pending = {}; // the pending outcome belongs to the source
-        if (head_ != nullptr) {
-            head_->cache().copy(from, to);
-        }
     });
 }
 

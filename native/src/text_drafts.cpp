@@ -116,11 +116,20 @@ void TextDrafts::generated(int32_t token) {
 }
 
 void TextDrafts::set(const int32_t * tokens, int64_t n, bool are_generated) {
-    const int64_t common = std::min(n, size());
-    const int64_t same = std::mismatch(tokens, tokens + common, index_.tokens()).first - tokens;
-    truncate(same);
-    for (int64_t i = same; i < n; ++i) {
-        are_generated ? generated(tokens[i]) : index_.append(tokens[i]);
+    try {
+        require_range(n, 0, MTP_MAX_INDEXED, "n");
+        for (int64_t i = 0; i < n; ++i) {
+            require_range(require(tokens, "tokens")[i], 0, INT32_MAX, "tokens");
+        }
+        const int64_t common = std::min(n, size());
+        const int64_t same = std::mismatch(tokens, tokens + common, index_.tokens()).first - tokens;
+        truncate(same);
+        for (int64_t i = same; i < n; ++i) {
+            are_generated ? generated(tokens[i]) : index_.append(tokens[i]);
+        }
+    } catch (...) {
+        clear(); // a plan on another text would be wrong
+        throw;
     }
 }
 

@@ -28,7 +28,7 @@ public:
     // Also drafts from other texts; null: no longer. The index must outlive this object.
     void set_corpus(const Corpus * corpus) { corpus_ = corpus; }
 
-    // Out of memory, `read`, `generated` and `set` leave a text that ends early.
+    // Out of memory, `read` and `generated` leave a text that ends early.
     //
     // Adds tokens of a prompt. They do not change the estimates, because repetitions by a user say little
     // about those of the model.
@@ -37,8 +37,9 @@ public:
     // Adds a generated token and updates the estimates.
     void generated(int32_t token);
 
-    // Makes the text equal to `tokens`; costs a comparison with what is known, and the difference.
-    // are_generated: whether the tokens that are new were generated; else they were read.
+    // Makes the text equal to `tokens`, each >= 0, at most MTP_MAX_INDEXED; costs a comparison with what is
+    // known, and the difference. are_generated: whether the tokens that are new were generated; else they were
+    // read. The text is empty if that fails.
     void set(const int32_t * tokens, int64_t n, bool are_generated);
 
     void truncate(int64_t size);

@@ -23,19 +23,7 @@ void mtp_text_drafts_free(mtp_text_drafts * text) {
 }
 
 mtp_status mtp_text_drafts_set(mtp_text_drafts * text, const int32_t * tokens, int64_t n, bool generated) {
-    return guard([&] {
-        require(text, "text");
-        try {
-            require_range(n, 0, MTP_MAX_INDEXED, "n");
-            for (int64_t i = 0; i < n; ++i) {
-                require_range(require(tokens, "tokens")[i], 0, INT32_MAX, "tokens");
-            }
-            text->set(tokens, n, generated);
-        } catch (...) {
-            text->clear(); // a plan on another text would be wrong
-            throw;
-        }
-    });
+    return guard([&] { require(text, "text")->set(tokens, n, generated); });
 }
 
 mtp_status mtp_text_drafts_set_corpus(mtp_text_drafts * text, const mtp_corpus * corpus) {

@@ -4,15 +4,24 @@
 #include "error.h"
 #include "fingerprint.h"
 #include "nextn.h"
+#include "runtime.h"
 #include "stamp.h"
 #include "trunk_state.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace mtp {
 
+static std::atomic<bool> decoding_aborted = false;
+
+void Trunk::abort_decoding() {
+    decoding_aborted = true;
+}
+
 Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
     const llama_model * model = llama_get_model(context);
+    llama_set_abort_callback(context, [](void *) { return decoding_aborted.load(); }, nullptr);
     n_ctx_ = int64_t(llama_n_ctx_seq(context)) - (min_rows - 1);
     n_batch_ = std::min(llama_n_batch(context), llama_n_ubatch(context));
     n_embd_ = llama_model_n_embd(model);
@@ -28,7 +37,19 @@ Trunk::Trunk(llama_context * context, int64_t min_rows) : context_(context) {
         layout_.memory = StateLayout::WINDOWED;
     }
     const llama_rope_type rope = llama_model_rope_type(model);
+    state_version_ = state_version(context);
     layout_.mrope = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
+}
+
+StateLayout Trunk::state_layout() const {
+    if (state_version_ < FIRST_STATE_VERSION || state_version_ > LAST_STATE_VERSION) {
+        throw Error(MTP_ERROR_VERSION, format("checkpoint: expected a llama.cpp whose sequence files have version %u to %u, "
+                                              "found version %u", FIRST_STATE_VERSION, LAST_STATE_VERSION,
+                                              state_version_));
+    }
+    StateLayout out = layout_;
+    out.rotations = state_version_ >= ROTATIONS_STATE_VERSION;
+    return out;
 }
 
 void Trunk::want_hidden() {
@@ -52,6 +73,7 @@ Trunk::~Trunk() {
 void Trunk::decode(int32_t seq, int64_t first, const int32_t * tokens, int64_t n, bool all_logits, int64_t min_rows) {
     const size_t rows = size_t(std::max(n, min_rows));
     seq_ = seq;
+    n_tokens_ = n;
     tokens_.assign(tokens, tokens + n);
     tokens_.resize(rows, tokens[n - 1]);
     positions_.resize(rows);
@@ -90,6 +112,12 @@ const float * Trunk::hidden() const {
         throw Error(MTP_ERROR_BACKEND, "llama.cpp returned no hidden states");
     }
     return out;
+}
+
+const float * Trunk::hidden_of(int32_t row) const {
+    const int64_t at = row < 0 ? n_tokens_ - 1 : row;
+    const bool known = wants_hidden_ && at >= 0 && at < n_tokens_ && hidden_on_device().tensor == nullptr;
+    return known ? hidden() + at * n_embd_ : nullptr;
 }
 
 DeviceRows Trunk::hidden_on_device() const {
@@ -193,12 +221,12 @@ void Trunk::restore(int32_t seq, const Copy & saved) {
 }
 
 std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {
-    return to_one_stream(get_state(context_, seq, 0), length, layout_);
+    return to_one_stream(get_state(context_, seq, 0), length, state_layout());
 }
 
 void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state) {
     const uint32_t streams = empty(seq);
-    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, layout_, streams), 0);
+    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, state_layout(), streams), 0);
 }
 
 uint32_t Trunk::empty(int32_t seq) {

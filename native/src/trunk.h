@@ -21,6 +21,9 @@ public:
     Trunk(const Trunk &) = delete;
     Trunk & operator=(const Trunk &) = delete;
 
+    // Makes every decode of the process fail soon, the running ones too. Any thread may call it.
+    static void abort_decoding();
+
     int64_t n_ctx() const { return n_ctx_; } // positions of one sequence
     int64_t n_batch() const { return n_batch_; } // maximum tokens that llama.cpp computes at once
     int64_t n_embd() const { return n_embd_; }
@@ -28,7 +31,8 @@ public:
     int64_t n_seq_max() const { return n_seq_max_; }
     int64_t n_snapshots() const { return n_snapshots_; } // n_rs_seq
     bool recurrent() const { return layout_.memory == StateLayout::HYBRID; } // a part of the memory cannot be truncated
-    StateLayout state_layout() const { return layout_; }
+    // Throws MTP_ERROR_VERSION if the loaded llama.cpp writes states in another format than those of trunk_state.h.
+    StateLayout state_layout() const;
     bool unified() const { return unified_; } // all sequences share the n_ctx() positions
 
     // Decodes n <= n_batch tokens at positions first, first + 1, ... . A batch of fewer than min_rows is
@@ -46,6 +50,13 @@ public:
     // Hidden states (after the final norm) of the tokens of the last decode, [n][n_embd]; valid
     // until the next one.
     const float * hidden() const;
+
+    // The hidden state of the token whose logits logits() returns for this row; nullptr if want_hidden() was not
+    // called, if it is on a device, or after forget_rows().
+    const float * hidden_of(int32_t row) const;
+
+    // The last decode of the context was not that of this object.
+    void forget_rows() { n_tokens_ = 0; }
 
     // The same where they were computed, if that is a device and hidden() has not been called; else its
     // tensor is nullptr.
@@ -120,7 +131,8 @@ private:
     llama_context * context_;
     bool wants_hidden_ = false;
     bool keeps_on_device_ = false;
-    StateLayout layout_;
+    StateLayout layout_; // without rotations: state_layout() has them
+    uint32_t state_version_;
     int64_t window_; // 0 if all layers see all positions
     bool unified_;
     int64_t n_ctx_;
@@ -132,6 +144,7 @@ private:
 
     // The arrays of a llama_batch.
     std::vector<llama_token> tokens_;
+    int64_t n_tokens_ = 0; // without padding; 0 if the rows of the last decode are unknown
     std::vector<llama_pos> positions_;
     std::vector<int32_t> n_seq_ids_;
     std::vector<llama_seq_id *> seq_ids_;

@@ -100,7 +100,7 @@ struct Parts {
 };
 
 // Reads a cache. all: it has the cells of all positions, and not only of the last ones.
-Parts::Range read_cache(Reader & in, int64_t length, bool all, bool mrope, uint32_t & streams) {
+Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layout, uint32_t & streams) {
     Parts::Range out = {};
     streams = in.take<uint32_t>("streams");
     int64_t filled = 0;
@@ -112,9 +112,10 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, bool mrope, uint3
         }
         in.expect("cells", all ? length : std::min(cells, length), cells);
         in.expect("streams with cells", 1, ++filled);
-        check_cells(in, length - cells, length, mrope);
+        check_cells(in, length - cells, length, layout.mrope);
         const uint32_t transposed = in.take<uint32_t>("values transposed");
         const uint32_t layers = in.take<uint32_t>("layers");
+        in.skip(layout.rotations ? 2 : 0, sizeof(uint32_t), 1, "rotations"); // llama.cpp compares them
         skip_rows(in, layers, cells, "keys");
         if (transposed != 0) {
             skip_columns(in, layers, cells);
@@ -132,10 +133,10 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout
     Parts parts = {};
     in.take<uint32_t>("magic"); // llama.cpp checks it
     in.take<int32_t>("sequence");
-    parts.caches.push_back(read_cache(in, length, true, layout.mrope, parts.streams));
+    parts.caches.push_back(read_cache(in, length, true, layout, parts.streams));
     if (layout.memory == StateLayout::WINDOWED) {
         uint32_t streams = 0;
-        parts.caches.push_back(read_cache(in, length, false, layout.mrope, streams));
+        parts.caches.push_back(read_cache(in, length, false, layout, streams));
         in.expect("streams of the layers with a window", parts.streams, streams);
     }
     parts.rest = in.at();

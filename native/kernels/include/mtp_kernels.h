@@ -1,0 +1,52 @@
+/* CPU kernels that plug into any ggml-cpu at run time.
+ *
+ * The library is linked with nothing of ggml. mtp_kernels_plug_in() registers it in a ggml-cpu that the process has loaded,
+ * which from then on asks it for every operation; what it does not compute, ggml does as before. Nothing is registered
+ * twice. It stays loaded until the process ends.
+ *
+ * The variable MTP_GGUF_KERNELS: "0" turns everything off; names of operations ("MUL_MAT,SSM_CONV") leave the others to
+ * ggml; "avx512", "avx_vnni", "avx2" or "dotprod" restricts the instruction set; "all" also takes what is not expected to be faster (ARM).
+ */
+
+#ifndef MTP_KERNELS_H
+#define MTP_KERNELS_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MTP_KERNELS_API __attribute__((visibility("default")))
+
+enum mtp_kernels_status {
+    MTP_KERNELS_PLUGGED_IN = 0,
+    MTP_KERNELS_OFF = 1,         /* MTP_GGUF_KERNELS=0 */
+    MTP_KERNELS_NO_CPU = 2,      /* this CPU has none of the instruction sets */
+    MTP_KERNELS_NO_GGML = 3,     /* no ggml-cpu, or one that exports too little */
+    MTP_KERNELS_OTHER_GGML = 4   /* its structures are not those that the library knows */
+};
+
+/* Registers the kernels in ggml-cpu. `path`: the library that the process has loaded under this name, or one that is linked
+ * with it, such as libllama; NULL: the one whose functions the process exports. Copies of a file are other libraries than
+ * the one that is loaded. Call it before a graph is computed. */
+MTP_KERNELS_API enum mtp_kernels_status mtp_kernels_plug_in(const char * path);
+
+/* The reason for the last status other than 0, in a sentence; "" if there was none. */
+MTP_KERNELS_API const char * mtp_kernels_reason(void);
+
+/* The instruction set, such as "AVX512_VNNI"; NULL if the kernels are not plugged in. */
+MTP_KERNELS_API const char * mtp_kernels_name(void);
+
+/* Writes at most `size` bytes, the last of which is 0: the operations that are computed here, separated by commas; then a
+ * line for each kind of operation that is left to ggml because the results differ. Returns the length of the whole text. */
+MTP_KERNELS_API size_t mtp_kernels_report(char * text, size_t size);
+
+/* How many operations of this name were computed here since the kernels were plugged in. */
+MTP_KERNELS_API long mtp_kernels_computed(const char * operation);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,70 @@
+#include "columns.h"
+
+#include "ggml_api.h"
+
+namespace mtp {
+
+namespace {
+
+// What the kernels multiply weights of this type with; F32: the activations as they are.
+ggml_type column_type(ggml_type weights) {
+    const int64_t block = ggml().traits(weights)->block_size;
+    return block == QK_K ? GGML_TYPE_Q8_K : block > 1 ? GGML_TYPE_Q8_0 : GGML_TYPE_F32;
+}
+
+size_t block_bytes(ggml_type column) { return column == GGML_TYPE_Q8_K ? sizeof(block_q8_K) : sizeof(block_q8_0); }
+int64_t block_elements(ggml_type column) { return column == GGML_TYPE_Q8_K ? QK_K : QK8_0; }
+
+void quantize(const kernel_set & kernels, ggml_type type, const float * x, void * y, int64_t n) {
+    if (type == GGML_TYPE_Q8_K && kernels.quantize_q8_K) {
+        kernels.quantize_q8_K(x, (block_q8_K *) y, n / QK_K);
+    } else {
+        ggml().traits_cpu(type)->from_float(x, y, n);
+    }
+}
+
+}  // namespace
+
+size_t columns_size(const ggml_tensor * weights, const ggml_tensor * activations) {
+    const ggml_type type = column_type(weights->type);
+    if (type == GGML_TYPE_F32) {
+        return 0;
+    }
+    return rows_of(activations) * (activations->ne[0] / block_elements(type)) * block_bytes(type);
+}
+
+columns prepare_columns(const kernel_set & kernels, const task & task, const ggml_tensor * weights,
+                        const ggml_tensor * activations, char * memory) {
+    const ggml_type type = column_type(weights->type);
+    const int64_t * ne = activations->ne;
+    const size_t * nb = activations->nb;
+    if (type == GGML_TYPE_F32) {
+        return { (const char *) activations->data, { nb[0], nb[1], nb[2], nb[3] } };
+    }
+    const int64_t block = block_elements(type), blocks = ne[0] / block;
+    const size_t row = blocks * block_bytes(type);
+    const int64_t first = task.first(blocks), last = task.last(blocks);
+    for (int64_t i = 0; last > first && i < rows_of(activations); i++) {
+        const int64_t i1 = i % ne[1], i2 = i / ne[1] % ne[2], i3 = i / (ne[1] * ne[2]);
+        const char * from = (const char *) activations->data + i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
+        quantize(kernels, type, (const float *) from + first * block, memory + i * row + first * block_bytes(type),
+                 (last - first) * block);
+    }
+    return { memory, { block_bytes(type), row, row * ne[1], row * ne[1] * ne[2] } };
+}
+
+bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations) {
+    return !weights->extra && is_float(activations) && kernels.product(weights->type) && weights->ne[0] == activations->ne[0] &&
+           weights->nb[0] == ggml().traits(weights->type)->type_size;
+}
+
+int64_t most_columns(const ggml_tensor * weights) {
+#if defined(__x86_64__)
+    return column_type(weights->type) == GGML_TYPE_F32 ? 2 * LANES_COLS - 1 : INT64_MAX;
+#else
+    (void) weights;
+    return INT64_MAX;
+#endif
+}
+
+}  // namespace mtp

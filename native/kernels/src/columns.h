@@ -1,0 +1,28 @@
+// The activations of a matrix product as the kernels read them.
+
+#pragma once
+
+#include "operation.h"
+
+namespace mtp {
+
+// The columns of src1, quantized where the kernel wants quants, in the order of its dimensions.
+struct columns {
+    const char * data;
+    size_t nb[4];
+};
+
+// The work memory that columns for weights of this type need; 0 where they are read as they are.
+size_t columns_size(const ggml_tensor * weights, const ggml_tensor * activations);
+
+// Quantizes this thread's part of the columns into `memory`; the threads wait for each other before they read them.
+columns prepare_columns(const kernel_set & kernels, const task & task, const ggml_tensor * weights,
+                        const ggml_tensor * activations, char * memory);
+
+// Whether there is a kernel for these weights and their activations.
+bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations);
+
+// More columns than these are faster with ggml's kernels where they are compiled for a CPU with FMA.
+int64_t most_columns(const ggml_tensor * weights);
+
+}  // namespace mtp

@@ -1,0 +1,39 @@
+// Functions of this header are the same for every instruction set, so it comes before that is chosen.
+#include "lanes.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(LANES_AVX_VNNI)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,avxvnni,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,avxvnni,fma,f16c")
+#endif
+
+#include <immintrin.h>
+
+#include "lanes-dots.h"
+#include "lanes-products.h"
+#include "lanes-v256.h"
+
+namespace mtp {
+namespace {
+
+struct vnni_256 : v256 {
+    LANES_INLINE I dpbusd(I acc, I u, I s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
+    LANES_INLINE I dpwssd(I acc, I a, I b) { return _mm256_dpwssd_avx_epi32(acc, a, b); }
+};
+
+}  // namespace
+
+product_kernel avx_vnni_product(ggml_type type) { return quants_product<vnni_dots<vnni_256>>(type); }
+
+}  // namespace mtp
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -1,0 +1,45 @@
+// Functions of this header are the same for every instruction set, so it comes before that is chosen.
+#include "lanes.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
+#endif
+
+// gcc takes the undefined operands of its own intrinsics for uninitialized variables
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include "lanes-dots.h"
+#include "lanes-products.h"
+#include "lanes-v512.h"
+
+namespace mtp {
+namespace {
+
+struct vnni_512 : v512 {
+    LANES_INLINE I dpbusd(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
+    LANES_INLINE I dpwssd(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+};
+
+}  // namespace
+
+product_kernel avx512_vnni_product(ggml_type type) { return quants_product<vnni_dots<vnni_512>>(type); }
+
+}  // namespace mtp
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

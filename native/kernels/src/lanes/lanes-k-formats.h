@@ -1,0 +1,194 @@
+// Types with blocks of 256 whose 16 sub-blocks of 16 elements have codes of a few bits: q2_K, q3_K, tq2_0. A format says
+//
+//     block, max_code      its layout and its largest code
+//     has_min, bias_bits   an element is d * scale * code - dmin * min, or d * scale * (code - 2^bias_bits)
+//     scales(p, lane, tail, scales, mins)   words of sub-blocks 0 to 7, and of 8 to 15
+//     codes<S>(p, lane, w)                  elements 32 * S to 32 * S + 15 of the blocks, and the 16 behind them
+//     d(tails), dmin(tails)                 floats from the last 32 bits of blocks
+//
+// where tail has the last 16 bytes of the blocks.
+
+#pragma once
+
+#include "lanes-super-blocks.h"
+
+namespace mtp {
+namespace {
+
+// Two bits of each element: elements 128 * h + 32 * j + i are bits 2 * j and 2 * j + 1 of byte 32 * h + i.
+template <class V, int S> LANES_INLINE void two_bits(const char * p, const size_t * lane, typename V::I * w) {
+    LANES_UNROLL
+    for (int i = 0; i < 2; i++) {
+        w[i] = V::and_(V::template srl32<2 * (S % 4)>(V::lanes(p + 32 * (S / 4) + 16 * i, lane)), V::set8(3));
+    }
+}
+
+struct q2_K {
+    using block = block_q2_K;
+    static constexpr int max_code = 3, bias_bits = 0;
+    static constexpr bool has_min = true;
+    template <class V> LANES_INLINE void scales(const char * p, const size_t * lane, typename V::I, typename V::I * scales, typename V::I * mins) {
+        const auto bytes = V::lanes(p + offsetof(block, scales), lane), four = V::set8(0x0f);
+        const auto low = V::and_(bytes, four), high = V::and_(V::template srl32<4>(bytes), four);
+        scales[0] = V::unpacklo8(low, V::zero());
+        scales[1] = V::unpackhi8(low, V::zero());
+        mins[0] = V::unpacklo8(high, V::zero());
+        mins[1] = V::unpackhi8(high, V::zero());
+    }
+    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
+        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+    }
+    template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_lo(tails); }
+    template <class V> LANES_INLINE typename V::F dmin(typename V::I tails) { return V::half_hi(tails); }
+};
+
+struct q3_K {
+    using block = block_q3_K;
+    static constexpr int max_code = 7, bias_bits = 2;
+    static constexpr bool has_min = false;
+    // 6 bits less 32: the low four of 0 to 7 and of 8 to 15 in 8 bytes, the high two of i, i + 4, i + 8 and i + 12 in a byte
+    template <class V> LANES_INLINE void scales(const char *, const size_t *, typename V::I tail, typename V::I * scales, typename V::I *) {
+        static const int8_t low[16] = { 2, 3, 4, 5, 6, 7, 8, 9, -1, -1, -1, -1, -1, -1, -1, -1 };
+        static const int8_t high[16] = { -1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 4, 5, 6, 7, 8, 9 };
+        static const int8_t top[16] = { 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13 };
+        static const uint8_t fifth[16] = { 1, 1, 1, 1, 4, 4, 4, 4, 16, 16, 16, 16, 64, 64, 64, 64 };
+        static const uint8_t sixth[16] = { 2, 2, 2, 2, 8, 8, 8, 8, 32, 32, 32, 32, 128, 128, 128, 128 };
+        const auto tops = V::shuffle8(tail, V::same(top)), four = V::set8(0x0f);
+        auto six = V::or_(V::and_(V::shuffle8(tail, V::same(low)), four),
+                          V::and_(V::template srl32<4>(V::shuffle8(tail, V::same(high))), four));
+        six = V::or_(six, V::where8(tops, V::same(fifth), V::set8(0x10)));
+        six = V::or_(six, V::where8(tops, V::same(sixth), V::set8(0x20)));
+        scales[0] = V::sub16(V::unpacklo8(six, V::zero()), V::set16(32));
+        scales[1] = V::sub16(V::unpackhi8(six, V::zero()), V::set16(32));
+    }
+    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
+        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+        LANES_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const auto mask = V::lanes(p + offsetof(block, hmask) + 16 * i, lane);
+            w[i] = V::or_(w[i], V::where8(mask, V::set8(1 << S), V::set8(4)));
+        }
+    }
+    template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_hi(tails); }
+};
+
+// One scale for all.
+struct tq2_0 {
+    using block = block_tq2_0;
+    static constexpr int max_code = 3, bias_bits = 0;
+    static constexpr bool has_min = false;
+    template <class V> LANES_INLINE void scales(const char *, const size_t *, typename V::I, typename V::I * scales, typename V::I *) {
+        scales[0] = scales[1] = V::set16(1);
+    }
+    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
+        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+    }
+    template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_hi(tails); }
+};
+
+// What super_blocks and super_panels want to know of format F.
+template <class F> struct sixteens {
+    using block = typename F::block;
+    static constexpr bool has_min = F::has_min;
+    static constexpr int sub_block = 16, max_code = F::max_code;
+    template <class V> static constexpr int least = 8;
+
+    // Scales, and what is multiplied with the sums of the activations: the minima, or what the bias adds to each code.
+    template <class V> LANES_INLINE void load(const char * p, const size_t * lane, typename V::I & tail, typename V::I * scales, typename V::I * less) {
+        tail = V::lanes(p + sizeof(block) - 16, lane);
+        F::template scales<V>(p, lane, tail, scales, less);
+        if constexpr (!has_min) {
+            LANES_UNROLL
+            for (int h = 0; h < 2; h++) {
+                less[h] = V::template sll16<F::bias_bits>(V::sub16(V::zero(), scales[h]));
+            }
+        }
+    }
+
+    template <class V, int M>
+    LANES_INLINE void sums(const char * p, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I & tail,
+                           typename V::I * sum, typename V::I * low) {
+        typename V::I scales[2], less[2];
+        load<V>(p, lane, tail, scales, less);
+        LANES_UNROLL
+        for (int m = 0; m < M; m++) {
+            const auto x = V::add32(V::madd16(less[0], V::all(y[m]->bsums[0])), V::madd16(less[1], V::all(y[m]->bsums[1])));
+            low[m] = x;
+            sum[m] = has_min ? V::zero() : x;
+        }
+        eighth<V, M, 0>(p, lane, y, scales[0], sum);
+        eighth<V, M, 1>(p, lane, y, scales[0], sum);
+        eighth<V, M, 2>(p, lane, y, scales[0], sum);
+        eighth<V, M, 3>(p, lane, y, scales[0], sum);
+        eighth<V, M, 4>(p, lane, y, scales[1], sum);
+        eighth<V, M, 5>(p, lane, y, scales[1], sum);
+        eighth<V, M, 6>(p, lane, y, scales[1], sum);
+        eighth<V, M, 7>(p, lane, y, scales[1], sum);
+    }
+
+    template <class V, int M, int S>
+    LANES_INLINE void eighth(const char * p, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I scales, typename V::I * sum) {
+        typename V::I w[2];
+        F::template codes<V, S>(p, lane, w);
+        const auto s0 = V::template scale<2 * (S % 4)>(scales), s1 = V::template scale<2 * (S % 4) + 1>(scales);
+        LANES_UNROLL
+        for (int m = 0; m < M; m++) {
+            sum[m] = V::scaled(sum[m], V::dot16(w[0], V::all(y[m]->qs[2 * S])), s0);
+            sum[m] = V::scaled(sum[m], V::dot16(w[1], V::all(y[m]->qs[2 * S + 1])), s1);
+        }
+    }
+
+    template <class V> LANES_INLINE typename V::F d(const typename V::I * tail) { return F::template d<V>(lane_tails<V>(tail)); }
+    template <class V> LANES_INLINE typename V::F dmin(const typename V::I * tail) {
+        if constexpr (has_min) {
+            return F::template dmin<V>(lane_tails<V>(tail));
+        } else {
+            return V::zerof();
+        }
+    }
+
+    template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
+        typename V::I tail[4], scales[2][4], less[2][4];
+        LANES_UNROLL
+        for (int i = 0; i < 4; i++) {
+            typename V::I s[2], l[2];
+            load<V>(p + i * stride, lane, tail[i], s, l);
+            LANES_UNROLL
+            for (int h = 0; h < 2; h++) {
+                scales[h][i] = s[h];
+                less[h][i] = l[h];
+            }
+        }
+        to.d = d<V>(tail);
+        to.dmin = dmin<V>(tail);
+        LANES_UNROLL
+        for (int h = 0; h < 2; h++) {
+            store_scales<V>(scales[h], to.scales + 8 * h);
+            transpose<V>(less[h], to.least + 4 * h);
+        }
+        unpack_eighth<V, 0>(p, stride, lane, to.codes);
+        unpack_eighth<V, 1>(p, stride, lane, to.codes);
+        unpack_eighth<V, 2>(p, stride, lane, to.codes);
+        unpack_eighth<V, 3>(p, stride, lane, to.codes);
+        unpack_eighth<V, 4>(p, stride, lane, to.codes);
+        unpack_eighth<V, 5>(p, stride, lane, to.codes);
+        unpack_eighth<V, 6>(p, stride, lane, to.codes);
+        unpack_eighth<V, 7>(p, stride, lane, to.codes);
+    }
+
+    template <class V, int S> LANES_INLINE void unpack_eighth(const char * p, size_t stride, const size_t * lane, typename V::I * codes) {
+        typename V::I w[2][4];
+        LANES_UNROLL
+        for (int i = 0; i < 4; i++) {
+            typename V::I both[2];
+            F::template codes<V, S>(p + i * stride, lane, both);
+            w[0][i] = both[0];
+            w[1][i] = both[1];
+        }
+        transpose<V>(w[0], codes + 8 * S);
+        transpose<V>(w[1], codes + 8 * S + 4);
+    }
+};
+
+}  // namespace
+}  // namespace mtp

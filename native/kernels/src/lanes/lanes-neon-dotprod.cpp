@@ -1,0 +1,47 @@
+#include "../delta_net.h"
+#include "lanes.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(LANES_NEON)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
+#else
+#pragma GCC target("arch=armv8.2-a+dotprod")
+#endif
+
+#include "lanes-delta-net.h"
+#include "lanes-neon-floats.h"
+#include "lanes-neon.h"
+#include "lanes-rows.h"
+
+namespace mtp {
+
+product_kernel neon_dotprod_product(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_K:   return mul_mat<dots, neon_blocks<neon_super_blocks<neon_k_mins<block_q4_K>>>>;
+        case GGML_TYPE_Q5_K:   return mul_mat<dots, neon_blocks<neon_super_blocks<neon_k_mins<block_q5_K>>>>;
+        case GGML_TYPE_Q6_K:   return mul_mat<dots, neon_blocks<neon_super_blocks<neon_q6_K>>>;
+        case GGML_TYPE_IQ4_XS: return mul_mat<dots, neon_blocks<neon_super_blocks<neon_iq4_xs>>>;
+        case GGML_TYPE_Q8_0:   return mul_mat<dots, neon_blocks<neon_q8_0>>;
+        case GGML_TYPE_F32:    return neon_float_mul_mat<float>;
+        case GGML_TYPE_F16:    return neon_float_mul_mat<f16>;
+        case GGML_TYPE_BF16:   return neon_float_mul_mat<bf16>;
+        default:               return nullptr;
+    }
+}
+
+const kernel_set neon_dotprod_kernels = {
+    "NEON_DOTPROD", neon_dotprod_product, nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
+    convolve, convolve_row, sum_of_squares,       scale_row, last_largest, copy_block,
+};
+
+}  // namespace mtp
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -1,0 +1,52 @@
+// Which kernel multiplies weights of a type with columns, for any vectors V.
+
+#pragma once
+
+#include "lanes-attention.h"
+#include "lanes-blocks.h"
+#include "lanes-floats.h"
+#include "lanes-k-formats.h"
+#include "lanes-panels.h"
+
+namespace mtp {
+namespace {
+
+template <class V> product_kernel quants_product(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q2_K:   return super_block_mul_mat<V, sixteens<q2_K>>;
+        case GGML_TYPE_Q3_K:   return super_block_mul_mat<V, sixteens<q3_K>>;
+        case GGML_TYPE_Q4_K:   return super_block_mul_mat<V, k_mins<block_q4_K>>;
+        case GGML_TYPE_Q5_K:   return super_block_mul_mat<V, k_mins<block_q5_K>>;
+        case GGML_TYPE_Q6_K:   return super_block_mul_mat<V, q6_K>;
+        case GGML_TYPE_IQ4_XS: return super_block_mul_mat<V, iq4_xs>;
+        case GGML_TYPE_TQ2_0:  return super_block_mul_mat<V, sixteens<tq2_0>>;
+        case GGML_TYPE_Q8_0:   return block_mul_mat<V, q8_0>;
+        case GGML_TYPE_Q4_0:   return block_mul_mat<V, q4_0>;
+        case GGML_TYPE_Q4_1:   return block_mul_mat<V, q4_1>;
+        case GGML_TYPE_Q5_0:   return block_mul_mat<V, q5_0>;
+        case GGML_TYPE_Q5_1:   return block_mul_mat<V, q5_1>;
+        case GGML_TYPE_IQ4_NL: return block_mul_mat<V, iq4_nl>;
+        case GGML_TYPE_MXFP4:  return block_mul_mat<V, mxfp4>;
+        default:               return nullptr;
+    }
+}
+
+template <class V> product_kernel product_of(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32:    return float_mul_mat<V, float>;
+        case GGML_TYPE_F16:    return float_mul_mat<V, f16>;
+        case GGML_TYPE_BF16:   return float_mul_mat<V, bf16>;
+        default:               return quants_product<V>(type);
+    }
+}
+
+template <class V> const attention_kernels * attention_of(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32:    return attention_steps<V, float>();
+        case GGML_TYPE_F16:    return attention_steps<V, f16>();
+        default:               return nullptr;
+    }
+}
+
+}  // namespace
+}  // namespace mtp

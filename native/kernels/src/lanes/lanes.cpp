@@ -1,0 +1,114 @@
+#include "lanes.h"
+
+#include <cstring>
+
+#if defined(LANES_AVX_VNNI)
+#include <cpuid.h>
+#elif defined(LANES_NEON) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(LANES_NEON)
+#include <sys/auxv.h>
+#endif
+
+namespace mtp {
+
+namespace {
+
+// Whether `word` is one of the words, which commas separate.
+bool says(const char * words, const char * word) {
+    const size_t n = strlen(word);
+    for (const char * at = words; at && (at = strstr(at, word)); at += n) {
+        if ((at == words || at[-1] == ',') && (at[n] == ',' || at[n] == 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+#if defined(LANES_AVX_VNNI)
+bool has_avx_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+#endif
+
+// A set with other products of quants.
+template <product_kernel (*Product)(ggml_type)> const kernel_set * with_products(const char * name, const kernel_set & all) {
+    static product_kernel (*others)(ggml_type) = all.product;
+    static kernel_set set = all;
+    set.name = name;
+    set.product = [](ggml_type type) {
+        const product_kernel product = Product(type);
+        return product ? product : others(type);
+    };
+    return &set;
+}
+
+#elif defined(LANES_NEON)
+
+#if defined(__APPLE__)
+bool has(const char * feature) {
+    int value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value;
+}
+bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
+#else
+bool has_dotprod() { return getauxval(AT_HWCAP) & (1ul << 20); }  // HWCAP_ASIMDDP
+bool has_i8mm() { return getauxval(AT_HWCAP2) & (1ul << 13); }    // HWCAP2_I8MM
+#endif
+
+// Without the types for which a single column takes no fewer instructions than with ggml's kernels, which repack q8_0 and
+// accumulate f16 in half floats.
+const kernel_set * cheaper(const kernel_set & all) {
+    static product_kernel (*product)(ggml_type) = all.product;
+    static kernel_set set = all;
+    set.product = [](ggml_type type) { return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_F16 ? nullptr : product(type); };
+    return &set;
+}
+
+#endif
+
+}  // namespace
+
+const kernel_set * choose_kernels(const char * restriction) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
+    if (has_avx512() && !avx2 && !avx_vnni) {
+        return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")
+                   ? with_products<avx512_vnni_product>("AVX512_VNNI", avx512_kernels)
+                   : &avx512_kernels;
+    }
+#if defined(LANES_AVX_VNNI)
+    if (has_avx_vnni() && !avx2) {
+        return with_products<avx_vnni_product>("AVX_VNNI", avx2_kernels);
+    }
+#endif
+    return has_avx2() ? &avx2_kernels : nullptr;
+#elif defined(LANES_NEON)
+    if (!has_dotprod()) {
+        return nullptr;
+    }
+    const kernel_set & best = has_i8mm() && !says(restriction, "dotprod") ? neon_i8mm_kernels : neon_dotprod_kernels;
+    return says(restriction, "all") ? &best : cheaper(best);
+#else
+    (void) restriction;
+    (void) says;
+    return nullptr;
+#endif
+}
+
+}  // namespace mtp

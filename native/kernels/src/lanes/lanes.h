@@ -1,0 +1,82 @@
+// Kernels for one instruction set each, and the choice among them.
+//
+// Products: each block of a weight row is unpacked in registers once for up to LANES_COLS columns, so that a few columns
+// cost about what one does. With AVX2 and AVX-512 a vector holds consecutive blocks of weights, one in each of its
+// 128-bit lanes: they are read in the order of their addresses. For more columns, quants are unpacked to memory
+// (lanes-panels.h). With NEON a vector holds some bytes of each of a few rows. The result of a column does not depend on
+// the number of columns, rows or threads; for quants of 256 it is also bit for bit the same on all instruction sets, and for
+// those of 32 on all of x86-64.
+
+#pragma once
+
+#include "../ggml_abi.h"
+#include "../team.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mtp {
+
+constexpr int LANES_COLS = 8;        // columns that share an unpacked block in registers
+constexpr int LANES_MAX_COLS = 256;  // the most columns of a call
+constexpr int row_taps = 4;          // of convolve_row
+
+// dst[c][r] = row r of w times column c, for 0 <= r < nr and 0 <= c < nc <= LANES_MAX_COLS.
+//   n:      elements of a row, a multiple of the type's block
+//   stride: bytes from row to row
+//   cols:   columns of n elements in the type's vec_dot_type, or of floats if that is not a quantized type
+using product_kernel = void (*)(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols,
+                                float * const * dst, int nc);
+
+// The steps of attention over keys and values of one type.
+struct attention_kernels {
+    int floats;           // in a vector; the number of elements of a value is a multiple of it
+    product_kernel keys;  // the products of keys with queries
+    // s = s * scale + mask * slope for n scores, with room for whole vectors, and -INFINITY in those beyond n; the largest
+    float (*scores)(int64_t n, float * s, float scale, const uint16_t * mask, float slope);
+    // s = exp(s - most) for n scores, a multiple of `floats`; their sum
+    double (*weights)(int64_t n, float * s, float most);
+    // dst[c] += p[c][r] * row r of v, for 0 <= r < nr in this order, 0 <= c < nc <= LANES_COLS
+    void (*mix)(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst, int nc);
+};
+
+struct delta_net_head;
+
+struct kernel_set {
+    const char * name;  // of the instruction set
+    product_kernel (*product)(ggml_type type);
+    const attention_kernels * (*attention)(ggml_type type);  // keys and values of this type; NULL: none
+    void (*quantize_q8_K)(const float * x, block_q8_K * y, int64_t blocks);
+    void (*delta_net)(const delta_net_head & head, float * work);
+    bool (*delta_net_fits)(int64_t size);  // of a row of the state
+    // tokens t0 to t1 of nr channels of a convolution over nc tokens: x[t * xs + i] = s[i * ncs + t ...] . c[i * nc ...]
+    void (*convolve)(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1);
+    // the same of n channels of one token, whose inputs are side by side: y[i] = the sum of x[tap][i] * c[tap * stride + i]
+    void (*convolve_row)(int64_t n, float * y, const float * const * x, const float * c, int64_t stride);
+    double (*sum_of_squares)(const float * x, int64_t n);
+    void (*scale)(const float * x, const float * w, float * y, int64_t n, float by);  // y = x * by, times w if not NULL
+    int64_t (*last_largest)(const float * x, int64_t n);  // the last element that is the largest
+    void (*copy_block)(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, size_t nb01, int64_t n0, int64_t n1);
+};
+
+// Of this CPU, or less if `restriction` (a word such as "avx2", "dotprod" or "all") says so; NULL if there is none.
+const kernel_set * choose_kernels(const char * restriction);
+
+extern const kernel_set avx512_kernels, avx2_kernels, neon_i8mm_kernels, neon_dotprod_kernels;
+
+// Products of quants with VNNI, in place of those of avx512_kernels and avx2_kernels.
+product_kernel avx512_vnni_product(ggml_type type);
+product_kernel avx_vnni_product(ggml_type type);
+
+// Compilers that know AVX-VNNI, and those that offer intrinsics of NEON to a function of their target, whatever the target of
+// the file
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define LANES_AVX_VNNI
+#endif
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#if defined(__apple_build_version__) ? __clang_major__ >= 15 : defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 10
+#define LANES_NEON
+#endif
+#endif
+
+}  // namespace mtp

@@ -1,0 +1,79 @@
+// The threads that compute one graph together. ggml keeps them in a ggml_threadpool, whose insides are its own; what our
+// operations need beside it (counters of pieces of work, a place to publish memory) is kept here, by its address. ggml makes
+// a pool for each graph where a program has none of its own, so addresses come and go.
+
+#pragma once
+
+#include "ggml_abi.h"
+
+#include <atomic>
+
+namespace mtp {
+
+constexpr int max_threads = 512;  // GGML_MAX_N_THREADS
+
+class team {
+public:
+    // Pieces of work in a share for each thread: reset() by the thread before a barrier; after it, anyone takes pieces.
+    void reset(int ith) { seats[ith].next.store(0, std::memory_order_relaxed); }
+    int take(int ith) { return seats[ith].next.fetch_add(1, std::memory_order_relaxed); }
+
+    // Memory of a thread that the others read after a barrier.
+    void publish(int ith, void * memory) { seats[ith].memory = memory; }
+    void * published(int ith) const { return seats[ith].memory; }
+
+    // Until all threads are here.
+    void wait(const ggml_compute_params * params);
+
+private:
+    friend class membership;
+
+    struct alignas(64) seat {
+        std::atomic<int> next;
+        std::atomic<int> taken;  // by one thread; another one may look in
+        void * memory;
+    };
+    std::atomic<const ggml_threadpool *> pool;
+    seat seats[max_threads];
+    alignas(64) std::atomic<int> arrived;
+    alignas(64) std::atomic<int> passed;
+};
+
+// A thread's place in the team of its pool, for one operation. All threads must take their places before one leaves, so an
+// operation that uses what the threads share has a barrier.
+class membership {
+public:
+    membership(const ggml_threadpool * pool, int ith);
+    ~membership();
+    membership(const membership &) = delete;
+
+    team & of;
+
+private:
+    static team & join(const ggml_threadpool * pool, int ith);
+    int ith;
+};
+
+// What one thread is given to compute an operation.
+struct task {
+    const ggml_compute_params * params;
+    team * threads;  // of this operation
+
+    int ith() const { return params->ith; }
+    int nth() const { return params->nth; }
+    void wait() const {
+        if (params->nth > 1) {
+            threads->wait(params);
+        }
+    }
+
+    // This thread's part [first, last) of n equal things.
+    int64_t first(int64_t n) const { return n * params->ith / params->nth; }
+    int64_t last(int64_t n) const { return n * (params->ith + 1) / params->nth; }
+};
+
+// Memory of the calling thread, aligned to 64 bytes; its content lasts until the next call. Ends the process where there
+// is none, as ggml does: the other threads would wait for this one for ever.
+void * scratch(size_t size);
+
+}  // namespace mtp

@@ -1,0 +1,70 @@
+"""The kernels' library (native/kernels), plugged into the ggml-cpu that this process has loaded.
+
+It computes operations of libraries with and without our patches. `MTP_GGUF_KERNELS=0` turns it off;
+the other values of that variable are in native/kernels/include/mtp_kernels.h.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+# With this function of patches/ they fuse operations and prefetch weights, too.
+_HOOKS = "ggml_cpu_set_graph_hooks"
+
+
+@dataclass(frozen=True)
+class PluggedKernels:
+    """What became of the library.
+
+    instructions: the instruction set that it uses, such as "AVX512_VNNI"; None if it is not plugged
+    in. reason: why not; "" if it is. patched: whether the libraries have our patches, which let it
+    fuse operations and prefetch weights.
+    """
+
+    instructions: str | None
+    reason: str
+    patched: bool = False
+
+    def operations(self) -> list[str]:
+        """Return the operations of ggml that the library computes; none if not plugged in."""
+        return [name for name in _report()[0].split(",") if name] if self.instructions else []
+
+    def left_to_ggml(self) -> list[str]:
+        """Return a sentence for each kind of operation whose results differed from ggml's."""
+        return _report()[1:] if self.instructions else []
+
+    def computed(self, operation: str) -> int:
+        """Return how many operations of this name the library has computed."""
+        return int(_library.mtp_kernels_computed(operation.encode())) if self.instructions else 0
+
+
+_library: ctypes.CDLL
+
+
+def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
+    """Plug the library at `library` into ggml-cpu.
+
+    loaded: ggml-cpu or a library that is linked with it, such as libllama. Call it before a graph
+    is computed.
+    """
+    global _library  # noqa: PLW0603  (a process has one)
+    try:
+        _library = ctypes.CDLL(str(library))
+    except OSError as error:
+        return PluggedKernels(None, str(error))
+    _library.mtp_kernels_reason.restype = ctypes.c_char_p
+    _library.mtp_kernels_name.restype = ctypes.c_char_p
+    _library.mtp_kernels_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    _library.mtp_kernels_report.restype = ctypes.c_size_t
+    _library.mtp_kernels_computed.restype = ctypes.c_long
+    if _library.mtp_kernels_plug_in(loaded._name.encode()):
+        return PluggedKernels(None, _library.mtp_kernels_reason().decode(errors="replace"))
+    return PluggedKernels(_library.mtp_kernels_name().decode(), "", hasattr(loaded, _HOOKS))
+
+
+def _report() -> list[str]:
+    """Return the lines of mtp_kernels_report."""
+    size = _library.mtp_kernels_report(None, 0) + 1
+    text = ctypes.create_string_buffer(size)
+    _library.mtp_kernels_report(text, size)
+    return text.value.decode(errors="replace").splitlines()
