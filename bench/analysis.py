@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtp_gguf.gguf_tools.profile import AUTO
+from mtp_gguf.gguf_tools.profile import AUTO, impossible_speed
 
 from .result import ALL, TextResult
 
 # A smaller gain counts as none: runs on a quiet machine differ by about as much.
 LEAST_GAIN = 0.03
+# A batch that takes less than this share of the time of one token is no noise of a quiet machine.
+_LEAST_BATCH = 0.9
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def analyze(texts: Sequence[TextResult], *, stock_kernels: bool = False) -> Anal
     gain = best.tok_s.median / plain.tok_s.median
     speedups = _speedups(best, plain)
     bottleneck = max(speedups, key=lambda name: speedups[name])
+    auto = next((t for t in texts if t.kind == ALL and t.depth == AUTO), None)
+    of_auto = None if auto is None else auto.tok_s.median / plain.tok_s.median
     return Analysis(
         best.depth if gain >= 1 + LEAST_GAIN else 0,
         best.depth,
@@ -63,7 +67,7 @@ def analyze(texts: Sequence[TextResult], *, stock_kernels: bool = False) -> Anal
         best.tok_s.median / max(best.limit_tok_s, 1e-9),
         speedups,
         bottleneck,
-        f"{_gain_clause(best, gain)}{_auto_clause(texts, plain)}; "
+        f"{_gain_clause(best, gain, of_auto)}; "
         f"{_bottleneck_clause(bottleneck, best, plain, stock_kernels)}",
     )
 
@@ -73,27 +77,48 @@ def _cycle_ms(text: TextResult) -> float:
 
 
 def _speedups(best: TextResult, plain: TextResult) -> dict[str, float]:
+    """At least 1: nothing becomes slower when it costs less, whatever noise says."""
     cycle = _cycle_ms(best)
-    return {
+    speedups = {
         "verification": cycle / max(cycle - best.verify_ms + plain.verify_ms, 1e-9),
         "drafting": cycle / max(cycle - best.draft_ms, 1e-9),
         "acceptance": (int(best.depth) + 1) / best.tokens_per_cycle,
     }
+    return {name: max(times, 1.0) for name, times in speedups.items()}
 
 
-def _gain_clause(best: TextResult, gain: float) -> str:
+def contradictions(texts: Sequence[TextResult]) -> list[str]:
+    """A sentence for each result that cannot be: only other programs can have caused it."""
+    found = []
+    plains = {t.context: t for t in texts if t.kind == ALL and t.depth == 0}
+    for text in texts:
+        plain = plains.get(text.context)
+        if text.kind != ALL or plain is None or text.depth == 0:
+            continue
+        times = text.tok_s.median / plain.tok_s.median
+        if impossible := impossible_speed(text.depth, times):
+            found.append(impossible)
+        if isinstance(text.depth, int) and text.verify_ms < _LEAST_BATCH * plain.verify_ms:
+            found.append(
+                f"a batch of {text.depth + 1} tokens took {text.verify_ms / plain.verify_ms:.2f} "
+                "times as long as one token, and cannot take less"
+            )
+    return found
+
+
+def _gain_clause(best: TextResult, gain: float, of_auto: float | None) -> str:
+    """What drafting gains at the best fixed depth and at depth auto."""
+    auto = "" if of_auto is None else f" (depth auto, the default: {of_auto:.2f} times)"
     if gain >= 1 + LEAST_GAIN:
-        return f"depth {best.depth} is {gain:.2f} times as fast as no drafting"
-    if gain > 1:
-        return f"drafting gains less than {LEAST_GAIN:.0%} here"
-    return f"drafting loses here: depth {best.depth} runs at {gain:.2f} times no drafting"
-
-
-def _auto_clause(texts: Sequence[TextResult], plain: TextResult) -> str:
-    auto = next((t for t in texts if t.kind == ALL and t.depth == AUTO), None)
-    if auto is None:
-        return ""
-    return f" (depth auto, the default: {auto.tok_s.median / plain.tok_s.median:.2f} times)"
+        return f"depth {best.depth} is {gain:.2f} times as fast as no drafting{auto}"
+    if of_auto is not None and of_auto >= 1 + LEAST_GAIN:
+        return (
+            f"depth auto, the default, is {of_auto:.2f} times as fast as no drafting (depth "
+            f"{best.depth}, the best fixed one: {gain:.2f} times)"
+        )
+    if max(gain, of_auto or 0.0) > 1:
+        return f"drafting gains less than {LEAST_GAIN:.0%} here{auto}"
+    return f"drafting loses here: depth {best.depth} runs at {gain:.2f} times no drafting{auto}"
 
 
 def _bottleneck_clause(

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtp_gguf.native import log
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.head import Head
+from mtp_gguf.native.imatrix import ImatrixCollector
 from mtp_gguf.native.libraries import device_name
 from mtp_gguf.native.model_file import check_trunk
 from mtp_gguf.native.replay import keeps_snapshots
@@ -35,6 +39,33 @@ class Setting:
     rollback: Rollback = Rollback.SNAPSHOT
     draft_threads: int = 0
     lookup: int = 0
+
+
+class Reader:
+    """A trunk without its head that reads windows of a text."""
+
+    def __init__(self, session: Session, context: Any, n_vocab: int) -> None:
+        self._session = session
+        self._context = context
+        self._n_vocab = n_vocab
+
+    def read(self, window: NDArray[np.int32], *, all_logits: bool = False) -> None:
+        """Read a window in one batch. all_logits: compute those of all its tokens."""
+        self._session.remove(0)
+        self._session.decode(window.tolist(), all_logits=all_logits)
+
+    def hidden(self, window: NDArray[np.int32], *, all_logits: bool = False) -> NDArray[np.float32]:
+        """Read a window; the hidden states of its tokens, [tokens, n_embd]."""
+        self._session.want_hidden()
+        self.read(window, all_logits=all_logits)
+        return self._session.hidden(len(window))
+
+    def logits(self, window: NDArray[np.int32], first: int) -> NDArray[np.float32]:
+        """Read a window; the logits of its tokens from `first` on, valid until the next call."""
+        self.read(window[:first])
+        self._session.decode(window[first:].tolist(), all_logits=True)
+        pointer = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, (len(window) - first, self._n_vocab))
 
 
 class BenchModel:
@@ -80,13 +111,19 @@ class BenchModel:
                 llama_cpp.llama_free(context)
         llama_cpp.llama_model_free(self._model)
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are recognized."""
-        raw = text.encode()
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; none are added. special: recognize special tokens in it."""
+        raw = text.encode("utf-8", "replace")
         room = len(raw) + 8
         out = (ctypes.c_int32 * room)()
-        n = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), out, room, False, True)
+        n = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), out, room, False, special)
         return out[: max(n, 0)]
+
+    @property
+    def bos(self) -> int | None:
+        """The token that the model's texts begin with, if they do."""
+        wanted = llama_cpp.llama_vocab_get_add_bos(self._vocab)
+        return int(llama_cpp.llama_vocab_bos(self._vocab)) if wanted else None
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; its name, such as <|im_end|>, for a control token."""
@@ -131,6 +168,27 @@ class BenchModel:
             if head:
                 heads.append(head)
 
+    @contextmanager
+    def reader(self, length: int, collector: ImatrixCollector | None = None) -> Iterator[Reader]:
+        """The trunk, to read windows of up to `length` tokens, each in an empty context.
+
+        collector: collects the trunk's activations meanwhile.
+        """
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = length
+        if collector is not None:
+            collector.listen(params)
+        context = self._make_context(params)
+        try:
+            with Session(context, None, max_depth=0) as session:
+                yield Reader(session, context, self.n_vocab)
+        finally:
+            llama_cpp.llama_free(context)
+
+    def head(self, *, n_ctx: int, n_seq_max: int = 1) -> Head:
+        """The model's head with a cache of its own, to be closed by the caller."""
+        return self._load_head(n_ctx=n_ctx, n_seq_max=n_seq_max)
+
     def _new_context(self, snapshots: int) -> Any:
         for others in self._contexts.values():  # free memory that the new context may need
             while others:
@@ -138,20 +196,28 @@ class BenchModel:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_rs_seq = self.n_ctx, snapshots
         params.n_batch = params.n_ubatch = N_BATCH
+        return self._make_context(params)
+
+    def _make_context(self, params: Any) -> Any:
         params.n_threads = params.n_threads_batch = self.threads
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise ModelRefusedError(
-                f"{self.path}: no context of {self.n_ctx} positions{log.indented_log()}"
+                f"{self.path}: no context of {params.n_ctx} positions{log.indented_log()}"
             )
         return context
 
     def _new_head(self, setting: Setting, context: Any) -> Head:
+        return self._load_head(
+            n_threads=setting.draft_threads or self.threads,
+            n_ctx=llama_cpp.llama_n_ctx_seq(context),
+            fastmtp_size=setting.fastmtp_size,
+        )
+
+    def _load_head(self, **options: int) -> Head:
         return Head(
             self._head_path or self.path,
             trunk=self.path if self._head_path else None,
             device=self.device,
-            n_threads=setting.draft_threads or self.threads,
-            n_ctx=llama_cpp.llama_n_ctx_seq(context),
-            fastmtp_size=setting.fastmtp_size,
+            **{"n_threads": self.threads, **options},
         )

@@ -125,7 +125,7 @@ class BenchResult:
     None before there is a plan. budget_s: None if unlimited. whole_s: estimated seconds of a run
     without a budget. sizes: texts at the best depth by size of the draft vocabulary, the file's own
     size included. coverage: by number of rows, the share of the generated tokens that the first
-    rows of the draft vocabulary contain.
+    rows of the draft vocabulary contain. warnings: sentences, why the figures are unreliable.
     """
 
     state: str
@@ -144,6 +144,7 @@ class BenchResult:
     coverage: dict[int, float] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     analysis: Analysis | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain objects, lists, numbers and text."""

@@ -14,7 +14,7 @@ from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
-from .analysis import Analysis, analyze, best_drafting
+from .analysis import Analysis, analyze, best_drafting, contradictions
 from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
 from .coverage import coverage
 from .environment import Environment, describe_environment, describe_file, sha256
@@ -23,6 +23,7 @@ from .generation import trace
 from .interleaved import InterleavedRuns, Variant
 from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions
+from .other_programs import OtherPrograms
 from .plan import FULL, Plan
 from .prompts import CHAT, SETS
 from .result import (
@@ -91,6 +92,7 @@ class _Bench:
         self._options = options
         self._watcher = watcher
         self._schedule = Schedule(options.budget, watcher.clock, watcher.progress)
+        self._others = OtherPrograms(options.threads)
         self._state = RUNNING
         self._prompts: Prompts = {}
         self._file = describe_file(path)
@@ -365,7 +367,12 @@ class _Bench:
             self._coverage,
             self._samples,
             _analyze(texts, o.contexts[0], self._environment),
+            self._warnings(texts),
         )
+
+    def _warnings(self, texts: Sequence[TextResult]) -> tuple[str, ...]:
+        busy = self._others.note()
+        return (*([busy] if busy else []), *contradictions(texts))
 
 
 def _analyze(

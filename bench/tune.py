@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.profile import (
     DraftSettings,
     Profile,
     identify,
+    impossible_speed,
 )
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
@@ -31,6 +32,7 @@ from .estimate import Estimate, probe
 from .generation import generate
 from .interleaved import rotated
 from .model import BenchModel, Setting
+from .other_programs import OtherPrograms
 from .plan import FULL, Amount, Plan, Task, make_plan
 from .prompts import CHAT, SETS
 from .search import Search, SearchResult, Space
@@ -74,12 +76,13 @@ class TuneResult:
     """The result of a search.
 
     profile: the profile to write; None if the search was interrupted. skipped: fields of Space that
-    the budget did not allow to compare.
+    the budget did not allow to compare. warnings: sentences, why the profile is not to be trusted.
     """
 
     search: SearchResult
     profile: Profile | None
     skipped: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def tune(
@@ -102,6 +105,7 @@ def tune(
     """
     start = clock()
     o = options
+    others = OtherPrograms(o.threads)
     n_ctx = LONGEST_PROMPT + (o.tokens or FULL.tokens) + 64
     progress(0.0, "loading")
     with BenchModel(
@@ -139,7 +143,15 @@ def tune(
         costs,
         result.tried,
     )
-    return TuneResult(result, profile, comparison.skipped)
+    return TuneResult(result, profile, comparison.skipped, warnings_of(result, others))
+
+
+def warnings_of(result: SearchResult, others: OtherPrograms) -> tuple[str, ...]:
+    """Sentences, why the result is not to be trusted: what it contradicts, and who interfered."""
+    busy = others.note()
+    times = ((c.settings.depth, c.tok_s / result.plain_tok_s) for c in result.tried)
+    found = (impossible_speed(depth, ratio) for depth, ratio in times)
+    return (*([busy] if busy else []), *filter(None, found))
 
 
 def _costs(model: BenchModel, result: SearchResult, prompt: Sequence[int]) -> Costs:

@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint folder: its config, and the names, shapes and files of its tensors."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,18 @@ from mtp_gguf.gguf_tools.safetensors import (
     TORCH_INDEX_NAME,
     SafetensorsFile,
     StoredTensor,
+    is_weight_file,
     no_weights,
+    unmerged,
     weight_files,
 )
-from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.sources import FileSource, WeightSource, ggufs_in
 from mtp_gguf.gguf_tools.torch_file import open_weights
 
 from .config import ConfigReader, is_whole
 from .json_files import read_json_object
 
+_OPENED_AT_ONCE = 8  # files of weights elsewhere
 LAYERS_KEY = "mtp_num_hidden_layers"
 APPENDED_KEY = "num_nextn_predict_layers"  # of models whose head follows the trunk's layers
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
@@ -52,7 +56,7 @@ class PlacedTensor:
     """
 
     stored: StoredTensor
-    source: FileSource | RemoteSource
+    source: WeightSource
     quantization: Quantization | None = None
 
 
@@ -68,7 +72,7 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, PlacedTensor]
     folders: tuple[Path, ...]
-    sources: tuple[FileSource | RemoteSource, ...]
+    sources: tuple[WeightSource, ...]
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -143,13 +147,21 @@ def is_vision(name: str) -> bool:
     return canonical_name(name).startswith(("model.visual.", "visual."))
 
 
-def canonical_name(name: str) -> str:
-    """A tensor's name as in a plain text model, without the prefixes of wrappers.
+# What wraps a model, or a layer of it, adds one of these to its names: torch.compile, FSDP,
+# activation checkpointing, DeepSpeed or Lightning, PEFT, multimodal models.
+_WRAPPERS = (
+    *("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."),
+    *("base_model.model.", "language_model."),
+)
 
-    torch.compile, PEFT and multimodal models add prefixes to the names of the model that they wrap.
-    """
-    for wrapper in ("_orig_mod.", "base_model.model.", "language_model."):
+
+def canonical_name(name: str) -> str:
+    """A tensor's name as in a plain text model, without the prefixes of wrappers."""
+    for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
+    name = name.removeprefix("module.")  # of DistributedDataParallel
+    if name.startswith("model.model."):  # a module that holds the model as its attribute `model`
+        name = name.removeprefix("model.")
     if name.startswith("model.mtp.") or name == "model.lm_head.weight":
         name = name.removeprefix("model.")
     return name
@@ -159,11 +171,13 @@ def open_checkpoint(
     folder: Path,
     wanted: Callable[[str], bool] = lambda _: True,
     elsewhere: Callable[[str], SafetensorsFile] | None = None,
+    listed: Sequence[str] = (),
 ) -> Checkpoint:
     """Read the config and the safetensors headers of `folder`; no tensor data is read.
 
     wanted: whether a tensor of this name is needed; shards without any of these may be missing.
-    elsewhere: opens a shard by its name if it is not in the folder.
+    elsewhere: opens a shard by its name if it is not in the folder; called from several threads.
+    listed: names of the files elsewhere, of which a checkpoint without an index consists.
     """
     config = read_config(folder)
     quantization = read_quantization(folder, config)
@@ -171,13 +185,16 @@ def open_checkpoint(
     origin: dict[str, str] = {}
     with ExitStack() as opened:
         sources = []
-        for name in shard_names(folder, wanted, whole=elsewhere is None):
-            path = folder / name
-            away = elsewhere if elsewhere is not None and not path.is_file() else None
-            file = away(name) if away is not None else open_weights(path)
+        names = shard_names(folder, wanted, whole=elsewhere is None, listed=listed)
+        for name, file in zip(names, _open_shards(folder, names, elsewhere, opened), strict=True):
             assert isinstance(file.source, FileSource | RemoteSource)
             sources.append(file.source)
-            opened.callback(file.source.close)
+            if file.metadata.get("format") == "mlx":
+                raise CheckpointError(
+                    f"{folder / name}: expected weights as transformers stores them, found those "
+                    "of MLX, which changes norms and convolutions; convert from the original "
+                    "checkpoint"
+                )
             for tensor in file.tensors.values():
                 if tensor.name in tensors:
                     raise CheckpointError(
@@ -191,16 +208,48 @@ def open_checkpoint(
     return Checkpoint(folder, config, tensors, (folder,), tuple(sources))
 
 
+def _open_shards(
+    folder: Path,
+    names: Sequence[str],
+    elsewhere: Callable[[str], SafetensorsFile] | None,
+    opened: ExitStack,
+) -> list[SafetensorsFile]:
+    """Open all shards, several of those elsewhere at once; `opened` closes them."""
+
+    def open_one(name: str) -> SafetensorsFile:
+        away = elsewhere if elsewhere is not None and not (folder / name).is_file() else None
+        return away(name) if away is not None else open_weights(folder / name)
+
+    if elsewhere is None:
+        files = []
+        for name in names:
+            files.append(open_one(name))
+            opened.callback(files[-1].source.close)
+        return files
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        jobs = [pool.submit(open_one, name) for name in names]
+    for job in jobs:
+        if job.exception() is None:
+            opened.callback(job.result().source.close)
+    return [job.result() for job in jobs]
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a folder with config.json, found none")
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+    if (folder / "adapter_config.json").exists():
+        found = "found a LoRA adapter"
+        if (folder / "config.json").exists():
+            found += " beside the model, which transformers would apply"
         raise CheckpointError(
-            f"{folder}: expected a whole model, found a LoRA adapter; merge it into its model "
-            "first (merge_and_unload of peft) and convert the result"
+            f"{folder}: expected a whole model, {found}; merge it into its model first "
+            "(merge_and_unload of peft) and convert the result"
         )
-    return read_json_object(folder / "config.json")
+    path = folder / "config.json"
+    if not path.exists() and (found := unmerged(folder) or ggufs_in(folder).removeprefix("; ")):
+        raise CheckpointError(f"{path}: expected this file, found {found}")
+    return read_json_object(path)
 
 
 def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | None:
@@ -255,11 +304,15 @@ def read_weight_map(folder: Path, index_name: str = INDEX_NAME) -> dict[str, str
 
 
 def shard_names(
-    folder: Path, wanted: Callable[[str], bool] = lambda _: True, whole: bool = True
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda _: True,
+    whole: bool = True,
+    listed: Sequence[str] = (),
 ) -> list[str]:
     """The files of `folder` that contain wanted tensors.
 
-    whole: no file may be missing; otherwise a checkpoint without an index is a single file.
+    whole: no file may be missing; otherwise a checkpoint without an index consists of the weight
+    files among `listed`, or is a single file.
     """
     index_name, weight_map = _index(folder)
     if weight_map is not None:
@@ -273,7 +326,7 @@ def shard_names(
         return names
     names = weight_files(folder)
     if not names and not whole:
-        return ["model.safetensors"]
+        return sorted(filter(is_weight_file, listed)) or ["model.safetensors"]
     if not names:
         raise CheckpointError(no_weights(folder))
     for name in names:

@@ -1,5 +1,7 @@
 """Accounts for the tensors of a checkpoint: every one is used, or skipped for a reason."""
 
+from collections.abc import Mapping
+
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from .checkpoint import Checkpoint, canonical_name, is_head, is_vision
@@ -8,10 +10,15 @@ from .quantized import weights_of
 Shape = tuple[int, ...]
 
 VISION_NOTE = "vision tower; --mmproj writes it into a file of its own"
-# Buffers that older versions of transformers saved, although all versions compute them.
-_COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+# Buffers that older versions of transformers and some tools save, although all compute them.
+_COMPUTED = (
+    *(".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq"),
+    *(".attention.masked_bias", ".attention.bias"),
+)
 _COMPUTED_NOTE = "computed by the runtime, not stored"
-_LORA = ".lora_"
+# Parts of names in a model with an adapter (peft), whose weights are not those of the layers.
+_ADAPTER = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
+_ROOTS = ("model.", "mtp.", "lm_head.")
 
 
 class Claims:
@@ -37,6 +44,7 @@ class Claims:
                     "same tensor of the model"
                 )
             self._actual[canonical] = name
+        self._check_names()
 
     def has(self, canonical: str) -> bool:
         """Whether the checkpoint has this tensor."""
@@ -64,26 +72,37 @@ class Claims:
         self._taken.add(canonical)
         return name
 
-    def skipped(self, unwanted: tuple[tuple[str, ...], str] | None) -> dict[str, str]:
+    def _check_names(self) -> None:
+        """CheckpointError for names of an adapter, or with a prefix that nobody explains."""
+        folder = self._checkpoint.folder
+        for canonical, name in self._actual.items():
+            if any(part in name for part in _ADAPTER):
+                raise CheckpointError(
+                    f"{folder}: {name!r} is part of a LoRA adapter; merge it into the model first "
+                    "(merge_and_unload of peft) and convert the result"
+                )
+            if root := next((root for root in _ROOTS if f".{root}" in canonical), None):
+                prefix, _, suffix = canonical.partition(f".{root}")
+                raise CheckpointError(
+                    f"{folder}: expected a tensor {root + suffix!r}, found {name!r}; save the "
+                    f"model without the prefix {prefix + '.'!r}, which no known tool adds"
+                )
+
+    def skipped(self, unwanted: Mapping[str, str]) -> dict[str, str]:
         """Source tensors that are skipped on purpose, with the reason.
 
-        unwanted: prefixes of the part of the model that is not converted, and the reason.
+        unwanted: the reason by prefix, for the parts of the model that are not converted.
         CheckpointError if any other tensor was not claimed.
         """
         skipped = {**self._unused, **self._weights.unused}
         lost = []
         for canonical in sorted(self._actual.keys() - self._taken):
-            if unwanted and canonical.startswith(unwanted[0]):
-                skipped[self._actual[canonical]] = unwanted[1]
+            prefix = next(filter(canonical.startswith, unwanted), None)
+            if prefix is not None:
+                skipped[self._actual[canonical]] = unwanted[prefix]
             else:
                 lost.append(self._actual[canonical])
         if lost:
-            adapter = next((name for name in lost if _LORA in name), None)
-            if adapter is not None:
-                raise CheckpointError(
-                    f"{self._checkpoint.folder}: {adapter!r} is part of a LoRA adapter; merge it "
-                    "into the model first (merge_and_unload of peft) and convert the result"
-                )
             raise CheckpointError(
                 f"{self._checkpoint.folder}: {len(lost)} tensors are not part of this model, "
                 f"first {lost[0]!r}; this kind of checkpoint is not supported"

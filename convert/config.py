@@ -6,6 +6,16 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
+# The classes of models by `model_type`, for configs that do not name a class.
+_CLASSES = {
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+}
+
 LARGEST_SIZE = (1 << 31) - 1
 _SHOWN_DIGITS = 40
 LARGEST_F32 = float(np.finfo(np.float32).max)
@@ -39,13 +49,12 @@ class ConfigReader:
 
     @property
     def architecture(self) -> str | None:
-        """The model's class in transformers; None if the config does not name it."""
-        named = self.config.get("architectures")
-        if named is None:
-            return None
+        """The model's class in transformers; None if the config tells neither it nor its type."""
+        named = self.config.get("architectures", [])
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise self.fault("architectures", "a list of names", named)
-        return named[0] if named else None
+        kind = self.config.get("model_type")
+        return named[0] if named else _CLASSES.get(kind) if isinstance(kind, str) else None
 
     def size(
         self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE

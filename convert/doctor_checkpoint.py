@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,20 @@ from mtp_gguf.gguf_tools.compare import (
     TensorDifference,
     compare_tensors,
 )
-from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, Diagnosis, Finding, Severity
+from mtp_gguf.gguf_tools.doctor import (
+    UNKNOWN_ORIGINAL,
+    Diagnosis,
+    Finding,
+    Severity,
+    findings_of,
+)
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.head import block_of
+from mtp_gguf.gguf_tools.head_values import HeadValues, inspect_values
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import HubModel, download_command, hub_model, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
+from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.tensor_types import F16
 
 from .blueprint import HeadChoice
@@ -38,16 +45,21 @@ from .checkpoint import (
     read_weight_map,
 )
 from .checkpoint_side import CheckpointSide
+from .claims import Claims
 from .config import ConfigReader, is_whole
 from .family import wanted
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .plan import Request
 from .plan_checkpoint import make_content
+from .quantized import weights_of
+from .weights import row_count
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _Side: TypeAlias = CheckpointSide | GgufSide
 _SLICE_ROWS = 1024  # rows of a matrix that are compared at a time, in F32
+# Values that are read of each weight of the head, and then at a time of one that begins with zeros.
+_FIRST_VALUES, _SLICE_VALUES = 1 << 14, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class _Examined:
     @property
     def quoted(self) -> str:
         """The name, quoted for a shell."""
-        return shlex.quote(self.name)
+        return quoted(self.name)
 
     @property
     def original(self) -> str:
@@ -84,7 +96,7 @@ class _Examined:
             return ""
         named = _config_origin(self.folder)
         origin = named if named and _HUB_ID.fullmatch(named) else UNKNOWN_ORIGINAL
-        return f"hf download {origin} --local-dir {shlex.quote(f'{self.folder}-again')}"
+        return f"hf download {origin} --local-dir {quoted(f'{self.folder}-again')}"
 
 
 def diagnose_hub_checkpoint(hub_id: str, revision: str | None) -> Diagnosis:
@@ -110,10 +122,14 @@ def _diagnosed(
         in_head = head_test(config)
         needed = wanted(config, folder / "config.json", (HeadChoice.WITH_TRUNK,))
         with open_checkpoint(folder, needed, elsewhere) as checkpoint:
+            Claims(checkpoint)  # CheckpointError for names that belong to no model
             findings = list(_head(examined, checkpoint))
             count = sum(map(in_head, checkpoint.tensors))
             if not findings:
                 make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
+                if elsewhere is None:  # on the hub only headers are read
+                    values = _head_values(checkpoint, in_head)
+                    findings = list(findings_of(values, examined.refetch))
     except (CheckpointError, FormatError) as error:
         text = str(error)
         if examined.on_hub:  # the path of the cache means nothing to the user
@@ -121,7 +137,7 @@ def _diagnosed(
         damaged = isinstance(error, FormatError) or _lacks_files(folder)
         fix = examined.refetch if damaged else ""
         findings.append(Finding("checkpoint", Severity.FAULT, text, fix))
-    sound = not findings
+    sound = not any(f.severity is Severity.FAULT for f in findings)
     convert = f"mtp-gguf convert {examined.quoted} --mtp-f16 --fastmtp"
     return Diagnosis(
         path=examined.name,
@@ -131,6 +147,21 @@ def _diagnosed(
         memory=None,
         findings=tuple(findings),
     )
+
+
+def _head_values(checkpoint: Checkpoint, in_head: Callable[[str], bool]) -> HeadValues:
+    """What is wrong with the values of the head's weights."""
+    weights = {n: w for n, w in weights_of(checkpoint.tensors).by_name.items() if in_head(n)}
+
+    def chunks(name: str) -> Iterator[NDArray[np.float32]]:
+        weight = weights[name]
+        start, values = 0, _FIRST_VALUES
+        while start < row_count(weight):
+            stop = min(start + max(values // weight.shape[-1], 1), row_count(weight))
+            yield weight.rows(start, stop).astype(np.float32)
+            start, values = stop, _SLICE_VALUES
+
+    return inspect_values({name: weight.shape for name, weight in weights.items()}, chunks)
 
 
 def original_of_checkpoint(model: str) -> str | None:
@@ -157,13 +188,13 @@ def measure_head(model: Model, side: _Side, name: str, decode: Decoder) -> Itera
     side: that model. name: its name as the user gave it, for the fix. decode: dequantizes blocks
     (ggml's own decoder).
     """
-    source = shlex.quote(name)
+    source = quoted(name)
     path, fetch = str(model.path), ""
     if is_remote(path):  # `strip` changes local files
         fetch = f"{download_command(path)} && "
         path = path.rpartition("/")[2]
     fix = (
-        f"{fetch}mtp-gguf strip {shlex.quote(path)} -o trunk.gguf && "
+        f"{fetch}mtp-gguf strip {quoted(path)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {source} -o fixed.gguf"
     )
     ours = GgufSide(model, decode)

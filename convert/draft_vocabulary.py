@@ -20,6 +20,8 @@ from mtp_gguf.gguf_tools.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 DEFAULT_SIZE = 32768
+# Below this many counted tokens for each of the list, most of the list was hardly counted, or not.
+_COUNTED_PER_ID = 4
 COVERAGE_SIZES = (8192, 16384, 32768, 65536)
 _LARGEST_I64 = (1 << 63) - 1
 _CORPUS_CHUNK = 1 << 20  # approximate number of characters
@@ -32,11 +34,25 @@ class DraftVocabulary:
 
     source: how it was ranked, in a few words. coverage: maps sizes (this one and the common ones)
     to the share of the corpus's tokens that a list of that size contains; empty without a corpus.
+    counted: the number of tokens that it was ranked by; None if it was not ranked by a count.
     """
 
     ids: NDArray[np.int64]
     source: str
     coverage: dict[int, float]
+    counted: int | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence if so few tokens were counted that others would give another list."""
+        enough = _COUNTED_PER_ID * len(self.ids)
+        if self.counted is None or self.counted >= enough:
+            return None
+        return (
+            f"{self.counted} tokens are too few to rank a draft vocabulary of {len(self.ids)}: it "
+            "lacks words of other texts, and its coverage is only that of these tokens; count "
+            f"{enough} or more"
+        )
 
     def metadata(self, with_ids: bool) -> dict[str, Value]:
         """The keys that describe the list, including the list itself for the `ids` layout."""
@@ -92,7 +108,8 @@ def rank_by_counts(
     ranked = _required_first(np.argsort(-counts, kind="stable"), required)
     covered = np.cumsum(counts[ranked]) / counts.sum()
     sizes = {n for n in COVERAGE_SIZES if n < len(counts)} | {size}
-    return DraftVocabulary(ranked[:size], source, {n: float(covered[n - 1]) for n in sorted(sizes)})
+    shares = {n: float(covered[n - 1]) for n in sorted(sizes)}
+    return DraftVocabulary(ranked[:size], source, shares, int(counts.sum()))
 
 
 def _chunks(path: Path) -> Iterator[str]:

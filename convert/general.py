@@ -17,6 +17,8 @@ from .config import LARGEST_F32, LARGEST_SIZE, is_whole
 from .json_files import read_json_object, read_text
 from .recipe import Target
 
+_log = logging.getLogger(__name__)
+
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 # Names that are the same in generation_config.json and in gguf.Metadata.
@@ -49,35 +51,15 @@ def general_metadata(
     """The metadata that identify the model, from its card, its config and its folder's name.
 
     name: the model's name if the folder is named after a commit (a cache of the hub). kind: of the
-    file (`general.type`).
+    file (`general.type`). A card that cannot be used is logged and left out.
     """
     logging.getLogger("gguf.metadata").setLevel(logging.ERROR)
-    total, shared, expert, experts = _parameters(targets)
-    origin = read_json_object(folder / "config.json").get("_name_or_path")
     try:
-        metadata = gguf.Metadata.apply_metadata_heuristic(
-            gguf.Metadata(),
-            _model_card(folder),
-            {"_name_or_path": origin} if isinstance(origin, str) else {},
-            folder if name is None else Path(name),
-            total,
-        )
-    except CheckpointError:
-        raise
-    except Exception as error:  # the YAML reader and the heuristics have exceptions of their own
-        raise CheckpointError(
-            f"{folder / MODEL_CARD}: this model card cannot be parsed: "
-            f"{' '.join(str(error).split())}; correct or remove it"
-        ) from None
-    metadata.name = metadata.name or name or folder.resolve().name
-    if metadata.size_label is None and total:
-        metadata.size_label = gguf.size_label(total, shared, expert, experts)
-    for field, value in _sampling(folder).items():
-        setattr(metadata, field, value)
-    collector = gguf.GGUFWriter(path=None, arch="")
-    metadata.set_gguf_meta_model(collector)
-    keys = _collected(folder, collector)
-    _check_sampling(folder, keys)
+        keys = _general_keys(folder, name, targets, _model_card(folder))
+    except _CardError as error:
+        where, fault = folder / MODEL_CARD, " ".join(str(error).split())
+        _log.warning("%s: expected a model card, found: %s; its fields are left out", where, fault)
+        keys = _general_keys(folder, name, targets, {})
     return {
         "general.type": Value(ValueType.STRING, kind),
         **keys,
@@ -86,17 +68,53 @@ def general_metadata(
     }
 
 
+class _CardError(Exception):
+    """The model card cannot be used."""
+
+
+def _general_keys(
+    folder: Path, name: str | None, targets: Sequence[Target], card: dict[str, Any]
+) -> dict[str, Value]:
+    total, shared, expert, experts = _parameters(targets)
+    origin = read_json_object(folder / "config.json").get("_name_or_path")
+    try:
+        metadata = gguf.Metadata.apply_metadata_heuristic(
+            gguf.Metadata(),
+            card,
+            {"_name_or_path": origin} if isinstance(origin, str) else {},
+            folder if name is None else Path(name),
+            total,
+        )
+    except Exception as error:  # the heuristics raise many types on unexpected fields
+        if not card:
+            raise
+        raise _CardError(str(error)) from None
+    metadata.name = metadata.name or name or folder.resolve().name
+    if metadata.size_label is None and total:
+        metadata.size_label = gguf.size_label(total, shared, expert, experts)
+    for field, value in _sampling(folder).items():
+        setattr(metadata, field, value)
+    collector = gguf.GGUFWriter(path=None, arch="")
+    metadata.set_gguf_meta_model(collector)
+    keys = _collected(folder, collector, from_card=bool(card))
+    _check_sampling(folder, keys)
+    return keys
+
+
 def _model_card(folder: Path) -> dict[str, Any]:
     """The front matter of README.md; empty if there is none."""
     path = folder / MODEL_CARD
     if not path.is_file():
         return {}
-    first, *lines = read_text(path).split("\n")
-    if first != "---":
-        return {}
-    end = lines.index("---") if "---" in lines else len(lines)
-    fields = "\n".join(lines[:end]).replace("\t", "  ")  # some cards have tabs, which YAML forbids
-    card = yaml.load(fields, _CardLoader)
+    try:
+        first, *lines = read_text(path).split("\n")
+        if first != "---":
+            return {}
+        end = lines.index("---") if "---" in lines else len(lines)
+        fields = "\n".join(lines[:end]).replace("\t", "  ")  # YAML forbids tabs
+        card = yaml.load(fields, _CardLoader)
+    except (CheckpointError, yaml.YAMLError, RecursionError, ValueError) as error:
+        raise _CardError(str(error)) from None
     return card if isinstance(card, dict) else {}
 
 
@@ -167,10 +185,11 @@ def _parameters(targets: Sequence[Target]) -> tuple[int, int, int, int]:
     return total, shared, expert, experts
 
 
-def _collected(folder: Path, writer: gguf.GGUFWriter) -> dict[str, Value]:
+def _collected(folder: Path, writer: gguf.GGUFWriter, *, from_card: bool) -> dict[str, Value]:
     """The keys that were set on the gguf package's writer, as our `Value`s.
 
-    CheckpointError if a model card has another type in place of a string.
+    from_card: whether there is a model card. _CardError if it has another type in place of a
+    string, CheckpointError if another file has.
     """
     keys = {}
     for key, entry in writer.kv_data[0].items():
@@ -180,8 +199,11 @@ def _collected(folder: Path, writer: gguf.GGUFWriter) -> dict[str, Value]:
         if array or entry.type is gguf.GGUFValueType.STRING:
             for text in entry.value if array else [entry.value]:
                 if not isinstance(text, str) or not _is_unicode(text):
-                    source = folder / (GENERATION_CONFIG if ".sampling." in key else MODEL_CARD)
-                    raise CheckpointError(f"{source}: {key}: expected text, found {text!r:.60}")
+                    fault = f"{key}: expected text, found {text!r:.60}"
+                    if from_card and ".sampling." not in key:
+                        raise _CardError(fault)
+                    source = GENERATION_CONFIG if ".sampling." in key else "config.json"
+                    raise CheckpointError(f"{folder / source}: {fault}")
             keys[key] = Value(ValueType.STRING, entry.value)
         else:
             keys[key] = Value(_VALUE_TYPES[entry.type], entry.value)

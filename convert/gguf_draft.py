@@ -86,4 +86,4 @@ def rank_by_own_output(
     )
     covered = np.cumsum(written[ranked.ids]) / total
     sizes = sorted({n for n in draft_vocabulary.COVERAGE_SIZES if n < wanted} | {wanted})
-    return DraftVocabulary(ranked.ids, source, {n: float(covered[n - 1]) for n in sizes})
+    return DraftVocabulary(ranked.ids, source, {n: float(covered[n - 1]) for n in sizes}, total)

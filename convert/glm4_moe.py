@@ -64,7 +64,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         architecture=_ARCHITECTURE,
         hparams=_hparams(config, dims),
         targets=targets,
-        skipped=claims.skipped((outside, "outside the MTP head")),
+        skipped=claims.skipped(dict.fromkeys(outside, "outside the MTP head")),
         n_trunk=dims.layers,
         n_mtp=1,
         n_vocab=dims.vocab,

@@ -4,14 +4,15 @@ Config, tokenizer and index are downloaded through huggingface_hub; of the weigh
 and then the byte ranges of single tensors are fetched. Shards in the local cache are read there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.remote import RemoteSource
+from mtp_gguf.gguf_tools.errors import CheckpointError, OutputError
+from mtp_gguf.gguf_tools.hub_gguf import weight_hashes
+from mtp_gguf.gguf_tools.remote import HubModel, RemoteSource
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, read_safetensors
 from mtp_gguf.gguf_tools.sources import FileSource
 
@@ -36,6 +37,22 @@ def open_hub_checkpoint(hub_id: str, revision: str | None, head: HeadChoice) -> 
     return open_checkpoint(folder, needed, shards_on_hub(hub_id, folder))
 
 
+def stream_hub_checkpoint(hub_id: str, folder: Path, parts: Collection[HeadChoice]) -> Checkpoint:
+    """Open these parts of a model whose weights are streamed; `folder` has its other files.
+
+    Whole files are compared with the hub's hashes. CheckpointError without safetensors files.
+    """
+    model = HubModel(hub_id, folder.name)
+    hashes = weight_hashes(model)
+    if not hashes:
+        raise CheckpointError(
+            f"{model}: --stream: expected safetensors files on the hub, found none; convert it "
+            "with --no-stream"
+        )
+    needed = wanted(read_config(folder), folder / "config.json", parts)
+    return open_checkpoint(folder, needed, shards_on_hub(hub_id, folder, hashes), [*hashes])
+
+
 def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
     """Like `open_hub_checkpoint`, with only the tensors of the MTP head."""
     folder = download(hub_id, revision, ())
@@ -56,11 +73,17 @@ def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:
     return files
 
 
-def shards_on_hub(hub_id: str, folder: Path) -> Callable[[str], SafetensorsFile]:
-    """A function that opens a weight file on the hub, of the same revision as `folder`."""
+def shards_on_hub(
+    hub_id: str, folder: Path, hashes: Mapping[str, str | None] | None = None
+) -> Callable[[str], SafetensorsFile]:
+    """A function that opens a weight file on the hub, of the same revision as `folder`.
+
+    hashes: the SHA-256 of the files, by name.
+    """
 
     def open_shard(name: str) -> SafetensorsFile:
-        source = RemoteSource(f"hf://{hub_id}@{folder.name}/{name}")
+        address = f"hf://{hub_id}@{folder.name}/{name}"
+        source = RemoteSource(address, sha256=(hashes or {}).get(name))
         try:
             return read_safetensors(source)
         except BaseException:

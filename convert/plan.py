@@ -12,14 +12,14 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.head import part_of
+from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import shard_path
-from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, TensorType
+from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, Q8_0, TensorType
 from mtp_gguf.native import ggml
 
 from .blueprint import HeadChoice
 from .draft_vocabulary import DraftVocabulary
 from .general import file_stem
-from .imatrix import Imatrix
 from .plan_notes import notes
 from .precision import FILE_TYPES, NVFP4_FILE_TYPE, UNQUANTIZED, Override, choose_types
 from .recipe import Target
@@ -44,13 +44,14 @@ class DraftRequest:
 class Request:
     """The user's request. `quant` and the entries of `also` are distinct keys of FILE_TYPES.
 
+    head_type: of the head's matrices; None for that of an unquantized base, or else Q8_0.
     also: further precisions, each written to a separate file next to the first.
     mmproj: type of the mmproj file; None without one.
     """
 
     quant: str
     head: HeadChoice
-    head_type: TensorType
+    head_type: TensorType | None = None
     also: tuple[str, ...] = ()
     mmproj: TensorType | None = None
     overrides: tuple[Override, ...] = ()
@@ -133,16 +134,21 @@ class Plan:
 
 def plans_of(content: Content, request: Request) -> tuple[Plan, ...]:
     """A plan for each requested precision, with the same tensors in the same order."""
-    imatrix = request.imatrix.fitted(content.targets) if request.imatrix else None
+    imatrix = (
+        request.imatrix.fitted({t.name: t.shape for t in content.targets})
+        if request.imatrix
+        else None
+    )
     return tuple(
         _plan(content, request, quant, imatrix) for quant in (request.quant, *request.also)
     )
 
 
 def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | None) -> Plan:
+    head_type = request.head_type or UNQUANTIZED.get(quant, Q8_0)
     overrides = (
         *request.overrides,
-        *(Override(rf"^blk\.{block}\.", request.head_type) for block in content.head_blocks),
+        *(Override(rf"^blk\.{block}\.", head_type) for block in content.head_blocks),
     )
     file_type = FILE_TYPES[quant]
     if quant in UNQUANTIZED and any(t.fixed is NVFP4 for t in content.targets):
@@ -167,7 +173,7 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         spec = TensorSpec(name, scale.shape, F32)
         tensors.append(PlannedTensor(spec, part(name), data=scale))
     tensors.sort(key=lambda t: file_order(t.spec.name))
-    path = _output_path(request, metadata, quant)
+    path = output_path(request, metadata, quant)
     specs = [(t.spec, t.target) for t in tensors]
     return Plan(
         quant=quant,
@@ -183,6 +189,8 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
 
 
 def _draft_notes(draft: DraftVocabulary | None, request: Request) -> tuple[str, ...]:
+    if draft is not None and draft.warning:
+        return (draft.warning,)
     if draft is None or draft.coverage or not request.draft or request.draft.ids_file:
         return ()
     return (
@@ -247,7 +255,7 @@ def _shards(
     return tuple(shards)
 
 
-def _output_path(request: Request, metadata: Mapping[str, Value | RawValue], quant: str) -> Path:
+def output_path(request: Request, metadata: Mapping[str, Value | RawValue], quant: str) -> Path:
     """The output path: the requested file, or a file named after the model in that folder."""
     output = request.output or Path()
     if output.is_dir():

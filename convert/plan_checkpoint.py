@@ -1,6 +1,7 @@
 """Plans the conversion of a Hugging Face checkpoint."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +20,20 @@ from .checkpoint import Checkpoint, is_vision
 from .draft_vocabulary import DraftVocabulary
 from .family import find_family
 from .general import general_metadata
-from .plan import Content, DraftRequest, Plan, Request, imatrix_metadata, plans_of
+from .plan import (
+    Content,
+    DraftRequest,
+    Plan,
+    Request,
+    imatrix_metadata,
+    output_path,
+    plans_of,
+)
 from .plan_mmproj import plan_mmproj
 from .precision import FILE_TYPES
 from .quantized import wants_16_bit_inputs
 from .recipe import Recipe, Target
+from .resolve import model_name, open_headers
 from .source_rows import SourceRows
 from .tokenizer import special_ids, tokenizer_metadata
 from .tokenizer_files import load_tokenizer
@@ -87,6 +97,23 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
         skipped=blueprint.skipped,
         scales=nvfp4_scales(kept),
     )
+
+
+def planned_file(model: str, quant: str, mtp_from: str | None) -> tuple[str, bool]:
+    """The default name of the file that a conversion writes, and whether it will have a head.
+
+    Only headers are read, also of models on the hub. quant: a key of FILE_TYPES. mtp_from: the
+    model to take the head from. CheckpointError if the conversion is not possible.
+    """
+    request = Request(quant, HeadChoice.WITH_TRUNK, model_name=model_name(model))
+    with ExitStack() as opened:
+        part = HeadChoice.NONE if mtp_from else HeadChoice.WITH_TRUNK
+        checkpoint = opened.enter_context(open_headers(model, part))
+        if mtp_from:
+            donor = opened.enter_context(open_headers(mtp_from, HeadChoice.BLOCK))
+            checkpoint = checkpoint.with_head_of(donor)
+        content = make_content(checkpoint, request)
+    return output_path(request, content.metadata, quant).name, bool(content.head_blocks)
 
 
 def _vocabulary(

@@ -127,6 +127,7 @@ def _parts(
         return strip(model)
     if head is HeadChoice.ALONE and not model.head.is_alone:
         return extract(model)
+    model.head.check_layers()
     if draft is not None and not model.head.names:
         raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
     return OutputSpec(model.metadata(), copies(model))
@@ -200,7 +201,7 @@ def _placed(copy: TensorCopy, trunk_layers: int) -> PlacedTensor:
     if spec.type not in _READABLE:
         block = block_of(copy.name)
         step = (
-            "make the 16-bit GGUF with --mtp-type BF16, or leave out the head with --no-mtp"
+            "make the 16-bit GGUF again without --mtp-type, or leave out the head with --no-mtp"
             if block is not None and block >= trunk_layers
             else "convert from the 16-bit GGUF or the checkpoint, or use mtp-gguf graft, which "
             "copies tensors"

@@ -12,7 +12,7 @@ from .blueprint import HeadChoice
 from .checkpoint import Checkpoint
 from .general import file_stem, general_metadata
 from .plan import FILE_TYPE_KEY, Plan, PlannedTensor, Request, Shard
-from .precision import FILE_TYPES
+from .precision import FILE_TYPES, unknown_name
 from .recipe import Target
 from .source_rows import SourceRows
 from .vision import vision_tower
@@ -24,7 +24,7 @@ _VERSION_KEY = "general.quantization_version"
 def parse_mmproj_type(name: str) -> TensorType:
     """The type of this name, ignoring case; RequestError lists those of mmproj files."""
     if name.upper() not in MMPROJ_TYPES:
-        raise RequestError(f"--mmproj: expected one of {', '.join(MMPROJ_TYPES)}, found {name!r}")
+        raise RequestError(f"--mmproj: {unknown_name(name, MMPROJ_TYPES)}")
     return BY_NAME[name.upper()]
 
 

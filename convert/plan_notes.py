@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mtp_gguf.gguf_tools.format import TensorSpec
+from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
-from .imatrix import Imatrix
 from .precision import Override, block_length
 from .recipe import Target
 

@@ -13,9 +13,10 @@ matched, because its own engine (C++ std::regex) has a different grammar.
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import RawValue, TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
 from mtp_gguf.native.quantize_upstream import (
     QuantizeError,
@@ -30,7 +32,6 @@ from mtp_gguf.native.quantize_upstream import (
     quantize_file_in_subprocess,
 )
 
-from .imatrix import Imatrix
 from .recipe import Target
 
 # Names of `llama-quantize` and their llama_ftype (enum in llama.h).
@@ -112,8 +113,20 @@ def parse_override(text: str) -> Override:
 def parse_tensor_type(name: str, option: str) -> TensorType:
     """The type of this name, ignoring case; RequestError lists the supported types."""
     if name.upper() not in TENSOR_TYPES:
-        raise RequestError(f"{option}: expected one of {', '.join(TENSOR_TYPES)}, found {name!r}")
+        raise RequestError(f"{option}: {unknown_name(name, TENSOR_TYPES)}")
     return BY_NAME[name.upper()]
+
+
+def unknown_name(name: str, known: Collection[str]) -> str:
+    """Why a name is not accepted: it is none of the `known`, of which similar ones are proposed."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[\W_]", "", text.upper())
+
+    near = [other for other in known if plain(name) and plain(other).startswith(plain(name))]
+    near = near or get_close_matches(name.upper(), known, n=1)
+    hint = f" (did you mean {' or '.join(near[:2])}?)" if near else ""
+    return f"expected one of {', '.join(known)}; found {name!r}{hint}"
 
 
 def block_length(name: str, quant: str, overrides: Sequence[Override]) -> int:

@@ -7,7 +7,7 @@ llama.cpp's graph needs `-exp(A_log)`. How linear attention is stored is told by
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -28,6 +28,10 @@ from .recipe import Arithmetic, Order, Recipe, Target
 # Default of transformers (RotaryEmbeddingConfigMixin).
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
+# llama.cpp drafts with one MTP layer (build_graph_mtp in src/models/qwen35.cpp and its relatives),
+# and rejects a file with another: the layers share one mtp.fc, which is in the first block only.
+_MTP_LAYER = "mtp.layers.0."
+_LATER_LAYERS = "MTP layers after the first; llama.cpp drafts with one"
 
 
 @dataclass(frozen=True)
@@ -284,19 +288,12 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
     shared = [] if head is HeadChoice.BLOCK else _shared_targets(claims, model)
     with_head = dims.n_mtp and head is not HeadChoice.NONE
     mtp = list(_mtp_targets(claims, dims)) if with_head else []
-    skipped = claims.skipped(
-        {
-            HeadChoice.ALONE: (("model.layers.",), "trunk (--head-only)"),
-            HeadChoice.BLOCK: (("model.", "lm_head."), "outside the MTP head"),
-            HeadChoice.NONE: (("mtp.",), "MTP head (--no-mtp)"),
-        }.get(head)
-    )
-    n_mtp = dims.n_mtp if mtp else 0
+    n_mtp = 1 if mtp else 0
     return Blueprint(
         architecture=model.architecture,
         hparams=_hparams(model, n_mtp),
         targets=(*shared, *trunk, *mtp),
-        skipped=skipped,
+        skipped=claims.skipped(_unwanted(claims, head)),
         n_trunk=dims.layers,
         n_mtp=n_mtp,
         n_vocab=dims.vocab,
@@ -306,8 +303,11 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
 
 def _shared_targets(claims: Claims, model: QwenModel) -> list[Target]:
     """The targets that trunk and head share; the rows of the last are the output vocabulary."""
-    shared = [_take(claims, model.dims, "", "", entry) for entry in (OUTPUT_NORM, EMBEDDING)]
-    if claims.has(OUTPUT.source):
+    embedding = EMBEDDING
+    if model.dims.tied and not claims.has(EMBEDDING.source) and claims.has(OUTPUT.source):
+        embedding = replace(EMBEDDING, source=OUTPUT.source)  # some tools keep this name of the two
+    shared = [_take(claims, model.dims, "", "", entry) for entry in (OUTPUT_NORM, embedding)]
+    if embedding is EMBEDDING and claims.has(OUTPUT.source):
         shared.append(_take(claims, model.dims, "", "", OUTPUT))
     elif not model.dims.tied:
         raise CheckpointError(
@@ -315,6 +315,18 @@ def _shared_targets(claims: Claims, model: QwenModel) -> list[Target]:
             f"{OUTPUT.source}"
         )
     return shared
+
+
+def _unwanted(claims: Claims, head: HeadChoice) -> dict[str, str]:
+    """Why source tensors are not converted, by prefix."""
+    if head is HeadChoice.NONE:
+        return {"mtp.": "MTP head (--no-mtp)"}
+    outside = {
+        HeadChoice.ALONE: {"model.layers.": "trunk (--head-only)"},
+        HeadChoice.BLOCK: dict.fromkeys(("model.", "lm_head."), "outside the MTP head"),
+    }.get(head, {})
+    later = (n for n in claims.names_under("mtp.layers.") if not n.startswith(_MTP_LAYER))
+    return {**outside, **dict.fromkeys(later, _LATER_LAYERS)}
 
 
 def _check_head_is_there(
@@ -372,9 +384,7 @@ def _mtp_targets(claims: Claims, dims: Dims) -> Iterator[Target]:
         yield _take(claims, dims, "mtp.", target_prefix, entry)
     if claims.has("mtp." + MTP_EMBEDDING.source):
         yield _take(claims, dims, "mtp.", target_prefix, MTP_EMBEDDING)
-    for index in range(dims.n_mtp):
-        target_prefix = f"blk.{dims.layers + index}."
-        yield from _block(claims, dims, f"mtp.layers.{index}.", target_prefix, FULL_ATTENTION)
+    yield from _block(claims, dims, _MTP_LAYER, target_prefix, FULL_ATTENTION)
 
 
 def _block(
@@ -414,8 +424,8 @@ def read_dims(c: ConfigReader, n_mtp: int, moe: bool) -> Dims:
     mixtures of experts.
     """
     layers = c.size("num_hidden_layers")
-    if layers + n_mtp > MAX_LAYERS:
-        raise c.fault("num_hidden_layers", f"at most {MAX_LAYERS} with the MTP layers", layers)
+    if layers + min(n_mtp, 1) > MAX_LAYERS:
+        raise c.fault("num_hidden_layers", f"at most {MAX_LAYERS} with the MTP layer", layers)
     dims = Dims(
         hidden=c.size("hidden_size"),
         ffn=c.size("intermediate_size", 0 if moe else None, least=0 if moe else 1),

@@ -5,13 +5,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, RequestError
+from mtp_gguf.gguf_tools.hub_gguf import Announce
 from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
 from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
 from .family import wanted
-from .hub import download
-from .hub_checkpoint import open_hub_checkpoint, open_hub_head
+from .hub import fetch
+from .hub_checkpoint import open_hub_checkpoint, open_hub_head, stream_hub_checkpoint
 
 
 def model_name(model: str) -> str | None:
@@ -27,14 +28,18 @@ def open_model(
     mtp_from: str | None,
     *,
     vision: bool = False,
+    say: Announce = lambda *_: None,
+    stream: bool | None = False,
 ) -> Checkpoint:
     """Open a hub id or a folder; `mtp_from` names another one to take the head from.
 
-    vision: the vision tower is needed, too. For a donor on the hub only headers are fetched;
-    `with_local_head` downloads the head.
+    vision: the vision tower is needed, too. say: called before a download of weights. stream: read
+    the weights on the hub by ranges; None to do so if the disk lacks room for them. Of a donor on
+    the hub the head is always read there.
     """
     own = HeadChoice.NONE if mtp_from else head
-    checkpoint = _open(model, revision, (own, HeadChoice.VISION) if vision else (own,))
+    parts = (own, HeadChoice.VISION) if vision else (own,)
+    checkpoint = _open(model, revision, parts, say, stream)
     if mtp_from is None:
         return checkpoint
     with ExitStack() as opened:
@@ -47,11 +52,11 @@ def open_model(
     return joined
 
 
-def open_donor(model: str) -> Checkpoint:
-    """Open a hub id or a folder for its head; for a hub id only headers are fetched."""
+def open_headers(model: str, part: HeadChoice) -> Checkpoint:
+    """Open a part of a hub id or a folder; for a hub id only headers are fetched."""
     if hub := hub_model(model):
-        return open_hub_checkpoint(*hub, HeadChoice.BLOCK)
-    return _open(model, None, (HeadChoice.BLOCK,))
+        return open_hub_checkpoint(*hub, part)
+    return _open(model, None, (part,))
 
 
 def _open_head(model: str) -> Checkpoint:
@@ -60,9 +65,18 @@ def _open_head(model: str) -> Checkpoint:
     return open_checkpoint(_local_folder(model), is_head)
 
 
-def _open(model: str, revision: str | None, parts: Collection[HeadChoice]) -> Checkpoint:
+def _open(
+    model: str,
+    revision: str | None,
+    parts: Collection[HeadChoice],
+    say: Announce = lambda *_: None,
+    stream: bool | None = False,
+) -> Checkpoint:
     if hub := hub_model(model):
-        folder = download(hub.hub_id, revision or hub.revision, parts)
+        revision = revision or hub.revision
+        folder, streamed = fetch(hub.hub_id, revision, parts, say, stream=stream)
+        if streamed:
+            return stream_hub_checkpoint(hub.hub_id, folder, parts)
     else:
         folder = _local_folder(model)
     return open_checkpoint(folder, wanted(read_config(folder), folder / "config.json", parts))

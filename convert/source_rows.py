@@ -1,6 +1,8 @@
 """Reads the rows of targets: reads slices of the sources, dequantizes and reorders them."""
 
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from mtp_gguf.gguf_tools.tensor_types import NVFP4
 from .checkpoint import Checkpoint
 from .quantized import weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
-from .weights import Nvfp4Weight, Rows, Weight, nvfp4_blocks, nvfp4_group_order, row_count
+from .weights import Extent, Nvfp4Weight, Rows, Weight, nvfp4_blocks, nvfp4_group_order, row_count
 
 
 class SourceRows:
@@ -21,6 +23,8 @@ class SourceRows:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._weights = weights_of(checkpoint.tensors).by_name
         self._sources = checkpoint.sources
+        # Where each source of a recipe begins in the stack; a layer may have hundreds of experts.
+        self._bounds: dict[Recipe, list[int]] = {}
 
     def check(self, target: Target) -> None:
         """Raise CheckpointError if a source of the target cannot be read."""
@@ -50,26 +54,56 @@ class SourceRows:
     def read(self, target: Target, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` of the target, of type `dtype(target)`.
 
-        For a target that keeps its NVFP4 blocks, the bytes of the blocks.
+        For a target that keeps its NVFP4 blocks, the bytes of the blocks. Values that overflow
+        are infinite, which whoever encodes them reports.
         """
-        recipe = target.recipe
-        if target.fixed is NVFP4:
-            records = self._ordered(recipe, start, stop, _records)
-            return nvfp4_blocks(records, recipe.column_order)
-        rows = self._ordered(recipe, start, stop, _numbers)
-        if recipe.column_order is not None:
-            rows = rows[:, recipe.column_order]
-        rows = _arithmetic(rows, recipe.arithmetic)
-        return np.ascontiguousarray(rows, dtype=self.dtype(target))
+        order = target.recipe.row_order
+        if order is not None:
+            return self.read_rows(target, np.arange(start, stop))
+        return self._finished(target, lambda read: self._stacked(target.recipe, start, stop, read))
+
+    def read_rows(self, target: Target, rows: Order) -> Rows:
+        """As `read`, for these rows of the target in this order."""
+        order = target.recipe.row_order
+        stacked = rows if order is None else order[rows]
+        return self._finished(target, lambda read: self._gathered(target.recipe, stacked, read))
+
+    def in_source_order(self, target: Target, start: int, stop: int) -> Order | None:
+        """Rows `start` to `stop` of the target in the order of their sources; None if they are."""
+        order = target.recipe.row_order
+        if order is None:
+            return None
+        sorted_rows: Order = start + np.argsort(order[start:stop], kind="stable")
+        return sorted_rows
+
+    def extents(self, target: Target, rows: "range | Order") -> list[Extent]:
+        """The bytes of the sources in which these rows of the target are."""
+        order = target.recipe.row_order
+        if isinstance(rows, range) and order is None:
+            low, high = rows.start, rows.stop
+        else:
+            stacked = np.asarray(rows) if order is None else order[np.asarray(rows)]
+            low, high = int(stacked.min()), int(stacked.max()) + 1
+        return [
+            weight.extent(first, last)
+            for weight, first, last in self._parts(target.recipe, low, high)
+        ]
 
     def check_unchanged(self) -> None:
         """FormatError if one of the checkpoint's files was written to since it was opened."""
         check_unchanged(self._sources)
 
-    def _ordered(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
-        if recipe.row_order is None:
-            return self._stacked(recipe, start, stop, read)
-        return self._gathered(recipe, recipe.row_order[start:stop], read)
+    def _finished(self, target: Target, rows_by: "Callable[[_Read], Rows]") -> Rows:
+        """The target's rows from those of its sources, which `rows_by` reads."""
+        recipe = target.recipe
+        if target.fixed is NVFP4:
+            return nvfp4_blocks(rows_by(_records), recipe.column_order)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = rows_by(_numbers)
+            if recipe.column_order is not None:
+                rows = rows[:, recipe.column_order]
+            rows = _arithmetic(rows, recipe.arithmetic)
+            return np.ascontiguousarray(rows, dtype=self.dtype(target))
 
     def _gathered(self, recipe: Recipe, order: Order, read: "_Read") -> Rows:
         """Rows of the stack in the given order; consecutive rows are read together."""
@@ -82,16 +116,25 @@ class SourceRows:
 
     def _stacked(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
         """Rows `start` to `stop` of the stacked sources."""
-        parts = []
-        above = 0
-        for name in recipe.sources:
-            weight = self._weights[name]
-            height = row_count(weight)
-            low, high = max(start - above, 0), min(stop - above, height)
-            if low < high:
-                parts.append(read(weight, low, high))
-            above += height
+        parts = [read(*part) for part in self._parts(recipe, start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _parts(self, recipe: Recipe, start: int, stop: int) -> list[tuple[Weight, int, int]]:
+        """The sources that rows `start` to `stop` of the stack come from, with their own rows."""
+        bounds = self._bounds.get(recipe)
+        if bounds is None:
+            heights = (row_count(self._weights[name]) for name in recipe.sources)
+            bounds = self._bounds[recipe] = [0, *accumulate(heights)]
+        parts = []
+        for index in range(bisect_right(bounds, start) - 1, len(recipe.sources)):
+            above = bounds[index]
+            if above >= stop:
+                break
+            weight = self._weights[recipe.sources[index]]
+            low, high = max(start - above, 0), min(stop, bounds[index + 1]) - above
+            if low < high:
+                parts.append((weight, low, high))
+        return parts
 
 
 _Read = Callable[[Weight, int, int], Rows]

@@ -15,7 +15,7 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 from .config import ConfigReader
 from .json_files import read_json_object
 from .special_tokens import check_id, special_metadata
-from .tokenizer_files import QWEN35_SPLIT, TokenizerFiles
+from .tokenizer_files import QWEN35_SPLIT, SETTINGS_NAME, TokenizerFiles
 
 # Regular expressions in tokenizer.json, and llama.cpp's names for them (src/llama-vocab.cpp).
 PRE_TOKENIZERS = {
@@ -73,10 +73,7 @@ def _tokens(files: TokenizerFiles, n_vocab: int) -> tuple[list[str], list[int]]:
                 f"{token!r:.60} for {number}"
             )
     if by_id and max(by_id) >= n_vocab:
-        raise CheckpointError(
-            f"{files.path}: expected ids below vocab_size ({n_vocab}) of the "
-            f"config, found {max(by_id)}"
-        )
+        raise _too_many(files, by_id, n_vocab)
     added = files.tokenizer.get_added_tokens_decoder()
     tokens, kinds = [], []
     for number in range(n_vocab):
@@ -91,6 +88,19 @@ def _tokens(files: TokenizerFiles, n_vocab: int) -> tuple[list[str], list[int]]:
         kinds.append(int(kind))
     _check_distinct(files, tokens)
     return tokens, kinds
+
+
+def _too_many(files: TokenizerFiles, by_id: dict[int, str], n_vocab: int) -> CheckpointError:
+    """An error about tokens without a row of the embedding: those of the settings, or all."""
+    limit = f"vocab_size ({n_vocab}) of the config"
+    for number, text in sorted(by_id.items()):
+        if number >= n_vocab and not files.stores(text):
+            return CheckpointError(
+                f"{files.folder / SETTINGS_NAME}: expected tokens of {files.path.name}, found "
+                f"{text!r:.60}, for which {limit} leaves no id; correct the name, or train with a "
+                "resized embedding (resize_token_embeddings of transformers)"
+            )
+    return CheckpointError(f"{files.path}: expected ids below {limit}, found {max(by_id)}")
 
 
 def _added_token(

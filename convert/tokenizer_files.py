@@ -48,6 +48,13 @@ class TokenizerFiles:
     merges: tuple[str, ...]
     splits: tuple[str, ...]
 
+    def stores(self, text: str) -> bool:
+        """Whether the file with the tokens has this one."""
+        if not self.definition:
+            return text in read_json_object(self.path)
+        added = self.definition.get("added_tokens") or []
+        return text in self.definition["model"]["vocab"] or text in [t["content"] for t in added]
+
 
 def load_tokenizer(folder: Path) -> TokenizerFiles:
     """The tokenizer of a checkpoint; CheckpointError if it is missing or damaged.

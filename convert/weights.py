@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.sources import WeightSource
 
 from .checkpoint import PlacedTensor
 
@@ -47,6 +48,14 @@ _SUPER_BLOCK = 4  # groups in a block of ggml's NVFP4
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
+class Extent(NamedTuple):
+    """Bytes `start` to `stop` of a file."""
+
+    source: WeightSource
+    start: int
+    stop: int
+
+
 class Weight(Protocol):
     """A weight under the name that it has in the model."""
 
@@ -71,6 +80,9 @@ class Weight(Protocol):
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` of the weight as a matrix."""
+
+    def extent(self, start: int, stop: int) -> Extent:
+        """The bytes that hold the values of these rows, without their scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +117,10 @@ class PlainWeight:
         """Rows as they are stored."""
         return _read_rows(self.tensor, start, stop)
 
+    def extent(self, start: int, stop: int) -> Extent:
+        """The bytes of these rows."""
+        return _rows_extent(self.tensor, start, stop)
+
 
 @dataclass(frozen=True, eq=False)
 class _QuantizedWeight:
@@ -119,6 +135,10 @@ class _QuantizedWeight:
     def where(self) -> str:
         """The file of the values."""
         return self.values.source.name
+
+    def extent(self, start: int, stop: int) -> Extent:
+        """The bytes of the values in these rows."""
+        return _rows_extent(self.values, start, stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +249,10 @@ class GptqWeight(_QuantizedWeight):
             _check_part(tensor, shape, dtypes, f"for GPTQ in {self.bits} bits")
         if inputs % per_word or outputs % per_word:
             raise _fault(self, f"multiples of {per_word} values", list(self.shape))
+
+    def extent(self, start: int, stop: int) -> Extent:
+        """The whole tensor, because outputs are its columns."""
+        return _rows_extent(self.values, 0, self.values.stored.shape[0])
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """The rows of these outputs, which are columns of the stored tensors."""
@@ -415,6 +439,12 @@ def _check_part(
             f"{tensor.source.name}: {stored.name}: expected shape {list(shape)} of "
             f"{' or '.join(dtypes)} {how}, found {list(stored.shape)} {stored.dtype}"
         )
+
+
+def _rows_extent(tensor: PlacedTensor, start: int, stop: int) -> Extent:
+    stored = tensor.stored
+    row = stored.nbytes // max(prod(stored.shape[:-1]), 1)
+    return Extent(tensor.source, stored.offset + start * row, stored.offset + stop * row)
 
 
 def _read_rows(tensor: PlacedTensor, start: int, stop: int) -> Rows:

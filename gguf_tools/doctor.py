@@ -6,7 +6,6 @@ and the measurements that need one, are in `convert.doctor_checkpoint`.
 
 import math
 import re
-import shlex
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +17,14 @@ from .errors import FormatError, RequestError
 from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
 from .head import MtpHead
+from .head_values import HeadValues, head_values
 from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
 from .nextn import BLOCKS
 from .remote import download_command, is_remote
+from .shell import quoted
 from .tensor_types import F32
 from .vision import VisionTower, misfits
 
@@ -115,6 +116,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         findings = list(_head_findings(model, head))
     if not findings:
         findings = [*_load_findings(model, head), *_norms(head, model)]
+        if not is_remote(str(head.path)) and not any(f.code == "not-finite" for f in findings):
+            findings += value_findings(head)
         findings += [*_precision(head), *_tokens(head)]
         if head.head.kind.ours:
             draft, on_draft = _draft_vocabulary(head)
@@ -153,7 +156,7 @@ def with_tower(diagnosis: Diagnosis, model: Model, file: Model) -> Diagnosis:
 def _tower_alone(model: Model, tower: VisionTower) -> Diagnosis:
     fix = f"mtp-gguf convert {original_of(model)} --mmproj-only"
     faults = [Finding("mmproj", Severity.FAULT, text, fix) for text in tower.faults]
-    note = f"doctor MODEL --mmproj {_quoted(model)} says whether it fits a model"
+    note = f"doctor MODEL --mmproj {quoted(model.path)} says whether it fits a model"
     findings = (*faults, Finding("mmproj", Severity.NOTE, note))
     return Diagnosis(str(model.path), None, None, (), None, findings, tower)
 
@@ -197,7 +200,7 @@ def _separate(model: Model, head: Model) -> Iterator[Finding]:
             "does-not-fit",
             Severity.FAULT,
             str(error),
-            f"mtp-gguf graft {_quoted(model)} --from {original_of(model)}",
+            f"mtp-gguf graft {quoted(model.path)} --from {original_of(model)}",
         )
 
 
@@ -207,11 +210,12 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     fixes = {
         "architecture": "",
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
-        "no-head": f"mtp-gguf graft {_quoted(model)} --from {original}",
-        "claimed-head": f"mtp-gguf graft {_quoted(model)} --from {original}",
+        "no-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
+        "claimed-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
         "hidden-head": _regraft(head, str(head.path)),
         "block-count": _regraft(head, str(head.path)),
         "recurrent-layers": _regraft(head, str(head.path)),
+        "layers": _regraft(head, str(head.path)),
         "shared-tensors": f"mtp-gguf convert {original} --mtp-f16",
         "draft-vocabulary": _new_list(head),
     }
@@ -260,6 +264,32 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
             "look as if they were raised by 1 twice; doctor --from ORIGINAL measures it",
             fix,
         )
+
+
+def value_findings(head: Model) -> Iterator[Finding]:
+    """Findings for a head whose tensors are not finite, or whose matrices are all zero."""
+    return findings_of(head_values(head), _regraft(head, original_of(head)))
+
+
+def findings_of(values: HeadValues, fix: str) -> Iterator[Finding]:
+    """Findings for the values of a head, of a GGUF or a checkpoint."""
+    if values.not_finite:
+        text = f"{_and_others(values.not_finite)} has values that are not finite"
+        yield Finding("not-finite", Severity.FAULT, text, fix)
+    if values.zero:
+        whole = len(values.zero) == values.matrices
+        which = "all matrices of the head are" if whole else f"{_and_others(values.zero)} is"
+        yield Finding(
+            "zero-head",
+            Severity.FAULT if whole else Severity.WARNING,
+            f"{which} zero, as before a training: drafts do not depend on the text",
+            fix,
+        )
+
+
+def _and_others(names: Sequence[str]) -> str:
+    """The first name, and how many follow."""
+    return names[0] + (f" (and {len(names) - 1} others)" if len(names) > 1 else "")
 
 
 def _precision(head: Model) -> Iterator[Finding]:
@@ -341,12 +371,12 @@ def _draft_vocabulary(head: Model) -> tuple[StoredDraftVocabulary | None, list[F
 def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -> Iterator[str]:
     """Commands that draft with the model: stock llama-server, `mtp-gguf serve`, and in process."""
     stock = draft is None or draft.layout is DraftLayout.IDS
-    trunk = "TRUNK.gguf" if model.head.is_alone else _quoted(model)
+    trunk = "TRUNK.gguf" if model.head.is_alone else quoted(model.path)
     separate = head is not model or model.head.is_alone
-    files = f"-m {trunk}" + (f" -md {_quoted(head)}" if separate else "")
+    files = f"-m {trunk}" + (f" -md {quoted(head.path)}" if separate else "")
     if stock:
         yield f"llama-server {files} --spec-type draft-mtp"
-    option = f" --head {_quoted(head)}" if separate else ""
+    option = f" --head {quoted(head.path)}" if separate else ""
     yield f"mtp-gguf serve {trunk}{option}" + ("" if stock else "  (patched server)")
     if not head.head.kind.ours:
         return
@@ -383,8 +413,8 @@ def _values(model: Model, name: str) -> Sequence[float]:
 
 def _regraft(head: Model, source: str) -> str:
     return (
-        f"mtp-gguf strip {_quoted(head)} -o trunk.gguf && "
-        f"mtp-gguf graft trunk.gguf --from {shlex.quote(source)} -o fixed.gguf"
+        f"mtp-gguf strip {quoted(head.path)} -o trunk.gguf && "
+        f"mtp-gguf graft trunk.gguf --from {quoted(source)} -o fixed.gguf"
     )
 
 
@@ -398,15 +428,11 @@ def _runnable(fix: str, *models: Model) -> str:
     if not fix or fix.startswith(("mtp-gguf graft", "mtp-gguf convert")):
         return fix
     for path in dict.fromkeys(str(model.path) for model in models):
-        if is_remote(path) and shlex.quote(path) in fix:
-            local = shlex.quote(path.rpartition("/")[2])
-            fix = f"{download_command(path)} && {fix.replace(shlex.quote(path), local)}"
+        if is_remote(path) and quoted(path) in fix:
+            local = quoted(path.rpartition("/")[2])
+            fix = f"{download_command(path)} && {fix.replace(quoted(path), local)}"
     return fix
 
 
 def _new_list(head: Model) -> str:
-    return f"mtp-gguf fastmtp add {_quoted(head)} --corpus FILES"
-
-
-def _quoted(model: Model) -> str:
-    return shlex.quote(str(model.path))
+    return f"mtp-gguf fastmtp add {quoted(head.path)} --corpus FILES"

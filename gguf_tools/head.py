@@ -23,6 +23,7 @@ from .fastmtp import (
 )
 from .format import ArrayRef, GgufFile, Scalar, TensorInfo
 from .nextn import ARCHITECTURES, BLOCKS, FUSED_SUFFIXES, NextnBlock
+from .shell import quoted
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 OUTPUT_NORM_TENSOR = "output_norm.weight"
@@ -198,6 +199,11 @@ class MtpHead:
         """Number of MTP layers according to the metadata."""
         return self.file.integer(f"{self.architecture}.nextn_predict_layers") or 0
 
+    @property
+    def usable_layers(self) -> int:
+        """Number of its MTP layers that llama.cpp drafts with: the first, or all of them."""
+        return min(self.layers, 1) if self.kind.single else self.layers
+
     @cached_property
     def names(self) -> list[str]:
         """The tensors of the MTP block and of a stored draft vocabulary, in file order."""
@@ -221,11 +227,11 @@ class MtpHead:
 
     @cached_property
     def missing(self) -> list[str]:
-        """Suffixes of required tensors that the MTP block lacks; all of them without a head."""
+        """Suffixes of required tensors that usable MTP blocks lack; all of them without a head."""
         shared_experts = self.file.keys.get(f"{self.architecture}.expert_shared_count") != 0
         first = self.trunk_layers
         missing: list[str] = []
-        for block in range(first, first + max(self.layers, 1)):
+        for block in range(first, first + max(self.usable_layers, 1)):
             prefix = f"blk.{block}."
             present = {s for name, s in self.suffixes.items() if name.startswith(prefix)}
             for fused, parts in FUSED_SUFFIXES.items():
@@ -258,6 +264,16 @@ class MtpHead:
             raise RequestError(
                 f"{self._path} has no complete MTP head: {self.missing[0]}"
                 f"{f' and {len(self.missing) - 1} more are' if self.missing[1:] else ' is'} missing"
+            )
+
+    def check_layers(self) -> None:
+        """RequestError if the file has more MTP layers than llama.cpp drafts with."""
+        if self.layers > self.usable_layers:
+            path = quoted(self._path)
+            raise RequestError(
+                f"{self._path}: expected one MTP layer, with which llama.cpp drafts, found "
+                f"{self.layers} ({self.blocks_text}); mtp-gguf doctor {path} tells how to keep the "
+                "first"
             )
 
     @cached_property
@@ -386,10 +402,11 @@ class MtpHead:
             )
         elif claimed != self.layers or (self.kind.single and claimed != 1):
             expected = 1 if self.kind.single else self.layers
+            there = f" ({self.blocks_text})" if self.layers > 1 else ""
             yield HeadFault(
                 "layers",
                 f"expected {expected} MTP layer{'s' if expected > 1 else ''}, found {claimed} by "
-                f"{key} and {self.layers} by the tensors",
+                f"{key} and {self.layers} by the tensors{there}",
             )
         elif blocks != trunk + claimed:
             yield HeadFault(

@@ -18,8 +18,13 @@ from .remote import HubModel
 
 
 @contextmanager
-def hub_errors(model: HubModel, kind: type[MtpGgufError]) -> Iterator[None]:
-    """Turn the errors of huggingface_hub about `model` into a `kind` that says what to do."""
+def hub_errors(
+    model: HubModel, kind: type[MtpGgufError], action: str = "download"
+) -> Iterator[None]:
+    """Turn the errors of huggingface_hub about `model` into a `kind` that says what to do.
+
+    action: what failed, for errors that have no message of their own.
+    """
     hub_id, revision = model
     try:
         yield
@@ -46,7 +51,7 @@ def hub_errors(model: HubModel, kind: type[MtpGgufError]) -> Iterator[None]:
     except Exception as error:  # the underlying HTTP library raises its own exceptions
         refused = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
         step = "log in with `hf auth login`, or correct HF_TOKEN" if refused else "try again"
-        raise kind(f"{hub_id}: download failed: {first_line(error)}; {step}") from None
+        raise kind(f"{hub_id}: {action} failed: {first_line(error)}; {step}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -69,7 +69,7 @@ def find(gguf: HubGguf) -> HubFiles:
 
     RemoteError if there are none, or several models to choose from.
     """
-    commit, sizes = _list_files(gguf.model)
+    commit, sizes = list_files(gguf.model)
     first = _choose(gguf, sizes)
     names = tuple(shard_names(first))
     for name in names:
@@ -121,7 +121,7 @@ def fetch_matching(
     found = hub_gguf(f"hf://{repo_id}")
     if found is None or found.file is not None:
         raise RemoteError(f"{repo_id}: expected OWNER/NAME")
-    commit, sizes = _list_files(found.model)
+    commit, sizes = list_files(found.model)
     if pattern is not None:
         models = [path for path in _models(sizes) if _matches(path, pattern, sizes)]
         if len(models) != 1:
@@ -174,7 +174,7 @@ def weights_of(model: HubModel) -> int:
 
     A repository of GGUFs may have a config.json, too.
     """
-    _, sizes = _list_files(model)
+    _, sizes = list_files(model)
     if "config.json" not in sizes:
         return 0
     safetensors, torch = (
@@ -184,6 +184,17 @@ def weights_of(model: HubModel) -> int:
     return safetensors or torch
 
 
+def weight_hashes(model: HubModel) -> dict[str, str | None]:
+    """The safetensors files of a checkpoint on the hub, with the SHA-256 that the hub states."""
+    with hub_errors(model, RemoteError):
+        info = HfApi().model_info(model.hub_id, revision=model.revision, files_metadata=True)
+    return {
+        file.rfilename: file.lfs.sha256 if file.lfs else None
+        for file in info.siblings or []
+        if file.rfilename.endswith(".safetensors") and "/" not in file.rfilename
+    }
+
+
 def _cached(files: HubFiles, name: str, cache_dir: str | None = None) -> Path | None:
     if files.commit is None:
         return None
@@ -191,6 +202,12 @@ def _cached(files: HubFiles, name: str, cache_dir: str | None = None) -> Path | 
         files.model.hub_id, name, cache_dir=cache_dir, revision=files.commit
     )
     return Path(found) if isinstance(found, str) else None
+
+
+def announce(say: Announce, model: HubModel, names: Sequence[str], nbytes: int | None) -> None:
+    """Announce a download of a model's files, which have `nbytes` together."""
+    shards = f" and {len(names) - 1} more shards" if len(names) > 1 else ""
+    say(f"hf://{model}/{names[0]}{shards}", nbytes)
 
 
 def _download(
@@ -205,8 +222,7 @@ def _download(
     cached = [_cached(files, name, folders.cache_dir) for name in names]
     if folders.local_dir is None and cached[0] is not None and None not in cached:
         return cached[0]
-    shards = f" and {len(names) - 1} more shards" if len(names) > 1 else ""
-    say(f"hf://{model}/{names[0]}{shards}", nbytes)
+    announce(say, model, names, nbytes)
     with hub_errors(model, RemoteError):
         # One by one and in this thread: snapshot_download's threads would finish their files before
         # Ctrl-C takes effect.
@@ -220,7 +236,7 @@ def _download(
     return first
 
 
-def _list_files(model: HubModel) -> tuple[str | None, dict[str, int | None]]:
+def list_files(model: HubModel) -> tuple[str | None, dict[str, int | None]]:
     """The commit that a revision stands for, and its files with their sizes (None if unknown)."""
     with hub_errors(model, RemoteError):
         try:

@@ -16,6 +16,7 @@ from .head import HeadReport, MtpHead, part_of
 from .loader_rules import refusals
 from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
+from .torch_file import SUFFIXES as WEIGHT_SUFFIXES
 from .torch_file import open_weights
 from .vision import PART, VisionTower, read_tower
 
@@ -224,7 +225,7 @@ def list_tensors(path: Path) -> Listing:
         return _list_local_weights(checkpoint_files(path))
     if not path.exists():
         raise FormatError(f"{path}: expected a file or folder, found none")
-    if path.suffix in (".safetensors", ".bin"):
+    if path.suffix in WEIGHT_SUFFIXES:
         return _list_local_weights([path])
     with open_model(path) as model:
         return list_model(model)

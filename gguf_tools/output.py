@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -22,6 +24,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COPY_BYTES = 32 << 20
 # Copying between cached pages is limited by one core, so a second thread halves the time.
 _COPIERS = 2
+_SYNC_SECONDS = 5.0  # between two records of what is written, which is what a power failure costs
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL)  # posix_fallocate(3), of the file system
 
 
@@ -30,30 +33,42 @@ class OutputFile:
 
     A context manager: leaving it without `commit()` removes what was written. Until `commit()` (or
     `commit_all()` for several files) renames it, the file has a hidden name in the same folder.
+
+    identity: of the contents, 16 hexadecimal digits. With one, what was written stays unless
+    `discard()` is called, and the next output of this path and identity goes on with it
+    (`resumed`).
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, identity: str | None = None) -> None:
         self.path = path
         self.size = size
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        self._aside = self._partial.with_suffix(".replaced")
+        self.partial = unfinished(path, identity or str(os.getpid()))
+        self.resumed = False
+        self._keep = identity is not None
+        self._aside = self.partial.with_suffix(".replaced")
         self._fd = -1
         self._created = False
 
     def __enter__(self) -> "OutputFile":
         try:
+            if self._keep and self.partial.exists():
+                self._fd = _open_locked(self.partial)
+                self._created = self.resumed = True
+                if os.fstat(self._fd).st_size != self.size:
+                    os.ftruncate(self._fd, self.size)
+                return self
             free = shutil.disk_usage(self.path.parent).free
             if free < self.size:
                 raise OutputError(
                     f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
                 )
             self._remove_leftovers()
-            self._partial.unlink(missing_ok=True)  # left by a killed process with the same pid
+            self.partial.unlink(missing_ok=True)  # left by a killed process with the same pid
             self._created = True  # a signal may come before the descriptor is here
-            self._fd = _create_locked(self._partial)
+            self._fd = _create_locked(self.partial)
             self._reserve()
         except BaseException as error:
-            self._discard()
+            self.discard()
             if isinstance(error, OSError):
                 raise self._fault(error) from None
             raise
@@ -61,8 +76,10 @@ class OutputFile:
 
     def _remove_leftovers(self) -> None:
         """Remove partial files of killed processes; running processes have locked theirs."""
-        name = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.partial")
+        name = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]+\.(partial|done)")
         for path in self.path.parent.iterdir():
+            if path.stem == self.partial.stem:
+                continue
             if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 with suppress(OSError):
                     fd = os_files.open_file(path, os.O_RDWR)
@@ -152,7 +169,7 @@ class OutputFile:
     def commit(self) -> None:
         """Rename the complete file to its name, replacing any file there."""
         self._finish()
-        self._rename(self._partial, self.path)
+        self._rename(self.partial, self.path)
         self._created = False
 
     def _finish(self) -> None:
@@ -187,7 +204,7 @@ class OutputFile:
 
     def _appear(self) -> None:
         """Rename the file to its name."""
-        self._rename(self._partial, self.path)
+        self._rename(self.partial, self.path)
 
     def _restore(self) -> None:
         """Roll back `_set_aside` and `_appear`, as far as they were done."""
@@ -195,8 +212,8 @@ class OutputFile:
             if os.path.lexists(self._aside):
                 os.replace(self._aside, self.path)
                 self._aside.unlink(missing_ok=True)  # rename(2) does nothing for two hard links
-            elif not os.path.lexists(self._partial):
-                os.replace(self.path, self._partial)
+            elif not os.path.lexists(self.partial):
+                os.replace(self.path, self.partial)
 
     def _forget(self) -> None:
         """Remove the file that was set aside."""
@@ -205,16 +222,28 @@ class OutputFile:
             self._aside.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
-        self._discard()
+        if not self._keep:
+            self.discard()
+        elif self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
-    def _discard(self) -> None:
+    def sync(self) -> None:
+        """Wait until everything that was written is on the disk."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._fault(error) from None
+
+    def discard(self) -> None:
+        """Close and remove what was written, unless it was committed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
         if self._created:
             self._created = False
             with suppress(OSError):
-                self._partial.unlink()
+                self.partial.unlink()
 
     def _fault(self, error: OSError) -> OutputError:
         if error.errno in _NO_SPACE:
@@ -240,6 +269,80 @@ def commit_all(outputs: Sequence[OutputFile]) -> None:
         undo.pop_all()
     for output in outputs:
         output._forget()
+
+
+class Journal:
+    """Which of `count` parts of some resumable outputs are written, as a file beside the first.
+
+    Enter it after the outputs, whose bytes reach the disk before their parts are marked.
+    """
+
+    def __init__(self, outputs: Sequence[OutputFile], count: int) -> None:
+        self._outputs = outputs
+        self._path = outputs[0].partial.with_suffix(".done")
+        self._count = count
+        self._fd = -1
+        self._lock = threading.Lock()
+        self._new: list[int] = []
+        self._synced = time.monotonic()
+        self.done: frozenset[int] = frozenset()
+        if not all(output.partial.exists() for output in outputs):
+            self.remove()
+
+    def __enter__(self) -> "Journal":
+        fd = self._fd = os_files.open_file(self._path, os.O_RDWR | os.O_CREAT)
+        _is_lockable(fd)
+        marks = os_files.read_at(fd, self._count, 0)
+        self.done = frozenset(index for index, mark in enumerate(marks) if mark)
+        return self
+
+    def mark(self, index: int) -> None:
+        """Record that a part is written; from any thread."""
+        with self._lock:
+            self._new.append(index)
+            if time.monotonic() - self._synced >= _SYNC_SECONDS:
+                self._flush()
+
+    def _flush(self) -> None:
+        for output in self._outputs:
+            output.sync()
+        for index in self._new:
+            os_files.write_at(self._fd, b"\1", index)
+        self._new.clear()
+        self._synced = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            with suppress(OSError, OutputError):
+                self._flush()
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Forget everything, as before outputs are written anew, or after they are complete."""
+        self._new.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._path.unlink(missing_ok=True)
+
+
+def unfinished(path: Path, identity: str) -> Path:
+    """The name under which an output is written until it is complete."""
+    return path.with_name(f".{path.name}.{identity}.partial")
+
+
+def _open_locked(path: Path) -> int:
+    """Open the partial file of an earlier run; OutputError if another process writes it."""
+    fd = os_files.open_file(path, os.O_RDWR)
+    try:
+        free = os_files.lock(fd)
+    except OSError:  # the file system has no locks
+        free = True
+    if not free:
+        os.close(fd)
+        raise OutputError(f"{path}: another process is writing it; wait until it ends")
+    return fd
 
 
 def _create_locked(path: Path) -> int:

@@ -10,8 +10,7 @@
     [[profile.candidates]] the settings that were tried, and tok_s
 
 The file is stored next to the model. `generate`, `serve` and MTPLlama read it; a profile applies
-only to the model file, the machine and the kernels that it was measured with. Format 1 had a single
-profile, whose tables were those of the file.
+only to the model file, the machine and the kernels that it was measured with.
 """
 
 import hashlib
@@ -46,7 +45,7 @@ LOOKUP_TOKENS = 14
 # position; 0 is a token sampled from the trunk.
 FROM_TEXT = -1
 LARGEST_PROFILE = 1 << 18  # bytes; a few thousand are usual
-ROLLBACKS = ("snapshot", "checkpoint", "two-phase", "host")
+ROLLBACKS = ("snapshot", "checkpoint")  # the modes that `tune` compares
 
 _SAMPLES = 64  # per shard, of _SAMPLE_BYTES each: enough to distinguish fine-tunes
 _SAMPLE_BYTES = 4096
@@ -155,9 +154,28 @@ def find_profile(
         why = f"it was measured on another machine: {difference}"
     elif profile.model != identify(model):
         why = "it was measured with another file"
+    elif impossible := impossible_speed(
+        profile.settings.depth, profile.tok_s / profile.plain_tok_s
+    ):
+        why = f"other programs disturbed its measurement: {impossible}"
     else:
         return profile, None
     return None, f"{path.name} is ignored, {why}; `mtp-gguf tune {model.name}` makes a new one"
+
+
+def impossible_speed(depth: int | str, times: float) -> str | None:
+    """A sentence if a depth cannot be `times` as fast as no drafting; None if it can.
+
+    A cycle takes at least as long as a token without drafts and yields a token more than drafted.
+    Depth 0 is no drafting itself, so any ratio is noise.
+    """
+    most = 1 + (depth if isinstance(depth, int) else max(AUTO_MAX_DEPTH, LOOKUP_TOKENS))
+    if depth == 0 or times <= most:
+        return None
+    return (
+        f"depth {depth} was measured at {times:.2f} times the speed of no drafting, and at most "
+        f"{most} times is possible"
+    )
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -200,8 +218,6 @@ def read_profiles(path: Path) -> list[Profile]:
             f"{path}: expected TOML, found: {error}; delete it or tune anew"
         ) from None
     found = root.integer("format", 0, 2**31)
-    if found == 1:
-        return [_profile(root)]
     if found != FORMAT:
         raise FormatError(f"{path}: format: expected {FORMAT}, found {found}; tune anew")
     profiles = [_profile(table) for table in root.tables("profile")]

@@ -2,7 +2,8 @@
 
 `https://…` names a file; `hf://OWNER/NAME[@REVISION]/PATH` one on the hub (HF_ENDPOINT and the
 hub's token are respected). A model on the hub is `OWNER/NAME[@REVISION]`, with `hf://` or without;
-`:QUANT` after it names one of its GGUFs, as llama.cpp's `-hf` does. Small reads go through a cache
+`:QUANT` after it names one of its GGUFs, as llama.cpp's `-hf` does, and `/PATH.gguf` a file.
+`hf.co/` and `huggingface.co/` mean `hf://`. Small reads go through a cache
 of blocks with growing read-ahead; large reads are requested exactly.
 """
 
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 from .errors import FormatError, RemoteError
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
 _WEB = re.compile(r"https?://[^/]+/.", re.IGNORECASE)
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([^/:]+))?(?:/(.+)|:([\w.-]+))?")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([^/:]+))?(?::([\w.-]+))?")
+_HUB_FILE = re.compile(r"[A-Za-z0-9][\w.-]*/\w[\w.-]*(?:@[^/:]+)?/.+\.gguf", re.IGNORECASE)
+_HUB_HOST = re.compile(r"(?:hf|huggingface)\.co/")  # as other programs spell `hf://`
 # Names with these suffixes are files, never models on the hub.
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".json", ".npy")
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _BLOCK_BYTES = 1 << 18
+CHUNK_BYTES = 4 << 20  # of a file that is read ahead
 _EXACT = 4 << 20  # larger reads bypass the cache and request exactly their range
 # Sequential reads request four times as much each time, up to this: 1/4, 1, 4 and 16 MiB. Four
 # requests are then enough for the header of any model (11 MB for 248,320 tokens and merges).
@@ -42,6 +46,7 @@ _MOST_AHEAD = 16 << 20
 _CACHED_BYTES = 32 << 20
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
+_LONGEST_PAUSE = 60.0
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two chunks of a response
 _SILENCE = 1.5  # seconds without an answer, after which a line says what is being tried
 _PIECE_BYTES = 1 << 16  # the most that a dropped connection loses
@@ -112,19 +117,34 @@ def hub_gguf(text: str) -> HubGguf | None:
     if text.startswith("hf://"):
         match = _HUB.fullmatch(text)
         return HubGguf(HubModel(match[1], match[2]), match[3], match[4]) if match else None
-    match = _HUB_ID.fullmatch(text)
-    if not match or text.lower().endswith(_FILE_SUFFIXES):
+    name = _on_hub(text)
+    if name is None or Path(text).exists() or _first_part(text).is_dir():
         return None
-    if Path(text).exists() or Path(text).parent.is_dir():
-        return None
-    return HubGguf(HubModel(match[1], match[2]), None, match[3])
+    return hub_gguf(name)
+
+
+def on_hub(text: str) -> str:
+    """The form with `hf://` of a name that must be one on the hub, whatever exists here."""
+    host = _HUB_HOST.match(text)
+    return text if text.startswith("hf://") else f"hf://{text[host.end() if host else 0 :]}"
+
+
+def _on_hub(text: str) -> str | None:
+    """The form with `hf://` of a name that can be one on the hub; None if it is only a path."""
+    if _HUB_HOST.match(text) or _HUB_FILE.fullmatch(text):
+        return on_hub(text)
+    is_id = _HUB_ID.fullmatch(text) and not text.lower().endswith(_FILE_SUFFIXES)
+    return on_hub(text) if is_id else None
+
+
+def _first_part(text: str) -> Path:
+    return Path(text.partition("/")[0])
 
 
 def absent_model(text: str) -> str:
     """The end of an error message: why a path that does not exist was not looked up on the hub."""
-    match = _HUB_ID.fullmatch(text)
-    if match and not text.lower().endswith(_FILE_SUFFIXES):
-        return f"{Path(text).parent} is a folder here; on the hub it would be hf://{text}"
+    if name := _on_hub(text):
+        return f"{_first_part(text)} is a folder here; on the hub it would be {name}"
     return "models on the hub are named OWNER/NAME"
 
 
@@ -170,20 +190,36 @@ def open_remote_model(text: str) -> Model:
         return model
 
 
+class Chunk(Protocol):
+    """Bytes of a file that are being fetched."""
+
+    def result(self) -> bytes:
+        """The bytes, once they are here."""
+
+
 class RemoteSource:
     """A file behind HTTP, read by range requests; safe to use from several threads.
 
     `name` is the address as the user gave it, without query and password. `requests` and `fetched`
-    count requests (without redirects) and bytes.
+    count requests (without redirects) and bytes. `sha256` is that of the whole file, if it is
+    known. `attempts` of a request are made without any progress, and `sleep` waits between them.
     """
 
-    def __init__(self, address: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        address: str,
+        sleep: Callable[[float], None] = time.sleep,
+        sha256: str | None = None,
+    ) -> None:
         import requests  # noqa: PLC0415  (slow to import)
 
         self.name = re.sub(r"//[^/]*@", "//", address.partition("?")[0])
         self.requests = 0
         self.fetched = 0
-        self._sleep = sleep
+        self.sha256 = sha256
+        self.attempts = _ATTEMPTS
+        self.sleep = sleep
+        self._chunks: dict[int, Chunk] = {}
         self._url = file_url(address)
         self._direct = self._url  # the target of redirects, until that link expires
         self._session = requests.Session()
@@ -218,7 +254,28 @@ class RemoteSource:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` (writable bytes) from `offset`; FormatError if the file ends before."""
-        buffer[:] = self.read(offset, len(buffer))
+        done = 0
+        while done < len(buffer):
+            index, skip = divmod(offset + done, CHUNK_BYTES)
+            chunk = self._chunks.get(index)
+            if chunk is None:
+                buffer[done:] = self.read(offset + done, len(buffer) - done)
+                return
+            part = memoryview(chunk.result())[skip : skip + len(buffer) - done]
+            if not part:
+                raise FormatError(
+                    f"{self.name}: the file ends at byte {self.size}, data is missing"
+                )
+            buffer[done : done + len(part)] = part
+            done += len(part)
+
+    def hold(self, index: int, chunk: Chunk) -> None:
+        """Take reads within the chunk of this index, of CHUNK_BYTES bytes, from `chunk`."""
+        self._chunks[index] = chunk
+
+    def drop(self, index: int) -> None:
+        """Forget the chunk of this index, if there is one."""
+        self._chunks.pop(index, None)
 
     def pieces(self, offset: int, length: int) -> Iterator[bytes]:
         """Exactly the `length` bytes from `offset`, in chunks as they arrive."""
@@ -274,13 +331,13 @@ class RemoteSource:
             except (requests.RequestException, _TransientError) as error:
                 failures += 1
                 hopeless = isinstance(error, ValueError)  # an invalid URL
-                if failures >= _ATTEMPTS or hopeless:
+                if failures >= self.attempts or hopeless:
                     raise RemoteError(
                         f"{self.name}: {_reason(error)}"
                         f"{'' if hopeless else f'; gave up after {failures} attempts'}"
                     ) from None
                 pause = error.pause if isinstance(error, _TransientError) else 0.0
-                self._sleep(max(pause, _FIRST_PAUSE * 2 ** (failures - 1)))
+                self.sleep(max(pause, min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE)))
 
     @contextmanager
     def _request(self, offset: int, length: int) -> "Iterator[requests.Response]":
@@ -343,7 +400,7 @@ class _TransientError(Exception):
 
     def __init__(self, text: str, pause: str | None = None) -> None:
         super().__init__(text)
-        self.pause = min(float(pause), 60.0) if pause and pause.isdecimal() else 0.0
+        self.pause = min(float(pause), _LONGEST_PAUSE) if pause and pause.isdecimal() else 0.0
 
 
 def _reason(error: Exception) -> str:

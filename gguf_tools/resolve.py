@@ -1,10 +1,11 @@
 """Opens or downloads the GGUF that the user's argument names, for all commands and MTPLlama."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import MtpGgufError, RequestError
+from .errors import MtpGgufError, RemoteError, RequestError
 from .head_files import heads_beside
 from .model import Model, open_model
 from .remote import download_command, hub_gguf, is_remote, open_remote_model
@@ -19,11 +20,15 @@ class LocalGguf:
 
 
 def names_gguf(text: str) -> bool:
-    """Whether `text` names a GGUF file, local or remote, rather than a folder or checkpoint."""
+    """Whether `text` names a GGUF file, local or remote, rather than a folder or checkpoint.
+
+    A local one need not exist.
+    """
     found = hub_gguf(text)
     if found is not None:
         return found.file is not None or found.quant is not None
-    return is_remote(text) or Path(text).is_file()
+    path = Path(text)
+    return is_remote(text) or path.is_file() or (path.suffix == ".gguf" and not path.is_dir())
 
 
 def open_any_model(text: str) -> Model:
@@ -31,7 +36,8 @@ def open_any_model(text: str) -> Model:
     if found := hub_gguf(text):
         from .hub_gguf import open_hub_gguf  # noqa: PLC0415  (huggingface_hub is slow to import)
 
-        return open_hub_gguf(found)
+        with _says_where(text):
+            return open_hub_gguf(found)
     return open_remote_model(text) if is_remote(text) else open_model(Path(text))
 
 
@@ -51,7 +57,8 @@ def local_gguf(
     if found := hub_gguf(text):
         from .hub_gguf import fetch  # noqa: PLC0415  (huggingface_hub is slow to import)
 
-        return LocalGguf(*fetch(found, with_head=with_head, say=say))
+        with _says_where(text):
+            return LocalGguf(*fetch(found, with_head=with_head, say=say))
     if is_remote(text):
         raise RequestError(
             f"{text}: expected a local GGUF, or one on the hub; download it first: "
@@ -59,6 +66,17 @@ def local_gguf(
         )
     path = Path(text)
     return LocalGguf(path, _head_beside(path) if with_head and path.is_file() else None)
+
+
+@contextmanager
+def _says_where(text: str) -> Iterator[None]:
+    """Say in a RemoteError about OWNER/NAME/FILE.gguf that there is no such local file either."""
+    try:
+        yield
+    except RemoteError as error:
+        if Path(text).suffix != ".gguf" or text.startswith("hf://"):
+            raise
+        raise RemoteError(f"{text}: no such file here; on the hub: {error}") from None
 
 
 def _head_beside(path: Path) -> Path | None:

@@ -10,11 +10,13 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from .errors import FormatError
-from .sources import FileSource, Source
+from .shell import quoted
+from .sources import FileSource, Source, ggufs_in
 
 # The limit of the reference implementation (MAX_HEADER_SIZE in safetensors' tensor.rs).
 MAX_HEADER_BYTES = 100_000_000
@@ -79,6 +81,11 @@ class SafetensorsFile:
     metadata: dict[str, str]
 
 
+def is_weight_file(name: str) -> bool:
+    """Whether a file of this name has weights of a checkpoint without an index."""
+    return any(fnmatch(name, pattern) for pattern in WEIGHT_PATTERNS)
+
+
 def weight_files(folder: Path) -> list[str]:
     """Names of the files that hold the weights of a checkpoint without an index.
 
@@ -92,15 +99,36 @@ def weight_files(folder: Path) -> list[str]:
 def no_weights(folder: Path) -> str:
     """An error message for a folder without supported weights: what it contains instead."""
     others = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
-    found = f"only {others[0]}" if others else "none"
+    found = unmerged(folder) or (f"only {others[0]}" if others else f"none{ggufs_in(folder)}")
+    return f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+
+
+def unmerged(folder: Path) -> str | None:
+    """Names weights that another tool must merge or convert, and the step; None without any."""
     if any(folder.glob("adapter_model.*")):
-        found = (
+        return (
             "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "
             "save_pretrained)"
         )
-    elif _HQQ_NAME in others:
-        found = f"{_HQQ_NAME}, weights in HQQ; convert from the original 16-bit checkpoint"
-    return f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+    if (folder / _HQQ_NAME).exists():
+        return f"{_HQQ_NAME}, weights in HQQ; convert from the original 16-bit checkpoint"
+    if _found(folder, "*zero_pp_rank_*") or _found(folder, "mp_rank_*_model_states.pt"):
+        script = quoted(folder / "zero_to_fp32.py")
+        return (
+            "a checkpoint of DeepSpeed; merge it first with the script in it: "
+            f"python {script} {quoted(folder)} {quoted(folder)} --safe_serialization"
+        )
+    if distributed := _found(folder, "*.distcp"):
+        return (
+            "a distributed checkpoint of PyTorch (.distcp); merge it first: "
+            f"accelerate merge-weights {quoted(distributed.parent)} {quoted(folder)}"
+        )
+    return None
+
+
+def _found(folder: Path, pattern: str) -> Path | None:
+    """A file of this pattern in the folder or in one of its folders."""
+    return next((path for at in (pattern, f"*/{pattern}") for path in folder.glob(at)), None)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

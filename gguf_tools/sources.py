@@ -8,10 +8,12 @@ from typing import Protocol, runtime_checkable
 
 from . import os_files
 from .errors import FormatError
+from .shell import quoted
 
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
 _POINTER_LIMIT = 1024
+_SHOWN = 3  # names in an error message
 
 
 class Source(Protocol):
@@ -32,6 +34,13 @@ class Source(Protocol):
         """Close what is open; later reads fail."""
 
 
+class WeightSource(Source, Protocol):
+    """A file of weights, which threads read at the same time into arrays."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` (writable bytes) from `offset`; FormatError if the file ends before."""
+
+
 @runtime_checkable
 class StreamedSource(Source, Protocol):
     """A remote source, for which one long read costs less than many short ones."""
@@ -42,9 +51,19 @@ class StreamedSource(Source, Protocol):
 
 def what_is_at(path: Path) -> str:
     """Describes what is at a path where a file was expected, for "found …"."""
+    if (path / "config.json").is_file():
+        return f"a checkpoint; `mtp-gguf up {quoted(path)}` converts and serves it"
     if path.is_dir():
-        return "a folder"
+        return f"a folder{ggufs_in(path)}"
     return "a device or pipe" if path.exists() else "none"
+
+
+def ggufs_in(folder: Path) -> str:
+    """The end of an error message about a folder: the GGUFs in it, if there are any."""
+    found = sorted(folder.glob("*.gguf"))
+    shown = ", ".join(map(quoted, found[:_SHOWN]))
+    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
+    return f"; name a GGUF in it: {shown}{more}" if found else ""
 
 
 class FileSource:
@@ -105,6 +124,11 @@ class FileSource:
                 f"{self.name}: the file changed while it was read; try again when it is complete"
             )
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """Size and time of the last change, in nanoseconds, when the file was opened."""
+        return self._opened
+
     def _state(self) -> tuple[int, int]:
         about = os.fstat(self._fd)
         return about.st_size, about.st_mtime_ns
@@ -121,6 +145,14 @@ class FileSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def version_of(source: Source) -> str:
+    """Stands for a file's contents: its name, its size, and when it changed if it is local.
+
+    The name of a file on the hub has the commit, which decides its contents.
+    """
+    return f"{source.name} {source.state if isinstance(source, FileSource) else source.size}"
 
 
 def check_unchanged(sources: Iterable[Source | None]) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# The kernels for small batches on the CPU: llama.cpp's own, or those of patches/.
-STOCK, PATCHED = KERNELS = ("stock", "patches/")
+# The kernels on the CPU: llama.cpp's own, or those of native/kernels, plugged into libraries with
+# patches/, which use them best, or into others.
+STOCK, PATCHED, PLUGGED_IN = KERNELS = ("stock", "patches/", "plugged in")
 
 # The largest context that an option accepts: four times the family's training context.
 LARGEST_CONTEXT = 1 << 20
 
-# The instructions that the kernels of patches/ need, by machine, named as Linux names them.
+# The instructions that the kernels need, by machine, named as Linux names them.
 _NEEDED = {"x86_64": "avx2", "AMD64": "avx2", "aarch64": "asimddp", "arm64": "asimddp"}
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -51,8 +52,8 @@ def this_machine(kernels: str, device: str = "CPU") -> Machine:
     return Machine(_cpu_name(), usable_cores(), kernels, device)
 
 
-def runs_patched_kernels() -> bool:
-    """Whether this processor has the instructions that the kernels of patches/ need.
+def runs_kernels() -> bool:
+    """Whether this processor has the instructions that the kernels of native/kernels need.
 
     AVX2 on x86-64, dot products on ARM; they are assumed if the system does not list them.
     """

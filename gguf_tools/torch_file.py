@@ -22,6 +22,8 @@ from .sources import FileSource
 MAX_PICKLE_BYTES = 100_000_000  # the limit of a safetensors header
 MAX_DIMENSIONS = 64  # as in torch
 
+SUFFIXES = (".safetensors", ".bin")  # of the files that `open_weights` reads
+
 _STORAGES = {
     "FloatStorage": "F32",
     "HalfStorage": "F16",
@@ -192,18 +194,15 @@ class _ForeignError(Exception):
     """The pickle uses something that is not supported; the text says what."""
 
 
-_MARK = object()
-
-
 def _unpickled(data: bytes) -> Any:
     """The object that a pickle of a state dict builds; _ForeignError for anything else."""
     stack: list[Any] = []
+    below: list[list[Any]] = []  # what a mark covers, for each mark
     memo: dict[int, Any] = {}
 
     def from_mark() -> list[Any]:
-        at = max(i for i, held in enumerate(stack) if held is _MARK)
-        taken = stack[at + 1 :]
-        del stack[at:]
+        nonlocal stack
+        taken, stack = stack, below.pop()
         return taken
 
     def put_items(items: list[Any]) -> None:
@@ -222,9 +221,11 @@ def _unpickled(data: bytes) -> Any:
         elif kind in _CONSTANTS:
             stack.append(_CONSTANTS[kind]())
         elif kind == "MARK":
-            stack.append(_MARK)
+            below.append(stack)
+            stack = []
         elif kind == "TUPLE":
-            stack.append(tuple(from_mark()))
+            items = from_mark()
+            stack.append(tuple(items))
         elif kind in _TUPLES:
             count = _TUPLES[kind]
             stack[-count:] = [tuple(stack[-count:])]
@@ -237,7 +238,10 @@ def _unpickled(data: bytes) -> Any:
         elif kind == "GLOBAL":
             stack.append(_Global(".".join(str(argument).split(" "))))
         elif kind == "STACK_GLOBAL":
-            stack[-2:] = [_Global(f"{stack[-2]}.{stack[-1]}")]
+            module, name = stack[-2:]
+            if not isinstance(module, str) or not isinstance(name, str):
+                raise TypeError("an import without a name")
+            stack[-2:] = [_Global(f"{module}.{name}")]
         elif kind == "BINPERSID":
             stack.append(_storage(stack.pop()))
         elif kind == "REDUCE":

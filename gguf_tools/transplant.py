@@ -44,7 +44,8 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
     """`base` with the MTP head of `donor`, which is a whole model or a head-only file.
 
     draft: keys of a draft vocabulary in the `ids` layout; None keeps the donor's in its layout,
-    except that a sidecar's becomes `ids`, because the base has the whole output.
+    except that a sidecar's becomes `ids`, because the base has the whole output. If there are
+    several MTP layers, only those that llama.cpp drafts with are taken.
 
     RequestError if the head does not fit or is incomplete, or if the base already has a head.
     """
@@ -55,12 +56,14 @@ def graft(base: Model, donor: Model, draft: Mapping[str, Value] | None = None) -
         draft = _carried(donor, base)
     else:
         check_takes_a_list(base)
-    names = donor.head.names
+    layers = donor.head.usable_layers
+    end = donor.head.trunk_layers + layers
+    names = [n for n in donor.head.names if (block := block_of(n)) is None or block < end]
     if IDS_KEY in draft:
         layout = donor.head.draft.layout if donor.head.draft else None
         names = [n for n in names if part_of(n, None, layout) != "draft vocabulary"]
     head = [TensorCopy.of(donor, name) for name in names]
-    return with_head(base, head, draft, donor.head.layers, donor)
+    return with_head(base, head, draft, layers, donor)
 
 
 def with_head(
@@ -149,6 +152,7 @@ def extract(model: Model) -> OutputSpec:
     model's layout.
     """
     model.head.check_complete()
+    model.head.check_layers()
     if model.head.is_alone:
         raise RequestError(f"{model.path} is a head alone already")
     head = {*model.head.names}
@@ -205,7 +209,8 @@ def _of_head(donor: Model, key: str, trunk: int, layers: int) -> list[Scalar] | 
     entries = donor.first.array(key) or []
     if len(entries) == trunk and key.endswith(_TRUNK_ONLY):
         return []
-    return entries[trunk:] if len(entries) == trunk + layers else None
+    end = trunk + layers
+    return entries[trunk:end] if len(entries) >= end else None
 
 
 def _resized(

@@ -34,7 +34,7 @@ _COMPARISON = (
 _CYCLE_PARTS = ("verify", "draft", "rollback", "rest")
 
 # Fills 1 to 5: solid, rising lines, dots, falling lines, a grid, so that color is not needed.
-_PATTERNS = """<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>
+PATTERNS = """<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>
 <pattern id="p1" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" style="fill:var(--c1)"/></pattern>
 <pattern id="p2" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" style="fill:var(--c2)"/><path d="M-2 2L2 -2M0 8L8 0M6 10L10 6" style="stroke:var(--ground);stroke-width:1.6"/></pattern>
 <pattern id="p3" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" style="fill:var(--c3)"/><circle cx="3" cy="3" r="1.3" style="fill:var(--ground)"/></pattern>
@@ -55,10 +55,11 @@ def render_report(result: BenchResult) -> str:
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{name}: drafting benchmark</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{style}</style></head><body>{_PATTERNS}<main>",
+        f"<style>{style}</style></head><body>{PATTERNS}<main>",
         f"<h1>{name}: drafting benchmark</h1>",
         _where(result),
         _state(result),
+        _warnings(result),
         _summary(result),
         _speeds(main, result),
         _limits(result.analysis),
@@ -85,8 +86,8 @@ def _where(result: BenchResult) -> str:
             f"{_count(amount.prompts, 'prompt')} of each kind, answers of {amount.tokens} tokens, "
             f"{_count(amount.rounds, 'round')}"
         )
-    words.append(e.when)
-    return f'<p class="soft">{escape("; ".join(words))}</p>'
+    when = f"<time>{escape(e.when)}</time>"
+    return f'<p class="soft">{escape("; ".join(words))}; {when}</p>'
 
 
 def _count(n: int, what: str) -> str:
@@ -125,21 +126,38 @@ def _summary(result: BenchResult) -> str:
     if not analysis:
         return ""
     auto = next((t for t in result.texts if t.kind == ALL and t.depth == AUTO), None)
+    best = f"depth {analysis.best_drafting}"
     figures = [
         ("no drafting", f"{analysis.plain_tok_s:.1f} tok/s"),
         (f"best fixed depth: {analysis.best_drafting}", f"{analysis.tok_s:.1f} tok/s"),
-        ("its speedup", f"{analysis.gain:.2f} ×"),
-        ("of the speed with free drafts", f"{analysis.share_reached:.0%}"),
+        (f"speedup of {best}", f"{analysis.gain:.2f} ×"),
+        (f"speed of {best}, compared with free drafts", f"{analysis.share_reached:.0%}"),
     ]
     if auto:
         speedup = auto.tok_s.median / analysis.plain_tok_s
         figures.insert(
             1, ("depth auto (the default)", f"{auto.tok_s.median:.1f} tok/s, {speedup:.2f} ×")
         )
-    cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in figures)
-    sentence = analysis.sentence
+    cells = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(_unbroken(value))}</dd></div>"
+        for name, value in figures
+    )
+    text = _paragraph("summary", analysis.sentence)
+    return f'{text}<dl class="figures">{cells}</dl>'
+
+
+def _unbroken(value: str) -> str:
+    """A number with its unit, or several after commas, with no line break between the two."""
+    return value.replace(" ", "\u00a0").replace(",\u00a0", ", ")
+
+
+def _warnings(result: BenchResult) -> str:
+    return "".join(_paragraph("note", f"{warning}.") for warning in result.warnings)
+
+
+def _paragraph(kind: str, sentence: str) -> str:
     text = escape(sentence[:1].upper() + sentence[1:])
-    return f'<p class="summary">{text}</p><dl class="figures">{cells}</dl>'
+    return f'<p class="{kind}">{text}</p>'
 
 
 def _section(title: str, text: str, *content: str) -> str:

@@ -1,0 +1,1 @@
+"""From a checkpoint to a published repository of GGUFs: plan, conversion, card, upload."""

@@ -1,0 +1,80 @@
+"""The model card of a release."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from mtp_gguf.convert.general import MODEL_CARD
+from mtp_gguf.gguf_tools.remote import hub_model
+
+from .release import Release
+
+_TAGS = ("gguf", "llama.cpp", "mtp", "speculative-decoding")
+# What a card says of the model itself, which holds for its GGUFs, too.
+_KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
+
+
+def card_of(release: Release, repository: str) -> ModelCard:
+    """The card of `repository`: base model, licence and tags of the source, files, how to run."""
+    fields = _source_fields(release.checkpoint.folder)
+    kept = {name: fields[name] for name in _KEPT if fields.get(name)}
+    tags = fields.get("tags")
+    own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    hub = hub_model(release.source)
+    if hub:
+        kept["base_model"] = hub.hub_id
+        kept["base_model_relation"] = "quantized"
+    data = ModelCardData(**kept, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(release, repository)}")
+
+
+def _source_fields(folder: Path) -> dict[str, Any]:
+    """The metadata of the source's own card; empty without a readable card."""
+    path = folder / MODEL_CARD
+    if not path.is_file():
+        return {}
+    try:
+        fields: dict[str, Any] = vars(ModelCard.load(path, ignore_metadata_errors=True).data)
+    except Exception:  # publishers write anything, and the library raises many types
+        return {}
+    return fields
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _text(release: Release, repository: str) -> str:
+    hub = hub_model(release.source)
+    origin = f"[{hub.hub_id}](https://huggingface.co/{hub.hub_id})" if hub else "a local checkpoint"
+    rows = "\n".join(
+        f"| {shard.path.name} | {plan.quant} | {_size(shard.layout.size)} |"
+        for plan in release.plans
+        for shard in plan.shards
+    )
+    first = release.models[0]
+    tower = (
+        "\nThe mmproj file is the vision tower; llama-server takes it with `--mmproj`.\n"
+        if len(release.models) < len(release.plans)
+        else ""
+    )
+    return f"""# {repository.rpartition("/")[2]}
+
+GGUF files of {origin}, made with mtp-gguf.
+
+| file | type | size |
+| --- | --- | --- |
+{rows}
+
+The files include the model's multi-token prediction (MTP) head, which drafts tokens that the model
+then verifies: the text is that of the model alone, and is there sooner. Versions of llama.cpp
+without MTP ignore the head.
+{tower}
+## Run
+
+```
+mtp-gguf serve {repository}:{first.quant}
+llama-server -hf {repository}:{first.quant} --spec-type draft-mtp
+```
+"""

@@ -1,0 +1,163 @@
+"""The files of a release and the record of what is done of it.
+
+A release is a folder: GGUFs of a checkpoint in several types, its vision tower, and a model card.
+`release.json` in it records each step, so that a second call goes on where the first one stopped.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.convert.blueprint import HeadChoice
+from mtp_gguf.convert.checkpoint import Checkpoint, is_vision
+from mtp_gguf.convert.plan import Plan, Request
+from mtp_gguf.convert.plan_checkpoint import make_plans
+from mtp_gguf.convert.resolve import model_name
+from mtp_gguf.gguf_tools.doctor import Severity, diagnose
+from mtp_gguf.gguf_tools.errors import OutputError, RequestError
+from mtp_gguf.gguf_tools.imatrix import Imatrix
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.sources import version_of
+from mtp_gguf.gguf_tools.tensor_types import F16
+from mtp_gguf.gguf_tools.vision import PART
+
+SPLIT_BYTES = 50_000_000_000  # the most in a file, as the hub asks for
+RECORD = "release.json"
+_FORMAT = 1
+_CONTEXT, _DEPTH = 4096, 3  # of drafting, for doctor's estimate of memory
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is to be published of a model.
+
+    source: the checkpoint, as the user named it. folder: where the files are, or would be. plans:
+    one for each type, then that of the vision tower, if the model has one.
+    """
+
+    source: str
+    folder: Path
+    checkpoint: Checkpoint
+    plans: tuple[Plan, ...]
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files in the order of the plans."""
+        return [shard.path for plan in self.plans for shard in plan.shards]
+
+    @property
+    def models(self) -> list[Plan]:
+        """The plans of language models, without that of the vision tower."""
+        return [p for p in self.plans if not any(t.part == PART for t in p.tensors)]
+
+    @property
+    def identity(self) -> str:
+        """Stands for everything that the files are made from."""
+        found = sha256()
+        for plan in self.plans:
+            for shard in plan.shards:
+                found.update(shard.path.name.encode() + shard.layout.header)
+        for source in sorted(map(version_of, self.checkpoint.sources)):
+            found.update(source.encode())
+        return found.hexdigest()
+
+
+def plan_release(
+    source: str,
+    checkpoint: Checkpoint,
+    types: Sequence[str],
+    folder: Path,
+    imatrix: Imatrix | None = None,
+) -> Release:
+    """Plan the files of a release; nothing is written and no weights are read.
+
+    types: keys of FILE_TYPES, one for each file of the language model. RequestError if the
+    checkpoint has no MTP head.
+    """
+    tower = any(is_vision(name) for name in checkpoint.tensors)
+    request = Request(
+        quant=types[0],
+        also=tuple(types[1:]),
+        head=HeadChoice.WITH_TRUNK,
+        imatrix=imatrix,
+        mmproj=F16 if tower else None,
+        split_max_size=SPLIT_BYTES,
+        model_name=model_name(source),
+        output=folder if folder.is_dir() else Path(),  # a folder that does not exist has no files
+    )
+    plans = make_plans(checkpoint, request)
+    if not any(tensor.part == "head" for tensor in plans[0].tensors):
+        raise RequestError(
+            f"{source}: expected a checkpoint with an MTP head, found none; convert it with "
+            "mtp-gguf convert --from MODEL, which takes the head of another"
+        )
+    return Release(source, folder, checkpoint, plans)
+
+
+@dataclass
+class Record:
+    """The steps of a release that are done, on disk.
+
+    identity: of the release. converted: sizes of the files. diagnosed: what doctor found in each.
+    repository: the one on the hub that has no other files. uploaded: the SHA-256 of each file that
+    is there.
+    """
+
+    path: Path
+    identity: str
+    converted: dict[str, int] = field(default_factory=dict)
+    diagnosed: dict[str, list[str]] = field(default_factory=dict)
+    repository: str = ""
+    uploaded: dict[str, str] = field(default_factory=dict)
+
+    def save(self) -> None:
+        """Write the record; it is replaced as a whole."""
+        fields: dict[str, Any] = {"format": _FORMAT, **vars(self)}
+        del fields["path"]
+        new = self.path.with_name(f".{self.path.name}.new")
+        try:
+            new.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+            os.replace(new, self.path)
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+
+def open_record(release: Release) -> Record:
+    """The record in the release's folder; a new one if that belongs to other files."""
+    path = release.folder / RECORD
+    new = Record(path, release.identity)
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("format") == _FORMAT and fields["identity"] == new.identity:
+            return Record(path, **fields)
+    except FileNotFoundError:
+        return new
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # a record that cannot be used means that everything is done again
+    return new
+
+
+def is_converted(release: Release, record: Record) -> bool:
+    """Whether all files are there, as the record has them."""
+    return all(
+        path.is_file() and record.converted.get(path.name) == path.stat().st_size
+        for path in release.paths
+    )
+
+
+def diagnose_files(release: Release, record: Record) -> None:
+    """Examine each model that the record has no findings of; RequestError for one with a fault."""
+    for plan in release.models:
+        path = plan.shards[0].path
+        if path.name in record.diagnosed:
+            continue
+        with open_model(path) as model:
+            found = diagnose(model, None, _CONTEXT, _DEPTH).findings
+        if faults := [f.text for f in found if f.severity is Severity.FAULT]:
+            raise RequestError(f"{path}: doctor: {faults[0]}; it is not published")
+        record.diagnosed[path.name] = [f.text for f in found if f.severity is Severity.WARNING]
+        record.save()
