@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
-from .options import Command
+from .options import Command, Group
+from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
 
 class _Place(NamedTuple):
@@ -28,13 +29,17 @@ class _Place(NamedTuple):
 # In the order of the help: convert, inspect, repair, run.
 _COMMANDS = {
     "convert": _Place(".convert", "convert"),
+    "publish": _Place(".publish", "publish"),
     "demo": _Place(".demo", "demo"),
+    "list": _Place(".list_models", "list_models"),
     "list-tensors": _Place(".list_tensors", "list_tensors"),
     "doctor": _Place(".doctor", "doctor"),
     "compare": _Place(".compare", "compare"),
     "graft": _Place(".graft", "graft"),
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
+    "imatrix": _Place(".imatrix", "imatrix"),
+    "quality": _Place(".quality", "quality"),
     "train-head": _Place(".train_head", "train_head"),
     "fastmtp": _Place(".fastmtp", "app"),
     "up": _Place(".up", "up"),
@@ -44,11 +49,12 @@ _COMMANDS = {
     "tune": _Place(".tune", "tune"),
     "serve": _Place(".serve", "serve"),
     "build-server": _Place(".build_server", "build_server"),
+    "kernels": _Place(".kernels", "app"),
     "info": _Place(".info", "info"),
 }
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """The group of all commands, each loaded on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -109,11 +115,27 @@ def _root(
     """Convert, inspect and run Qwen3.5 / 3.6 / 3.8 GGUFs with their MTP head."""
 
 
+def _address_space_is_limited() -> bool:
+    """Whether `ulimit -v` or its like applies to this process."""
+    try:
+        import resource  # noqa: PLC0415  (not on Windows)
+    except ImportError:
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def main() -> None:
     """Run the command line; expected errors end in one sentence and an exit code."""
     for name in ("stdout", "stderr"):  # closed by the shell (`>&-`)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # file names need not be valid text
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
+    if _address_space_is_limited():  # importing NumPy takes 32 MB for each thread of OpenBLAS
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not sys.stderr.isatty():  # huggingface_hub's bars are for terminals
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     console = logging.StreamHandler()
     console.setFormatter(logging.Formatter("mtp-gguf: %(message)s"))
     logging.getLogger("mtp_gguf").addHandler(console)
@@ -122,7 +144,13 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
-    except OSError as error:  # output could not be written: disk full, or the pipe was closed
+    except Exception as error:
+        if is_out_of_memory(error):  # a command could not be loaded
+            typer.echo(f"mtp-gguf: {OUT_OF_MEMORY}", err=True)
+            sys.exit(1)
+        if not isinstance(error, OSError):
+            raise
+        # Output could not be written: the disk is full, or the pipe was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         told = isinstance(error.__context__, SystemExit) and error.__context__.code
         if not told:

@@ -40,7 +40,7 @@ from .options import (
     usable_gpu_layers,
     usage_of,
 )
-from .progress import INTERRUPTED, printable, reports_errors, share_progress
+from .progress import INTERRUPTED, printable, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
@@ -167,7 +167,7 @@ def bench(
     def planned(plan: "Plan") -> None:
         files.make()
         for line in plan_lines(plan, seconds):
-            typer.echo(line, err=True)
+            say(line)
 
     try:
         with share_progress("bench") as progress:

@@ -99,6 +99,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"{speedups['acceptance']:.2f} times if all drafts were accepted"
         )
         yield analysis.sentence
+    yield from (f"warning: {warning}" for warning in result.warnings)
 
 
 def _texts(texts: "Sequence[TextResult]", context: int) -> Iterator[str]:

@@ -1,68 +1,88 @@
 """`mtp-gguf chat`: talk to a model in the terminal, drafting with its MTP head."""
 
-import codecs
 import json
-import secrets
+import shutil
 import signal
 import sys
+import textwrap
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
-from itertools import islice
-from pathlib import Path
-from time import perf_counter
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.errors import RequestError
 
 from . import token_colors
-from .drafting_model import drafting_model
-from .generate import parse_depth, report
+from .chat_commands import Answer, obey
+from .conversation import Conversation
+from .drafting_model import drafting_model, vision_tower
+from .generate import as_utf8, parse_depth
 from .options import (
+    SAMPLING,
     AsJson,
     Context,
     CpuMoe,
+    FrequencyPenalty,
     GpuLayers,
     HeadFile,
+    Images,
+    MinP,
+    Mmproj,
     ModelName,
-    Temperature,
+    PresencePenalty,
+    RepeatPenalty,
+    Seed,
+    System,
     Threads,
+    TopK,
+    TopP,
+    sampler_seed,
 )
 from .progress import reports_errors
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
-    from mtp_gguf.native.llama import MTPLlama
-
-Message: TypeAlias = dict[str, str]
-
-THINK, END_THINK = "<think>", "</think>"
-HELP = """\
-/reset         forget the conversation
-/save FILE     write the conversation to FILE: JSON if it ends with .json, else Markdown
-/stats         show speed and acceptance of the answers
-/help          show this
-/exit          leave, as Ctrl-D does
-Alt-Enter or a backslash at the end of a line continues a message in the next line. Ctrl-C stops an
-answer, or clears the line."""
-
 _LARGEST_LINE = 1 << 20  # characters of a message from standard input
+
+
+class Reasoning(str, Enum):
+    """Whether a model thinks before it answers; AUTO leaves that to its template."""
+
+    ON = "on"
+    OFF = "off"
+    AUTO = "auto"
+
+    @property
+    def enabled(self) -> bool | None:
+        """The template's variable `enable_thinking`; None to leave it undefined."""
+        return None if self is Reasoning.AUTO else self is Reasoning.ON
 
 
 @reports_errors
 def chat(
     model: ModelName,
-    system: Annotated[
+    prompt: Annotated[
         str | None,
-        typer.Option("-sys", "--system", help="Begin the conversation with this system message."),
+        typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this message first."),
     ] = None,
+    system: System = None,
+    reasoning: Annotated[
+        Reasoning,
+        typer.Option(
+            "-rea",
+            "--reasoning",
+            help="Let the model think before it answers; auto: as its template decides.",
+        ),
+    ] = Reasoning.AUTO,
+    mmproj: Mmproj = None,
+    images: Images = None,
     n: Annotated[
         int,
         typer.Option(
@@ -76,10 +96,23 @@ def chat(
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     n_cpu_moe: CpuMoe = 0,
-    temperature: Temperature = 0.7,
-    seed: Annotated[
-        int, typer.Option(min=-1, max=(1 << 32) - 2, help="Seed the sampler; -1: at random.")
-    ] = -1,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temp",
+            min=0.0,
+            max=100.0,
+            rich_help_panel=SAMPLING,
+            help="Sample at this temperature; 0: greedy (default: the file's, else 0.8).",
+        ),
+    ] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repeat_penalty: RepeatPenalty = None,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: Seed = -1,
     depth: Annotated[
         str | None,
         typer.Option(
@@ -107,187 +140,93 @@ def chat(
 
     mtp-gguf chat OWNER/NAME:Q4_K_M --system "Answer in one sentence." --ctx 16384
 
+    mtp-gguf chat model.gguf --reasoning off --image photo.png -p "What is this?"
+
     echo "What is a GGUF?" | mtp-gguf chat model.gguf --temp 0
     """
     wanted = parse_depth(depth)
+    system = system and as_utf8("--system", system)
     llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe)
-    from mtp_gguf.native.generate import chat_renderer  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
 
     with closing(llm):
-        llm.set_seed(secrets.randbelow(1 << 32) if seed == -1 else seed)
-        render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
-        if render is None:
-            raise RequestError(
-                f"{model}: expected a model with a chat template, found none; use mtp-gguf generate"
-            )
-        conversation = Conversation(llm, render, system, n, temperature)
+        answers = Chat(llm, thinking=reasoning.enabled, mmproj=vision_tower(llm, mmproj))
+        sampling = Sampling.chosen(
+            llm.metadata,
+            temp=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+        conversation = Conversation(answers, sampling, sampler_seed(seed), system, n)
+        for image in images or ():
+            conversation.attach(image)
         terminal = not as_json and sys.stdin is not None and sys.stdin.isatty()
         terminal = terminal and sys.stdout.isatty()
-        colored = not plain and token_colors.wanted(sys.stdout)
+        screen = _Screen(not plain and token_colors.wanted(sys.stdout), terminal, quiet=as_json)
         if terminal:
-            typer.echo("/help lists the commands, Ctrl-D ends the chat.", err=True)
+            _say("/help lists the commands, Ctrl-D ends the chat.")
+        if prompt:
+            screen.echo(prompt)
+            screen.show(partial(conversation.answer, prompt))
         for message in _from_terminal() if terminal else _from_input():
-            if message.startswith("/"):
-                if not _obey(conversation, message):
-                    break
-            else:
-                _answer(conversation, message, colored=colored, terminal=terminal, quiet=as_json)
+            if not message.startswith("/"):
+                screen.show(partial(conversation.answer, message))
+                continue
+            outcome = obey(conversation, message)
+            if outcome.ends:
+                break
+            if outcome.said:
+                _say(outcome.said)
+            if outcome.answer is not None:
+                screen.show(outcome.answer)
         if as_json:
             typer.echo(json.dumps(conversation.record(), ensure_ascii=False))
 
 
-class Conversation:
-    """The messages of a chat, and the model that answers them."""
+@dataclass(frozen=True)
+class _Screen:
+    """Standard output: a terminal, or what reads the answers alone; nothing of them if quiet."""
 
-    def __init__(
-        self,
-        llm: "MTPLlama",
-        render: Callable[[list[Message]], str],
-        system: str | None,
-        most: int,
-        temperature: float,
-    ) -> None:
-        self._llm = llm
-        self._render = render
-        self._first = [{"role": "system", "content": system}] if system is not None else []
-        self._most = most
-        self._temperature = temperature
-        self._generated: Counter[int] = Counter()  # tokens by origin
-        self._seconds = 0.0
-        self.messages = [*self._first]
+    colored: bool
+    terminal: bool
+    quiet: bool
 
-    @property
-    def statistics(self) -> str:
-        """Speed and acceptance of all answers."""
-        if not self._generated:
-            return "no answer yet"
-        did = self._llm.mtp_stats
-        lines = report(did, self._generated.total(), self._seconds)
-        if any(did.drafted):
-            lines += token_colors.table(self._generated, did.acceptance, colored=False)
-        return lines.rstrip("\n")
+    def echo(self, message: str) -> None:
+        """Show a message that was not typed, as if it had been."""
+        if self.terminal:
+            typer.echo(f"> {message}")
 
-    def record(self) -> dict[str, Any]:
-        """Return the conversation and its statistics for --json."""
-        return {
-            "messages": self.messages,
-            "generated": self._generated.total(),
-            "seconds": self._seconds,
-            **asdict(self._llm.mtp_stats),
-        }
-
-    def reset(self) -> None:
-        """Forget everything but the system message."""
-        self.messages = [*self._first]
-
-    def answer(self, message: str, stopped: Callable[[], bool]) -> Iterator[tuple[str, int, bool]]:
-        """Answer a message: yields pieces of text, with their origin and whether they are thinking.
-
-        stopped: asked after each token; the answer so far is kept then. RequestError, which leaves
-        the conversation as it was, if the message does not fit the context.
-        """
-        llm = self._llm
-        self.messages.append({"role": "user", "content": message})
-        try:
-            prompt, tokens = self._prompt()
-        except MtpGgufError:
-            self.messages.pop()
-            raise
-        room = llm.n_ctx() - len(tokens)
-        most = min(self._most, room) if self._most > 0 else room
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        thinking = ThinkingText(prompt.rstrip().endswith(THINK))
-        text: list[str] = []
-        began = perf_counter()
-        with closing(llm.generate(tokens, temp=self._temperature)) as stream:
-            for token in islice(stream, most):
-                if stopped() or llm.is_end(token):
-                    break
-                origin = llm.token_origin
-                self._generated[origin] += 1
-                for piece, thought in thinking.add(decoder.decode(llm.detokenize([token]))):
-                    text += [] if thought else [piece]
-                    yield piece, origin, thought
-        for piece, thought in [*thinking.add(decoder.decode(b"", final=True)), *thinking.end()]:
-            text += [] if thought else [piece]
-            yield piece, 0, thought
-        self._seconds += perf_counter() - began
-        self.messages.append({"role": "assistant", "content": "".join(text).strip()})
-
-    def _prompt(self) -> tuple[str, list[int]]:
-        """Return the prompt as text and tokens, without the oldest messages if they do not fit."""
-        later = self.messages[len(self._first) :]
-        while True:
-            prompt = self._render([*self._first, *later])
-            tokens = self._llm.tokenize(prompt.encode(), special=True)
-            if len(tokens) < self._llm.n_ctx():
-                break
-            if len(later) == 1:
-                raise RequestError(
-                    f"the message: expected fewer than {self._llm.n_ctx()} tokens, found "
-                    f"{len(tokens)}; shorten it, or raise --ctx"
-                )
-            later = later[2:]
-        if len(later) < len(self.messages) - len(self._first):
-            self.messages = [*self._first, *later]
-            typer.echo("mtp-gguf: the oldest messages no longer fit the context", err=True)
-        return prompt, tokens
-
-
-class ThinkingText:
-    """Separates a model's thinking, between THINK and END_THINK, from its answer."""
-
-    def __init__(self, thinking: bool) -> None:
-        """thinking: the text begins with it, because the prompt ends with THINK."""
-        self._thinking = thinking
-        self._waiting = ""  # text that may be the beginning of a mark
-
-    def add(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the text that is known to be no mark, and whether it is thinking."""
-        text = self._waiting + text
-        while True:
-            mark = END_THINK if self._thinking else THINK
-            before, found, text_after = text.partition(mark)
-            if not found:
-                break
-            if before:
-                yield before, self._thinking
-            self._thinking, text = not self._thinking, text_after
-        n = next(n for n in range(len(mark) - 1, -1, -1) if text.endswith(mark[:n]))
-        self._waiting = text[len(text) - n :]
-        if text := text[: len(text) - n]:
-            yield text, self._thinking
-
-    def end(self) -> Iterator[tuple[str, bool]]:
-        """Yield what was waiting for the rest of a mark."""
-        if self._waiting:
-            yield self._waiting, self._thinking
-
-
-def _answer(
-    conversation: Conversation, message: str, *, colored: bool, terminal: bool, quiet: bool
-) -> None:
-    """Print the answer to a message unless `quiet`; on a terminal Ctrl-C stops it."""
-    shown, before = "", False
-    with _stop_button(terminal) as stopped:
-        try:
-            for piece, origin, thought in conversation.answer(message, stopped):
-                if quiet or (thought and not terminal):
-                    continue
-                if before and not thought and terminal:
-                    sys.stdout.write("\n")  # between thinking and answer
-                before = thought
-                shown = token_colors.styled(
-                    piece, origin, colored=colored, terminal=terminal, dimmed=thought
-                )
-                sys.stdout.write(shown)
-                sys.stdout.flush()
-        except RequestError as error:
-            if not terminal:
-                raise
-            typer.echo(f"mtp-gguf: {error}", err=True)
-    sys.stdout.write("" if quiet or shown.endswith("\n") else "\n")
-    sys.stdout.flush()
+    def show(self, answer: Answer) -> None:
+        """Print an answer while it is generated; on a terminal Ctrl-C stops it."""
+        shown, before = "", False
+        with _stop_button(self.terminal) as stopped:
+            try:
+                for piece in answer(stopped):
+                    if self.quiet or (piece.thinking and not self.terminal):
+                        continue
+                    if before and not piece.thinking and self.terminal:
+                        sys.stdout.write("\n")  # between thinking and answer
+                    before = piece.thinking
+                    shown = token_colors.styled(
+                        piece.text,
+                        piece.origin,
+                        colored=self.colored,
+                        terminal=self.terminal,
+                        dimmed=piece.thinking,
+                    )
+                    sys.stdout.write(shown)
+                    sys.stdout.flush()
+            except RequestError as error:
+                if not self.terminal:
+                    raise
+                _say(f"mtp-gguf: {error}")
+        sys.stdout.write("" if self.quiet or shown.endswith("\n") else "\n")
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -313,46 +252,19 @@ def _stop_button(terminal: bool) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _obey(conversation: Conversation, line: str) -> bool:
-    """Carry out a command of the chat; False for the one that ends it."""
-    word, _, rest = line.partition(" ")
-    if word in ("/exit", "/quit"):
-        return False
-    if word == "/reset":
-        conversation.reset()
-        said = "the conversation is forgotten"
-    elif word == "/stats":
-        said = conversation.statistics
-    elif word == "/help":
-        said = HELP
-    elif word == "/save":
-        said = _save(conversation, rest.strip())
-    else:
-        said = f"{word}: no such command; /help lists them"
-    typer.echo(said, err=True)
-    return True
+def _say(text: str) -> None:
+    """Print on standard error what is not an answer, within the columns of a terminal."""
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = "\n".join(_wrapped(line, columns) for line in text.split("\n"))
+    typer.echo(text, err=True)
 
 
-def _save(conversation: Conversation, name: str) -> str:
-    """Write the conversation; return what to say about it."""
-    if not name:
-        return "/save: expected a file, as in /save chat.md"
-    path = Path(name).expanduser()
-    if path.suffix == ".json":
-        text = json.dumps(conversation.messages, indent=1, ensure_ascii=False)
-    else:
-        text = "\n\n".join(f"## {m['role']}\n\n{m['content']}" for m in conversation.messages)
-    data = f"{text}\n".encode()
-    if path.exists():
-        return f"{path}: exists; choose another name"
-    try:
-        check_output(path, [], overwrite=False)
-        with OutputFile(path, len(data)) as out:
-            out.write(0, data)
-            out.commit()
-    except MtpGgufError as error:
-        return str(error)
-    return f"written: {path}"
+def _wrapped(line: str, columns: int) -> str:
+    """Wrap a line, if it is too long, between words; indent what continues it."""
+    if len(line) <= columns:
+        return line
+    return textwrap.fill(" ".join(line.split()), columns, subsequent_indent="    ")
 
 
 def _from_terminal() -> Iterator[str]:
@@ -366,7 +278,9 @@ def _from_terminal() -> Iterator[str]:
     def _(event: "KeyPressEvent") -> None:
         event.current_buffer.insert_text("\n")
 
-    session: PromptSession[str] = PromptSession(key_bindings=keys, prompt_continuation="  ")
+    session: PromptSession[str] = PromptSession(
+        key_bindings=keys, prompt_continuation="  ", enable_suspend=True
+    )
     lines: list[str] = []
     while True:
         try:

@@ -17,6 +17,7 @@ from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 
+from .local_model import announce_download
 from .options import AsJson, Filter, Revision, check_revision, parse_filter
 from .progress import byte_progress, printable, reports_errors
 
@@ -162,7 +163,7 @@ def _checkpoint(
     elif model.head.names:
         part = HeadChoice.WITH_TRUNK
     check_revision(source, revision)
-    with open_checkpoint(source, revision, part, None) as checkpoint:
+    with open_checkpoint(source, revision, part, None, say=announce_download) as checkpoint:
         side = CheckpointSide(checkpoint, part)
         yield side, side.metadata
 

@@ -1,6 +1,7 @@
 """`mtp-gguf convert`."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
-from .convert_model import Planned, local_weights, planned
+from .convert_model import Planned, planned
 from .options import (
     DRAFT,
     HEAD,
@@ -26,10 +27,12 @@ from .options import (
     Revision,
     Threads,
     parse_bytes,
+    parse_gguf_output,
 )
 from .plan_report import kernel_text, kernels, plan_json, plan_text, summary_json, summary_text
 from .progress import byte_progress, leaves_nothing, reports_errors
-from .written import head_verdict, tower_verdict
+from .target_mix import Target, choose_types, report_choice
+from .written import head_verdict, head_warnings, tower_verdict
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.pipeline import Outcome
@@ -62,6 +65,8 @@ def convert(
         typer.Option(
             "-o",
             "--output",
+            metavar="PATH",
+            parser=parse_gguf_output,
             help="Write to this file or folder (default: here, named after MODEL).",
         ),
     ] = None,
@@ -91,7 +96,7 @@ def convert(
             "--mtp-type",
             metavar="TYPE",
             rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: Q8_0).",
+            help="Store the head's matrices in this type (default: Q8_0; as an unquantized base).",
             autocompletion=_complete_type,
         ),
     ] = None,
@@ -122,6 +127,44 @@ def convert(
             metavar="REGEX=TYPE",
             rich_help_panel=_PRECISION,
             help="Store the tensors that match REGEX in TYPE; repeatable.",
+        ),
+    ] = None,
+    target_size: Annotated[
+        str | None,
+        typer.Option(
+            "--target-size",
+            metavar="N(K|M|G)",
+            rich_help_panel=_PRECISION,
+            help="Choose types that differ least from MODEL in a file of at most this size.",
+        ),
+    ] = None,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(
+            "--target-bpw",
+            min=1.0,
+            max=16.0,
+            rich_help_panel=_PRECISION,
+            help="Choose types with at most N bits per weight in all.",
+        ),
+    ] = None,
+    target_kld: Annotated[
+        float | None,
+        typer.Option(
+            "--target-kld",
+            min=1e-9,
+            rich_help_panel=_PRECISION,
+            help="Choose types for the smallest file with this mean KL divergence (nats).",
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            rich_help_panel=_PRECISION,
+            help="Take the types of tensors from this file; with a target, write them to it, also "
+            "in a --dry-run.",
         ),
     ] = None,
     imatrix: Annotated[
@@ -179,6 +222,14 @@ def convert(
             help="Split the output into shards of at most this size.",
         ),
     ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Read weights on the hub by ranges, without a copy (default: if the disk lacks "
+            "room).",
+        ),
+    ] = None,
     threads: Threads = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
@@ -194,8 +245,10 @@ def convert(
     """Convert a checkpoint to one GGUF that includes its MTP head.
 
     The final file is written in one pass over the safetensors files, in mixed precision: the base
-    in the mix that llama-quantize would use, the head in its own type (default: Q8_0). Instead of
-    a checkpoint, MODEL can be a GGUF in 16 or 32 bits. --mmproj writes the vision tower, too, into
+    in the mix that llama-quantize would use, the head in its own type: Q8_0, or with
+    --quant F16, BF16 or F32 that of the base, unless --mtp-type names one. Instead of a checkpoint,
+    MODEL can be a GGUF in 16 or 32 bits. With a target, the types of the trunk are chosen by
+    measuring what each costs (docs/precision.md). --mmproj writes the vision tower, too, into
     a file of its own beside the model.
 
     **Examples**
@@ -208,13 +261,16 @@ def convert(
 
     mtp-gguf convert Qwen3.5-4B-BF16.gguf --also Q5_K_M,Q8_0
 
+    mtp-gguf convert Qwen3.5-4B-BF16.gguf --imatrix imatrix.gguf --target-size 2400M
+
     mtp-gguf convert Qwen/Qwen3.5-4B --mmproj
     """
     from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
-    from mtp_gguf.convert.imatrix import read_imatrix  # noqa: PLC0415
+    from mtp_gguf.convert.mix import exact_overrides, read_recipe, write_recipe  # noqa: PLC0415
     from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
     from mtp_gguf.convert.plan_mmproj import MMPROJ_TYPES, parse_mmproj_type  # noqa: PLC0415
     from mtp_gguf.convert.precision import parse_override, parse_tensor_type  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
 
     precisions = _precisions(quant, also)
     if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
@@ -239,12 +295,24 @@ def convert(
         head = HeadChoice.VISION
         mmproj = mmproj or MMPROJ_TYPES[0]
     try:
-        head_type = parse_tensor_type("F16" if mtp_f16 else mtp_type or "Q8_0", "--mtp-type")
+        mtp_type = "F16" if mtp_f16 else mtp_type
+        head_type = parse_tensor_type(mtp_type, "--mtp-type") if mtp_type else None
         overrides = tuple(parse_override(text) for text in tensor_type or ())
         tower_type = parse_mmproj_type(mmproj) if mmproj else None
     except RequestError as error:
         raise typer.BadParameter(str(error)) from None
     shard_size = parse_bytes(split_max_size) if split_max_size else None
+    target = Target(
+        parse_bytes(target_size, "--target-size") if target_size else None, target_bpw, target_kld
+    )
+    if [target_size, target_bpw, target_kld].count(None) < 2:
+        raise typer.BadParameter(
+            "--target-size, --target-bpw and --target-kld contradict each other"
+        )
+    if (target.wanted or recipe) and (also or head_only or sidecar or mmproj_only):
+        raise typer.BadParameter(
+            "a target or --recipe cannot be combined with --also, --mmproj-only or a head alone"
+        )
     importance = read_imatrix(imatrix) if imatrix else None
     request = Request(
         quant=precisions[0],
@@ -261,7 +329,18 @@ def convert(
         split_max_size=shard_size,
         output=output,
     )
-    with planned(model, revision, mtp_from, request) as conversion:
+    if target.wanted:
+        if recipe:
+            check_output(recipe, [], overwrite)
+        choice, knapsack = choose_types(model, request, target, imatrix, threads)
+        report_choice(choice, knapsack, curve=dry_run)
+        types = choice.types
+        if recipe:
+            write_recipe(recipe, choice)
+    else:
+        types = read_recipe(recipe) if recipe else {}
+    request = replace(request, overrides=(*request.overrides, *exact_overrides(types)))
+    with planned(model, revision, mtp_from, request, stream) as conversion:
         plans = conversion.plans
         found = kernels(plans) if verbose else None
         if found and not as_json:
@@ -273,22 +352,24 @@ def convert(
         outputs = [shard.path for plan in plans for shard in plan.shards]
         for path in outputs:
             check_output(path, sources, overwrite)
-        with leaves_nothing(*outputs):
+        with leaves_nothing(*outputs, resumes=conversion.resumes):
             outcome = _run(conversion, threads)
+    warnings = head_warnings(plans[0].shards[0].path)
     if as_json:
-        typer.echo(summary_json(plans, outcome, found))
+        typer.echo(summary_json(plans, outcome, found, warnings))
         return
     listings = [read_listing(plan.shards[0].path) for plan in plans]
     towers = [tower_verdict(listing.tower) for listing in listings if listing.tower]
     report = listings[0].head
     assert report is not None
     abilities = towers if mmproj_only else [head_verdict(report), *towers]
+    abilities += [f"warning: {warning}" for warning in warnings]
     typer.echo(summary_text(plans, outcome, report, abilities))
 
 
 def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
     """Return the names of the requested mixes, that of the first file first."""
-    from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415
+    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415
 
     asked = [
         ("--quant", quant),
@@ -296,9 +377,7 @@ def _precisions(quant: str, also: str | None) -> tuple[str, ...]:
     ]
     for option, name in asked:
         if name.upper() not in FILE_TYPES:
-            raise typer.BadParameter(
-                f"expected one of {', '.join(FILE_TYPES)}; found {name!r}", param_hint=option
-            )
+            raise typer.BadParameter(unknown_name(name, FILE_TYPES), param_hint=option)
     names = tuple(name.upper() for _, name in asked)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise typer.BadParameter(
@@ -315,11 +394,11 @@ def _run(conversion: Planned, threads: int | None) -> "Outcome":
     from mtp_gguf.gguf_tools.system import CoreMeter  # noqa: PLC0415
 
     total = sum(plan.size for plan in conversion.plans)
-    with local_weights(conversion) as weights:
-        meter = CoreMeter()
+    meter = CoreMeter()
 
-        def busy() -> str:
-            return f"{meter.cores} cores {meter.share():.0%} busy"
+    def busy() -> str:
+        return f"{meter.cores} cores {meter.share():.0%} busy"
 
-        with byte_progress("convert", total, busy) as progress:
-            return run(conversion.plans, SourceRows(weights), progress, threads)
+    rows = SourceRows(conversion.weights)
+    with byte_progress("convert", total, busy) as progress:
+        return run(conversion.plans, rows, progress, threads, resumable=conversion.resumes)

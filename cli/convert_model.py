@@ -1,6 +1,5 @@
 """What `mtp-gguf convert` converts: a checkpoint on disk or on the hub, or a GGUF in 16 bits."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +10,11 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.remote import hub_gguf
+from mtp_gguf.gguf_tools.remote import RemoteSource, hub_gguf, hub_model
 from mtp_gguf.gguf_tools.resolve import names_gguf
 
-from .local_model import local_model
+from .local_model import announce_download, local_model
 from .options import DraftOptions, check_revision
-from .progress import byte_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.checkpoint import Checkpoint
@@ -26,11 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """The files to write, the weights they are made from, and the source files."""
+    """The files to write, the weights they are made from, and the local source files."""
 
     plans: tuple["Plan", ...]
     weights: "Checkpoint"
     sources: list[Path]
+
+    @property
+    def resumes(self) -> bool:
+        """Whether what is written stays after an interruption, because weights are on the hub."""
+        return any(isinstance(t.source, RemoteSource) for t in self.weights.tensors.values())
 
 
 def is_gguf(model: str) -> bool:
@@ -42,12 +45,19 @@ def is_gguf(model: str) -> bool:
 
 @contextmanager
 def planned(
-    model: str, revision: str | None, mtp_from: str | None, request: "Request"
+    model: str,
+    revision: str | None,
+    mtp_from: str | None,
+    request: "Request",
+    stream: bool | None,
 ) -> Iterator[Planned]:
     """Plan the conversion of `model` and keep its files open during the context.
 
-    mtp_from: another model, from which the head is taken.
+    mtp_from: another model, from which the head is taken. stream: read weights on the hub there;
+    None to do so if the disk lacks room for them.
     """
+    if stream and (is_gguf(model) or hub_model(model) is None):
+        raise typer.BadParameter("--stream needs a checkpoint on the hub, OWNER/NAME")
     if is_gguf(model):
         if request.mmproj is not None:
             raise typer.BadParameter(
@@ -71,29 +81,17 @@ def planned(
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     vision = request.mmproj is not None
-    with open_checkpoint(model, revision, request.head, mtp_from, vision=vision) as checkpoint:
+    with open_checkpoint(
+        model,
+        revision,
+        request.head,
+        mtp_from,
+        vision=vision,
+        say=announce_download,
+        stream=stream,
+    ) as checkpoint:
         plans = make_plans(checkpoint, replace(request, model_name=model_name(model)))
         yield Planned(plans, checkpoint, checkpoint.files())
-
-
-@contextmanager
-def local_weights(conversion: Planned) -> Iterator["Checkpoint"]:
-    """Yield the weights; a head on the hub is fetched into a temporary folder at the output."""
-    from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
-        remote_head_bytes,
-        with_local_head,
-    )
-
-    missing = remote_head_bytes(conversion.weights)
-    if not missing:
-        yield conversion.weights
-        return
-    beside = conversion.plans[0].shards[0].path.parent
-    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=beside) as folder:
-        with byte_progress("fetch the head", missing) as progress:
-            whole = with_local_head(conversion.weights, Path(folder) / "mtp.safetensors", progress)
-        with whole:
-            yield whole
 
 
 def _planned_gguf(
@@ -120,11 +118,11 @@ def _donor(base: Model, mtp_from: str, request: "Request", stack: ExitStack) -> 
     from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
     from mtp_gguf.convert.plan import Request  # noqa: PLC0415
     from mtp_gguf.convert.plan_gguf import Donor  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_donor  # noqa: PLC0415
+    from mtp_gguf.convert.resolve import open_headers  # noqa: PLC0415
 
     if is_gguf(mtp_from):
         return Donor(stack.enter_context(open_model(Path(mtp_from))))
-    checkpoint = stack.enter_context(open_donor(mtp_from))
+    checkpoint = stack.enter_context(open_headers(mtp_from, HeadChoice.BLOCK))
     pre = base.first.scalar("tokenizer.ggml.pre")
     asked = Request(
         quant="F16",

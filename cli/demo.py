@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, Overwrite
+from .options import AsJson, Overwrite, parse_gguf_output
 from .progress import reports_errors
 
 PROMPT = "def is_prime(n):\n"
@@ -24,7 +24,13 @@ _GENERATE = ("--ctx", "512", "--depth", "3", "--stats")
 def demo(
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Keep the GGUF in this file (default: remove it)."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            parser=parse_gguf_output,
+            help="Keep the GGUF in this file (default: remove it).",
+        ),
     ] = None,
     prompt: Annotated[
         str, typer.Option("-p", "--prompt", help="Continue this text.", show_default=False)

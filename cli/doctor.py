@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.shell import quoted
 
 from .acceptance import POOR, check_acceptance
 from .checkpoint_head import fetched, open_source
@@ -80,8 +80,9 @@ def doctor(
     Also reports what it drafts with and the memory that drafting takes. The exit code is 1 if a
     fault was found, else 0. Warnings are about heads that draft badly. --from also measures what
     the file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of
-    another fine-tune. --load also runs the model, to find files that crash llama.cpp and heads with
-    a low acceptance rate, such as that of a base model on its fine-tune.
+    another fine-tune. --load also reads all weights and runs the model, to find NaN and infinity,
+    files that crash llama.cpp, and heads with a low acceptance rate, such as that of a base model
+    on its fine-tune.
 
     **Examples**
 
@@ -194,7 +195,7 @@ def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
     measured, whole = check.measured, check.whole
     if measured is None or not check.poor:
         return
-    name = shlex.quote(str(model))
+    name = quoted(model)
     text = (
         f"the head's first drafts have an acceptance rate of {measured.share:.0%} on a short text, "
         "where heads that were trained with their trunk have 60 to 95 %"

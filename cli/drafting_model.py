@@ -1,6 +1,7 @@
 """Open the model that `generate` and `chat` run."""
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -8,9 +9,11 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.sources import what_is_at
+from mtp_gguf.server.model import choose_mmproj
+from mtp_gguf.server.model import open_model as open_server_model
 
 from .local_model import local_model
-from .options import spelled, usable_gpu_layers, with_options
+from .options import CacheType, spelled, usable_gpu_layers, with_options
 
 if TYPE_CHECKING:
     from mtp_gguf.native.llama import MTPLlama
@@ -26,6 +29,7 @@ _OPTION_NAMES = {
     "draft_threads:": "--draft-threads:",
     "mtp_head:": "--head:",
     "n_cpu_moe:": "--n-cpu-moe:",
+    "lora_path:": "--lora:",
     "lookup files:": "--lookup-file:",
 }
 
@@ -38,18 +42,23 @@ def drafting_model(
     threads: int | None,
     gpu_layers: int,
     n_cpu_moe: int,
+    *,
+    lora: Path | None = None,
+    cache_type_k: CacheType | None = None,
+    cache_type_v: CacheType | None = None,
     **options: Any,
 ) -> "MTPLlama":
     """Download the model if it is on the hub, check it, and load it; warnings become notes.
 
-    options: further arguments of MTPLlama. From here on, a crash ends the program with a sentence.
+    cache_type_k, cache_type_v: types of the KV cache; None for llama.cpp's default. options:
+    further arguments of MTPLlama. From here on, a crash ends the program with a sentence.
     """
     found = local_model(model, head, drafts=depth != 0)
     if not found.path.is_file():
-        raise RequestError(
-            f"{model}: expected a GGUF file, found {what_is_at(found.path)}; create one with "
-            "mtp-gguf convert, or name one on the hub: OWNER/NAME:QUANT"
-        )
+        there = what_is_at(found.path)
+        if not found.path.exists():
+            there += "; create one with mtp-gguf convert, or name one on the hub: OWNER/NAME:QUANT"
+        raise RequestError(f"{model}: expected a GGUF file, found {there}")
     with open_model(found.path):
         pass  # report an invalid file with our errors, before llama.cpp reads it
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
@@ -58,6 +67,14 @@ def drafting_model(
     from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     usable_layers = usable_gpu_layers(gpu_layers)
+    if lora is not None:
+        options["lora_path"] = str(lora)
+    if cache_type_k is not None:
+        options["type_k"] = cache_type_k.tensor_type.id
+    if cache_type_v is not None:
+        options["type_v"] = cache_type_v.tensor_type.id
+        if cache_type_v.tensor_type.is_quantized:  # which llama.cpp reads with flash attention only
+            options["flash_attn"] = True
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         with spelled(_OPTION_NAMES):
@@ -75,4 +92,17 @@ def drafting_model(
             )
     for note in notes:
         typer.echo(f"mtp-gguf: {with_options(_OPTION_NAMES, str(note.message))}", err=True)
+    if 0 < context < llm.n_ctx():
+        typer.echo(f"mtp-gguf: --ctx {context}: llama.cpp rounds it up to {llm.n_ctx()}", err=True)
     return llm
+
+
+def vision_tower(llm: "MTPLlama", named: Path | None) -> Path | None:
+    """Return the mmproj file for a model's pictures: the named one, or the only one beside it.
+
+    None if there is none. RequestError if the named file does not fit the model.
+    """
+    path, note = choose_mmproj(open_server_model(Path(llm.model_path)), named)
+    if note:
+        typer.echo(f"mtp-gguf: {note}", err=True)
+    return path

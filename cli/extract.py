@@ -8,7 +8,7 @@ import typer
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.resolve import open_any_model
 
-from .options import AsJson, ModelFile, Overwrite
+from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
 from .progress import leaves_nothing, reports_errors
 from .written import local_files, output_path, report_file, write_file
 
@@ -19,7 +19,11 @@ def extract(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="Write to this file or folder (default: mtp-MODEL.gguf)."
+            "-o",
+            "--output",
+            metavar="PATH",
+            parser=parse_gguf_output,
+            help="Write to this file or folder (default: mtp-MODEL.gguf).",
         ),
     ] = None,
     overwrite: Overwrite = False,

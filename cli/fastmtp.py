@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,25 +32,36 @@ from .options import (
     Context,
     DraftOptions,
     GpuLayers,
+    Group,
     ModelFile,
     Overwrite,
     Temperature,
+    parse_gguf_output,
     spelled,
     usable_gpu_layers,
 )
 from .progress import byte_progress, leaves_nothing, printable, reports_errors
+from .text_files import paragraphs
 from .written import local_files, output_path, report_file, write_file
 
 _SHOWN_TOKENS = 24
 # Options of `convert`, and the same options of `fastmtp`.
 _OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp": "--size"}
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", add_completion=False)
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False
+)
 
 
 _Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="Write to this file or folder (default: MODEL-….gguf)."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        parser=parse_gguf_output,
+        help="Write to this file or folder (default: MODEL-….gguf).",
+    ),
 ]
 _InPlace = Annotated[
     bool,
@@ -134,6 +145,8 @@ def add(
         if draft.coverage:
             shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
             note(f"coverage of the corpus by size: {', '.join(shares)}")
+        if draft.warning:
+            note(f"warning: {draft.warning}")
         if in_place:
             target = Path(model)
             note(_change(opened, keys))
@@ -212,6 +225,8 @@ def calibrate(
         keys = draft.metadata(with_ids=True)
         shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
         note(f"{len(draft.ids)} tokens, {draft.source}; coverage {', '.join(shares)}")
+        if draft.warning:
+            note(f"warning: {draft.warning}")
         if in_place:
             note(_change(opened, keys))
         else:
@@ -238,20 +253,6 @@ def _check_place(model: str, in_place: bool) -> None:
 def _loadable(model: str) -> str:
     """Return a model that llama.cpp can load; one on the hub is downloaded into the cache."""
     return str(local_model(model, drafts=False).path)
-
-
-def paragraphs(files: Sequence[Path]) -> list[str]:
-    """Return the paragraphs of the files; RequestError if there are none."""
-    texts = []
-    for path in files:
-        try:
-            paragraphs = path.read_text(encoding="utf-8", errors="replace").split("\n\n")
-        except OSError as error:
-            raise RequestError(f"--prompt-file: {path}: cannot be read: {error.strerror}") from None
-        texts += [text.strip() for text in paragraphs if text.strip()]
-    if not texts:
-        raise RequestError(f"--prompt-file: no text in {', '.join(map(str, files))}")
-    return texts
 
 
 @app.command("remove", cls=Command)

@@ -1,9 +1,9 @@
 """`mtp-gguf generate`: complete a text with drafting, and report its statistics."""
 
 import json
-import secrets
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
@@ -18,37 +18,51 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
 from . import token_colors
-from .drafting_model import drafting_model
+from .drafting_model import drafting_model, vision_tower
 from .options import (
+    SAMPLING,
     AsJson,
+    CacheTypeK,
+    CacheTypeV,
     Context,
     CpuMoe,
+    FrequencyPenalty,
     GpuLayers,
     HeadFile,
+    Images,
+    Lora,
+    MinP,
+    Mmproj,
     ModelName,
+    PresencePenalty,
+    RepeatPenalty,
+    Seed,
+    Stop,
+    System,
     Temperature,
     Threads,
+    TopK,
+    TopP,
+    sampler_seed,
 )
-from .progress import reports_errors
+from .progress import Interrupted, reports_errors
 
 if TYPE_CHECKING:
+    from mtp_gguf.native.generate import Renderer
     from mtp_gguf.native.llama import MTPLlama
     from mtp_gguf.native.session import MtpStats
 
-# Panels of the help.
-_SAMPLING, _DRAFTING = "Sampling", "Drafting"
+_DRAFTING = "Drafting"  # panel of the help
 
 _LARGEST_INPUT = 16 << 20  # bytes of a prompt, a grammar or a schema
-_SEEDS = (1 << 32) - 1  # llama.cpp's -1, which stands for a random seed
 
 
 class RollbackMode(str, Enum):
-    """Ways to roll back rejected drafts."""
+    """Ways to roll back rejected drafts; auto is the profile's, else snapshot."""
 
+    AUTO = "auto"
     SNAPSHOT = "snapshot"
     CHECKPOINT = "checkpoint"
-    TWO_PHASE = "two-phase"
-    HOST = "host"
 
 
 @reports_errors
@@ -74,6 +88,9 @@ def generate(
             "--chat", help="Answer the prompt as a user message in the model's chat template."
         ),
     ] = False,
+    system: System = None,
+    image: Images = None,
+    mmproj: Mmproj = None,
     n: Annotated[
         int,
         typer.Option(
@@ -83,58 +100,27 @@ def generate(
             help="Generate at most N tokens; 0 or -1: as many as the context holds.",
         ),
     ] = 256,
+    stop: Stop = None,
     context: Context = 4096,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     n_cpu_moe: CpuMoe = 0,
+    lora: Lora = None,
+    cache_type_k: CacheTypeK = None,
+    cache_type_v: CacheTypeV = None,
     temperature: Temperature = 0.0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            min=0, rich_help_panel=_SAMPLING, help="Sample from the K likeliest tokens; 0: all."
-        ),
-    ] = 40,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            rich_help_panel=_SAMPLING,
-            help="Sample from the likeliest tokens that add up to P; 1: all.",
-        ),
-    ] = 0.95,
-    min_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            rich_help_panel=_SAMPLING,
-            help="Drop tokens less likely than P times the likeliest; 0: none.",
-        ),
-    ] = 0.05,
-    repeat_penalty: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=100.0,
-            rich_help_panel=_SAMPLING,
-            help="Penalize repeated tokens by this factor; 1: none.",
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=-1,
-            max=_SEEDS,
-            rich_help_panel=_SAMPLING,
-            help="Seed the sampler with this number; -1: a random one.",
-        ),
-    ] = 0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repeat_penalty: RepeatPenalty = None,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: Seed = 0,
     grammar_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=SAMPLING,
             help="Constrain the text to the GBNF grammar in this file.",
         ),
     ] = None,
@@ -144,7 +130,7 @@ def generate(
             "-j",
             "--json-schema",
             metavar="SCHEMA",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=SAMPLING,
             help="Constrain the text to JSON of this schema; {} for any JSON object.",
         ),
     ] = None,
@@ -185,12 +171,12 @@ def generate(
         ),
     ] = None,
     rollback: Annotated[
-        RollbackMode | None,
+        RollbackMode,
         typer.Option(
             rich_help_panel=_DRAFTING,
-            help="Roll back rejected drafts this way (default: as tuned, else snapshot).",
+            help="Roll back rejected drafts this way; auto: as tuned, else snapshot.",
         ),
-    ] = None,
+    ] = RollbackMode.AUTO,
     exact: Annotated[
         bool,
         typer.Option(
@@ -246,6 +232,8 @@ def generate(
 
     mtp-gguf generate model.gguf --chat --temp 0.7 --seed -1 -f question.txt
 
+    mtp-gguf generate model.gguf --image photo.jpg -p "What does this show?"
+
     git diff | mtp-gguf generate model.gguf -f -
     """
     wanted = parse_depth(depth)
@@ -253,10 +241,13 @@ def generate(
         raise typer.BadParameter("--max-depth is for --depth auto; give --depth alone")
     if grammar_file is not None and json_schema is not None:
         raise typer.BadParameter("--grammar-file and --json-schema contradict each other")
+    if mmproj is not None and not image:
+        raise typer.BadParameter("--mmproj is for --image; give both")
+    if not all(stop or ()):
+        raise typer.BadParameter("expected a text, found an empty one", param_hint="--stop")
     text = _prompt(prompt, prompt_file)
     constraint = _constraint(grammar_file, json_schema)
-    if seed in (-1, _SEEDS):
-        seed = secrets.randbelow(_SEEDS)
+    seed = sampler_seed(seed)
     llm = drafting_model(
         model,
         head,
@@ -265,8 +256,11 @@ def generate(
         threads,
         gpu_layers,
         n_cpu_moe,
+        lora=lora,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
         max_depth=AUTO_MAX_DEPTH if max_depth is None else max_depth,
-        rollback=rollback.value if rollback else None,
+        rollback=None if rollback is RollbackMode.AUTO else rollback.value,
         exact=exact,
         lookup=lookup,
         lookup_files=lookup_file or (),
@@ -275,11 +269,30 @@ def generate(
         profile=not no_profile,
     )
     from mtp_gguf.native.libraries import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.llama import read_grammar  # noqa: PLC0415
+    from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
 
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)
+    sampling = Sampling.chosen(
+        llm.metadata,
+        temp=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
     with closing(llm):
         llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
-        tokens = llm.tokenize((_in_template(llm, text) if chat else text).encode(), special=True)
+        began = perf_counter()
+        if image:
+            tokens = _with_pictures(llm, system, text, image, mmproj)
+        else:
+            if chat or system is not None:
+                option = "--chat" if system is None else "--system"
+                text = _renderer(llm, option)(_messages(system, text))
+            tokens = llm.tokenize(text.encode(), special=True)
         if not 0 < len(tokens) < llm.n_ctx():
             source = "--prompt-file" if prompt_file else "standard input"
             source = source if prompt is None else "--prompt"
@@ -287,60 +300,69 @@ def generate(
                 f"{source}: expected 1 to {llm.n_ctx() - 1} tokens, found {len(tokens)}"
                 + ("; shorten it, or raise --ctx" if tokens else "")
             )
-        most = min(n, llm.n_ctx() - len(tokens)) if n > 0 else llm.n_ctx() - len(tokens)
-        began = perf_counter()
+        room = llm.n_ctx() - len(tokens)
+        most = min(n, room) if n > 0 else room
+        terminal = sys.stdout.isatty() and not as_json
+        shown = token_colors.TokenText(colored=colored, terminal=terminal, stops=stop or ())
         pieces: list[str] = []
         generated: Counter[int] = Counter()  # tokens by origin
-        terminal = sys.stdout.isatty() and not as_json
-        shown = token_colors.TokenText(colored=colored, terminal=terminal)
+        finish_reason = "length"
         stream = llm.generate(
             tokens,
-            temp=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            grammar=_grammar(llm, constraint) if constraint else None,
+            **asdict(sampling),
+            grammar=read_grammar(llm, *constraint) if constraint else None,
         )
-        for token in islice(stream, max(most, 1)):
-            if llm.is_end(token):
-                break
-            generated[llm.token_origin] += 1
-            pieces.append(shown.add(llm.detokenize([token]), llm.token_origin))
-            if not as_json:
-                sys.stdout.write(pieces[-1])
-                sys.stdout.flush()
+        try:
+            for token in islice(stream, max(most, 1)):
+                if llm.is_end(token):
+                    finish_reason = "stop"
+                    break
+                generated[llm.token_origin] += 1
+                pieces.append(shown.add(llm.detokenize([token]), llm.token_origin))
+                if not as_json:
+                    sys.stdout.write(pieces[-1])
+                    sys.stdout.flush()
+                if shown.stopped:
+                    finish_reason = "stop"
+                    break
+        except KeyboardInterrupt:
+            finish_reason = "interrupted"
         stream.close()
         pieces.append(shown.end())
         seconds = perf_counter() - began
         did = llm.mtp_stats
         libraries = loaded_libraries(gpu_layers)
+    record = {
+        "text": "".join(pieces),
+        "finish_reason": finish_reason,
+        "depth": llm.depth,
+        "seed": seed,
+        "seconds": seconds,
+        "prompt_tokens": len(tokens),
+        "completion_tokens": generated.total(),
+        **asdict(did),
+        "libraries": asdict(libraries),
+    }
+    if not as_json:
+        sys.stdout.write(pieces[-1] + "\n")
+        sys.stdout.flush()
+        if terminal and (any(did.drafted) or did.text_drafted):
+            colored = colored and sys.stderr.isatty()
+            from_text = did.text_accepted / did.text_drafted if did.text_drafted else None
+            table = token_colors.table(generated, did.acceptance, from_text, colored=colored)
+            sys.stderr.write(table + "\n")
+        if stats:
+            sys.stderr.write(report(did, generated.total(), seconds))
+            sys.stderr.write(
+                f"runs on: {libraries.device}, {libraries.kernels} kernels, llama.cpp of "
+                f"{libraries.folder} (llama-cpp-python {libraries.llama_cpp_python})\n"
+            )
+            if temperature > 0:
+                sys.stderr.write(f"seed: {seed}\n")
+    if finish_reason == "interrupted":
+        raise Interrupted(fields=record)
     if as_json:
-        record = {
-            "text": "".join(pieces),
-            "depth": llm.depth,
-            "seed": seed,
-            "seconds": seconds,
-            "prompt_tokens": len(tokens),
-            **asdict(did),
-            "libraries": asdict(libraries),
-        }
         typer.echo(json.dumps(record))
-        return
-    sys.stdout.write(pieces[-1] + "\n")
-    if terminal and (any(did.drafted) or did.text_drafted):
-        colored = colored and sys.stderr.isatty()
-        from_text = did.text_accepted / did.text_drafted if did.text_drafted else None
-        table = token_colors.table(generated, did.acceptance, from_text, colored=colored)
-        sys.stderr.write(table + "\n")
-    if stats:
-        sys.stderr.write(report(did, generated.total(), seconds))
-        sys.stderr.write(
-            f"runs on: {libraries.device}, {libraries.kernels} kernels, llama.cpp of "
-            f"{libraries.folder} (llama-cpp-python {libraries.llama_cpp_python})\n"
-        )
-        if temperature > 0:
-            sys.stderr.write(f"seed: {seed}\n")
 
 
 def parse_depth(text: str | None) -> int | Literal["auto"] | None:
@@ -359,7 +381,7 @@ def _prompt(text: str | None, file: Path | None) -> str:
     if text is not None:
         if file is not None:
             raise typer.BadParameter("--prompt and --prompt-file contradict each other")
-        return text
+        return as_utf8("--prompt", text)
     from_input = file is None or str(file) == "-"
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("expected -p TEXT, -f FILE or a text on standard input")
@@ -380,6 +402,14 @@ def _read(path: Path) -> str:
         raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def as_utf8(name: str, text: str) -> str:
+    """Return the text; RequestError, with the name of its source, for bytes that are not UTF-8.
+
+    Python keeps such bytes of arguments and of standard input as surrogates.
+    """
+    return _decoded(name, text.encode("utf-8", "surrogatepass"))
+
+
 def _decoded(name: str, raw: bytes) -> str:
     if len(raw) > _LARGEST_INPUT:
         raise RequestError(f"{name}: expected at most {_LARGEST_INPUT} bytes")
@@ -395,47 +425,54 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
         return "--grammar-file", _read(grammar_file)
     if json_schema is None:
         return None
-    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
+    from mtp_gguf.native.errors import NativeError  # noqa: PLC0415
+    from mtp_gguf.native.json_schema import ANY_OBJECT, schema_grammar  # noqa: PLC0415
 
     try:
         schema = json.loads(json_schema)
-        if not isinstance(schema, dict):
-            raise ValueError(f"expected an object, found {type(schema).__name__}")
-        if not schema:
-            schema = {"type": "object"}
-        return "--json-schema", llama_cpp.llama_grammar.json_schema_to_gbnf(json.dumps(schema))
-    except Exception as error:  # the converter raises many types, depending on the schema
-        raise typer.BadParameter(
-            f"expected a JSON schema that a grammar can express: {error or type(error).__name__}",
-            param_hint="--json-schema",
-        ) from None
+        return "--json-schema", schema_grammar(ANY_OBJECT if schema == {} else schema)
+    except (ValueError, RecursionError, NativeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--json-schema") from None
 
 
-def _grammar(llm: "MTPLlama", constraint: tuple[str, str]) -> Any:
-    """Return the grammar for llama.cpp; RequestError if llama.cpp cannot read it."""
-    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
-
-    option, text = constraint
-    vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
-    sampler = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
-    if not sampler:
-        raise RequestError(f"{option}: llama.cpp cannot read the grammar; its start must be `root`")
-    llama_cpp.llama_sampler_free(sampler)
-    return llama_cpp.llama_grammar.LlamaGrammar.from_string(text, verbose=False)
+def _messages(system: str | None, content: Any) -> list[dict[str, Any]]:
+    """Return a user message, after the system message if there is one."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": content}]
 
 
-def _in_template(llm: "MTPLlama", text: str) -> str:
-    """Return the text as a user message in the model's chat template."""
-    from mtp_gguf.native.generate import chat_writer  # noqa: PLC0415
+def _renderer(llm: "MTPLlama", option: str) -> "Renderer":
+    """Return the model's chat template; RequestError if it has none for `option`."""
+    from mtp_gguf.native.generate import chat_renderer  # noqa: PLC0415
 
-    write = chat_writer(llm.metadata.get("tokenizer.chat_template"))
-    if write is None:
-        raise RequestError("--chat: the model has no chat template; leave --chat out")
-    return write(text)
+    render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
+    if render is None:
+        raise RequestError(f"{option}: the model has no chat template; leave {option} out")
+    return render
+
+
+def _with_pictures(
+    llm: "MTPLlama", system: str | None, text: str, images: Sequence[Path], mmproj: Path | None
+) -> list[int]:
+    """Evaluate a user message that begins with pictures; return the ids of the prompt."""
+    from mtp_gguf.native.pictures import Pictures  # noqa: PLC0415
+
+    tower = vision_tower(llm, mmproj)
+    if tower is None:
+        raise RequestError(
+            f"{llm.model_path}: expected a vision tower that fits it (mmproj-*.gguf) in its "
+            "folder, found none; name one with --mmproj"
+        )
+    pictures = Pictures(llm, tower)
+    content = [*map(pictures.read, images), {"type": "text", "text": text}]
+    return pictures.prompt(_messages(system, content), _renderer(llm, "--image"))[1]
 
 
 def report(did: "MtpStats", generated: int, seconds: float) -> str:
     """Return a short report: speed, acceptance by position, time by part."""
+    speed = f"{generated} tokens in {seconds:.2f} s, prompt included"
+    if not did.prefilled and not did.cycles:  # llama_cpp.Llama's methods ran it, uncounted
+        return f"{speed}\nno drafts made\n"
     cycles = max(did.cycles, 1)
     parts = {
         "draft": did.draft_ms,
@@ -449,7 +486,7 @@ def report(did: "MtpStats", generated: int, seconds: float) -> str:
     if did.text_cycles:
         drafts.append(f"from the text: {did.text_accepted} of {did.text_drafted} drafts accepted")
     lines = [
-        f"{generated} tokens in {seconds:.2f} s, prompt included",
+        speed,
         f"prompt: {did.prefilled} tokens, trunk {did.prefill_ms:.0f} ms, "
         f"head {did.prefill_head_ms:.0f} ms",
         f"cycles: {did.cycles}, {did.tokens_per_cycle:.2f} tokens each",

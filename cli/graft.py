@@ -1,7 +1,6 @@
 """`mtp-gguf graft`."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.shell import quoted
 
 from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
 from .checkpoint_head import converted_head
@@ -27,6 +27,7 @@ from .options import (
     Overwrite,
     Revision,
     check_revision,
+    parse_gguf_output,
 )
 from .progress import leaves_nothing, reports_errors
 from .written import file_fields, head_of, local_files, output_path, report_file, write_file
@@ -53,7 +54,11 @@ def graft(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="Write to this file or folder (default: BASE-MTP.gguf)."
+            "-o",
+            "--output",
+            metavar="PATH",
+            parser=parse_gguf_output,
+            help="Write to this file or folder (default: BASE-MTP.gguf).",
         ),
     ] = None,
     mtp_f16: MtpF16 = False,
@@ -116,9 +121,10 @@ def graft(
                 with open_any_model(source) as donor:
                     keys = None
                     if draft.wanted:
-                        keys = draft.ranked_for(_tokenizer_of(opened, donor, draft)).metadata(
-                            with_ids=True
-                        )
+                        ranked = draft.ranked_for(_tokenizer_of(opened, donor, draft))
+                        if ranked.warning:
+                            typer.echo(f"note: {ranked.warning}", err=True)
+                        keys = ranked.metadata(with_ids=True)
                     spec = transplant.graft(opened, donor, keys)
                     write_file("graft", spec, target, [*sources, *local_files(donor)], overwrite)
             else:
@@ -133,11 +139,9 @@ def graft(
         return
     report_file(target)
     if check:
-        for line in acceptance_lines(
-            check, shlex.quote(str(target)), shlex.quote(base), shlex.quote(original)
-        ):
+        for line in acceptance_lines(check, quoted(target), quoted(base), quoted(original)):
             typer.echo(line)
-    typer.echo(f"next: mtp-gguf list-tensors {shlex.quote(str(target))} --mtp")
+    typer.echo(f"next: mtp-gguf list-tensors {quoted(target)} --mtp")
 
 
 def _checked(path: Path) -> AcceptanceCheck | None:

@@ -38,7 +38,8 @@ def info(
     lines = [
         f"mtp-gguf {fields['version']}, {libraries['llama.cpp']}",
         f"libraries: {libraries['kind']}, {libraries['folder']} ({libraries['reason']})",
-        f"kernels: {fields['kernels']} ({fields['cpu_features']})",
+        f"compiled for: {fields['cpu_features']}",
+        f"kernels: {_kernels_text(fields['plugged_kernels'])}",
         *(f"device: {device['name']}, {device['description']}" for device in fields["devices"]),
         f"llama-server: {fields['llama_server'] or 'none built'}",
         *(f"missing: {text}" for text in fields["missing"]),
@@ -55,11 +56,20 @@ def say_note() -> None:
         typer.echo(f"mtp-gguf: {runtime.note}", err=True)
 
 
+def _kernels_text(plugged: dict[str, Any]) -> str:
+    if not plugged["instructions"]:
+        return f"llama.cpp's own ({plugged['reason']})"
+    lines = [f"{plugged['instructions']} for {', '.join(plugged['operations'])}"]
+    if not plugged["patched"]:
+        lines.append("not fused, which takes libraries with patches/")
+    return "; ".join([*lines, *plugged["left to ggml"]])
+
+
 def _fields() -> dict[str, Any]:
     from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
     from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.libraries import built_for  # noqa: PLC0415
-    from mtp_gguf.native.runtime import llama_cpp, runtime  # noqa: PLC0415
+    from mtp_gguf.native.libraries import loaded_versions  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp, plugged_kernels, runtime  # noqa: PLC0415
 
     built = find_build()
     server = os.environ.get(VARIABLE) or (str(built.server) if built else None)
@@ -74,9 +84,16 @@ def _fields() -> dict[str, Any]:
             "kind": runtime.kind,
             "folder": str(runtime.folder),
             "reason": runtime.reason,
-            "llama.cpp": built_for(),
+            "llama.cpp": loaded_versions(),
         },
         "kernels": machine.kernels,
+        "plugged_kernels": {
+            "instructions": plugged_kernels.instructions,
+            "reason": plugged_kernels.reason,
+            "patched": plugged_kernels.patched,
+            "operations": plugged_kernels.operations(),
+            "left to ggml": plugged_kernels.left_to_ggml(),
+        },
         "cpu_features": features,
         "cpu": machine.cpu,
         "cores": machine.cores,

@@ -1,52 +1,97 @@
 """The options that commands share, each defined once, and the command class that parses them.
 
-An option has the same spelling in every command. `_EARLIER` lists former spellings and those of
-llama.cpp, which are accepted but not shown in the help.
+An option has the same spelling in every command; former spellings and those of llama.cpp are read,
+too.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import secrets
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import MAGIC
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
+from mtp_gguf.gguf_tools.shell import as_argument
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.torch_file import SUFFIXES as WEIGHT_SUFFIXES
 
+from .help import ReadableHelp
 from .progress import USAGE_ERROR, print_json_error
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.draft_vocabulary import DraftVocabulary
 
 # Panels of the help.
-HEAD, DRAFT = "MTP head", "FastMTP draft vocabulary"
+HEAD, DRAFT, SAMPLING = "MTP head", "FastMTP draft vocabulary", "Sampling"
 
 DEFAULT_SIZE = -1  # stands for --fastmtp without a number
 
 _MAX_THREADS = 512
+_SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+SEEDS = (1 << 32) - 1  # of samplers; this one is llama.cpp's -1, which stands for a random seed
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_BUDGET = 7 * 24 * 3600
 
-# By current spelling. If a command uses an earlier spelling for another option, that option wins.
-_EARLIER = {
-    "--ctx": ("--context", "--ctx-size"),
+# Other spellings, by ours. If a command uses one for another option, that option wins.
+_ELSEWHERE = {  # in llama.cpp and mlx-lm; the help names them
+    "--ctx": ("--ctx-size",),
     "--depth": ("--spec-draft-n-max",),
-    "--from": ("--mtp-from", "--source"),
     "--gpu-layers": ("--n-gpu-layers",),
-    "--prompt-file": ("--file", "--prompts"),
-    "--size": ("-n",),
+    "--quant": ("--outtype",),
+    "--prompt-file": ("--file",),
+    "--stop": ("--reverse-prompt",),
+    "--system": ("--system-prompt",),
     "--temp": ("--temperature",),
-    "--tokens": ("--n-predict", "--predict"),
+    "--tokens": ("--predict", "--n-predict", "--max-tokens"),
 }
+_FORMER = {  # in earlier versions; the help does not name them
+    "--ctx": ("--context",),
+    "--from": ("--mtp-from", "--source"),
+    "--prompt-file": ("--prompts",),
+    "--size": ("-n",),
+}
+_MODEL = ("-m", "--model")  # llama.cpp's, for the argument MODEL
+
+
+def parse_output(text: str) -> Path:
+    """Parse the path of a file to write, or of an existing folder for it."""
+    path = Path(text)
+    if text == "-":
+        raise typer.BadParameter(
+            "expected a file or a folder, found -; weights are written at offsets, which standard "
+            "output does not have"
+        )
+    if text.endswith(_SEPARATORS) and not path.is_dir():
+        raise typer.BadParameter(
+            f"expected a folder that exists, found no {text}; create it: mkdir -p "
+            f"{shlex.quote(text)}"
+        )
+    return path
+
+
+def parse_gguf_output(text: str) -> Path:
+    """Parse the path of a GGUF to write, or of an existing folder for it."""
+    path = parse_output(text)
+    if path.suffix in WEIGHT_SUFFIXES and not path.is_dir():
+        raise typer.BadParameter(
+            f"expected a name for a GGUF, such as {path.with_suffix('.gguf')}, found {path}, which "
+            "names another format"
+        )
+    return path
+
 
 # A model to read, for `open_any_model`.
 ModelFile: TypeAlias = Annotated[
@@ -137,6 +182,110 @@ Context: TypeAlias = Annotated[
 Temperature: TypeAlias = Annotated[
     float, typer.Option("--temp", min=0.0, max=100.0, help="Sample at this temperature; 0: greedy.")
 ]
+TopK: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        min=0,
+        rich_help_panel=SAMPLING,
+        help="Sample from the K likeliest tokens; 0: all (default: the file's, else 40).",
+    ),
+]
+TopP: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        rich_help_panel=SAMPLING,
+        help="Sample from the likeliest tokens that add up to P; 1: all (default: the file's, else "
+        "0.95).",
+    ),
+]
+MinP: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--min-p",
+        min=0.0,
+        max=1.0,
+        rich_help_panel=SAMPLING,
+        help="Drop tokens less likely than P times the likeliest; 0: none (default: the file's, "
+        "else 0.05).",
+    ),
+]
+RepeatPenalty: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--repeat-penalty",
+        min=0.0,
+        max=100.0,
+        rich_help_panel=SAMPLING,
+        help="Penalize repeated tokens by this factor; 1: none (default: the file's, else 1).",
+    ),
+]
+PresencePenalty: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--presence-penalty",
+        min=-100.0,
+        max=100.0,
+        rich_help_panel=SAMPLING,
+        help="Lower the logits of tokens that occurred by this; 0: none.",
+    ),
+]
+FrequencyPenalty: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        min=-100.0,
+        max=100.0,
+        rich_help_panel=SAMPLING,
+        help="Lower the logit of a token by this for each time it occurred; 0: none.",
+    ),
+]
+Seed: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "-s",
+        "--seed",
+        min=-1,
+        max=SEEDS,
+        rich_help_panel=SAMPLING,
+        help="Seed the sampler with this number; -1: a random one.",
+    ),
+]
+Stop: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-r",
+        "--stop",
+        metavar="TEXT",
+        help="Stop before this text, which is not printed; repeatable.",
+    ),
+]
+System: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-sys", "--system", metavar="TEXT", help="Begin the conversation with this system message."
+    ),
+]
+Lora: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--lora", metavar="FILE", help="Apply this LoRA adapter (GGUF) to the trunk."),
+]
+Mmproj: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "-mm",
+        "--mmproj",
+        metavar="FILE",
+        help="See pictures with this vision tower (default: the one beside the model).",
+    ),
+]
+Images: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--image", metavar="FILE…", help="Show these pictures with the prompt."),
+]
 Threads: TypeAlias = Annotated[
     int | None,
     typer.Option(
@@ -200,16 +349,72 @@ Rounds: TypeAlias = Annotated[
 ]
 
 
-class Command(TyperCommand):
-    """A command that accepts lists of files, bare options and earlier spellings.
+class CacheType(str, Enum):
+    """Types of the KV cache, as llama.cpp allows them."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    IQ4_NL = "iq4_nl"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """This type in ggml's table."""
+        return BY_NAME[self.value.upper()]
+
+
+CacheTypeK: TypeAlias = Annotated[
+    CacheType | None,
+    typer.Option(
+        "-ctk", "--cache-type-k", help="Store the keys of the KV cache in this type (default: f16)."
+    ),
+]
+CacheTypeV: TypeAlias = Annotated[
+    CacheType | None,
+    typer.Option(
+        "-ctv",
+        "--cache-type-v",
+        help="Store the values of the KV cache in this type (default: f16).",
+    ),
+]
+
+
+def sampler_seed(seed: int) -> int:
+    """Return the seed to use for --seed: a random number if it asks for one."""
+    return secrets.randbelow(SEEDS) if seed in (-1, SEEDS) else seed
+
+
+class Group(ReadableHelp, TyperGroup):
+    """A command of commands."""
+
+
+class Command(ReadableHelp, TyperCommand):
+    """A command that accepts lists of files, bare options and other spellings.
 
     An option with a metavar such as `FILE…` takes all files that follow it (`--corpus notes/*.txt
-    MODEL`), and one such as `[N]` its default if no number follows.
+    MODEL`), and one such as `[N]` its default if no number follows. `-m MODEL` is read as MODEL.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        others = [f"{_MODEL[0]} (MODEL)"] if self._takes_model() else []
+        for param in self.params:
+            if names := self._other(param, (_ELSEWHERE,)):
+                ours = next(name for name in param.opts if name in _ELSEWHERE)
+                others.append(f"{', '.join(names)} ({ours})")
+        if others:
+            self.epilog = f"Also accepted: {'; '.join(others)}."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; with --json, print a usage error as JSON too."""
         try:
+            if self._takes_model():
+                args = _with_model_first(args, set(self._value_options()))
             return super().parse_args(
                 ctx, _with_lists(args, set(self._list_options()), self._bare_options())
             )
@@ -220,20 +425,38 @@ class Command(TyperCommand):
             raise
 
     def make_parser(self, ctx: Any) -> Any:
-        """Return the parser, which also accepts the earlier spellings."""
+        """Return the parser, which also accepts the other spellings."""
         parser = super().make_parser(ctx)
         for param in self.params:
-            if names := self._earlier(param):
+            if names := self._other(param):
                 alias = copy(param)
                 alias.opts, alias.secondary_opts = names, []
                 alias.add_to_parser(parser, ctx)
         return parser
 
-    def _earlier(self, param: Any) -> list[str]:
-        """Return earlier spellings of an option, except those of another option of this command."""
+    def _other(
+        self, param: Any, tables: Sequence[Mapping[str, Sequence[str]]] = (_ELSEWHERE, _FORMER)
+    ) -> list[str]:
+        """Return other spellings of an option, except those of another option of this command."""
         used = {name for other in self.params for name in other.opts}
-        names = dict.fromkeys(old for name in param.opts for old in _EARLIER.get(name, ()))
+        names = [name for table in tables for own in param.opts for name in table.get(own, ())]
         return [name for name in names if name not in used]
+
+    def _takes_model(self) -> bool:
+        """Whether `-m MODEL` can stand for an argument of this command."""
+        used = {name for param in self.params for name in param.opts}
+        return not used & set(_MODEL) and any(
+            param.param_type_name == "argument" and param.metavar == "MODEL"
+            for param in self.params
+        )
+
+    def _value_options(self) -> Iterator[str]:
+        """Yield the spellings of options that always take a value."""
+        bare = self._bare_options()
+        for param in self.params:
+            flag = getattr(param, "is_flag", True)  # arguments have no such attribute
+            if not flag and param.opts[0] not in bare:
+                yield from (*param.opts, *self._other(param))
 
     def _bare_options(self) -> dict[str, "_Bare"]:
         """Return the options that may lack their value, by spelling."""
@@ -244,7 +467,7 @@ class Command(TyperCommand):
         """Yield the spellings of options that take a list of files."""
         for param in self.params:
             if param.param_type_name == "option" and (param.metavar or "").endswith("…"):
-                yield from (*param.opts, *self._earlier(param))
+                yield from (*param.opts, *self._other(param))
 
 
 class _Bare(NamedTuple):
@@ -259,6 +482,29 @@ _BARE = {
     "[N]": _Bare(str.isdecimal, str(DEFAULT_SIZE)),
     "[TYPE]": _Bare(lambda word: word.upper() in BY_NAME, "F16"),
 }
+
+
+def _with_model_first(args: Sequence[str], with_value: Collection[str]) -> list[str]:
+    """Move the value of `-m` to the front, where the argument MODEL is read.
+
+    with_value: options whose value is the next word, whatever it is.
+    """
+    words = iter(args)
+    models: list[str] = []
+    rest: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            return [*models, *rest, word, *words]
+        if word in _MODEL and (following := next(words, None)) is not None:
+            models.append(as_argument(following))
+        elif equals and name == _MODEL[1]:
+            models.append(as_argument(value))
+        else:
+            rest.append(word)
+            if word in with_value and (following := next(words, None)) is not None:
+                rest.append(following)
+    return [*models, *rest]
 
 
 def _with_lists(args: Sequence[str], lists: set[str], bare: Mapping[str, "_Bare"]) -> list[str]:
@@ -415,14 +661,14 @@ def parse_budget(text: str | None, full: bool) -> float | None:
     return seconds
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str = "--split-max-size") -> int:
     """Parse sizes such as `500M` or `4G`, in decimal units as llama.cpp's --split-max-size."""
     units = {"K": 10**3, "M": 10**6, "G": 10**9}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not number.isascii() or not number.isdigit() or not int(number):
         raise typer.BadParameter(
             f"expected a number and K, M or G, such as 4G; found {text!r}",
-            param_hint="--split-max-size",
+            param_hint=option,
         )
     return int(number) * units[unit]
 

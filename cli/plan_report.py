@@ -1,12 +1,12 @@
 """Render a conversion's plans and outcome as text and as JSON."""
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.vision import PART
 
 from .progress import count_types, human_bytes, printable
@@ -59,7 +59,7 @@ def summary_text(
     plans: Sequence["Plan"], outcome: "Outcome", report: HeadReport, abilities: Sequence[str]
 ) -> str:
     """Return what was written, its cost, what the files can do, and the next command."""
-    next_step = f"mtp-gguf list-tensors {shlex.quote(str(plans[0].shards[0].path))}"
+    next_step = f"mtp-gguf list-tensors {quoted(plans[0].shards[0].path)}"
     if report.ready:
         next_step += " --mtp"
     lines = []
@@ -75,7 +75,10 @@ def summary_text(
 
 
 def summary_json(
-    plans: Sequence["Plan"], outcome: "Outcome", kernels: Mapping[str, str] | None
+    plans: Sequence["Plan"],
+    outcome: "Outcome",
+    kernels: Mapping[str, str] | None,
+    warnings: Sequence[str],
 ) -> str:
     """Return plans and outcome as one JSON object."""
     cost = {
@@ -84,6 +87,7 @@ def summary_json(
         "cores": outcome.cores,
         "utilisation": outcome.utilisation,
         "peak_bytes": outcome.peak_bytes,
+        "warnings": list(warnings),
     }
     return json.dumps(_fields(plans, kernels) | cost, indent=1)
 

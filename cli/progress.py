@@ -18,6 +18,8 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
+from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -27,6 +29,7 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130  # 128 and SIGINT
 _BROKEN_PIPE = 141  # 128 and SIGPIPE: what a shell reports for a program that SIGPIPE ended
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NARROW = 60  # columns of a terminal that are too few for Rich's tables and bars
 # Seconds between two lines of progress if standard error is not a terminal.
 _PLAIN_PROGRESS_SECONDS = 5.0
 _PLAIN_STATUS_SECONDS = 10.0
@@ -44,9 +47,9 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         as_json = bool(kwargs.get("as_json"))
 
-        def fail(text: str, code: int = 1) -> typer.Exit:
+        def fail(text: str, code: int = 1, fields: Mapping[str, Any] | None = None) -> typer.Exit:
             if as_json:
-                print_json_error(text, code)
+                print_json_error(text, code, fields)
             typer.echo(f"mtp-gguf: {printable(text)}", err=True)
             return typer.Exit(code)
 
@@ -66,9 +69,14 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             except OSError as error:  # from the system, such as a full temporary folder
                 where = f"{error.filename}: " if error.filename else ""
                 raise fail(f"{where}{error.strerror or error}") from None
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise fail(OUT_OF_MEMORY) from None
             except KeyboardInterrupt as error:
-                detail = f"; {error}" if isinstance(error, Interrupted) else ""
-                raise fail(f"interrupted{detail}", 128 + stop.signal) from None
+                known = error if isinstance(error, Interrupted) else Interrupted()
+                detail = f"; {known}" if str(known) else ""
+                raise fail(f"interrupted{detail}", 128 + stop.signal, known.fields) from None
             finally:
                 _finish_output()
 
@@ -76,18 +84,30 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or another signal; the message says what remains on disk."""
+    """Ctrl-C or another signal; the message says what remains on disk.
+
+    fields: what --json prints of the work that was done, besides the error.
+    """
+
+    def __init__(self, text: str = "", fields: Mapping[str, Any] | None = None) -> None:
+        super().__init__(text)
+        self.fields = fields
 
 
 @contextmanager
-def leaves_nothing(*outputs: Path) -> Iterator[None]:
-    """Make an interruption report whether any of `outputs` was written."""
+def leaves_nothing(*outputs: Path, resumes: bool = False) -> Iterator[None]:
+    """Make an interruption report whether any of `outputs` was written.
+
+    resumes: parts of them stay under hidden names, and the same command goes on with them.
+    """
     before = [_identity(path) for path in outputs]
     try:
         yield
     except KeyboardInterrupt:
         whole = [str(p) for p, old in zip(outputs, before, strict=True) if _identity(p) != old]
         text = f"{', '.join(whole)}: written before that" if whole else "nothing was written"
+        if resumes and not whole:
+            text = "the same command goes on from here"
         raise Interrupted(text) from None
 
 
@@ -100,9 +120,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def print_json_error(text: str, code: int) -> None:
-    """Print the error of a command that was called with --json."""
-    typer.echo(json.dumps({"error": text, "exit_code": code}, ensure_ascii=False))
+def print_json_error(text: str, code: int, fields: Mapping[str, Any] | None = None) -> None:
+    """Print the error of a command that was called with --json, after the fields of its result."""
+    record = {**(fields or {}), "error": text, "exit_code": code}
+    typer.echo(json.dumps(record, ensure_ascii=False))
 
 
 def _finish_output() -> None:
@@ -113,6 +134,14 @@ def _finish_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, above the status line if one is shown.
+
+    typer.echo writes to the file itself, and so into the status line.
+    """
+    print(text, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -152,7 +181,8 @@ def byte_progress(
     from rich import progress as bars  # noqa: PLC0415  (slow to import)
     from rich.console import Console  # noqa: PLC0415
 
-    with bars.Progress(
+    console = Console(stderr=True)
+    columns: list[bars.ProgressColumn] = [
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
         bars.TaskProgressColumn(),
@@ -160,9 +190,10 @@ def byte_progress(
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(),
         bars.TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
+    ]
+    if console.width < NARROW:  # there is no room for more than the share and the time left
+        columns = [columns[i] for i in (0, 2, 5)]
+    with bars.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda count: bar.update(task, advance=count, note=note())
 
@@ -175,7 +206,7 @@ def _plain_progress(title: str, total: int, note: Callable[[], str]) -> Callable
         nonlocal done, shown
         done += count
         now = time.monotonic()
-        if now - shown >= _PLAIN_PROGRESS_SECONDS and done < total:
+        if now - shown >= _PLAIN_PROGRESS_SECONDS and 0 < done < total:
             shown = now
             rate = done / (now - began)
             typer.echo(

@@ -1,11 +1,12 @@
 """`mtp-gguf serve`."""
 
 import json
+import os
 import shlex
 import sys
 import warnings
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,11 +15,20 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
+from mtp_gguf.gguf_tools.remote import on_hub
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
-from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command
+from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command, without_key
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
+from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer
-from mtp_gguf.server.model import ServedModel, check_loads, choose_head, choose_mmproj, open_model
+from mtp_gguf.server.model import (
+    NoHeadError,
+    ServedModel,
+    check_loads,
+    choose_head,
+    choose_mmproj,
+    open_model,
+)
 
 from .local_model import local_model
 from .options import AsJson, Command, Threads, spelled
@@ -33,6 +43,14 @@ answer = client.chat.completions.create(
 )
 print(answer.choices[0].message.content)
 """
+_ANY_SITE = (
+    "this llama-server answers web pages of any site that you open in a browser; "
+    "--api-key KEY or a server of `mtp-gguf build-server` prevents that"
+)
+_KERNELS = (
+    "this llama-server uses the CPU kernels of this package (MTP_GGUF_KERNELS=0 keeps its own; "
+    "without serve: mtp-gguf kernels -- llama-server)"
+)
 
 
 class CommandClass(Command):
@@ -195,7 +213,7 @@ def serve(
     passed = passed or []
     if hf_repo is not None:
         passed = [model, *passed] if model is not None else passed
-        model = hf_repo if hf_repo.startswith("hf://") else f"hf://{hf_repo}"
+        model = on_hub(hf_repo)
     if model is None:
         raise typer.BadParameter("missing argument", param_hint="MODEL")
     if passed and not passed[0].startswith("-"):
@@ -214,7 +232,14 @@ def serve(
     given = [str(w) for pair in ours.items() if pair[1] is not None for w in pair]
     found = local_model(model, head, drafts=not no_draft)
     file = open_model(found.path)
-    served = ServedModel(file, None) if no_draft else choose_head(file, found.head)
+    served, headless = ServedModel(file, None), ""
+    if not no_draft:
+        try:
+            served = choose_head(file, found.head)
+        except NoHeadError as error:
+            if depth not in (None, AUTO):
+                raise
+            headless = f"{error}; serving without a head"
     tower, several = None, ""
     if mmproj or not any(option in passed for option in MMPROJ_OPTIONS):
         tower, several = choose_mmproj(file, mmproj)
@@ -222,7 +247,9 @@ def serve(
     check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
-    tuned, ignored = (None, None) if no_draft else find_profile(file.path, server.kernels, None)
+    tuned, ignored = None, None
+    if served.head_file is not None:
+        tuned, ignored = find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
@@ -244,16 +271,31 @@ def serve(
             f"-ngl {gpu_layers}: this llama-server finds no GPU that it can use and runs all "
             "layers on the CPU; docs/gpu.md says how to build it with a GPU backend"
         )
-    for note in filter(None, (several, ignored, missing, *command.notes)):
+    if not print_command:
+        check_free(address)
+        if rpc is not None:
+            check_rpc_servers(rpc)
+    variables = None if server.fastmtp else default_environment(server.path, os.environ)
+    kernels = _KERNELS if variables is not None else ""
+    lacking = _lacking(server)
+    notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
+    for note in filter(None, notes):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
         typer.echo(json.dumps(_fields(command)) if as_json else shlex.join(command.words))
         return
-    check_free(address)
-    if rpc is not None:
-        check_rpc_servers(rpc)
-    typer.echo(shlex.join(_without_key(command.words)), err=True)
-    raise typer.Exit(_run(command, found.path.name, as_json, example, open_page))
+    typer.echo(shlex.join(without_key(command.words)), err=True)
+    raise typer.Exit(_run(command, variables, found.path.name, as_json, example, open_page))
+
+
+def _lacking(server: LlamaServer) -> str:
+    """A line with what the server lacks compared with ours; "" if that is nothing."""
+    if not server.lacking:
+        return ""
+    return (
+        f"this llama-server ({server.version}) has no {', no '.join(server.lacking)}; "
+        "mtp-gguf build-server builds one that has"
+    )
 
 
 def _lookup_index(paths: Sequence[Path], model: Path, server: LlamaServer) -> Path:
@@ -288,20 +330,6 @@ def _fields(command: ServerCommand) -> dict[str, Any]:
     return {"url": command.health.removesuffix("/health"), "command": list(command.words)}
 
 
-def _without_key(words: Sequence[str]) -> list[str]:
-    """Return the command for a terminal or a log, without the API key."""
-    shown = []
-    for before, word in zip(("", *words), words, strict=False):
-        name, equals, _ = word.partition("=")
-        if before.replace("_", "-") == "--api-key":
-            shown.append("***")
-        elif equals and name.replace("_", "-") == "--api-key":
-            shown.append(f"{name}=***")
-        else:
-            shown.append(word)
-    return shown
-
-
 def _depth(text: str) -> int | Literal["auto"]:
     """Parse the value of --depth."""
     if text == AUTO:
@@ -326,20 +354,31 @@ def _open(url: str, server: RunningServer) -> None:
         typer.echo(f"mtp-gguf: no browser found; open {url} in one", err=True)
 
 
-def _run(command: ServerCommand, name: str, as_json: bool, example: bool, open_page: bool) -> int:
-    """Run the server until it ends; return its exit code."""
+def _run(
+    command: ServerCommand,
+    variables: Mapping[str, str] | None,
+    name: str,
+    as_json: bool,
+    example: bool,
+    open_page: bool,
+) -> int:
+    """Run the server, with these environment variables, until it ends; return its exit code."""
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
-    with RunningServer(command.words, command.health, sys.stderr.buffer) as server:
+    words, health = command.words, command.health
+    with RunningServer(words, health, sys.stderr.buffer, environment=variables) as server:
         with status_line(title) as update:
             ready = server.wait_until_ready(lambda seconds: update(f"{title}: {seconds:.0f} s"))
         if ready:
             server.show_log()
+            answers_any_site = not command.has_key and server.answers_any_site()
             typer.echo(f"ready: {address}", err=True)
+            if answers_any_site:
+                typer.echo(f"mtp-gguf: {_ANY_SITE}", err=True)
             if as_json:
                 typer.echo(json.dumps(_fields(command)))
             elif example:
-                key = "YOUR_KEY" if _without_key(command.words) != [*command.words] else "none"
+                key = "YOUR_KEY" if command.has_key else "none"
                 typer.echo(_EXAMPLE.format(address=address, key=key))
             sys.stdout.flush()
             if open_page:

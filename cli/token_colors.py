@@ -10,6 +10,8 @@ from typing import IO
 
 from mtp_gguf.gguf_tools.profile import FROM_TEXT
 
+from .stop_strings import StopStrings
+
 # Colors of drafts 1, 2, 3, … and of all deeper ones: the nearest colors of the 256-color palette to
 # those of the report (bench/report/style.css) that are legible on light and dark backgrounds.
 COLORS = (32, 172, 70, 134, 168)
@@ -82,19 +84,32 @@ def table(
 class TokenText:
     """Decode the bytes of tokens to text; a character may be spread over several tokens.
 
-    terminal: escape control characters other than line breaks and tabs.
+    terminal: escape control characters other than line breaks and tabs. stops: the text ends before
+    the first of these strings.
     """
 
-    def __init__(self, *, colored: bool, terminal: bool) -> None:
+    def __init__(self, *, colored: bool, terminal: bool, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._colored = colored
         self._terminal = terminal
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has ended at one of `stops`."""
+        return self._stops.found
 
     def add(self, piece: bytes, origin: int) -> str:
         """Return the text to print now; a character belongs to the token that completes it."""
-        text = self._decoder.decode(piece)
-        return styled(text, origin, colored=self._colored, terminal=self._terminal)
+        return self._styled(self._stops.add(self._decoder.decode(piece), origin))
 
     def end(self) -> str:
-        """Return what is left of an incomplete character."""
-        return self._decoder.decode(b"", final=True)
+        """Return an incomplete character, and what might have become a stop string."""
+        rest = self._stops.add(self._decoder.decode(b"", final=True), 0)
+        return self._styled([*rest, *self._stops.end()])
+
+    def _styled(self, parts: Sequence[tuple[str, int]]) -> str:
+        return "".join(
+            styled(text, origin, colored=self._colored, terminal=self._terminal)
+            for text, origin in parts
+        )

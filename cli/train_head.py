@@ -1,8 +1,6 @@
 """`mtp-gguf train-head`."""
 
 import json
-import shlex
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +9,8 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.shell import quoted
 
-from .fastmtp import paragraphs
 from .local_model import local_model
 from .options import (
     HEAD,
@@ -22,9 +20,11 @@ from .options import (
     MtpF16,
     Overwrite,
     Threads,
+    parse_output,
     usable_gpu_layers,
 )
 from .progress import reports_errors
+from .text_files import paragraphs, whole_texts
 from .written import file_fields, output_path, report_file
 
 _SAFETENSORS = ".safetensors"
@@ -58,6 +58,8 @@ def train_head(
         typer.Option(
             "-o",
             "--output",
+            metavar="PATH",
+            parser=parse_output,
             help="Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
             "(default: MODEL-tuned.gguf).",
         ),
@@ -190,7 +192,7 @@ def train_head(
                 f"train-head: expected {name}, which is not installed; "
                 'pip install "mtp-gguf[train]"'
             )
-    texts = _texts(text) if text else tuple(paragraphs(prompts or []))
+    texts = whole_texts(text) if text else tuple(paragraphs(prompts or []))
     path = local_model(model, drafts=False).path
     check_output(target, [path, *files], overwrite)
     gpu_layers = usable_gpu_layers(gpu_layers)
@@ -226,6 +228,7 @@ def train_head(
     fields = run(job)
     if as_json:
         head = {} if target.suffix == _SAFETENSORS else file_fields(target)
+        fields["warnings"] += head.get("warnings", [])
         typer.echo(json.dumps({"path": str(target), **head, **fields}, indent=1))
         return
     for line in _report(fields):
@@ -235,19 +238,7 @@ def train_head(
     else:
         report_file(target, None if head_only else "mtp-gguf tune {}")
     if job.folder.exists():
-        typer.echo(f"kept: {shlex.quote(str(job.folder))}")
-
-
-def _texts(files: Sequence[Path]) -> tuple[str, ...]:
-    texts = []
-    for path in files:
-        try:
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError as error:
-            raise RequestError(f"--text: {path}: cannot be read: {error.strerror}") from None
-    if not any(text.strip() for text in texts):
-        raise RequestError(f"--text: no text in {', '.join(map(str, files))}")
-    return tuple(texts)
+        typer.echo(f"kept: {quoted(job.folder)}")
 
 
 def _report(fields: dict[str, Any]) -> list[str]:
@@ -267,6 +258,9 @@ def _report(fields: dict[str, Any]) -> list[str]:
             + (f" (before: {speed['before']:.2f})" if speed["before"] else "")
             + f", at depth {speed['depth']}"
         )
+    if replaced := fields["replaced_draft_vocabulary"]:
+        lines.append(f"replaced the draft vocabulary of {replaced} tokens, as --fastmtp asks")
+    lines += [f"warning: {warning}" for warning in fields["warnings"]]
     if not fields["improved"]:
         lines.append("note: nothing was gained, so the head is the one that training started from")
     return lines

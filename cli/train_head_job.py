@@ -4,11 +4,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,13 +21,13 @@ from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, ran
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.gguf_tools import process_memory, system
-from mtp_gguf.gguf_tools.draft_list import read_draft_list, required_ids
+from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.rewrite import write
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.transplant import head_alone, with_head
 from mtp_gguf.train.block import Weights, fresh_weights, read_weights
@@ -59,6 +59,8 @@ _COLLECTING = 0.4  # the largest share of --minutes for collecting
 # PyTorch and what it keeps for products of many sizes (more than 1 GB in a long run), llama.cpp's
 # context and buffers, Python.
 _OVERHEAD = 2 << 30
+
+_Draft: TypeAlias = DraftVocabulary | DraftList  # counted here, or the model's own
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def run(job: Job) -> dict[str, Any]:
     check_device(job.device or default_device())
     with open_model(job.model) as model:
         check_type(_head_type(job, model))
+        _check_list(job, model)
         config = BlockConfig.of(model.head)
         with _weights(job, model) as weights:
             _check_resources(job, config, weights, model)
@@ -126,10 +129,11 @@ def run(job: Job) -> dict[str, Any]:
                 samples = _collected(job, model, config, began)
                 train, held_out = split_data(samples)
                 draft = _draft_vocabulary(job, model, train)
+                before = _measured_start(job, model, weights, draft, held_out)
                 settings = _settings(job, time.monotonic() - began)
                 outcome = _trained(job, model, config, weights, (train, held_out), draft, settings)
         with leaves_nothing(job.target):
-            fields = _write(job, model, outcome, held_out, draft, samples)
+            fields = _write(job, model, before, outcome, held_out, draft, samples)
     if job.work is None:
         remove_data(job.folder, CHECKPOINT_NAME)
     return fields
@@ -249,17 +253,31 @@ def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> lis
     return samples
 
 
-def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> DraftVocabulary | None:
-    """The draft vocabulary counted on what the trunk would say; None for the whole vocabulary.
+def _check_list(job: Job, model: Model) -> None:
+    """RequestError if the model's own draft vocabulary is to be kept and is invalid."""
+    present = read_draft_list(model) if job.fastmtp is None else None
+    if present is None:
+        return
+    faults = list_faults(present.ids, model.vocabulary_size or 0, required_ids(model))
+    if faults:
+        raise RequestError(
+            f"{job.model}: its draft vocabulary is invalid: {faults[0]}; pass --fastmtp to count "
+            "another one"
+        )
 
-    A model that has one keeps its size unless --fastmtp gives another.
+
+def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> _Draft | None:
+    """The draft vocabulary to train for; None for the whole vocabulary.
+
+    It is the model's own, or with --fastmtp one that is counted on what the trunk would say, of
+    the size of the model's own unless --fastmtp gives another.
     """
     n_vocab, required = model.vocabulary_size or 0, required_ids(model)
     present = read_draft_list(model)
-    if job.fastmtp is None and present is None:
-        return None
+    if job.fastmtp is None:
+        return present
     size = job.fastmtp
-    if size is None or size == DEFAULT_SIZE:
+    if size == DEFAULT_SIZE:
         size = default_size(n_vocab, len(required)) if present is None else len(present.ids)
     counts = _counts(train, n_vocab)
     source = f"counted on {counts.sum()} tokens of its own output"
@@ -273,11 +291,11 @@ def _counts(train: list[Sample], n_vocab: int) -> NDArray[np.int64]:
     return counts
 
 
-def _learned_ids(model: Model, train: list[Sample], draft: DraftVocabulary | None) -> NDArray[Any]:
+def _learned_ids(model: Model, train: list[Sample], draft: _Draft | None) -> NDArray[Any]:
     """The tokens that the loss is over: the draft vocabulary, or the most frequent ones."""
     n_vocab = model.vocabulary_size or 0
     if draft is not None:
-        return draft.ids
+        return np.asarray(draft.ids, np.int64)
     return np.argsort(-_counts(train, n_vocab), kind="stable")[:_TRAINED_ROWS].astype(np.int64)
 
 
@@ -304,7 +322,7 @@ def _trained(
     config: BlockConfig,
     weights: Weights,
     data: tuple[list[Sample], list[Sample]],
-    draft: DraftVocabulary | None,
+    draft: _Draft | None,
     settings: TrainSettings,
 ) -> Outcome:
     train, held_out = data
@@ -324,22 +342,52 @@ def _trained(
 # -------------------------------------------------------------------------- the results
 
 
+def _output(
+    job: Job, model: Model, weights: Weights, draft: _Draft | None, facts: Mapping[str, Any]
+) -> OutputSpec:
+    """The model with this head. facts: how the head was trained."""
+    keys: dict[str, Value] = train_keys(facts)
+    if draft is not None:
+        keys |= draft.metadata(with_ids=True)
+    tensors = head_tensors(weights, model.head.trunk_layers, _head_type(job, model))
+    return with_head(model, tensors, keys)
+
+
+def _measured(job: Job, path: Path, held_out: list[Sample]) -> Acceptance:
+    return measure_file(path, held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores)
+
+
+def _measured_start(
+    job: Job, model: Model, weights: Weights, draft: _Draft | None, held_out: list[Sample]
+) -> Acceptance | None:
+    """The acceptance of the head that training starts from, in the output's type and vocabulary.
+
+    None for random weights, and where no GGUF is written: the trainer measures that.
+    """
+    if job.start.from_scratch or job.target.suffix == ".safetensors":
+        return None
+    path = job.folder / "start.gguf"
+    try:
+        write(path, head_alone(_output(job, model, weights, draft, {}), model))
+        return _measured(job, path, held_out)
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _write(
     job: Job,
     model: Model,
+    before: Acceptance | None,
     outcome: Outcome,
     held_out: list[Sample],
-    draft: DraftVocabulary | None,
+    draft: _Draft | None,
     samples: list[Sample],
 ) -> dict[str, Any]:
-    """Write the output, measure it, and return the fields for --json."""
-    before = None
-    if model.head.report.ready and not job.start.from_scratch and job.start.head_from is None:
-        before = measure_file(
-            model.paths[0], held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores
-        )
-    elif not job.start.from_scratch:
-        before = outcome.before
+    """Write the output, measure it, and return the fields for --json.
+
+    before: that of the head as it would have been written without training; None if unknown.
+    """
+    trained = None if job.start.from_scratch else outcome.before  # as `outcome.after` was measured
     facts: dict[str, Any] = {
         "source": _source(job),
         "tokens": sum(len(sample) for sample in samples),
@@ -347,25 +395,20 @@ def _write(
         "steps": job.steps,
         "updates": outcome.step,
         "seed": job.seed,
-        **({"acceptance_before": before.rates} if before else {}),
+        **({"acceptance_before": trained.rates} if trained else {}),
         "acceptance_after": outcome.after.rates,
     }
     after, speed = outcome.after, None
     if job.target.suffix == ".safetensors":
+        before = trained
         _write_checkpoint(job.target, outcome.weights, facts)
     else:
-        keys: dict[str, Value] = train_keys(facts)
-        if draft is not None:
-            keys |= draft.metadata(with_ids=True)
-        tensors = head_tensors(outcome.weights, model.head.trunk_layers, _head_type(job, model))
-        spec = with_head(model, tensors, keys)
+        spec = _output(job, model, outcome.weights, draft, facts)
         if job.head_only:
             spec = head_alone(spec, model)
         with byte_progress("train-head", spec.nbytes) as progress:
             write(job.target, spec, progress)
-        after = measure_file(
-            job.target, held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores
-        )
+        after = _measured(job, job.target, held_out)
         speed = _predicted(job, before, after, held_out)
     return {
         "acceptance": {
@@ -383,7 +426,15 @@ def _write(
         "seconds": outcome.seconds,
         "stopped": outcome.stopped,
         "predicted_speedup": speed,
+        "replaced_draft_vocabulary": _replaced(model, draft),
+        "warnings": [draft.warning] if isinstance(draft, DraftVocabulary) and draft.warning else [],
     }
+
+
+def _replaced(model: Model, draft: _Draft | None) -> int | None:
+    """The number of tokens of the model's draft vocabulary if it was replaced, else None."""
+    present = read_draft_list(model) if isinstance(draft, DraftVocabulary) else None
+    return None if present is None else len(present.ids)
 
 
 def _start(job: Job) -> str:

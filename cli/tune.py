@@ -12,7 +12,12 @@ from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
-from mtp_gguf.gguf_tools.profile import LARGEST_PROFILE, profile_path, write_profile
+from mtp_gguf.gguf_tools.profile import (
+    LARGEST_PROFILE,
+    ROLLBACKS,
+    profile_path,
+    write_profile,
+)
 from mtp_gguf.gguf_tools.system import usable_cores
 from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
@@ -36,14 +41,13 @@ from .options import (
     usable_gpu_layers,
     usage_of,
 )
-from .progress import INTERRUPTED, printable, reports_errors, share_progress
+from .progress import INTERRUPTED, printable, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
     from mtp_gguf.bench.tune import TuneResult
 
 _SHOWN = 8  # candidates
-_ROLLBACKS = ("snapshot", "checkpoint", "host")
 
 
 @reports_errors
@@ -71,8 +75,9 @@ def tune(
     Compares depths, draft vocabulary sizes, rollback modes and numbers of drafting threads with
     decoding without drafts, which is chosen unless drafting is at least 3 % faster. `generate`,
     `serve` and MTPLlama then use MODEL.mtp.toml, on this machine, for this file and for the kernels
-    (stock or patches/) that were measured; it has one profile for each. Ctrl-C shows the results so
-    far and leaves an earlier profile unchanged.
+    (stock or patches/) that were measured; it has one profile for each. A result that was measured
+    while other programs used the processors, or that is impossible, is not stored. Ctrl-C shows the
+    results so far. Both leave an earlier profile unchanged.
 
     **Examples**
 
@@ -110,7 +115,7 @@ def tune(
         sizes += [-1] if draft.layout is DraftLayout.IDS else []
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
     # Replay is always the cheapest: the other modes copy states, and decode again.
-    rollbacks = _ROLLBACKS[:1] if replays(drafting.architecture, gpu_layers) else _ROLLBACKS
+    rollbacks = ROLLBACKS[:1] if replays(drafting.architecture, gpu_layers) else ROLLBACKS
     space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), rollbacks, (0, *fewer))
     options = TuneOptions(
         space,
@@ -126,15 +131,16 @@ def tune(
 
     def planned(plan: "Plan") -> None:
         for line in plan_lines(plan, seconds):
-            typer.echo(line, err=True)
+            say(line)
 
     with share_progress("tune") as progress:
         tuned = search(found.path, options, progress, planned)
     best = tuned.search
-    if tuned.profile and not dry_run:  # before printing, since the pipe may be closed
+    writes = not (dry_run or tuned.warnings)
+    if tuned.profile and writes:  # before printing, since the pipe may be closed
         write_profile(path, tuned.profile)
     if as_json:
-        typer.echo(json.dumps(_fields(tuned, None if dry_run else path), indent=1))
+        typer.echo(json.dumps(_fields(tuned, path if writes else None), indent=1))
         if tuned.profile is None:
             raise typer.Exit(INTERRUPTED)
         return
@@ -153,8 +159,12 @@ def tune(
     if tuned.profile is None:
         typer.echo("mtp-gguf: interrupted; no profile was written", err=True)
         raise typer.Exit(INTERRUPTED)
-    if not dry_run:
+    for warning in tuned.warnings:
+        typer.echo(f"mtp-gguf: {warning}", err=True)
+    if writes:
         typer.echo(f"written: {path}")
+    elif not dry_run:
+        typer.echo("mtp-gguf: no profile was written, since the result is unreliable", err=True)
 
 
 def _note_other_kernels(model: str) -> None:
@@ -172,7 +182,7 @@ def _note_other_kernels(model: str) -> None:
 
 
 def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:
-    """Return the result for --json. path: of the profile; None if none was requested."""
+    """Return the result for --json. path: of the profile; None if it is not written."""
     found = tuned.search
     return {
         "profile": str(path) if tuned.profile is not None and path is not None else None,
@@ -186,4 +196,5 @@ def _fields(tuned: "TuneResult", path: Path | None) -> dict[str, Any]:
         ],
         "skipped": list(tuned.skipped),
         "interrupted": tuned.profile is None,
+        "warnings": list(tuned.warnings),
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .local_model import local_model
-from .options import AsJson, DraftOptions, FastMtp, FastMtpCorpus, parse_budget
+from .options import AsJson, DraftOptions, FastMtp, FastMtpCorpus, parse_budget, parse_gguf_output
 from .progress import printable, reports_errors
 from .serve import CommandClass as ServeClass
 from .up_plan import Asked, Step, StepName, headline, make_plan
@@ -39,6 +39,8 @@ def up(
         typer.Option(
             "-o",
             "--output",
+            metavar="PATH",
+            parser=parse_gguf_output,
             help="Write a converted or grafted GGUF to this file or folder (default: here).",
         ),
     ] = None,
@@ -93,6 +95,10 @@ def up(
     """
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
+    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415  (slow)
+
+    if quant.upper() not in FILE_TYPES:
+        raise typer.BadParameter(unknown_name(quant, FILE_TYPES), param_hint="--quant")
     draft = DraftOptions.parse(fastmtp, fastmtp_corpus, None)
     asked = Asked(
         model=model,

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, original_of
-from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, RequestError, ServerError
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.profile import find_profile
@@ -21,10 +21,12 @@ from mtp_gguf.gguf_tools.remote import (
 )
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.safetensors import checkpoint_files
+from mtp_gguf.gguf_tools.shell import as_argument
 from mtp_gguf.gguf_tools.system import PATCHED, usable_cores
 from mtp_gguf.server.address import check_free, resolve
+from mtp_gguf.server.command import check_access, without_key
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server
-from mtp_gguf.server.model import choose_head
+from mtp_gguf.server.model import NoHeadError, choose_head
 from mtp_gguf.server.model import open_model as open_served
 
 from .progress import duration, human_bytes
@@ -66,10 +68,10 @@ class Step:
 
     @property
     def command(self) -> str:
-        """The command that does the same."""
+        """The command that does the same, without the API key for llama-server."""
         if self.name is StepName.DOWNLOAD:
             return download_command(self.words[0]).removesuffix(" --local-dir .")
-        return shlex.join(["mtp-gguf", *self.words])
+        return shlex.join(without_key(["mtp-gguf", *self.words]))
 
     @property
     def text(self) -> str:
@@ -116,7 +118,9 @@ class _Made:
 def make_plan(asked: Asked) -> list[Step]:
     """The steps for a model, reading only names and headers; MtpGgufError if it cannot be made."""
     if StepName.SERVE not in asked.skip:
-        check_free(resolve(asked.host, asked.port))
+        address = resolve(asked.host, asked.port)
+        check_access(address, False, asked.passed)
+        check_free(address)
     made = _model(asked)
     for step in made.steps:
         if step.name in asked.skip and not step.done:
@@ -151,11 +155,9 @@ def _model(asked: Asked) -> _Made:
 def _checkpoint(asked: Asked, hub: HubModel | None, nbytes: int = 0) -> _Made:
     """Convert; the head is taken from the original if the checkpoint lost it."""
     from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.plan_checkpoint import planned_file  # noqa: PLC0415
 
-    name = Path(hub.hub_id if hub else asked.model).resolve().name
-    output = _output(asked, f"{name}-{asked.quant}.gguf")
-    words = ["convert", str(hub or asked.model), "-o", str(output), "--quant", asked.quant]
-    words += ["--mtp-f16", *asked.draft]
+    model = str(hub or asked.model)
     if hub is None:
         folder = Path(asked.model)
         nbytes = sum(path.stat().st_size for path in checkpoint_files(folder))
@@ -164,28 +166,36 @@ def _checkpoint(asked: Asked, hub: HubModel | None, nbytes: int = 0) -> _Made:
     if hub is not None:
         seconds += nbytes / _DOWNLOAD_RATE
         what = f"download {what} and convert them"
-    if done := _there(output):
-        return _Made((Step(StepName.CONVERT, tuple(words), what, nbytes, done=done),), str(output))
-    if hub is not None:
-        diagnosis = doctor_checkpoint.diagnose_hub_checkpoint(*hub)
-    else:
-        diagnosis = doctor_checkpoint.diagnose_checkpoint(Path(asked.model))
+    try:
+        name, drafts = planned_file(model, asked.quant, None)
+    except (CheckpointError, FormatError):
+        drafts = False
+    source: tuple[str, ...] = ()
     why_plain = ""
-    for finding in () if diagnosis.can_draft else diagnosis.findings:
-        if finding.code not in ("no-head", "claimed-head"):
-            where = "" if finding.text.startswith(asked.model) else f"{asked.model}: "
-            raise RequestError(f"{where}{finding.text}")
-        if StepName.GRAFT in asked.skip:
-            why_plain = f"{finding.text}, and --skip graft leaves it so"
-            continue
-        original = asked.original or doctor_checkpoint.original_of_checkpoint(asked.model)
-        if original is None:
-            why_plain = f"{finding.text}, and its original is unknown (--from)"
+    if not drafts:
+        if hub is not None:
+            diagnosis = doctor_checkpoint.diagnose_hub_checkpoint(*hub)
         else:
-            words += ["--from", original]
-            what += f", with the head of {original}"
-    step = Step(StepName.CONVERT, tuple(words), what, nbytes, seconds)
-    return _Made((step,), str(output), why_plain=why_plain)
+            diagnosis = doctor_checkpoint.diagnose_checkpoint(Path(asked.model))
+        for finding in () if diagnosis.can_draft else diagnosis.findings:
+            if finding.code not in ("no-head", "claimed-head"):
+                where = "" if finding.text.startswith(asked.model) else f"{asked.model}: "
+                raise RequestError(f"{where}{finding.text}")
+            if StepName.GRAFT in asked.skip:
+                why_plain = f"{finding.text}, and --skip graft leaves it so"
+                continue
+            original = asked.original or doctor_checkpoint.original_of_checkpoint(asked.model)
+            if original is None:
+                why_plain = f"{finding.text}, and its original is unknown (--from)"
+            else:
+                source = ("--from", original)
+                what += f", with the head of {original}"
+        name, _ = planned_file(model, asked.quant, source[-1] if source else None)
+    output = _output(asked, name)
+    words = ("convert", model, "-o", str(output), "--quant", asked.quant, "--mtp-f16", *asked.draft)
+    done = _there(output)
+    step = Step(StepName.CONVERT, (*words, *source), what, nbytes, None if done else seconds, done)
+    return _Made((step,), str(output), why_plain="" if done else why_plain)
 
 
 def _gguf_on_hub(asked: Asked, name: HubGguf) -> _Made:
@@ -218,27 +228,28 @@ def _local_gguf(asked: Asked, path: Path) -> _Made:
     served = open_served(path)
     try:
         separate = choose_head(served, None).separate_head
-    except RequestError:
+    except NoHeadError:
         with open_model(path) as opened:
             original = _original(asked, opened, None)
             if original and StepName.GRAFT not in asked.skip:
                 size = sum(file.stat().st_size for file in opened.paths)
                 return _graft(asked, str(path), size, original, remote=False)
         _refuse_corpus(asked)
-        return _Made((), str(path), why_plain=_left_plain(asked, served.head.reason))
+        return _Made((), as_argument(path), why_plain=_left_plain(asked, served.head.reason))
     _refuse_corpus(asked)
     ours = served.architecture in OUR_ARCHITECTURES
-    return _Made((), str(path), head=str(separate) if separate else None, ours=ours)
+    return _Made((), as_argument(path), head=as_argument(separate) if separate else None, ours=ours)
 
 
 def _graft(asked: Asked, base: str, size: int, original: str, *, remote: bool) -> _Made:
     name = Path(whole_name(Path(base))).stem
     output = _output(asked, f"{name}-MTP.gguf")
-    words = ("graft", base, "--from", original, "-o", str(output), *asked.draft)
+    target = as_argument(output)
+    words = ("graft", as_argument(base), "--from", original, "-o", target, *asked.draft)
     what = f"add the head of {original} to {human_bytes(size)}"
     seconds = size / (_DOWNLOAD_RATE if remote else _COPY_RATE) + _CHECK_SECONDS
     step = Step(StepName.GRAFT, words, what, size, seconds, _there(output))
-    return _Made((step,), str(output))
+    return _Made((step,), target)
 
 
 def _original(asked: Asked, model: Model, hub: HubModel | None) -> str | None:

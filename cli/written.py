@@ -1,7 +1,6 @@
 """Name, write and report the output of commands that rewrite a GGUF."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +9,14 @@ from urllib.parse import unquote
 
 import typer
 
+from mtp_gguf.gguf_tools.doctor import value_findings
 from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.model import Model, whole_name
+from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.remote import is_remote
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.sources import StreamedSource
 from mtp_gguf.gguf_tools.vision import VisionTower
 
@@ -62,12 +63,19 @@ def head_of(output: Path) -> HeadReport:
 
 
 def file_fields(output: Path) -> dict[str, Any]:
-    """Return path, size and head of a written GGUF for --json, the same in all commands."""
+    """Return path, size, head and warnings of a written GGUF for --json, in all commands."""
     return {
         "path": str(output),
         "bytes": output.stat().st_size,
         "head": asdict(head_of(output)),
+        "warnings": head_warnings(output),
     }
+
+
+def head_warnings(output: Path) -> list[str]:
+    """Return what doctor would say about the values of the head in a written GGUF."""
+    with open_model(output) as model:
+        return [f.text for f in value_findings(model)] if model.head.report.ready else []
 
 
 def report_file(output: Path, next_command: str | None = None, *, as_json: bool = False) -> None:
@@ -80,8 +88,10 @@ def report_file(output: Path, next_command: str | None = None, *, as_json: bool 
         return
     typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
     typer.echo(head_verdict(head_of(output)))
+    for warning in head_warnings(output):
+        typer.echo(f"warning: {warning}")
     if next_command:
-        typer.echo(f"next: {next_command.format(shlex.quote(str(output)))}")
+        typer.echo(f"next: {next_command.format(quoted(output))}")
 
 
 def tower_verdict(tower: VisionTower) -> str:

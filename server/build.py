@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,7 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
     done = Build(cache_folder("server") / f"{_family()}-{key}")
     if (done.root / MARKER).is_file():
         (done.root / MARKER).touch()  # for `find_build`
+        _add_kernels(done.libraries)
         return done
     work = _work_folder(options)
     with _lock(work.with_suffix(".lock")) as lock:
@@ -378,8 +380,19 @@ def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
     (work / "build" / "bin").rename(collected / "bin")
+    _add_kernels(collected / "bin")
     more = {"web page": _page_was_built(work / "build"), _NEEDS: _instruction_sets(options)}
     _publish(collected, done, options, more)
+
+
+def _add_kernels(folder: Path) -> None:
+    """Put this package's kernels into `folder`, where its libggml-cpu loads them."""
+    name = shared_library("mtp_kernels")
+    kernels = Path(str(resources.files("mtp_gguf.native").joinpath("lib"))) / name
+    with suppress(FileNotFoundError):  # none for this system
+        if not (folder / name).is_file() or (folder / name).read_bytes() != kernels.read_bytes():
+            shutil.copy2(kernels, folder / f"{name}.copy")
+            (folder / f"{name}.copy").replace(folder / name)
 
 
 def _page_was_built(objects: Path) -> bool:

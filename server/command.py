@@ -31,20 +31,21 @@ _STEPWISE = (
 )
 # Options of llama-server that say where the vision tower is, or that there shall be none.
 MMPROJ_OPTIONS = ("-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj")
-_KEYS = ("--api-key", "--api-key-file")
-_KEY_VARIABLES = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE")
+_KEY, _KEY_VARIABLE = "--api-key", "LLAMA_API_KEY"
+_KEY_FILE, _KEY_FILE_VARIABLE = "--api-key-file", "LLAMA_ARG_API_KEY_FILE"
 
 
 @dataclass(frozen=True)
 class ServerCommand:
     """A command line for llama-server.
 
-    health: URL that answers 200 once the model is loaded. notes: sentences for the user on
-    features of the file that the server will not use.
+    health: URL that answers 200 once the model is loaded. has_key: it asks for an API key. notes:
+    sentences for the user on features of the file that the server will not use.
     """
 
     words: tuple[str, ...]
     health: str
+    has_key: bool
     notes: tuple[str, ...]
 
 
@@ -81,11 +82,7 @@ def server_command(
     for option in map(_spelled, passed):
         if option in _OURS:
             raise RequestError(f"{option} after `--`: give it to serve itself, as {_OURS[option]}")
-    if address.public and not allow_public and not _has_key(passed):
-        raise RequestError(
-            f"--host {address.host}: other machines can reach it and there is no API key; "
-            "pass --api-key KEY, or --allow-public"
-        )
+    has_key = check_access(address, allow_public, passed)
     notes = [*_check_layouts(server, model)]
     words = [str(server.path), "-m", str(model.file.path)]
     words += ["--host", address.host, "--port", str(address.port)]
@@ -130,7 +127,8 @@ def server_command(
         words += ["--spec-lookup-index", str(lookup_index)]
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
-    return ServerCommand((*words, *passed), address.url(scheme, prefix) + "/health", tuple(notes))
+    health = address.url(scheme, prefix) + "/health"
+    return ServerCommand((*words, *passed), health, has_key, tuple(notes))
 
 
 def _depth(
@@ -177,10 +175,63 @@ def _spelled(word: str) -> str:
     return word.replace("_", "-") if word.startswith("--") else word
 
 
-def _has_key(passed: Sequence[str]) -> bool:
-    return any(_spelled(word) in _KEYS for word in passed) or any(
-        map(os.environ.get, _KEY_VARIABLES)
-    )
+def without_key(words: Sequence[str]) -> list[str]:
+    """A command with llama-server's options for a terminal or a log, without the API key."""
+    shown = []
+    for before, word in zip(("", *words), words, strict=False):
+        name, equals, _ = word.partition("=")
+        if _spelled(before) == _KEY:
+            shown.append("***")
+        elif equals and _spelled(name) == _KEY:
+            shown.append(f"{name}=***")
+        else:
+            shown.append(word)
+    return shown
+
+
+def check_access(address: Address, allow_public: bool, passed: Sequence[str]) -> bool:
+    """Whether llama-server will ask for an API key.
+
+    passed: the user's llama-server options.
+
+    Raises:
+        RequestError: a key is empty, as from a variable that is not set: llama-server drops it and
+            asks nobody. Or there is none, and other machines may not use the server without one.
+
+    """
+    given = [(_spelled(option), value) for option, value in pairwise(passed)]
+    given += [
+        (variable, value)
+        for variable in (_KEY_VARIABLE, _KEY_FILE_VARIABLE)
+        if (value := os.environ.get(variable))  # an empty one is not set, by convention
+    ]
+    has_key = False
+    for origin, value in given:
+        if origin in (_KEY, _KEY_VARIABLE):
+            if not value.strip(' ,"'):
+                raise RequestError(f"{origin}: expected an API key, found {value!r}")
+            has_key = True
+        elif origin in (_KEY_FILE, _KEY_FILE_VARIABLE):
+            _check_key_file(origin, Path(value))
+            has_key = True
+    if address.public and not allow_public and not has_key:
+        raise RequestError(
+            f"--host {address.host}: other machines can reach it and there is no API key; "
+            "pass one after `--`, as --api-key KEY, or use mtp-gguf serve --allow-public"
+        )
+    return has_key
+
+
+def _check_key_file(origin: str, path: Path) -> None:
+    """RequestError unless llama-server will read a key from the file at `path`."""
+    if not path.is_file():  # a folder or a pipe is read as an empty file
+        raise RequestError(f"{origin}: expected a file of API keys, found none at {path}")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RequestError(f"{origin}: {path} cannot be read: {error.strerror}") from None
+    if not any(line.strip() and not line.startswith(b"#") for line in lines):
+        raise RequestError(f"{origin}: expected an API key in a line of {path}, found none")
 
 
 def _value(passed: Sequence[str], option: str, variable: str) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK, runs_patched_kernels
+from mtp_gguf.gguf_tools.system import PATCHED, STOCK, runs_kernels
 
 from .build import find_build
 
@@ -47,9 +47,21 @@ class LlamaServer:
     lookup_index: bool
 
     @property
+    def lacking(self) -> list[str]:
+        """What it cannot do that a server of `mtp-gguf build-server` can."""
+        features = {
+            "drafts with FastMTP vocabularies": self.fastmtp,
+            "drafts in one graph": self.fused,
+            "a depth chosen by cost": self.auto,
+            "drafts from the text": self.lookup,
+            "lookup files": self.lookup_index,
+        }
+        return [name for name, there in features.items() if not there]
+
+    @property
     def kernels(self) -> str:
         """Its kernels on this CPU, named as in Machine."""
-        return PATCHED if self.fastmtp and runs_patched_kernels() else STOCK
+        return PATCHED if self.fastmtp and runs_kernels() else STOCK
 
 
 def find_server(named: Path | None) -> Path:

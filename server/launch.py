@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import BinaryIO
 
@@ -19,7 +19,8 @@ LOG_LINES = 25
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
-# llama-server goes on while it writes an answer whose web page was closed. A second signal ends it.
+# A stock llama-server goes on while it writes an answer whose web page was closed. A second signal
+# ends it.
 _GRACE_SECONDS = 10.0
 # Windows sends Ctrl-C to every process of the console by itself, and has no SIGHUP.
 _FORWARDED = [
@@ -37,7 +38,13 @@ class RunningServer:
     """
 
     def __init__(
-        self, command: Sequence[str], health: str, log: BinaryIO, *, forward: bool = True
+        self,
+        command: Sequence[str],
+        health: str,
+        log: BinaryIO,
+        *,
+        forward: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the server.
 
@@ -47,6 +54,7 @@ class RunningServer:
             log: receives the output after `show_log`.
             forward: pass signals on to the server. Otherwise they are only deferred until it is
                 started.
+            environment: the server's variables; None: those of this process.
 
         """
         self._health = health
@@ -72,6 +80,7 @@ class RunningServer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=environment,
             )
         except OSError as error:
             self._restore_handlers()
@@ -107,12 +116,13 @@ class RunningServer:
     def has_page(self, url: str) -> bool:
         """Whether the server has a web page at `url`."""
         # llama-server has its page compressed only.
-        request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
-        try:
-            with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
-                return "text/html" in answer.headers.get("Content-Type", "")
-        except (OSError, http.client.HTTPException):
-            return False
+        return "text/html" in self._header("Content-Type", url, {"Accept-Encoding": "gzip"})
+
+    def answers_any_site(self) -> bool:
+        """Whether it lets web pages of any site read its answers."""
+        site = "https://site.invalid"
+        allowed = self._header("Access-Control-Allow-Origin", self._health, {"Origin": site})
+        return allowed in ("*", site)
 
     def show_log(self) -> None:
         """Write the server's output to the log from now on."""
@@ -173,6 +183,15 @@ class RunningServer:
                         continue
                 self._log.write(line)
                 self._log.flush()
+
+    def _header(self, name: str, url: str, headers: dict[str, str]) -> str:
+        """A header of the answer to a request with `headers`; "" if there is none."""
+        try:
+            request = urllib.request.Request(url, headers=headers)
+            with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+                return str(answer.headers.get(name, ""))
+        except (OSError, http.client.HTTPException):
+            return ""
 
     def _is_healthy(self) -> bool:
         try:

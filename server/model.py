@@ -1,7 +1,6 @@
 """What `serve` needs to know about a model: its file, its head, its default depth."""
 
 import math
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,10 @@ from mtp_gguf.gguf_tools.sources import what_is_at
 from mtp_gguf.gguf_tools.vision import FILE_PREFIX, VisionTower, misfits
 
 _SMALL = 1.5e9  # weights
+
+
+class NoHeadError(RequestError):
+    """The model can be served, but no head is found that it can draft with."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,7 @@ class ServedModel:
 def open_model(path: Path) -> ModelFile:
     """Read the headers of a GGUF model, given any of its shards; FormatError if it is damaged."""
     if not path.is_file():
-        found = what_is_at(path)
-        if (path / "config.json").is_file():
-            found = f"a checkpoint; `mtp-gguf up {shlex.quote(str(path))}` converts and serves it"
-        raise FormatError(f"{path}: expected a GGUF file, found {found}")
+        raise FormatError(f"{path}: expected a GGUF file, found {what_is_at(path)}")
     with open_gguf_model(path) as model:
         report = model.report
         embedding = model.tensors.get(EMBEDDING_TENSOR)
@@ -103,7 +103,8 @@ def open_model(path: Path) -> ModelFile:
 def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
     """Find the head of `model`: the `named` file, its own, or the only one beside it.
 
-    RequestError if there is none, or more than one to choose from.
+    NoHeadError if there is none, or more than one to choose from. RequestError if the model is only
+    a head, or the named file is not its head.
     """
     if model.alone:
         raise RequestError(
@@ -124,13 +125,13 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
     beside = _heads_beside(model)
     if len(beside) > 1:
         names = ", ".join(head.path.name for head in beside)
-        raise RequestError(
+        raise NoHeadError(
             f"{model.path}: several heads are beside it ({names}); choose one with --head"
         )
     if not beside:
-        raise RequestError(
-            f"{model.path}: cannot draft: {model.head.reason}; serve it with --no-draft, "
-            "or name a file that has its head with --head"
+        raise NoHeadError(
+            f"{model.path}: cannot draft: {model.head.reason}; or name a file that has its head "
+            "with --head"
         )
     return ServedModel(model, beside[0])
 

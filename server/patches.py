@@ -30,10 +30,10 @@ def read_patches() -> list[Addition]:
 
 
 def read_head_sources() -> list[Addition]:
-    """The sources of the head, by their names in HEAD_FOLDER."""
+    """The sources of the head and of its driver in llama-server, by their names in HEAD_FOLDER."""
     native = resources.files("mtp_gguf.native")
     found = [Addition("sources.cmake", (native / "sources.cmake").read_bytes())]
-    for folder in ("include", "src"):
+    for folder in ("include", "server", "src"):
         for file in (native / folder).iterdir():
             if file.name.endswith((".h", ".cpp")):
                 found.append(Addition(f"{folder}/{file.name}", file.read_bytes()))
