@@ -1,11 +1,12 @@
-"""Count the instructions of few-column matrix products on ARM, stock and patched, by emulation.
+"""Count the instructions of few-column matrix products on ARM, of ggml and of our kernels.
 
     python benchmarks/arm_instructions.py FOLDER
 
 FOLDER must be empty; ggml is built there with dot products and with i8mm (some minutes of CPU
 time). Needs aarch64-linux-gnu-g++, qemu-aarch64 with plugins (7 or 8), gcc, cmake and ninja. The
-table shows instructions per 256 weights and column. The costs of quantizing columns and of the
-graph are subtracted by counting matrices of two sizes. Stock repacks weights if llama.cpp would.
+table shows instructions per 256 weights and column, counted by emulation. The costs of quantizing
+columns and of the graph are subtracted by counting matrices of two sizes. ggml repacks weights if
+llama.cpp would.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from mtp_gguf.server.patches import apply, read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 HERE = Path(__file__).with_suffix("")
+KERNELS = HERE.parents[1] / "native" / "kernels"
+SYSTEM = "/usr/aarch64-linux-gnu"  # the compiler's libraries for ARM
 # Features to compile for, and the CPU model of qemu that runs the result.
 SETS = {"dotprod": "neoverse-n1", "dotprod+i8mm": "max"}
 REPACKED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
@@ -45,7 +48,7 @@ def build(folder: Path, features: str) -> Path:
         "CMAKE_C_COMPILER": "aarch64-linux-gnu-gcc",
         "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++",
         "CMAKE_BUILD_TYPE": "Release",
-        "BUILD_SHARED_LIBS": "OFF",
+        "BUILD_SHARED_LIBS": "ON",
         "GGML_NATIVE": "OFF",
         "GGML_CPU_ARM_ARCH": f"armv8.2-a+fp16+{features}",
         "GGML_OPENMP": "OFF",
@@ -54,10 +57,13 @@ def build(folder: Path, features: str) -> Path:
     options = [f"-D{name}={value}" for name, value in settings.items()]
     run("cmake", "-S", folder / "source", "-B", objects, "-G", "Ninja", *options)
     run("cmake", "--build", objects, "--target", "ggml-cpu", "--parallel", "2")
-    libraries = [objects / f"ggml/src/libggml-{name}.a" for name in ("cpu", "base")]
-    include = folder / "source/ggml/include"
-    compiler = ("aarch64-linux-gnu-g++", "-O2", "-static", "-I", include)
-    run(*compiler, HERE / "product.cpp", *libraries, "-lpthread", "-lm", "-o", program)
+    compiler = ("aarch64-linux-gnu-g++", "-std=c++17", "-O2", "-I", folder / "source/ggml/include")
+    files = (*KERNELS.glob("src/*.cpp"), *KERNELS.glob("src/lanes/*.cpp"))
+    kernels = ("-shared", "-fPIC", "-fvisibility=hidden", "-I", KERNELS / "include")
+    run(*compiler, *kernels, *files, "-o", objects / "bin/libmtp_kernels.so")
+    libraries = ("-L", objects / "bin", "-lggml-cpu", "-lggml-base", "-lpthread", "-lm")
+    found = f"-Wl,-rpath,{(objects / 'bin').resolve()}"
+    run(*compiler, HERE / "product.cpp", *libraries, found, "-o", program)
     return program
 
 
@@ -91,7 +97,8 @@ def main() -> None:
             for columns in COLUMNS:
                 counts = []
                 for lanes, layout in (("0", stock), ("all", "plain")):
-                    qemu = ["qemu-aarch64", "-cpu", cpu, "-E", f"GGML_CPU_LANES={lanes}"]
+                    qemu = ["qemu-aarch64", "-cpu", cpu, "-E", f"MTP_GGUF_KERNELS={lanes}"]
+                    qemu += ["-L", SYSTEM]
                     command: list[str | Path] = [*qemu, "-plugin", plugin, program]
                     counts.append(instructions(command, kind, columns, layout))
                 cells.append(f"{counts[0]:.0f} → {counts[1]:.0f}")

@@ -174,7 +174,7 @@ class Process:
     """A measuring process with `libraries`, a value of MTP_GGUF_LIBS."""
 
     def __init__(self, arguments: argparse.Namespace, libraries: str, repack: bool = True) -> None:
-        environment = {**os.environ, "MTP_GGUF_LIBS": libraries}
+        environment = {**os.environ, "MTP_GGUF_LIBS": libraries, "MTP_GGUF_KERNELS": "0"}
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--batches", ",".join(map(str, arguments.batches))]

@@ -95,9 +95,12 @@ Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP bloc
 where N is the number of trunk layers, and `block_count` is N + 1. Multimodal checkpoints name the
 trunk's tensors `model.language_model.` instead of `model.`. Tensors under `model.visual.` go into a
 [file of their own](#vision-tower); computed buffers (`rotary_emb.inv_freq`) are skipped. Prefixes
-that torch.compile and PEFT add to names (`_orig_mod.`, `base_model.model.`) are removed. If the
-config does not give the number of the head's layers (`mtp_num_hidden_layers` missing, null or 0, as
-in Qwen3-Next), they are counted by its tensors.
+that torch.compile, FSDP, DistributedDataParallel, activation checkpointing, Lightning and PEFT add
+to names (`_orig_mod.`, `_fsdp_wrapped_module.`, `module.`, `_checkpoint_wrapped_module.`,
+`_forward_module.`, `model.model.`, `base_model.model.`) are removed. If the config does not give
+the number of the head's layers (`mtp_num_hidden_layers` missing, null or 0, as in Qwen3-Next), they
+are counted by its tensors. llama.cpp drafts with one MTP layer, so that of several only the first
+is converted.
 
 The types are those of `mtp-gguf convert` without options: a Q4_K_M base, in llama.cpp's mix, and a
 Q8_0 head. Several types in one cell mean that layers differ.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,11 +68,9 @@ def output(tmp_path: Path) -> Path:
 @pytest.fixture
 def free_ports() -> list[int]:
     """Three ports of this machine at which nothing listens right now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    from support.ports import free_port  # noqa: PLC0415
+
+    return [free_port() for _ in range(3)]
 
 
 @pytest.fixture
@@ -108,3 +104,14 @@ def stock_server() -> Path:
     found = shutil.which(stated)
     assert found, f"{variable}={stated} is no program"
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def llama_tools() -> Path:
+    """The folder of llama-imatrix, llama-perplexity and llama-quantize of the pinned llama.cpp."""
+    variable = "MTP_GGUF_LLAMA_TOOLS"
+    stated = os.environ.get(variable)
+    if not stated:
+        pytest.skip(f"no tools of llama.cpp: set {variable} to the folder of a build")
+    assert (Path(stated) / "llama-imatrix").exists(), f"{variable}={stated} has no llama-imatrix"
+    return Path(stated)

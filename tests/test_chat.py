@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import shutil
+import struct
 import subprocess
 import sys
 import termios
@@ -16,19 +17,24 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mtp_gguf.cli.chat import Conversation, ThinkingText
+from mtp_gguf.cli.conversation import Conversation
 from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.token_colors import style
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.native.generate import chat_renderer
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.model import Metadata
+from mtp_gguf.native.chat import Chat, ThinkingText
+from mtp_gguf.native.sampling import Sampling
 from support.commands import MAIN, check_refusal, invoke, spawn, succeed
+from support.gguf_files import edited
 from support.models import DEMO, Models
 
 QUESTION = "def is_prime(n):"
-ENDLESS = "1 1 1 1 1 1"  # the demo model goes on with it until the context is full
+ENDLESS = "1 1 1 1 1 1"  # the demo model answers with zeros until the context is full
 OPTIONS = ("--temp", "0", "--ctx", "2048", "--threads", "1")
 PATIENCE = 40.0
 
@@ -47,17 +53,24 @@ def piped(model: Path, text: str, *options: object) -> subprocess.CompletedProce
 class Terminal:
     """A chat in a terminal of its own. output: all that it has shown."""
 
-    def __init__(self, model: Path, *options: object) -> None:
+    def __init__(
+        self, model: Path, *options: object, shell: Sequence[str] = (), columns: int = 80
+    ) -> None:
+        """shell: a command that runs the words after it."""
         self._ours, theirs = pty.openpty()
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        words = [sys.executable, "-c", MAIN, "chat", str(model), *OPTIONS, *map(str, options)]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "chat", str(model), *OPTIONS, *map(str, options)],
+            [*shell, *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
             # Ctrl-C goes to the session whose terminal it is.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-            env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            # the terminal's width is its own, whatever that of the tests' is
+            env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+            | {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
         )
         os.close(theirs)
         self.output = ""
@@ -94,11 +107,12 @@ PROMPT = r"\x1b\[\?2004h[^>]*>[^>]*\x1b\[\?25h"
 
 
 @contextmanager
-def terminal(model: Path, *options: object) -> Iterator[Terminal]:
-    """A chat that waits for the first message."""
-    chat = Terminal(model, *options)
+def terminal(model: Path, *options: object, waits: str = "", **how: Any) -> Iterator[Terminal]:
+    """A chat that waits for a message. waits: what it shows before."""
+    chat = Terminal(model, *options, **how)
     try:
-        chat.until("Ctrl-D ends the chat")
+        chat.until(r"Ctrl-D\s+ends\s+the\s+chat")
+        chat.until(re.escape(waits))
         chat.until(PROMPT)
         yield chat
     finally:
@@ -144,6 +158,25 @@ def test_commands_and_long_messages_through_a_pipe(demo: Path, tmp_path: Path) -
     assert "--overwrite" not in done.stderr  # which chat has not
 
 
+def test_a_quoted_file_name(demo: Path, tmp_path: Path) -> None:
+    names = ["my file.md", "my other file.md", "it's.md", "third file.md"]
+    said = [
+        f'"{tmp_path / names[0]}"',
+        f"'{tmp_path / names[1]}'",
+        *(tmp_path / n for n in names[2:]),
+    ]
+    done = piped(demo, "".join(f"/save {name}\n" for name in said))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_statistics_without_a_head(models: Models) -> None:
+    """Nothing is reported as zero that was not measured."""
+    model = models.convert("demo", "--no-mtp")
+    done = piped(model, "hello\n/stats\n", "-n", 3)
+    assert re.search(r"3 tokens in .* s, prompt included\nno drafts made\n\Z", done.stderr)
+
+
 def test_reset_keeps_the_system_message(demo: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     text = f"one\n/reset\n/save {path}\n"
@@ -170,9 +203,7 @@ def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
 
 def test_what_is_dropped_and_what_is_refused_leaves_whole_exchanges(demo: Path) -> None:
     with closing(drafting_model(str(demo), None, 0, 256, 1, 0, 0)) as llm:
-        render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
-        assert render is not None
-        chat = Conversation(llm, render, "Write.", 8, 0.0)
+        chat = Conversation(Chat(llm), Sampling(temp=0), 0, "Write.", 8)
         for i in range(12):
             [*chat.answer(f"hello {'again ' * i}{i}", lambda: False)]
             roles = [message["role"] for message in chat.messages]
@@ -183,6 +214,140 @@ def test_what_is_dropped_and_what_is_refused_leaves_whole_exchanges(demo: Path) 
         with pytest.raises(RequestError, match="expected fewer than 256 tokens"):
             [*chat.answer("word " * 400, lambda: False)]
         assert chat.messages == before
+
+
+def exchanges(path: Path) -> list[tuple[str, str]]:
+    """The messages that /save wrote, with their roles."""
+    return [(m["role"], m["content"]) for m in json.loads(path.read_text("utf-8"))]
+
+
+def test_messages_are_undone_and_answered_again(demo: Path, tmp_path: Path) -> None:
+    saved = [tmp_path / f"{i}.json" for i in range(4)]
+    steps = [
+        "/undo\n/regen\none\ntwo",
+        "/regen",
+        "/undo\n/system Write.\n/system",
+        "/undo\n/undo\n/clear",
+    ]
+    text = "".join(f"{step}\n/save {path}\n" for step, path in zip(steps, saved, strict=True))
+    done = piped(demo, text, "-n", 8, "--temp", 5, "--seed", 1)
+    assert done.returncode == 0, done.stderr
+    first, again, system, cleared = map(exchanges, saved)
+    assert [role for role, _ in first] == ["user", "assistant"] * 2
+    assert again[:3] == first[:3]
+    assert again[3] != first[3]  # another seed
+    assert system == [("system", "Write."), *first[:2]]
+    assert cleared == [("system", "Write.")]
+    assert done.stderr.count("the conversation has no message yet") == 3
+    assert "\nWrite.\n" in done.stderr
+
+
+def test_a_saved_conversation_goes_on(demo: Path, tmp_path: Path) -> None:
+    """The answers are those of a conversation that was never saved."""
+    whole, start, rest = (tmp_path / f"{name}.json" for name in ("whole", "start", "rest"))
+    options = ("-n", 8, "--system", "Write.")
+    assert piped(demo, f"one\n/save {start}\ntwo\n/save {whole}\n", *options).returncode == 0
+    done = piped(demo, f'/load "{start}"\ntwo\n/save {rest}\n', "-n", 8)
+    assert done.returncode == 0, done.stderr
+    assert exchanges(rest) == exchanges(whole)
+    record = tmp_path / "record.json"
+    record.write_text(piped(demo, "one\n", *options, "--json").stdout, "utf-8")
+    done = piped(demo, f"/load {record}\ntwo\n", "-n", 8, "--json")
+    assert [(m["role"], m["content"]) for m in json.loads(done.stdout)["messages"]] == exchanges(
+        whole
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("## user", "expected JSON"),
+        ("[" * 100_000, "expected JSON"),
+        ("[1]", "expected messages"),
+        ('{"messages": null}', "expected messages"),
+        ('[{"role": "user", "content": "a"}]', "expected messages"),
+        ('[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "alternating"),
+        ('[{"role": "user", "content": 1}, {"role": "assistant", "content": "b"}]', "expected"),
+        ('[{"role": "system", "content": [{"type": "text", "text": "a"}]}]', "expected"),
+        (
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///"}}'
+            ']}, {"role": "assistant", "content": "b"}]',
+            "expected messages",
+        ),
+    ],
+)
+def test_what_is_no_conversation(content: str | None, words: str, tmp_path: Path) -> None:
+    """It leaves the conversation as it was; nothing else is read, whatever it names."""
+    path = tmp_path / "chat.json"
+    if content is not None:
+        path.write_text(content, "utf-8")
+    chat: Any = object.__new__(Conversation)
+    chat.messages = before = [{"role": "system", "content": "Write."}]
+    with pytest.raises(RequestError, match=words) as error:
+        chat.load(path)
+    assert str(path) in str(error.value)
+    assert chat.messages is before
+
+
+def test_the_first_message_as_an_option(demo: Path) -> None:
+    expected = piped(demo, f"{QUESTION}\nhello\n", "-n", 8).stdout
+    assert piped(demo, "hello\n", "-n", 8, "-p", QUESTION).stdout == expected
+    assert piped(demo, f"{QUESTION}\nhello\n", "-n", 8, "-p", "").stdout == expected
+    with terminal(demo, "-n", 8, "-p", "/not a command", waits="> /not a command") as chat:
+        assert "no such command" not in chat.output
+        assert chat.end() == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--top-k", 3),
+        ("--top-p", 0.5),
+        ("--min-p", 0.5),
+        ("--repeat-penalty", 3),
+        ("--presence-penalty", 9),
+        ("--frequency-penalty", 9),
+        ("--seed", 8),
+    ],
+    ids=lambda option: option[0],
+)
+def test_a_sampling_option_is_that_of_generate(option: tuple[str, float], demo: Path) -> None:
+    settings = ("--top-k", 0, "--top-p", 1, "--min-p", 0, "--temp", 4, "--seed", 7, "-n", 20)
+    hot = ("-p", QUESTION, "--ctx", 512, "--threads", 1, "--depth", 0, *settings)
+    without, with_it = (succeed("generate", demo, "--chat", *hot, *o) for o in ((), option))
+    answer = succeed("chat", demo, *hot, *option)
+    assert answer.strip() == with_it.strip() != without.strip()
+
+
+def test_the_file_recommends_settings(demo: Path, tmp_path: Path) -> None:
+    """An option wins over them, and they win over llama.cpp's defaults."""
+
+    def recommended(keys: Metadata) -> None:
+        keys["general.sampling.temp"] = Value(ValueType.F32, 9.0)
+        keys["general.sampling.top_k"] = Value(ValueType.I32, 1)
+
+    model = tmp_path / "model.gguf"
+    edited(demo, model, metadata=recommended)
+    settings = ("--top-p", 1, "--min-p", 0, "--seed", 3, "-n", 12)
+    options = ("--ctx", 2048, "--threads", 1, "--depth", 0, *settings)
+    answers = [
+        succeed(*words, *options).strip()
+        for words in (
+            ("generate", model, "--chat", "-p", QUESTION, "--temp", 0),
+            ("generate", model, "--chat", "-p", QUESTION, "--temp", 9),
+            ("chat", model, "-p", QUESTION),
+            ("chat", model, "-p", QUESTION, "--top-k", 40),
+        )
+    ]
+    assert answers[0] == answers[1] == answers[2] != answers[3]
+
+
+def test_settings_of_a_file_that_are_no_numbers() -> None:
+    keys = {"general.sampling.temp": "warm", "general.sampling.top_k": "20.0"}
+    keys |= {"general.sampling.top_p": "nan", "general.sampling.min_p": "1e400"}
+    assert Sampling.chosen(keys, presence_penalty=1.5) == Sampling(top_k=20, presence_penalty=1.5)
+    assert Sampling.chosen(keys, temp=0.0, top_k=5) == Sampling(temp=0.0, top_k=5)
 
 
 def with_template(folder: Path, template: str | None) -> Path:
@@ -252,6 +417,38 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(demo: Path, tmp_path: Path)
         assert chat.end() == 0
 
 
+def test_ctrl_z_suspends_the_chat(demo: Path) -> None:
+    """While it waits for a message, and while it answers; the shell then continues it."""
+    shell = ("bash", "-c", 'set -m; "$@"; echo "status $?"; fg; echo "status $?"; fg', "bash")
+    with terminal(demo, "--ctx", "65536", "--no-color", shell=shell) as chat:
+        chat.type("\x1a")
+        chat.until("status 148")
+        chat.until(PROMPT)
+        chat.type(f"{ENDLESS}\r")
+        chat.until(ACCEPTED)
+        chat.until("0{20}")
+        chat.type("\x1a")
+        chat.until("status 148")
+        chat.until("0{20}")
+        chat.type("\x03")
+        chat.until(PROMPT)
+        assert chat.end() == 0
+
+
+def test_a_narrow_terminal(demo: Path) -> None:
+    """Everything that is not an answer breaks between words."""
+    with terminal(demo, "-n", 3, columns=40) as chat:
+        chat.type(f"{QUESTION}\r")
+        chat.until(ACCEPTED)
+        chat.until(PROMPT)
+        for command in ("/help", "/stats", "/nothing-of-this-name"):
+            chat.type(f"{command}\r")
+            chat.until(ACCEPTED)
+            shown = chat.until(PROMPT).partition("\x1b[?2004h")[0]
+            lines = [re.sub(r"\x1b\S*?[a-zA-Z]", "", line) for line in shown.splitlines()]
+            assert max(map(len, lines)) in range(30, 41), lines
+
+
 # ------------------------------------------------------------ thinking
 
 
@@ -267,6 +464,21 @@ def test_thinking_is_dimmed_and_not_piped(tmp_path: Path) -> None:
         chat.type(f"{QUESTION}\r")
         assert style(0, dimmed=True) == "\x1b[2m"
         assert "\x1b[2m" in chat.until(PROMPT)
+
+
+def test_thinking_on_and_off(tmp_path: Path) -> None:
+    """With a template like Qwen's, which thinks unless it is told not to."""
+    template = json.loads((DEMO / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+    off = "{{- '<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '<think>\\n' }}"
+    model = with_template(tmp_path, template.replace("assistant\\n' }}", "assistant\\n' }}" + off))
+    prompt = (
+        f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    expected = succeed("generate", model, "-p", prompt, "-n", 20, *OPTIONS)
+    for mode, answer in (("off", expected.strip()), ("on", ""), ("auto", "")):
+        done = piped(model, f"{QUESTION}\n", "-n", 20, "--reasoning", mode)
+        assert (done.returncode, done.stdout.strip()) == (0, answer), mode
+    assert expected.strip()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.checkpoint_edits import edit_json, edit_tensors
+from support.checkpoint_edits import edit_header, edit_json, edit_tensors
 from support.checkpoints import SMALL, SPECS, TINY, Array, Spec
 from support.commands import invoke
 from support.conversions import converted, refuse
@@ -41,8 +42,17 @@ class TestNames:
             lambda name: f"_orig_mod.{name}",
             lambda name: f"base_model.model.{name}",
             lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
+            lambda name: f"module.{name}",
+            lambda name: f"_forward_module.model.{name}",
+            lambda name: f"model.{name}",
+            lambda name: f"_fsdp_wrapped_module.{name}".replace(
+                ".layers.0.", ".layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."
+            ),
         ],
-        ids=["compiled", "peft", "compiled-layers"],
+        ids=[
+            *("compiled", "peft", "compiled-layers"),
+            *("data-parallel", "lightning", "held-by-a-module", "fsdp"),
+        ],
     )
     def test_of_wrapped_models(
         self,
@@ -66,7 +76,7 @@ class TestNames:
         assert value_of(output / "lent.gguf", "qwen35.nextn_predict_layers") == 1
 
     def test_of_computed_buffers(self, models: Models, broken: Path, output: Path) -> None:
-        names = "model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"
+        names = "model.rotary_emb.original_inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"
         edit_tensors(broken, lambda t: t.update(dict.fromkeys(names, np.ones(4, np.float32))))
         same_as(models.checkpoint(TINY), broken, output)
         assert "2 source tensors skipped: computed" in invoke("convert", broken, "--dry-run").output
@@ -76,9 +86,85 @@ class TestNames:
         edit_tensors(broken, lambda t: t.update({name: np.ones((4, 64), np.float32)}))
         refuse(broken, output, name, "LoRA adapter", "merge_and_unload")
 
+    @pytest.mark.parametrize("part", ["base_layer", "modules_to_save.default", "original_module"])
+    def test_of_a_model_with_its_adapter(self, part: str, broken: Path, output: Path) -> None:
+        """In place of the layer's name; none of its tensors is to be blamed as missing."""
+        name = "mtp.layers.0.mlp.up_proj.weight"
+        wrapped = f"base_model.model.{name.replace('.weight', f'.{part}.weight')}"
+        edit_tensors(broken, lambda t: t.update({wrapped: t.pop(name)}))
+        refuse(broken, output, wrapped, "LoRA adapter", "merge_and_unload")
+
+    def test_of_a_model_beside_its_adapter(self, broken: Path, output: Path) -> None:
+        """transformers applies it when it loads the folder."""
+        (broken / "adapter_config.json").write_text("{}")
+        refuse(broken, output, "LoRA adapter beside the model", "merge_and_unload")
+
+    @pytest.mark.parametrize("option", [(), ("--no-mtp",)])
+    def test_with_an_unknown_prefix(
+        self, option: tuple[str, ...], broken: Path, output: Path
+    ) -> None:
+        def rename(tensors: dict[str, Array]) -> None:
+            renamed = {f"student.{name}": array for name, array in tensors.items()}
+            tensors.clear()
+            tensors.update(renamed)
+
+        edit_tensors(broken, rename)
+        refuse(broken, output, "'student.lm_head.weight'", "prefix 'student.'", options=option)
+        assert "prefix 'student.'" in invoke("doctor", broken).output
+
+    def test_of_mlx(self, broken: Path, output: Path) -> None:
+        """mlx-lm writes this mark, and changes norms and convolutions of the model."""
+        mark = {"__metadata__": {"format": "mlx"}}
+        edit_header(broken / "model.safetensors", lambda header: header.update(mark))
+        refuse(broken, output, "model.safetensors", "MLX", "the original checkpoint")
+
+    def test_of_a_tied_output_alone(self, models: Models, tmp_path: Path, output: Path) -> None:
+        spec = replace(TINY, name="tied", tied=True)
+        model = models.copy(spec, tmp_path)
+        names = "lm_head.weight", "model.embed_tokens.weight"
+        edit_tensors(model, lambda t: t.update({names[0]: t.pop(names[1])}))
+        same_as(models.checkpoint(spec), model, output)
+
     def test_of_an_adapter_alone(self, broken: Path, output: Path) -> None:
         (broken / "config.json").rename(broken / "adapter_config.json")
         refuse(broken, output, str(broken), "LoRA adapter", "merge_and_unload")
+
+
+class TestOtherFolders:
+    """What a folder has in place of a model, and the step that makes one of it."""
+
+    @pytest.mark.parametrize(
+        ("files", "words"),
+        [
+            (["pytorch_model_fsdp_0/__0_0.distcp"], ("a distributed checkpoint", "merge-weights")),
+            (["__0_0.distcp", ".metadata"], ("a distributed checkpoint", "merge-weights")),
+            (
+                ["global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"],
+                ("a checkpoint of DeepSpeed", "zero_to_fp32.py"),
+            ),
+            (["global_step5/mp_rank_00_model_states.pt"], ("a checkpoint of DeepSpeed",)),
+            (["tiny-BF16.gguf"], ("name a GGUF in it", "tiny-BF16.gguf")),
+        ],
+        ids=["fsdp", "distributed", "deepspeed", "deepspeed-stage-1", "gguf"],
+    )
+    @pytest.mark.parametrize("with_config", [True, False])
+    def test_in_place_of_weights(
+        self,
+        files: list[str],
+        words: tuple[str, ...],
+        with_config: bool,
+        broken: Path,
+        output: Path,
+    ) -> None:
+        (broken / "model.safetensors").unlink()
+        if not with_config:
+            (broken / "config.json").unlink()
+        for name in files:
+            (broken / name).parent.mkdir(exist_ok=True)
+            (broken / name).write_bytes(b"")
+        refuse(broken, output, str(broken), *words)
+        if with_config:
+            assert words[0] in invoke("list-tensors", broken).stderr
 
 
 class TestNulls:
@@ -97,6 +183,11 @@ class TestNulls:
 
         edit_json(model / "config.json", edit)
         same_as(models.checkpoint(NESTED), model, output)
+
+    def test_of_the_architecture(self, models: Models, broken: Path, output: Path) -> None:
+        """The type of the model is as clear."""
+        edit_json(broken / "config.json", lambda c: c.update(architectures=None))
+        same_as(models.checkpoint(TINY), broken, output)
 
     def test_of_values_with_a_default(self, models: Models, broken: Path, output: Path) -> None:
         def edit(config: dict[str, Any]) -> None:
@@ -218,9 +309,24 @@ class TestModelCard:
     @pytest.mark.parametrize(
         "card", ["author: [a, b]", "tags: [a, null]", "tags: [{a: b}]", 'model_name: "\\ud800"']
     )
-    def test_with_something_else(self, card: str, broken: Path, output: Path) -> None:
+    def test_with_something_else(
+        self, card: str, broken: Path, output: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         (broken / "README.md").write_text(f"---\n{card}\n---\n", encoding="utf-8")
-        refuse(broken, output, "README.md", "general.", "expected text")
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert re.search(r"README.md: .* found: general\..*: expected text", caplog.text)
+        for key in ("author", "tags"):
+            assert value_of(output / "x.gguf", f"general.{key}") is None
+
+    @pytest.mark.parametrize(
+        "card", [b"---\na: [\n---\n", b"---\nlicense: {\n", b"---\n\t- x: @\n", b"\xff", POINTER]
+    )
+    def test_that_cannot_be_parsed(
+        self, card: bytes | str, broken: Path, output: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (broken / "README.md").write_bytes(card.encode() if isinstance(card, str) else card)
+        converted(broken, output / "x.gguf", "--quant", "F16")
+        assert "README.md: expected a model card, found: " in caplog.text
 
     @pytest.mark.parametrize("origin", [5, [], None])
     def test_of_a_config_with_another_origin(
@@ -292,7 +398,7 @@ class TestOlderImatrix:
 
     def test_of_another_model(self, models: Models, output: Path) -> None:
         path = self.write(output / "imatrix.dat", replace(SMALL, hidden=512))
-        words = "--imatrix", "[256, 1]", "[512]", "made for another model?"
+        words = "--imatrix", "[256, 1]", "[512, 1]", "made for another model?"
         refuse(models.checkpoint(SMALL), output, *words, options=("--imatrix", path))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -107,6 +108,27 @@ class TestUsage:
         listed = invoke(*arguments)
         assert listed.exit_code == 0
         assert "can draft: MTP head in block 2" in listed.stdout
+
+    def test_next_command_of_a_name_with_a_dash(
+        self, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for command in (
+            ("convert", models.checkpoint(SMALL), "-o", "./-x.gguf"),
+            ("strip", "./-x.gguf", "-o", "./-y.gguf"),
+            ("graft", "./-y.gguf", "--from", "./-x.gguf", "-o", "./-z.gguf", "--no-check"),
+        ):
+            result = invoke(*command)
+            assert result.exit_code == 0, result.output
+            last = result.stdout.splitlines()[-1].removeprefix("next: mtp-gguf ")
+            assert last.split()[1] == command[command.index("-o") + 1]
+        fix = json.loads(invoke("doctor", "./-y.gguf", "--json").stdout)["findings"][0]["fix"]
+        assert fix.startswith("mtp-gguf graft ./-y.gguf ")
+        shutil.copytree(models.checkpoint(SMALL), "./-c")
+        plan = invoke("up", "./-c", "--skip", "serve", "--dry-run", "--json")
+        commands = [step["command"] for step in json.loads(plan.stdout)["steps"]]
+        assert commands[0].startswith("mtp-gguf convert ./-c -o C-2.0M-Q4_K_M.gguf ")
+        assert commands[1].startswith("mtp-gguf tune C-2.0M-Q4_K_M.gguf ")
 
     def test_next_command_of_a_file_without_a_head(self, models: Models, tmp_path: Path) -> None:
         arguments = ["convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--no-mtp"]

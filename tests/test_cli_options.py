@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import typer
 from mtp_gguf.cli import app
 from mtp_gguf.cli.demo import PROMPT, shell_word
 from support.checkpoints import TINY
-from support.commands import MAIN, check_refusal, invoke, spawn
+from support.commands import MAIN, check_refusal, invoke, refused, spawn
 from support.models import Models
 
 USAGE, BROKEN_PIPE = 2, 141
@@ -89,9 +92,41 @@ class TestSpelling:
             donor = models.checkpoint(TINY)
             planned = invoke("convert", models.checkpoint(TINY), option, donor, *options)
             assert "blk.2.nextn.eh_proj.weight" in planned.stdout
+        options = ("--outtype", "bf16", "--dry-run", "--json")
+        planned = json.loads(invoke("convert", models.checkpoint(TINY), *options).stdout)
+        assert planned["quant"] == "BF16"
         text = invoke("convert", "--help").stdout
         assert "--from" in text
+        assert "--outtype (--quant)" in text
         assert "--mtp-from" not in text
+
+    def test_spellings_of_llama_cpp_are_in_the_help(self) -> None:
+        text = " ".join(invoke("generate", "--help").stdout.split())
+        assert "Also accepted: -m (MODEL);" in text
+        assert "--predict, --n-predict, --max-tokens (--tokens)" in text
+        assert "--context" not in text
+
+    def test_the_model_as_llama_cpp_spells_it(self, model: Path) -> None:
+        expected = generated(model, "-p", "-m", "-n", "4")
+        for words in (("-m", model), (f"--model={model}",), ("--model", model)):
+            done = invoke("generate", "-p", "-m", "-n", "4", "-t", "1", "-c", "256", *words)
+            assert done.stdout == expected
+        listed = invoke("list-tensors", model).stdout
+        assert invoke("list-tensors", "-m", model).stdout == listed
+        assert invoke("compare", model, "-m", model).exit_code == 0
+        done = invoke("generate", model, "-m", model, "-p", "x")
+        check_refusal(done.exit_code, done.stderr, "unexpected extra argument", code=USAGE)
+
+    @pytest.mark.parametrize("command", ["", *COMMANDS])
+    def test_help_in_every_width(self, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for width in (40, 100):
+            monkeypatch.setenv("COLUMNS", str(width))
+            monkeypatch.setenv("TERMINAL_WIDTH", str(width))
+            text = invoke(*command.split(), "--help").stdout
+            assert max(map(len, text.splitlines())) <= width
+            assert not re.search(r"<bool>|\{[A-Z]|\[\[|[a-z]…", text)
+            for param in COMMANDS[command].params if command else ():
+                assert all(name in text for name in param.opts if name.startswith("--"))
 
     def test_generate_in_both_spellings(self, model: Path) -> None:
         new = generated(model, "-p", "def f", "-n", "6", "--ctx", "64", "--temp", "0.5")
@@ -159,7 +194,7 @@ class TestRefusals:
             ("bench", "MODEL", "--no-server", "--llama-server", "x"),
             ("generate", "MODEL", "-p", "x", "--depth", "5", "--max-depth", "3"),
             ("generate", "MODEL", "-p", "x", "-f", "y"),
-            ("generate", "MODEL", "-p", "x", "--rollback", "sideways"),
+            ("generate", "MODEL", "-p", "x", "--rollback", "two-phase"),
             ("generate", "MODEL", "-p", "x", "--json-schema", "[1]"),
             ("fastmtp", "show", "MODEL", "--ids", "--json"),
             ("build-server", "--where", "--clean"),
@@ -208,6 +243,47 @@ class TestRefusals:
     def test_did_you_mean(self) -> None:
         done = invoke("doktor")
         check_refusal(done.exit_code, done.stderr, "Did you mean 'doctor'?", code=USAGE)
+
+    @pytest.mark.parametrize(
+        ("option", "name", "near"),
+        [
+            ("--quant", "Q4KM", "Q4_K_M"),
+            ("--quant", "q4-k", "Q4_K_M or Q4_K_S"),
+            ("--outtype", "BF15", "BF16"),
+            ("--also", "q8", "Q8_0"),
+            ("--mtp-type", "fp16", "F16"),
+            ("--mmproj=BF", "", "BF16"),
+        ],
+    )
+    def test_did_you_mean_this_type(
+        self, option: str, name: str, near: str, models: Models
+    ) -> None:
+        words = ("convert", models.checkpoint(TINY), "--dry-run", option, *filter(None, [name]))
+        done = invoke(*words)
+        check_refusal(done.exit_code, done.stderr, f"(did you mean {near}?)", code=USAGE)
+
+    @pytest.mark.parametrize(
+        ("command", "output", "words"),
+        [
+            ("convert", "-", ("found -", "standard output")),
+            ("extract", "new/", ("expected a folder that exists", "mkdir -p new/")),
+            ("convert", "w.safetensors", ("such as w.gguf", "another format")),
+            ("strip", "q.bin", ("such as q.gguf", "another format")),
+            ("fastmtp add", "q.bin", ("such as q.gguf", "another format")),
+        ],
+    )
+    def test_outputs_that_cannot_be(
+        self,
+        command: str,
+        output: str,
+        words: tuple[str, ...],
+        model: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        arguments = (*command.split(), model, "-o", output)
+        refused(tmp_path, *arguments, words=("'-o'", *words), code=USAGE)
 
     def test_an_option_of_llama_server(self, model: Path) -> None:
         done = invoke("serve", model, "--cache-reuse", "256")
@@ -277,6 +353,41 @@ class TestEnds:
         )
         assert done.stderr == ""
         assert done.returncode == 0
+
+
+class TestTerminal:
+    def test_a_bar_in_40_columns(self) -> None:
+        """In one line, and nothing in it is cut off."""
+        code = (
+            "import time\nfrom mtp_gguf.cli.progress import byte_progress\n"
+            "with byte_progress('convert', 10**10) as progress:\n"
+            "    progress(10**9); time.sleep(0.3)\n"
+        )
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm"}
+        subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True)
+        os.close(theirs)
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown)
+        assert re.search(r"convert +10% +\d+:\d\d:\d\d|convert +10% +-:--:--", plain), plain
+        assert "…" not in plain
+        assert all(len(line) <= 40 for line in re.split(r"[\r\n]+", plain))
+
+    @pytest.mark.parametrize("command", ["tune", "bench"])
+    def test_the_plan_is_not_in_the_status_line(self, command: str, model: Path) -> None:
+        ours, theirs = pty.openpty()
+        option = "--dry-run" if command == "tune" else "--no-server"
+        words = (command, model, "--budget", "1s", "--json", "-t", "1", option)
+        with spawn(*words, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            with suppress(OSError):  # the end of a terminal that nobody writes to any more
+                while part := os.read(ours, 1 << 16):
+                    shown += part
+        os.close(ours)
+        assert process.returncode == 0, shown
+        assert re.search(rb"(\n|\r|\x1b\[2K)plan: about", shown), shown
 
 
 class TestGenerate:
@@ -359,7 +470,7 @@ class TestCompletion:
             ("mtp-gguf do", "doctor"),
             ("mtp-gguf convert --quant Q5_K", "Q5_K_M"),
             ("mtp-gguf convert --mtp-type BF", "BF16"),
-            ("mtp-gguf generate --rollback two", "two-phase"),
+            ("mtp-gguf generate --rollback check", "checkpoint"),
             ("mtp-gguf convert --fastmtp-layout si", "sidecar"),
             ("mtp-gguf fastmtp ca", "calibrate"),
         ],

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("bench", "cli", "convert", "gguf_tools", "native", "server", "train")
-PYTHON = (*PACKAGES, "patches", "tests", "benchmarks", "docs")
+PACKAGES = (
+    "bench",
+    "cli",
+    "convert",
+    "gguf_tools",
+    "native",
+    "plugins",
+    "publish",
+    "server",
+    "train",
+)
+TOP = "src/mtp_gguf"
+PYTHON = (*PACKAGES, TOP, "patches", "tests", "benchmarks", "docs")
 
 
 def run(*command: str, **environment: str) -> None:
@@ -39,21 +50,26 @@ def test_types(tmp_path: Path) -> None:
     (tmp_path / "mtp_gguf").mkdir()
     for package in PACKAGES:
         (tmp_path / "mtp_gguf" / package).symlink_to(ROOT / package, target_is_directory=True)
-    packages = [str(tmp_path / "mtp_gguf" / package) for package in PACKAGES]
+    for file in (ROOT / TOP).iterdir():
+        (tmp_path / "mtp_gguf" / file.name).symlink_to(file)
+    packages = [str(tmp_path / "mtp_gguf")]
     options = ("--explicit-package-bases", "--cache-dir", str(tmp_path / "cache"))
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
     run("mypy", *options, *packages, str(ROOT / "tests"), MYPYPATH=path)
 
 
-# Which rooms each room may import; `cli` may import every one, and nobody imports `cli`.
+# Which rooms each room may import; `cli` may import every one but `plugins`, which other programs
+# import. Nobody imports `cli` or `plugins`.
 ALLOWED_IMPORTS = {
     "gguf_tools": set[str](),
     "convert": {"gguf_tools", "native.ggml", "native.quantize_upstream"},
     "native": {"gguf_tools"},
     "server": {"gguf_tools"},
     "bench": {"gguf_tools", "native", "server"},
+    "plugins": {"gguf_tools", "native"},
+    "publish": {"convert", "gguf_tools"},
     "train": {"gguf_tools", "native"},
-    "cli": {"bench", "convert", "gguf_tools", "native", "server", "train"},
+    "cli": {"bench", "convert", "gguf_tools", "native", "publish", "server", "train"},
 }
 
 

@@ -301,7 +301,7 @@ class TestRefused:
         """It may be left out, and then what remains can be quantized."""
         source = files.get(SMALL, "BF16", "--mtp-type", "Q4_K")
         arguments = [source, "-o", output / "x.gguf"]
-        words = (f"blk.{HEAD}.", "found Q4_K", "with --mtp-type BF16, or leave out the head")
+        words = (f"blk.{HEAD}.", "found Q4_K", "again without --mtp-type, or leave out the head")
         refused(arguments, *words, output=output)
         assert ours(source, output, "--no-mtp")
         arguments = [files.get(BARE), "--mtp-from", source, "-o", output / "x.gguf"]

@@ -113,6 +113,20 @@ class TestHead:
         found = types(models.checkpoint(SMALL), tmp_path / "x.gguf")
         assert {k for n, k in found.items() if n.startswith(HEAD)} == {"Q8_0", "F32"}
 
+    @pytest.mark.parametrize("quant", ["F16", "BF16", "F32"])
+    def test_of_an_unquantized_base_has_its_type(
+        self, quant: str, models: Models, tmp_path: Path
+    ) -> None:
+        """So the file can be converted further; of several files each has its own."""
+        source, also = tmp_path / f"x-{quant}.gguf", tmp_path / "x-Q4_K_M.gguf"
+        found = types(models.checkpoint(SMALL), source, "--quant", quant, "--also", "Q4_K_M")
+        assert {k for n, k in found.items() if n.startswith(HEAD)} == {quant, "F32"}
+        written = tensors_of(also)
+        assert {written[n].tensor_type.name for n in found if n.startswith(HEAD)} == {"Q8_0", "F32"}
+        again = converted(source, tmp_path / "again.gguf")
+        if quant != "F16":  # which rounds the weights
+            assert not differing(written, again)
+
     @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "q6_k", "Q4_K", "IQ4_NL"])
     @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
     def test_type(self, quant: str, kind: str, models: Models, tmp_path: Path, plain: Any) -> None:
@@ -274,6 +288,7 @@ class TestDryRun:
         assert written.pop("cpu_seconds") > 0
         assert written.pop("cores") == usable_cores()
         assert 0 < written.pop("utilisation") <= 1.05  # two clocks are read, one after the other
+        assert written.pop("warnings") == []
         assert written == planned
         assert [f["path"] for f in planned["files"]] == [str(p) for p in sorted(tmp_path.glob("*"))]
         assert all(Path(f["path"]).stat().st_size == f["bytes"] for f in planned["files"])

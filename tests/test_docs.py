@@ -1,4 +1,4 @@
-"""The documentation says what the code does: made pages, commands, transcripts and programs."""
+"""The documentation says what the code does: made pages, commands, tables and links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,9 @@ import typer
 from mtp_gguf.cli import app
 from mtp_gguf.cli.bench_table import bench_table
 from support import bench_records as records
-from support.commands import invoke, run_python
-from support.models import DEMO, ROOT, Models
-
-DOCS = ROOT / "docs"
-PAGES = [
-    *sorted(DOCS.glob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    ROOT / "benchmarks" / "README.md",
-    ROOT / "patches" / "README.md",
-]
-BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
-# Figures that depend on the machine's kernels, which round differently at near ties.
-MEASURED = re.compile(r"^(cycles: |accepted by position: ).*")
-# Programs that serve until they are stopped, or use the network; other tests run what they show.
-_NOT_RUN = ("uvicorn.run", "OWNER/NAME")
+from support.commands import invoke
+from support.models import ROOT
+from support.pages import BLOCK, DOCS, PAGES, blocks, fits, words_of
 
 
 def test_tensors_page_is_the_codes() -> None:
@@ -41,24 +28,13 @@ def test_tensors_page_is_the_codes() -> None:
     assert made.stdout == (DOCS / "tensors.md").read_text(encoding="utf-8")
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page in a language; "" for those that name none."""
-    text = page.read_text(encoding="utf-8")
-    return [code for found, code in BLOCK.findall(text) if found == language]
-
-
-@cache
-def words_of(line: str) -> list[str]:
-    """The words of a command, as bash splits it."""
-    script = f"printf '%s\\0' {line}"
-    done = subprocess.run(["bash", "-fc", script], capture_output=True, text=True, check=True)
-    return done.stdout.split("\0")[:-1]
-
-
 def commands(page: Path) -> Iterator[str]:
     """Every command line of ours in a page: in its code blocks, and in its text if it has words."""
     text = page.read_text(encoding="utf-8")
-    lines = [line for _, code in BLOCK.findall(text) for line in code.splitlines()]
+    lines: list[str] = []
+    for _, code in BLOCK.findall(text):
+        typed = re.findall(r"^\$ .*", code, re.MULTILINE)  # the rest of a transcript is output
+        lines += typed or code.splitlines()
     lines += re.findall(r"(?<!`)`([^`\n]*mtp-gguf [^`\n]*)`(?!`)", BLOCK.sub("", text))
     for line in lines:
         for part in re.split(r"&&|\|(?=\s)|;\s", line.partition(" #")[0]):
@@ -104,18 +80,6 @@ def test_commands_are_found() -> None:
 
 
 class TestReadme:
-    def test_transcripts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What follows a `$` is what the command prints; `…` stands for any lines."""
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "demo_model").symlink_to(DEMO)
-        shown = [code for code in blocks(ROOT / "README.md", "") if code.startswith("$ ")]
-        assert len(shown) == 2
-        for transcript in "\n".join(shown).removeprefix("$ ").split("\n$ "):
-            command, _, expected = transcript.partition("\n")
-            result = invoke(*words_of(command)[1:])
-            assert result.exit_code == 0, result.output
-            assert fits(expected.strip("\n"), result.output.strip("\n")), result.output
-
     def test_the_demo_runs_these_commands(self, tmp_path: Path) -> None:
         """`mtp-gguf demo` prints the commands of the first transcript, word for word."""
         printed = invoke("demo", "-o", tmp_path / "demo.gguf").output
@@ -136,38 +100,12 @@ def test_measured_tables_have_the_columns_of_today() -> None:
     assert {*headings} <= printed
 
 
-def fits(expected: str, printed: str) -> bool:
-    """Whether a text is as shown, with `…` for any lines and other figures where measured."""
-    lines = [MEASURED.sub(r"\1N", line) for line in expected.splitlines()]
-    pattern = "\n".join(r"(?:.*\n)*?.*" if line == "…" else re.escape(line) for line in lines)
-    text = "\n".join(MEASURED.sub(r"\1N", line) for line in printed.splitlines())
-    return re.fullmatch(pattern, text) is not None
-
-
 def test_what_fits() -> None:
     assert fits("a\n…\nd", "a\nb\nc\nd")
     assert fits("a\n…", "a\nb")
     assert fits("cycles: 27, 3.52 tokens each", "cycles: 28, 3.41 tokens each")
     assert not fits("a\n…\nc", "a\nb")
     assert not fits("a", "a\nb")
-
-
-def programs() -> list[Any]:
-    """The Python programs of the pages, other than those of docs/ecosystem.md."""
-    found = []
-    for page in PAGES:
-        if page.name != "ecosystem.md":
-            for number, code in enumerate(blocks(page, "python")):
-                if not any(word in code for word in _NOT_RUN):
-                    found.append(pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}"))
-    return found
-
-
-@pytest.mark.parametrize("program", programs())
-def test_programs_run(program: str, models: Models, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").symlink_to(models.gguf("demo", "Q4_K_M", "F16"))
-    code = re.sub(r"n_ctx=\d+", "n_ctx=512", program)  # the demo's longest context
-    run_python(code, cwd=tmp_path)
 
 
 def test_links_lead_somewhere() -> None:

@@ -234,6 +234,17 @@ class TestArguments:
         assert draft["size"] == size
         assert (f"of {files} file" in draft["source"]) == bool(files)
 
+    def test_a_short_corpus_is_reported(self, models: Models, tmp_path: Path) -> None:
+        """Also of a GGUF; with enough text there is no such note."""
+        corpus = tmp_path / "corpus.txt"
+        model = models.checkpoint(TINY)
+        for source in (model, models.convert(TINY, "--quant", "F16")):
+            for text, few in ((TRAINING_TEXT[:200], True), (TRAINING_TEXT * 9, False)):
+                corpus.write_text(text, encoding="utf-8")
+                found = planned(source, "--quant", "Q8_0", "--fastmtp-corpus", corpus)["notes"]
+                said = [n for n in found if "tokens are too few to rank a draft vocabulary" in n]
+                assert bool(said) == few
+
     def test_a_corpus_is_text(self, models: Models, tmp_path: Path) -> None:
         corpus = tmp_path / "paper.pdf"
         corpus.write_bytes(b"%PDF-1.7\n" + bytes(range(256)) * 20)

@@ -15,6 +15,7 @@ from subprocess import Popen
 
 import pytest
 
+from mtp_gguf.cli.progress import human_bytes
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import TINY
 from support.commands import held, spawn
@@ -95,6 +96,34 @@ class TestFetches:
         hub.requests.clear()
         assert succeeds(hub, output, "--fastmtp", HF_HUB_OFFLINE="1") == ours
         assert not hub.requests
+
+    def test_a_line_announces_the_weights(self, hub: Hub, models: Models, output: Path) -> None:
+        """With the size of what is missing in the cache; nothing is said of what is there."""
+
+        def announced(*words: object) -> list[str]:
+            code, _, stderr = run(hub, output, *words)
+            assert code == 0, stderr
+            return [line for line in stderr.splitlines() if "download hf://" in line]
+
+        def line(revision: str, names: list[str]) -> str:
+            size = sum((hub.revisions[revision] / name).stat().st_size for name in names)
+            more = f" and {len(names) - 1} more shards" if len(names) > 1 else ""
+            where = MODEL if revision == "main" else f"{MODEL}@{revision}"
+            return f"mtp-gguf: download hf://{where}/{names[0]}{more}, {human_bytes(size)}"
+
+        index = index_of(models.checkpoint(SHARDED))
+        head = sorted({f for name, f in index.items() if not name.startswith("model.layers.")})
+        options = ("--quant", "F16", "--overwrite", "-o", "out.gguf")
+        assert announced("convert", MODEL, *options, "--head-only") == [line("main", head)]
+        trunk = sorted({*index.values()} - {*head})
+        assert announced("convert", MODEL, *options) == [line("main", trunk)]
+        assert announced("convert", MODEL, *options) == []
+        words = ("compare", "out.gguf", MODEL)
+        assert announced(*words) == []
+        (output.parent / "home").rename(output.parent / "aside")
+        assert announced(*words) == [line("main", sorted({*index.values()}))]
+        single = ("convert", f"{MODEL}@v2", *options)
+        assert announced(*single) == [line("v2", ["model.safetensors"])]
 
     def test_a_revision_of_one_file(
         self, hub: Hub, models: Models, output: Path, tmp_path: Path

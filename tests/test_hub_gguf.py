@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -76,24 +77,29 @@ class TestRuns:
             NAME: "Demo-Q4_K_M.gguf",  # the usual one
             f"hf://{NAME}/Demo-Q4_K_M.gguf": "Demo-Q4_K_M.gguf",
             f"hf://{NAME}@v2:F16": "F16/Demo-F16-00001-of-00003.gguf",
+            f"hf.co/{NAME}:Q4_K_M": "Demo-Q4_K_M.gguf",
+            f"{NAME}/Demo-Q4_K_M.gguf": "Demo-Q4_K_M.gguf",
         }
         local = [("generate", repository / file, *TEXT) for file in names.values()]
         remote = [("generate", name, *TEXT) for name in names]
         home = tmp_path / "home"
         results = [each.fields for each in run_commands(hub, home, *local, *remote)]
-        for expected, found in zip(results[: len(names)], results[len(names) :], strict=True):
+        locally, remotely = results[: len(names)], results[len(names) :]
+        for expected, found in zip(locally, remotely, strict=True):
             assert found["text"] == expected["text"]
             assert found["drafted"] == expected["drafted"]
         shards = {f"F16/Demo-F16-0000{i}-of-00003.gguf" for i in (1, 2, 3)}
         assert downloaded(home) == {"Demo-Q4_K_M.gguf", *shards}
         hub.requests.clear()
         again = run_commands(hub, home, *remote)
-        assert [each.fields["text"] for each in again] == [r["text"] for r in results[4:]]
+        assert [each.fields["text"] for each in again] == [each["text"] for each in remotely]
         assert not hub.fetched()
         assert not any("download" in each.stderr for each in again)
         hub.requests.clear()
         offline = run_commands(hub, home, *remote, HF_HUB_OFFLINE="1")
-        assert [each.fields["text"] for each in offline] == [r["text"] for r in results[4:]]
+        assert [each.fields["text"] for each in offline] == [
+            r["text"] for r in results[len(names) :]
+        ]
         assert not hub.requests
 
     def test_the_head_beside_a_model_without_one(
@@ -156,20 +162,57 @@ class TestRuns:
         server = write_stand_in(tmp_path / "server")
         options = ("--llama-server", server, "--print-command", "--json")
         home = tmp_path / "home"
-        argument, option, head = run_commands(
+        argument, option, head, host = run_commands(
             hub,
             home,
             ("serve", f"{NAME}:Q4_K_M", *options),
             ("serve", "-hf", NAME, *options, "--", "--verbose"),
             ("serve", f"{NAME}:Q8_0", *options),
+            ("serve", "-hf", f"hf.co/{NAME}:Q4_K_M", *options),
         )
         words = argument.fields["command"]
         path = Path(words[words.index("-m") + 1])
         assert path.is_file()
         assert path.is_relative_to(home)
         assert option.fields["command"] == [*words, "--verbose"]
+        assert host.fields["command"] == words
         words = head.fields["command"]
         assert Path(words[words.index("-md") + 1]).name == "mtp-Demo.gguf"
+
+    def test_list(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+        """What is in the cache has names that work, and no heads, towers or later shards."""
+        home = tmp_path / "home"
+        names = (f"{NAME}:Q4_K_M", f"{NAME}:Q8_0", f"{NAME}:F16")
+        run_commands(hub, home, *(("generate", name, *TEXT) for name in names))
+        [done] = run_commands(hub, home, ("list", "--json"), HF_HUB_OFFLINE="1")
+        found = {each["name"]: each for each in done.fields["models"]}
+        f16 = f"{NAME}/F16/Demo-F16-00001-of-00003.gguf"
+        assert set(found) == {f"{NAME}/Demo-Q4_K_M.gguf", f"{NAME}/Demo-Q8_0.gguf", f16}
+        assert all(each["can_draft"] for each in found.values())
+        assert "mtp-Demo.gguf" in found[f"{NAME}/Demo-Q8_0.gguf"]["reason"]
+        shards = (repository / "F16").iterdir()
+        assert found[f16]["bytes"] == sum(path.stat().st_size for path in shards)
+        [again] = run_commands(hub, home, ("generate", f16, *TEXT), HF_HUB_OFFLINE="1")
+        assert again.fields["text"]
+
+    def test_a_mistyped_path(self, hub: Hub, tmp_path: Path) -> None:
+        """A path that could be a name on the hub is said to be neither."""
+        name = "nobody/Nothing/x.gguf"
+        for command in (("list-tensors", name), ("generate", name, *TEXT)):
+            [done] = run_commands(hub, tmp_path, command)
+            assert done.code == 1
+            assert f"mtp-gguf: {name}: no such file here; on the hub: " in done.stderr
+            assert "nobody/Nothing" in done.last
+
+    def test_a_download_shows_no_bars_without_a_terminal(self, tmp_path: Path) -> None:
+        with Hub("somebody/Demo", {"main": DEMO}) as hub:
+            words = ("convert", "somebody/Demo", "-o", tmp_path / "demo.gguf")
+            with spawn(*words, env=environment(hub, tmp_path)) as command:
+                _, stderr = command.communicate(timeout=120)
+        assert command.returncode == 0
+        assert re.fullmatch(
+            r"mtp-gguf: download hf://somebody/Demo/model.safetensors, .* MB\n", stderr
+        )
 
     def test_tune_and_bench(self, hub: Hub, tmp_path: Path) -> None:
         short = ("--budget", "1s", "--prompts", "code", "-t", "1", "--json")

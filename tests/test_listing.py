@@ -542,6 +542,8 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     )
     none = "expected model.safetensors or model.safetensors.index.json with its shards, found none "
     assert refused(tmp_path) == f"mtp-gguf: {tmp_path}: {none}"
+    (tmp_path / "a.gguf").touch()
+    assert refused(tmp_path).endswith(f"found none; name a GGUF in it: {tmp_path}/a.gguf ")
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     assert refused(pipe) == f"mtp-gguf: {pipe}: expected a file, found a device or pipe "

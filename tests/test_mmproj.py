@@ -198,7 +198,7 @@ def test_incomplete_towers(broken: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--mmproj", "Q4_K"], "expected one of F16, BF16, F32, Q8_0, found 'Q4_K'"),
+        (["--mmproj", "Q4_K"], "expected one of F16, BF16, F32, Q8_0; found 'Q4_K'"),
         (["--mmproj-only", "--fastmtp"], "cannot be combined"),
         (["--mmproj-only", "--no-mtp"], "cannot be combined"),
     ],

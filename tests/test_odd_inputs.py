@@ -1,10 +1,11 @@
-"""Pipes and devices in place of files give an immediate error; text may come from a pipe."""
+"""Pipes and devices in place of files, bytes in place of text: an error of one sentence."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
 from support.checkpoints import SMALL, write_checkpoint
-from support.commands import invoke
+from support.commands import check_refusal, invoke, refused, spawn
 
 SECONDS = 20  # a process that takes longer is blocked on a pipe
 
@@ -83,6 +84,10 @@ COMMANDS = {
     "convert": "convert X -o out.gguf",
     "convert --imatrix": "convert hf --imatrix X -o out.gguf",
     "convert --mtp-from": "convert hf --mtp-from X -o out.gguf",
+    "imatrix": "imatrix X -o out.gguf",
+    "imatrix --merge": "imatrix model.gguf --merge X -o out.gguf",
+    "quality": "quality X --reference model.gguf --text ids.txt",
+    "quality --reference": "quality model.gguf --reference X --text ids.txt",
     "generate": "generate X -p a",
     "bench": "bench X",
     "bench --head": "bench model.gguf --head X --budget 1s",
@@ -139,3 +144,49 @@ def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) 
     os.close(read)
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "out.gguf").exists()
+
+
+# ------------------------------------------------------------------ text that is not UTF-8
+
+LATIN_1 = "caf\udce9"  # as Python keeps the byte E9 of an argument
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("generate", "-p", LATIN_1), "--prompt"),
+        (("generate", "--chat", "-p", LATIN_1), "--prompt"),
+        (("chat", "--system", LATIN_1), "--system"),
+    ],
+)
+def test_an_argument(words: tuple[str, ...], option: str, sound: Path, tmp_path: Path) -> None:
+    command, *options = words
+    said = (f"{option}: expected UTF-8", "invalid continuation byte")
+    refused(tmp_path, command, sound / "model.gguf", *options, words=said)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:surrogateescape", "utf-8:strict"])
+def test_a_message_of_a_chat(encoding: str, sound: Path) -> None:
+    """Python's treatment of such bytes depends on the locale."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    with spawn(
+        *("chat", sound / "model.gguf"),
+        stdin=subprocess.PIPE,
+        errors="surrogateescape",
+        env=environment,
+    ) as process:
+        _, stderr = process.communicate(f"{LATIN_1}\n", timeout=60)
+    check_refusal(process.returncode, stderr, "the message: expected UTF-8")
+
+
+def test_names_of_files(sound: Path, tmp_path: Path) -> None:
+    """They are printed as they are."""
+    made = tmp_path / f"{LATIN_1}.gguf"
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    with spawn(
+        *("convert", sound / "hf", "-o", made), env=environment, errors="surrogateescape"
+    ) as process:
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert made.is_file()
+    assert f"{LATIN_1}.gguf" in stdout

@@ -281,7 +281,10 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def test_hostile_programs(tmp_path: Path) -> None:
-    """A memo of two thousand million entries, lists in lists, marks without end."""
+    """A memo of two thousand million entries, lists in lists, marks without end.
+
+    And names of tuples in tuples, whose text would be too deep for Python or too long for memory.
+    """
     start = b"\x80\x02"
     far = open_torch_file(archive(tmp_path / "far.bin", start + b"}r\xff\xff\xff\x7f."))
     far.source.close()
@@ -294,6 +297,9 @@ def test_hostile_programs(tmp_path: Path) -> None:
         start + b"0.",
         b"",
         b"." * 3,
+        start + b"(" * 100_000 + b"t" * 100_000 + b".",
+        start + b")" + b"\x85" * 100_000 + b"X\x01\0\0\0a\x93.",
+        start + b")" + b"q\x00h\x00\x86" * 40 + b"X\x01\0\0\0a\x93.",
         start + b"\x8a\xff" + b"\x01" * 255 + b".",
     )
     for i, program in enumerate(programs):

@@ -231,9 +231,10 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
 def read_weights(model: Model) -> Weights:
     """The weights of a model's head by suffix, dequantized; fused tensors are split.
 
-    RequestError if the head is incomplete, or has an embedding of its own.
+    RequestError if the head is incomplete, has several layers, or an embedding of its own.
     """
     model.head.check_complete()
+    model.head.check_layers()
     out: Weights = {}
     for name, suffix in model.head.suffixes.items():
         if suffix == SHORT_HEAD_SUFFIX:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mtp_gguf.bench.analysis import analyze
+from mtp_gguf.bench.analysis import analyze, contradictions
 from mtp_gguf.bench.result import TextResult
 from mtp_gguf.bench.stats import Stats, summarize
 
@@ -88,6 +88,60 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert analysis is not None
     assert analysis.best == 0
     assert analysis.sentence.startswith("drafting gains less than 3% here; ")
+
+
+@pytest.mark.parametrize(
+    ("fixed", "auto", "said"),
+    [
+        (
+            51.0,
+            90.0,
+            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
+        ),
+        (
+            45.0,
+            90.0,
+            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
+        ),
+        (51.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
+        (45.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
+        (45.0, 49.0, "drafting loses here: depth 1 runs at 0.90 times no drafting (depth auto, "),
+    ],
+)
+def test_fixed_depths_and_auto_do_not_contradict_each_other(
+    fixed: float, auto: float, said: str
+) -> None:
+    analysis = analyze([PLAIN, text(1, fixed, 2, 30, 1.8), text("auto", auto, 2, 30, 1.8)])
+    assert analysis is not None
+    assert analysis.sentence.startswith(said)
+
+
+def test_a_batch_that_was_faster_than_a_token_makes_nothing_slower() -> None:
+    """Other programs had the processors while single tokens were measured."""
+    quick = text(3, 200.0, 1, 8, 3.2)
+    analysis = analyze([PLAIN, quick])
+    assert analysis is not None
+    assert analysis.speedups["verification"] == 1
+    [found] = contradictions([PLAIN, quick])
+    assert found == "a batch of 4 tokens took 0.40 times as long as one token, and cannot take less"
+
+
+@pytest.mark.parametrize(
+    ("depth", "tok_s", "words"),
+    [
+        (4, 276.0, "depth 4 was measured at 5.52 times the speed of no drafting, and at most 5 "),
+        (4, 249.0, ""),
+        ("auto", 800.0, "depth auto was measured at 16.00 times the speed of no drafting, and at "),
+        ("auto+lookup", 700.0, ""),
+    ],
+)
+def test_a_depth_is_at_most_as_fast_as_if_all_drafts_were_free(
+    depth: int | str, tok_s: float, words: str
+) -> None:
+    found = contradictions([PLAIN, text(depth, tok_s, 0, 20, 5)])
+    assert [text[: len(words)] for text in found] == ([words] if words else [])
+    elsewhere = replace(text(depth, tok_s, 0, 20, 5), context=4096)
+    assert contradictions([PLAIN, elsewhere]) == []
 
 
 def test_without_a_comparison_there_is_no_analysis() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import PlannedPart, library_notes
+from mtp_gguf.cli.bench_table import bench_table
 from support import bench_records as records
 from support.browser import Browser
 
@@ -55,6 +57,17 @@ def test_text_from_outside_is_escaped() -> None:
     assert PAGE.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
 
 
+def test_figures_and_the_time_stay_in_one_line() -> None:
+    """A space between a number and its unit, or a hyphen of a date, is no place for a break."""
+    cards = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", PAGE))
+    analysis = records.result().analysis
+    assert analysis
+    assert cards[f"speedup of depth {analysis.best_drafting}"] == f"{analysis.gain:.2f}\u00a0×"
+    assert all(re.fullmatch(r"[\d.]+(%|\u00a0\S+)(, [\d.]+\u00a0×)?", v) for v in cards.values())
+    assert f"<time>{records.result().environment.when}</time>" in PAGE
+    assert "time { white-space: nowrap; }" in PAGE
+
+
 def test_other_libraries_on_both_sides_are_said() -> None:
     """In the page and in the terminal; not if both sides run the same ones."""
     whole = records.result()
@@ -74,6 +87,15 @@ def test_a_cost_that_was_noise_is_no_negative_speedup() -> None:
     page = render_report(replace(whole, analysis=analysis))
     assert "not faster" in page
     assert "-6%" not in page
+
+
+def test_warnings_are_in_the_report_the_table_and_the_json() -> None:
+    warning = f"other programs used {records.HOSTILE} of 2 processors"
+    result = replace(records.result(), warnings=(warning,))
+    shown = escape(warning[:1].upper() + warning[1:])
+    assert f'<p class="note">{shown}.</p>' in render_report(result)
+    assert f"warning: {warning}" in [*bench_table(replace(result, texts=()))]
+    assert result.to_json()["warnings"] == (warning,)
 
 
 def test_parts_without_data_are_left_out() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mtp_gguf.bench.other_programs import OtherPrograms
 from mtp_gguf.bench.search import PLAIN, Search, SearchResult, Space
+from mtp_gguf.bench.tune import warnings_of
 from mtp_gguf.gguf_tools.profile import DraftSettings
 
 SPACE = Space(
@@ -70,6 +72,15 @@ def test_no_drafting_unless_it_gains_three_percent(top: float, drafts: bool) -> 
     assert result.settings == (DraftSettings(2) if drafts else PLAIN)
     assert result.tok_s == (top if drafts else PLAIN_TOK_S)
     assert result.gain == pytest.approx(top / PLAIN_TOK_S)
+
+
+@pytest.mark.parametrize(("top", "possible"), [(249.0, True), (276.0, False)])
+def test_a_speed_that_cannot_be_is_not_trusted(top: float, possible: bool) -> None:
+    """Depth 4 yields five tokens a cycle at most."""
+    result, _ = run(truth(DraftSettings(4), top), Space((4,)))
+    words = "depth 4 was measured at 5.52 times the speed of no drafting, and at most 5 times is"
+    warnings = warnings_of(result, OtherPrograms(threads=1))
+    assert any(words in warning for warning in warnings) != possible
 
 
 def test_auto_where_it_is_best() -> None:

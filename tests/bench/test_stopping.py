@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench import tune as tuning
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.plan import Plan
 from mtp_gguf.bench.report.page import render_report
@@ -211,7 +212,8 @@ def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Pat
     """`mtp-gguf tune | head -n 0`"""
     path = tmp_path / "m.gguf"
     path.symlink_to(dial("tiny", hit=0.9))
-    command = [sys.executable, "-c", "from mtp_gguf.cli.app import main; main()"]
+    quiet = "from mtp_gguf.bench import tune; tune.warnings_of = lambda *_: ()"
+    command = [sys.executable, "-c", f"{quiet}; from mtp_gguf.cli.app import main; main()"]
     command += ["tune", str(path), "--budget", "1s", "-n", "4", "--rounds", "1", "-t", "1"]
     command += ["--prompts", "code", "--max-depth", "1"]
     reading, writing = os.pipe()
@@ -225,6 +227,7 @@ def test_what_tune_found_is_kept_though_nobody_reads_it(dial: Any, tmp_path: Pat
 
 
 def test_tune_as_json(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "warnings_of", lambda *_: ())  # the machine may be busy
     other = {PATCHED: STOCK_HELP, STOCK: PATCHED_HELP}[kernels()]
     server = write_stand_in(tmp_path / "server", other)
     monkeypatch.setenv(VARIABLE, str(server))

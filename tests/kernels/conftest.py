@@ -1,4 +1,6 @@
-"""The sweep of `sweep.py` on the patched libraries, once for each instruction set."""
+"""The sweep of `sweep.py`, once for each instruction set, with our kernels plugged into the patched
+libraries and into those of llama-cpp-python.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtp_gguf.native.runtime import native_library
 from support import llama_libraries
-from support.kernels.results import Arrays, Sweep
+from support.kernels.results import Arrays, MakeSweep, Sweep
 
 
 @pytest.fixture(scope="session")
@@ -24,18 +27,15 @@ def has_kernels() -> bool:
     return llama_libraries.has_kernels()
 
 
-@pytest.fixture(scope="session")
-def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def make_sweep(out: Path, libraries: Path) -> Sweep:
     """See Sweep."""
-    out = tmp_path_factory.mktemp("kernels")
 
     @cache
     def run(lanes: str) -> Arrays:
-        environment = {"GGML_CPU_LANES": lanes} if lanes else {}
+        environment = {llama_libraries.CHOICE: lanes} if lanes else {}
         file = out / f"{lanes or 'best'}.npz"
-        llama_libraries.run_on(
-            libraries, "kernels.sweep", libraries, file, timeout=300, **environment
-        )
+        words = (libraries, file, native_library("mtp_kernels"))
+        llama_libraries.run_on(libraries, "kernels.sweep", *words, timeout=300, **environment)
         with np.load(file) as arrays:
             return dict(arrays)
 
@@ -43,3 +43,32 @@ def sweep(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         return run(lanes)
 
     return with_lanes
+
+
+@pytest.fixture(scope="session")
+def plugged_in(tmp_path_factory: pytest.TempPathFactory) -> MakeSweep:
+    """See MakeSweep."""
+
+    def make(libraries: Path) -> Sweep:
+        return make_sweep(tmp_path_factory.mktemp("plugged"), libraries)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def patched_sweep(plugged_in: MakeSweep, libraries: Path) -> Sweep:
+    """The sweep on the patched libraries."""
+    return plugged_in(libraries)
+
+
+@pytest.fixture(scope="session")
+def stock_sweep(plugged_in: MakeSweep) -> Sweep:
+    """The sweep on llama-cpp-python's libraries."""
+    return plugged_in(llama_libraries.stock_libraries())
+
+
+@pytest.fixture(params=["patched", "stock"])
+def sweep(request: pytest.FixtureRequest) -> Sweep:
+    """See Sweep."""
+    found: Sweep = request.getfixturevalue(f"{request.param}_sweep")
+    return found

@@ -1,5 +1,5 @@
-"""llama.cpp's own test of all operations on the patched tree: its CPU backend, with our kernels,
-against its reference implementations, which have none of them.
+"""llama.cpp's own test of all operations on the patched tree: its CPU backend, which loads our
+kernels, against its reference implementations, which have none of them.
 
     pytest -m slow -s tests/kernels/test_backend_ops.py
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from mtp_gguf.native.runtime import native_library
 from mtp_gguf.server.build import cmake_options
 from mtp_gguf.server.patches import add_head, apply, read_head_sources, read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
@@ -56,6 +57,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    shutil.copy(native_library("mtp_kernels"), objects / "bin")  # where libggml-cpu loads it
     return objects / "bin" / PROGRAM
 
 

@@ -1,4 +1,4 @@
-"""exact=True needs no options if the patched kernels compute all of a trunk's products."""
+"""exact=True needs no options if our kernels compute all of a trunk's products."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 
 from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
 from mtp_gguf.native.runtime import VARIABLE
+from support.llama_libraries import CHOICE
 
 ASK = """
 import json, sys
 from pathlib import Path
-from mtp_gguf.native.exact import exact_batches, has_lanes
+from mtp_gguf.native.exact import exact_batches, has_product_kernels
 options = json.loads(sys.argv[2])
 found = exact_batches(Path(sys.argv[1]), options, two_phase=False)
-print(json.dumps([has_lanes(), found.min_rows, found.max_rows, options.get("type_k")]))
+print(json.dumps([has_product_kernels(), found.min_rows, found.max_rows, options.get("type_k")]))
 """
 
 
@@ -61,10 +62,10 @@ def test_batches_of_exact(
     expected: tuple[int, int],
 ) -> None:
     path = trunk(tmp_path / "trunk.gguf", *types)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+    environment = {k: v for k, v in os.environ.items() if k != CHOICE}
     environment[VARIABLE] = str(libraries)
     if lanes:
-        environment["GGML_CPU_LANES"] = lanes
+        environment[CHOICE] = lanes
     done = subprocess.run(
         [sys.executable, "-c", ASK, str(path), json.dumps(options)],
         env=environment,

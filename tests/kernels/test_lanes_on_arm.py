@@ -14,9 +14,8 @@ import pytest
 
 from support.kernels.emulated_build import build_driver, missing_tools
 from support.kernels.emulated_ggml import EmulatedGgml
-from support.kernels.ggml_calls import TYPES
 from support.kernels.results import GOLDEN, MAX_NMSE, Arrays, cases, check_strided_rows, differing
-from support.kernels.sweep import SUPER_BLOCKS, expert_products, golden, products
+from support.kernels.sweep import PATCHED, SUPER_BLOCKS, expert_products, golden, products
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,11 +25,11 @@ pytestmark = [
 
 CPUS = {"NEON_I8MM": "max", "NEON_DOTPROD": "neoverse-n1", "": "cortex-a72"}
 KERNELS = [name for name in CPUS if name]
-DEARER = ("Q8_0", "F16")  # have kernels where GGML_CPU_LANES is "all"
+DEARER = ("Q8_0", "F16")  # have kernels where MTP_GGUF_KERNELS is "all"
 
 
 class Emulated(Protocol):
-    """Runs the sweep on a CPU with a value of GGML_CPU_LANES, each once."""
+    """Runs the sweep on a CPU with a value of MTP_GGUF_KERNELS, each once."""
 
     def __call__(self, cpu: str, lanes: str = "all") -> Arrays:
         """What it computed, by name."""
@@ -44,8 +43,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     @cache
     def run(cpu: str, lanes: str) -> Arrays:
         with EmulatedGgml(driver, cpu, lanes) as ggml:
-            found: Arrays = {**products(ggml), **expert_products(ggml), **golden(ggml)}
-            return found | {"lanes": ggml.lanes()}
+            found: Arrays = {
+                "exact": SUPER_BLOCKS,
+                "lanes": ggml.lanes(),
+                **products(ggml, PATCHED),
+            }
+            return found | expert_products(ggml, PATCHED, SUPER_BLOCKS) | golden(ggml)
 
     def with_lanes(cpu: str, lanes: str = "all") -> Arrays:
         return run(cpu, lanes)
@@ -95,7 +98,7 @@ def test_quants_have_the_same_bits_with_matrix_and_with_dot_products(emulated: E
 def test_products_are_those_of_ggml_but_for_rounding(emulated: Emulated, name: str) -> None:
     ours, off = emulated(CPUS[name]), emulated(CPUS[name], "0")
     assert off["lanes"] == ""
-    for key in of_types(off, tuple(TYPES)):
+    for key in of_types(off, PATCHED):
         error = np.square(ours[key].astype(np.float64) - off[key]).sum()
         assert error <= MAX_NMSE * np.square(off[key].astype(np.float64)).sum(), key
 

@@ -1,4 +1,4 @@
-"""A replayed state is bit-identical to one without rollback (patches/0015)."""
+"""A replayed state is bit-identical to one without rollback."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(libraries: Path) -> None:
+from mtp_gguf.native.runtime import native_library
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "ggml"])
+def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(
+    libraries: Path, kernels: bool
+) -> None:
+    plugged = [native_library("mtp_kernels")] if kernels else []
     done = subprocess.run(
-        [sys.executable, "-m", "support.kernels.rollback", str(libraries)],
+        [sys.executable, "-m", "support.kernels.rollback", str(libraries), *map(str, plugged)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

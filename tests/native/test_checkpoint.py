@@ -333,8 +333,8 @@ def in_trunk(offset: int) -> int:
         (changed(ROWS, 2**63 - 1), "bytes after its header"),
         (changed(TRUNK, 0), "bytes after its header"),
         (
-            changed(LAYOUT, 2**32 + 2),
-            "the trunk's layout: expected 0 or 1, and 0 to 2, found 2 and 1",
+            changed(LAYOUT, 2**32 + 4),
+            "the trunk's layout: expected 0 to 3, and 0 to 2, found 4 and 1",
         ),
         (changed(LAYOUT, 2**32), "position: expected each of 0 to 19 once, found"),
         (changed(LAYOUT, 1), r"bytes: expected \d+, found \d+"),

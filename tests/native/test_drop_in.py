@@ -482,3 +482,111 @@ def test_closing_releases_waiting_threads(dial: Dial) -> None:
                 waiting.result(30)
         with pytest.raises(NativeError, match="the model is closed"):
             next(stream)
+
+
+def test_a_generation_is_stopped_from_another_thread(dial: Dial) -> None:
+    begun = threading.Event()
+
+    def begin(*_: Any) -> bool:
+        begun.set()
+        return False
+
+    with load(dial("tiny"), n_ctx=2048, depth=3) as llm, ThreadPoolExecutor(1) as pool:
+        llm.stop()  # nothing runs
+        full = text(llm, max_tokens=30)
+        options = {**GREEDY, "max_tokens": 2000, "stopping_criteria": [begin]}
+        running = pool.submit(llm.create_completion, PROMPT, **options)
+        begun.wait()
+        llm.stop()
+        choice = running.result()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert full.startswith(choice["text"]) or choice["text"].startswith(full)
+        assert llm.n_tokens < 2000
+        assert text(llm, max_tokens=30) == full
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_stream_that_is_stopped_ends_with_its_reason(dial: Dial, depth: int) -> None:
+    with load(dial("tiny"), n_ctx=512, depth=depth) as llm:
+        streams: list[Any] = [
+            llm.create_completion(PROMPT, temperature=0, max_tokens=400, stream=True),
+            llm.create_chat_completion(MESSAGES, temperature=0, max_tokens=400, stream=True),
+        ]
+        for stream in streams:
+            chunks = list(itertools.islice(stream, 2))
+            llm.stop()
+            chunks += stream
+            assert len(chunks) < 20
+            assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        tokens = llm.generate(PROMPT, temp=0.0)
+        next(tokens)
+        llm.stop()
+        assert list(tokens) == []
+
+
+def test_models_that_cannot_draft_can_be_stopped(models: Models) -> None:
+    path = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
+    with noted("no MTP head", path, n_ctx=128) as llm:
+        stream: Any = llm.create_completion(PROMPT, temperature=0, max_tokens=90, stream=True)
+        next(stream)
+        llm.stop()
+        assert list(stream)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("keep_prompt", [True, False])
+def test_the_evaluation_of_a_prompt_can_be_stopped(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch, keep_prompt: bool
+) -> None:
+    prompt = [token % 700 for token in range(3, 3003, 7)]
+    options = {"n_ctx": 512, "n_batch": 32, "depth": 2, "keep_prompt": keep_prompt}
+    with load(dial("tiny"), **options) as llm:
+        want = text(llm, prompt)
+        llm.reset()
+        decode = llm.session.decode
+
+        def stop(tokens: Any, **options: Any) -> None:
+            decode(tokens, **options)
+            if llm.session.length() == 96:
+                llm.stop()
+
+        monkeypatch.setattr(llm.session, "decode", stop)
+        answer: Any = llm.create_completion(prompt, **GREEDY)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert (answer["choices"][0]["text"], llm.n_tokens) == ("", 96)
+        monkeypatch.undo()
+        assert text(llm, prompt) == want
+
+
+def test_max_completion_tokens(dial: Dial) -> None:
+    with load(dial("tiny")) as llm:
+        answer: Any = llm.create_chat_completion(MESSAGES, temperature=0, max_completion_tokens=3)
+        assert answer["usage"]["completion_tokens"] == 3
+        with pytest.raises(NativeError, match=r"max_completion_tokens: .* found both"):
+            llm.create_chat_completion(MESSAGES, max_tokens=3, max_completion_tokens=3)
+
+
+def test_unknown_arguments_are_refused_with_a_suggestion(dial: Dial) -> None:
+    for wrong, said in (
+        ({"dept": 3}, "found 'dept'; did you mean 'depth'"),
+        ({"n_gpu_layer": 3}, "found 'n_gpu_layer'; did you mean 'n_gpu_layers'"),
+        ({"zzz": 3}, "found 'zzz'$"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            load(dial("tiny"), **wrong)
+    with pytest.raises(TypeError, match="found 'dept'"):  # before anything is downloaded
+        MTPLlama.from_pretrained("owner/name", None, dept=3)
+
+
+def test_arguments_of_earlier_versions_are_ignored_as_in_llama_cpp(dial: Dial) -> None:
+    with load(dial("tiny"), f16_kv=True, n_parts=-1, rpc_servers=None) as llm:  # LangChain's
+        assert text(llm)
+
+
+def test_a_subclass_may_have_arguments_of_its_own(dial: Dial) -> None:
+    class Named(MTPLlama):  # type: ignore[misc]
+        def __init__(self, path: str, *, name: str = "", **options: Any) -> None:
+            super().__init__(path, **options)
+            self.name = name
+
+    with closing(Named(str(dial("tiny")), name="a", depth=1, **SMALL)) as llm:
+        assert (llm.name, llm.depth) == ("a", 1)

@@ -12,7 +12,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.exact import Batches, exact_batches, has_lanes, sgemm_tensors
+from mtp_gguf.native.exact import Batches, exact_batches, has_product_kernels, sgemm_tensors
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support.models import Dial, Models
@@ -91,11 +91,11 @@ def test_the_context_can_be_filled_to_its_end(dial: Dial, quant: str) -> None:
 def test_these_tests_can_fail(dial: Dial) -> None:
     """Without exact, batches and single tokens differ in their last bits, except in our kernels."""
     logits = run(dial("tiny"), 0)[1]
-    assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_lanes()
+    assert np.array_equal(run(dial("tiny"), 3)[1], logits) == has_product_kernels()
 
 
 @pytest.mark.stock
-@pytest.mark.skipif(has_lanes(), reason="tests/kernels is for these libraries")
+@pytest.mark.skipif(has_product_kernels(), reason="tests/kernels is for these libraries")
 def test_options_are_chosen_by_the_trunks_tensor_types(dial: Dial) -> None:
     for name, quant, batches, cache in (
         ("tiny", "Q4_K_M", Batches(1, 7, repacked=False), "Q8_0"),

@@ -34,11 +34,14 @@ def test_on_the_patched_libraries(
         models.gguf("dense-tied"),
         json.dumps(options),
         timeout=60,
-        **({"GGML_CPU_LANES": lanes} if lanes else {}),
+        **({"MTP_GGUF_KERNELS": lanes} if lanes else {}),
     )
     assert json.loads(said) == on
 
 
-def test_on_the_stock_libraries(models: Models) -> None:
-    said = run_on(STOCK, "flash_attention", models.gguf("dense-tied"), "{}", timeout=60)
-    assert json.loads(said) is False
+@pytest.mark.parametrize(("kernels", "on"), [("0", False), ("", platform.machine() == "x86_64")])
+def test_on_the_stock_libraries(models: Models, kernels: str, on: bool) -> None:
+    """With our kernels plugged in or not."""
+    words = (models.gguf("dense-tied"), "{}")
+    said = run_on(STOCK, "flash_attention", *words, timeout=60, MTP_GGUF_KERNELS=kernels)
+    assert json.loads(said) is on

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES, has_lanes
+from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES, has_product_kernels
 from support.ggml_graph import attention, expert_product, product
 
 pytestmark = [
@@ -96,7 +96,7 @@ def test_flash_attention(name: str, cells: int) -> None:
     assert alike(run, tuple(range(least, MAX_ROWS + 1)))
 
 
-@pytest.mark.skipif(has_lanes(), reason="patches/ has kernels that need no list")
+@pytest.mark.skipif(has_product_kernels(), reason="our kernels need no list")
 def test_the_list_is_no_longer_than_it_must_be() -> None:
     """What exact avoids does happen: otherwise these tests could not fail."""
     x = np.random.default_rng(1).standard_normal((MAX_ROWS + 1, LENGTH), np.float32)

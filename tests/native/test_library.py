@@ -14,7 +14,7 @@ import pytest
 from mtp_gguf.native import _bindings
 from mtp_gguf.native.errors import LibraryMismatchError
 from mtp_gguf.native.head import Head
-from mtp_gguf.native.runtime import llama_cpp, runtime
+from mtp_gguf.native.runtime import LIBMTP_VARIABLE, llama_cpp, runtime
 from support.models import Models
 from support.native_build import configure
 from support.upstream.sdist import llama_cpp_source
@@ -41,10 +41,13 @@ def test_the_library_names_the_versions_it_was_built_for() -> None:
 
 
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer must be preloaded, and first")
-def test_another_llama_cpp_is_rejected_with_both_versions(tmp_path: Path) -> None:
-    """A preloaded library that reports another version simulates another llama.cpp."""
+def test_another_ggml_is_rejected_with_both_versions(tmp_path: Path) -> None:
+    """A preloaded library that reports another version, with other numbers, simulates another."""
     source = tmp_path / "other.c"
-    source.write_text('const char * llama_version(void) { return "9.9.9"; }\n')
+    source.write_text(
+        'const char * llama_version(void) { return "9.9.9"; }\n'
+        'const char * ggml_type_name(int type) { return type ? "f32" : "f16"; }\n'
+    )
     other = tmp_path / "other.so"
     compiled = subprocess.run(["cc", "-shared", "-o", other, source], check=False)
     if compiled.returncode:
@@ -59,13 +62,14 @@ def test_another_llama_cpp_is_rejected_with_both_versions(tmp_path: Path) -> Non
     )
     assert done.returncode
     assert re.search(
-        r"built for ggml .* llama.cpp 0\.\S+, but .* has loaded ggml .* llama.cpp 9\.9\.9",
+        r"built for ggml .* llama.cpp 0\.\S+, but .* has loaded ggml .* llama.cpp 9\.9\.9, "
+        r"whose ggml.h has another f32; use llama-cpp-python ",
         done.stderr,
     )
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(_bindings.LIBRARY_VARIABLE, "/nowhere/libmtp.so")
+    monkeypatch.setenv(LIBMTP_VARIABLE, "/nowhere/libmtp.so")
     with pytest.raises(LibraryMismatchError, match=r"/nowhere/libmtp\.so: cannot be loaded"):
         _bindings.library.__wrapped__()
 

@@ -88,6 +88,19 @@ def test_completions_are_those_of_llama_cpp(
         assert stats.tokens_per_cycle > 1.5
 
 
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(64, 16), (50, 30), (30, 50)])
+def test_logits_of_a_prompt_of_several_batches(dial: Dial, n_batch: int, n_ubatch: int) -> None:
+    prompt = [token % 700 for token in range(7, 1300, 13)]
+    batches = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+    options = {"logits_all": True, "flash_attn": True, **batches}
+    scores = []
+    for llm in (plain(dial("tiny"), **options), load(dial("tiny"), **options)):
+        with llm as opened:
+            opened.eval(prompt)
+            scores.append(opened.scores[: len(prompt)].copy())
+    assert np.abs(scores[0] - scores[1]).max() < 1e-3
+
+
 def test_streaming_stop_strings_and_chat(dial: Dial) -> None:
     path = dial("tiny")
     messages: Any = [{"role": "user", "content": "aha"}]
@@ -497,10 +510,10 @@ def test_with_closes(dial: Dial) -> None:
 def test_an_abandoned_model_is_freed(dial: Dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     take(llm, 3)
-    freed = llm.session._free
+    handle = llm.session.handle
     del llm
     gc.collect()
-    assert not freed.alive
+    assert not handle
 
 
 def test_a_second_thread_is_refused(dial: Dial) -> None:

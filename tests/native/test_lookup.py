@@ -24,7 +24,7 @@ from mtp_gguf.native.session import Depth, Rollback, Session
 from support.chi_square import far_off, two_samples
 from support.commands import invoke
 from support.models import Models
-from support.native_trunk import Trunk
+from support.native_trunk import Trunk, know_costs
 
 LOOKUP = 12
 
@@ -150,9 +150,11 @@ def test_copies_keep_the_text(dial: Any) -> None:
         session.decode(prompt)
         token = session.argmax()
         session.copy(0, 1)
+        know_costs(session, LOOKUP)
         expected = session.begin(token, 0)
         session.end(0)
         assert len(expected) > 1
+        know_costs(session, LOOKUP)
         copied = session.begin(token, 0, seq=1)
         session.end(0)
         assert copied == expected
@@ -163,8 +165,7 @@ def cycles(session: Session, tokens: list[int], seq: int = 0) -> list[list[int]]
     found = []
     at = 0
     while at + 1 < len(tokens):
-        for _ in range(50):  # as if learned long ago: the most likely drafts pay
-            session.set_costs([10.0 + 3 * i for i in range(LOOKUP + 1)], [10.0] * 4)
+        know_costs(session, LOOKUP)
         drafts = session.begin(tokens[at], 0, seq)
         found.append(drafts)
         rest = tokens[at + 1 : -1]

@@ -7,6 +7,8 @@ dimensions, so that a wrong state changes the text or the acceptance rate.
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import signal
 from contextlib import closing
 from dataclasses import replace
@@ -16,30 +18,18 @@ from typing import Any, cast
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoints import TINY
+from support.commands import check_refusal, invoke
 from support.conversions import converted
-from support.gguf_files import edited
-from support.models import DEMO
-from support.vision_models import png, write_vision_checkpoint
+from support.vision_models import demo_with_tower, png, write_vision_checkpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
 ]
 
-DEMO_WIDTH = 256
-# As the demo's own, for contents of several parts as well.
-TEMPLATE = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
-    "{%- if message.content is string %}{{- message.content }}{%- else %}"
-    "{%- for part in message.content %}{{- part.text }}{%- endfor %}{%- endif %}"
-    "{{- '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 SMALL = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0, "max_tokens": 40}
 DEPTHS: tuple[Any, ...] = (0, 1, 2, 3, 4, "auto")
@@ -72,17 +62,7 @@ CHATS: list[Any] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the demo model and a vision tower."""
-    made = tmp_path_factory.mktemp("pictures")
-    converted(DEMO, made / "demo.gguf", "--quant", "F16", "--mtp-f16")
-
-    def with_template(keys: Metadata) -> None:
-        keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
-
-    edited(made / "demo.gguf", made / "model.gguf", metadata=with_template)
-    spec = replace(TINY, mtp=False, hidden=DEMO_WIDTH)
-    tower = write_vision_checkpoint(made / "checkpoint", spec)
-    converted(tower, made / "mmproj.gguf", "--mmproj-only")
-    return made
+    return demo_with_tower(tmp_path_factory.mktemp("pictures"))
 
 
 def handler(folder: Path) -> Any:
@@ -277,3 +257,43 @@ def test_skipping_positions(folder: Path) -> None:
             with pytest.raises(NativeError, match="while rejected drafts were in it"):
                 session.skip(20)
             assert session.length() == 0
+
+
+class TestGenerate:
+    """`mtp-gguf generate --image`, which gives the answers of llama_cpp's handler."""
+
+    def test_the_text_is_that_of_the_handler(self, folder: Path, tmp_path: Path) -> None:
+        images = [tmp_path / "narrow.png", tmp_path / "wide.png"]
+        images[0].write_bytes(png(64, 64, 1))
+        images[1].write_bytes(png(160, 96))
+        with load(folder, depth=0) as llm:
+            text = answer(llm, [says(NARROW, WIDE, "def is_prime(n):")])
+        beside = shutil.copytree(folder, tmp_path / "beside", ignore=lambda *_: ["checkpoint"])
+        (beside / "mmproj.gguf").rename(beside / "mmproj-demo.gguf")
+        options = ("-p", "def is_prime(n):", "-n", "40", "-c", "512", "-t", "1", "--json")
+        for model, tower in (
+            (folder / "model.gguf", ("--mmproj", folder / "mmproj.gguf")),
+            (beside / "model.gguf", ()),
+        ):
+            done = invoke("generate", model, *tower, "--image", *images, *options)
+            found = json.loads(done.stdout)
+            assert found["text"] == text
+            assert found["accepted"][0] > LEAST_ACCEPTED * found["drafted"][0]
+
+    def test_refusals(self, folder: Path, tmp_path: Path) -> None:
+        model, tower = folder / "model.gguf", ("--mmproj", folder / "mmproj.gguf")
+        picture = tmp_path / "a.png"
+        picture.write_bytes(png(160, 96))
+        (tmp_path / "text.png").write_text("no picture")
+        for words, said in (
+            ((*tower, "--image", tmp_path / "none.png"), "none.png: cannot be read"),
+            ((*tower, "--image", tmp_path / "text.png"), "text.png: expected a picture"),
+            (("--mmproj", model, "--image", picture), "expected an mmproj file"),
+            (("--image", picture), "model.gguf: expected a vision tower that fits it"),
+            ((*tower, "--image", picture, "-c", "64"), "fits a context of 256 tokens"),
+        ):
+            done = invoke("generate", model, *words, "-p", "x" * 300, "-t", "1")
+            assert done.exit_code == 1
+            assert said in done.stderr.splitlines()[-1]
+        done = invoke("generate", model, "-p", "x", *tower)
+        check_refusal(done.exit_code, done.stderr, "--mmproj is for --image", code=2)

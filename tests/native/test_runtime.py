@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import mtp_gguf
 from mtp_gguf import gguf_tools
 from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.native import runtime as module
@@ -31,11 +32,12 @@ SAY = """
 import json, os, subprocess, sys
 from mtp_gguf.native.runtime import llama_cpp, runtime
 from mtp_gguf.native._bindings import library
-from mtp_gguf.native.exact import has_lanes
+from mtp_gguf.native.exact import has_product_kernels
 library()
 child = [sys.executable, "-c", "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH'))"]
 inherited = subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip()
-print(json.dumps([runtime.kind, str(runtime.folder), runtime.note, has_lanes(), inherited]))
+found = [runtime.kind, str(runtime.folder), runtime.note, has_product_kernels(), inherited]
+print(json.dumps(found))
 """
 
 
@@ -89,8 +91,7 @@ def test_the_environment_decides_which_libraries_are_loaded(
     done = python(SAY, **environment)
     assert done.returncode == 0, done.stderr
     folder = fast if kind == FAST else STOCK_FOLDER
-    lanes = kind == FAST and has_kernels()
-    assert json.loads(done.stdout) == [kind, str(folder), None, lanes, inherited]
+    assert json.loads(done.stdout) == [kind, str(folder), None, has_kernels(), inherited]
     assert done.stderr == ""
 
 
@@ -172,17 +173,54 @@ def test_libraries_for_another_architecture(copied: Path) -> None:
     assert said.startswith(f"{LIBRARIES}: {copied}: its libraries cannot be loaded")
 
 
-def test_libraries_of_another_version(copied: Path) -> None:
-    version = library().mtp_built_for().decode().split()[1]
-    other = version[:-1] + ("8" if version[-1] == "9" else "9")
-    for file in copied.glob("*ggml-base*"):
+def edit(folder: Path, name: str, before: bytes, after: bytes) -> None:
+    """Replace a string of a library, which ends there, by one of the same length."""
+    assert len(before) == len(after)
+    for file in folder.glob(f"*{name}*"):
         data = file.read_bytes()
-        assert data.count(version.encode() + b"\0") > 0
-        file.write_bytes(data.replace(version.encode() + b"\0", other.encode() + b"\0"))
+        assert before + b"\0" in data
+        file.write_bytes(data.replace(before + b"\0", after + b"\0"))
+
+
+def other_version() -> tuple[bytes, bytes]:
+    """The version of ggml, and one that it does not have."""
+    version = library().mtp_built_for().split()[1]
+    return version, version[:-1] + (b"8" if version[-1:] == b"9" else b"9")
+
+
+def test_another_version_with_the_same_structs_runs(copied: Path) -> None:
+    edit(copied, "ggml-base", *other_version())
+    done = python(SAY, **{VARIABLE: str(copied)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[:2] == ["folder", str(copied)]
+
+
+def test_another_version_with_other_types_is_rejected(copied: Path) -> None:
+    """As in a ggml with other numbers of its types, by the names that it has for them."""
+    version, other = other_version()
+    edit(copied, "ggml-base", version, other)
+    edit(copied, "ggml-base", b"\0i64", b"\0i46")
     said = refused(**{LIBRARIES: str(copied)})
     assert said.startswith(f"{LIBRARIES}: {copied}: ")
-    assert f"built for ggml {version}" in said
-    assert f"has loaded ggml {other}" in said
+    assert f"built for ggml {version.decode()}" in said
+    assert f"has loaded ggml {other.decode()}" in said
+    assert "another i64" in said
+
+
+def test_a_function_that_the_libraries_lack(copied: Path) -> None:
+    """llama_cpp declares all functions of its version when it is imported."""
+    edit(copied, "llama", b"llama_model_is_diffusion", b"llama_model_is_diffusive")
+    code = (
+        "from mtp_gguf.native.runtime import llama_cpp\n"
+        "from mtp_gguf.gguf_tools.errors import MtpGgufError\n"
+        "try:\n    llama_cpp.llama_model_is_diffusion(None)\n"
+        "except MtpGgufError as error:\n    print(error)"
+    )
+    done = python(code, **{VARIABLE: str(copied)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "llama.cpp: expected the function llama_model_is_diffusion, found none; use "
+    )
 
 
 # ------------------------------------------------------------ fast libraries that cannot be used
@@ -194,6 +232,7 @@ def installed(tmp_path: Path) -> Path:
     patched_libraries()
     package = tmp_path / "site" / "mtp_gguf"
     shutil.copytree(module.native_library("mtp").parent, package / "native" / "lib")
+    (package / "__init__.py").symlink_to(Path(mtp_gguf.__file__))
     (package / "gguf_tools").symlink_to(Path(gguf_tools.__file__).parent)
     for file in Path(module.__file__).parent.glob("*.py"):
         (package / "native" / file.name).symlink_to(file)
@@ -388,7 +427,7 @@ def test_info() -> None:
     fields = json.loads(invoke("info", "--json").stdout)
     assert fields["libraries"]["kind"] == module.runtime.kind
     assert fields["devices"][-1]["name"] == "CPU"
-    assert ("LANES" in fields["cpu_features"]) == (fields["kernels"] != "stock")
+    assert bool(fields["plugged_kernels"]["instructions"]) == (fields["kernels"] != "stock")
 
 
 def test_info_names_the_server_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

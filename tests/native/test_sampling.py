@@ -50,6 +50,18 @@ ALONE = {
     "most of top-p": Chain(1.0, top_p=0.9),
     "a low min-p": Chain(2.0, min_p=0.001),
 }
+# Values beyond a filter's range, and a chain that means the same.
+OFF, LIKELIEST = Chain(1.0), Chain(1.0, top_k=1)
+BEYOND = {
+    "top-p 1.5": (Chain(1.0, top_p=1.5), OFF),
+    "min-p -0.5": (Chain(1.0, min_p=-0.5), OFF),
+    "top-p 0": (Chain(1.0, top_p=0.0), LIKELIEST),
+    "top-p -0.5": (Chain(1.0, top_p=-0.5), LIKELIEST),
+    "min-p 1.5": (Chain(1.0, min_p=1.5), LIKELIEST),
+    "temperature 0 as a float": (Chain(1e-46), LIKELIEST),
+    "temperature -0.5": (Chain(-0.5), LIKELIEST),
+}
+
 DEPTH = 2
 
 
@@ -131,6 +143,38 @@ def test_a_row_is_drawn_from_the_chain(dial: Dial, chain: Chain) -> None:
     assert not far_off(*one_sample(ours, want))
 
 
+@pytest.mark.parametrize(("beyond", "same"), BEYOND.values(), ids=BEYOND)
+def test_a_value_beyond_its_range_means_what_it_does_in_llama_cpp(
+    dial: Dial, beyond: Chain, same: Chain
+) -> None:
+    with opened(dial("tiny", gain=GAIN)) as (session, trunk):
+        session.decode(PROMPT)
+        row = trunk.logits()
+        likely = [{t for t, p in c.distribution(row).items() if p > 0} for c in (beyond, same)]
+        assert likely[0] == likely[1]
+        texts = []
+        for chain in (beyond, same):
+            session.remove(0)
+            session.decode(PROMPT)
+            session.set_sampling(**chain.options(), seed=5)
+            text = [session.sample()]
+            while len(text) < 20:
+                text += session.step_sampled(text[-1])
+            texts.append(text[:20])
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("few", [{"top_p": 0.0}, {"min_p": 1.5}, {"temperature": 1e-46}])
+def test_a_completion_keeps_at_least_one_token(dial: Dial, few: dict[str, float]) -> None:
+    chain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **few}
+    with closing(MTPLlama(str(dial("tiny")), depth=2, n_ctx=64, n_threads=1)) as llm:
+        texts = [
+            llm.create_completion(PROMPT, max_tokens=20, **options)["choices"]
+            for options in (chain, {"temperature": 0.0})
+        ]
+        assert texts[0] == texts[1]
+
+
 def test_the_most_likely_token_of_a_vocabulary_of_any_size(models: Models) -> None:
     """991 is no multiple of what is compared at a time; the odd ones at the end count, too."""
     path = models.gguf(replace(SPECS["dense-tied"], name="odd", vocab_size=991))
@@ -202,10 +246,10 @@ def test_arguments_are_checked(dial: Dial) -> None:
             with pytest.raises(NativeError, match="no sampling is set"):
                 call()
         for chain, text in (
-            ({"temperature": 0.0}, "temperature: expected more than 0, found 0"),
-            ({"temperature": float("nan")}, "temperature: expected more than 0"),
-            ({"temperature": 1.0, "top_p": 1.5}, "top_p: expected 0 to 1, found 1.5"),
-            ({"temperature": 1.0, "min_p": -0.1}, "min_p: expected 0 to 1, found -0.1"),
+            ({"temperature": float("inf")}, "temperature: expected a number, found inf"),
+            ({"temperature": float("nan")}, "temperature: expected a number, found nan"),
+            ({"temperature": 1.0, "top_p": float("nan")}, "top_p: expected a number, found nan"),
+            ({"temperature": 1.0, "min_p": float("nan")}, "min_p: expected a number, found nan"),
         ):
             with pytest.raises(NativeError, match=text):
                 session.set_sampling(**chain)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ HIT = 0.9
 # Factors on all logits: with the first every token is as likely as any other; with the second one
 # has nearly everything, and each token outside the model's cycle less than half of what a single
 # precision number near 1 can tell apart.
-FLAT = 1e-6
+FLAT = 1e-3
 GAINS = {"flat": FLAT, "peaked": 2.05}
 BLOCK = 512  # tokens that a number may be too early by: drafts are drawn by blocks first
 TAIL = 256  # seeds are chosen by the last of so many parts of [0, 1)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.cli.serve import _without_key
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
@@ -23,6 +22,7 @@ from mtp_gguf.gguf_tools.profile import (
 )
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.server.command import without_key
 from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
 from support.commands import check_refusal, invoke
@@ -68,6 +68,27 @@ def test_a_patched_server_drafts_with_every_whole_model(
     assert printed(patched, model) == (
         f"-m {model} --host 127.0.0.1 --port 8080 --spec-type draft-mtp --spec-draft-n-max auto"
     ).split(" ")
+
+
+def test_what_a_server_lacks_is_said_in_one_line(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
+    older = write_stand_in(tmp_path / "older", OLDER_HELP)
+    text = "a depth chosen by cost, no drafts from the text, no lookup files"
+    for server, said in (
+        (stock, f"no drafts with FastMTP vocabularies, no drafts in one graph, no {text}; "),
+        (older, f"no {text}; "),
+        (patched, None),
+    ):
+        result = invoke("serve", files("plain"), "--llama-server", server, "--print-command")
+        assert result.exit_code == 0, result.output
+        if said is None:
+            assert result.stderr == ""
+            continue
+        line, *others = result.stderr.splitlines()
+        assert line.startswith("mtp-gguf: this llama-server (version: stand-in) has ")
+        assert f" has {said}mtp-gguf build-server builds one" in line
+        assert others == []
 
 
 def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
@@ -182,7 +203,7 @@ def test_the_command_as_json(patched: Path, files: Files) -> None:
 
 @pytest.mark.parametrize("passed", [["--api-key", "secret"], ["--api_key=secret"]])
 def test_the_key_is_not_shown(passed: list[str]) -> None:
-    shown = _without_key(["llama-server", "-m", "m.gguf", *passed])
+    shown = without_key(["llama-server", "-m", "m.gguf", *passed])
     assert "secret" not in " ".join(shown)
     assert "***" in shown[-1]
 
@@ -290,14 +311,14 @@ def test_a_server_from_before_mtp_is_refused(tmp_path: Path, files: Files) -> No
 
 def test_a_head_beside_the_model_is_found(patched: Path, files: Files, tmp_path: Path) -> None:
     model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
-    assert "--head" in refusal(patched, model)
+    assert "-md" not in printed(patched, model)
     head = Path(shutil.copy(files("head"), tmp_path / "mtp-model.gguf"))
     assert printed(patched, model)[-2:] == ["-md", str(head)]
     assert "-md" not in printed(patched, model, "--no-draft")
     shutil.copy(files("sidecar"), tmp_path / "mtp-other.gguf")
-    message = refusal(patched, model)
-    assert "mtp-model.gguf" in message
-    assert "mtp-other.gguf" in message
+    assert "-md" not in printed(patched, model)
+    message = refusal(patched, model, "--depth", "2")
+    assert "several heads are beside it (mtp-model.gguf, mtp-other.gguf); choose one" in message
     other = tmp_path / "mtp-other.gguf"
     assert printed(patched, model, "--head", other)[-2:] == ["-md", str(other)]
 
@@ -317,7 +338,25 @@ def test_files_beside_that_do_not_fit_are_left_alone(
     model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
     (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")
     shutil.copy(files("plain"), tmp_path / "mtp-whole.gguf")
-    assert "cannot draft" in refusal(patched, model)
+    assert "cannot draft" in refusal(patched, model, "--depth", "2")
+
+
+def test_a_model_without_a_head_is_served_without_drafts(patched: Path, files: Files) -> None:
+    """As `generate` and `up` run it; with a depth, it is refused."""
+    model = files("base")
+    for options in ((), ("--depth", "auto")):
+        words = ("--llama-server", patched, "--print-command", *options)
+        done = invoke("serve", model, *words)
+        assert done.exit_code == 0
+        assert "--spec-type" not in done.stdout
+        assert f"mtp-gguf: {model}: cannot draft: the file has no MTP head" in done.stderr
+        assert done.stderr.endswith("; serving without a head\n")
+    plan = invoke("up", model, "--llama-server", patched, "--dry-run", "--json")
+    assert "--no-draft" in json.loads(plan.stdout)["steps"][-1]["command"]
+    assert "cannot draft" in refusal(patched, model, "--depth", "2")
+    generated = ("generate", model, "-p", "x", "-n", "2", "-t", "1")
+    for options, code in (((), 0), (("--depth", "auto"), 0), (("--depth", "2"), 1)):
+        assert invoke(*generated, *options).exit_code == code
 
 
 def test_a_named_head_must_be_one(patched: Path, files: Files) -> None:
@@ -345,6 +384,13 @@ def test_a_checkpoint_is_for_up(patched: Path, tmp_path: Path) -> None:
     words = f"found a checkpoint; `mtp-gguf up {DEMO}` converts and serves it"
     assert words in refusal(patched, DEMO)
     assert "found a folder" in refusal(patched, tmp_path)
+
+
+def test_a_folder_of_models(patched: Path, tmp_path: Path) -> None:
+    for name in ("a b.gguf", "c.gguf", "d.gguf", "e.gguf"):
+        (tmp_path / name).touch()
+    named = f"found a folder; name a GGUF in it: '{tmp_path}/a b.gguf', {tmp_path}/c.gguf, "
+    assert f"{named}{tmp_path}/d.gguf and 1 more" in refusal(patched, tmp_path)
 
 
 # ------------------------------------------------------------ words and addresses
@@ -383,6 +429,45 @@ def test_a_public_address_needs_a_key_or_a_word(
         assert printed(patched, model, "--host", host, "--", option, "k")[3] == host
     monkeypatch.setenv("LLAMA_API_KEY", "k")
     assert printed(patched, model, "--host", host)[3] == host
+
+
+@pytest.mark.parametrize("key", ["", ",", '""', " , "])
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_an_empty_key_is_refused(
+    key: str, host: str, patched: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server drops it and answers everyone."""
+    model = files("plain")
+    for options in (("--api-key", key), ("--allow-public", "--", "--api_key", key)):
+        message = refusal(patched, model, "--host", host, *options)
+        assert "--api-key: expected an API key, found" in message
+    assert refusal(patched, model, "--api-key", key, "--", "--api-key", "k")
+    monkeypatch.setenv("LLAMA_API_KEY", key)
+    if key:
+        assert "LLAMA_API_KEY" in refusal(patched, model, "--host", host)
+    else:  # not set, by convention
+        assert printed(patched, model)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n\r\n", b"# a comment\n"])
+def test_a_file_without_a_key_is_refused(
+    content: bytes | None,
+    patched: Path,
+    files: Files,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, keys = files("plain"), tmp_path / "keys"
+    if content is None:
+        keys.mkdir()  # llama-server reads a folder as an empty file
+    else:
+        keys.write_bytes(content)
+    assert "--api-key-file: expected" in refusal(patched, model, "--", "--api-key-file", keys)
+    if content is not None:
+        keys.write_bytes(content + b"\nk\n")
+        assert printed(patched, model, "--host", "0.0.0.0", "--", "--api-key-file", keys)
+    monkeypatch.setenv("LLAMA_ARG_API_KEY_FILE", str(tmp_path / "missing"))
+    assert "LLAMA_ARG_API_KEY_FILE" in refusal(patched, model)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from support.commands import run_python
 from support.models import ROOT, Files
+from support.ports import free_port
 from support.serving import serving
 
 PAGE = ROOT / "docs" / "ecosystem.md"
@@ -35,7 +36,7 @@ PROGRAMS = dict(programs())
 
 
 def test_every_program_has_a_name() -> None:
-    assert len(PROGRAMS) == PAGE.read_text(encoding="utf-8").count("```python") == 8
+    assert len(PROGRAMS) == PAGE.read_text(encoding="utf-8").count("```python") == 9
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,7 @@ def port(
     patched_server: Path, files: Files, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[int]:
     """The port of a server with the demo model."""
-    import socket  # noqa: PLC0415
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found = int(probe.getsockname()[1])
+    found = free_port()
     passed = ("-c", 2048, "--parallel", 2, "-t", 2)
     with serving(patched_server, files("ids", "demo"), found, *passed) as run:
         run.until("ready: ")

@@ -36,7 +36,7 @@ def test_waits_for_health_and_hands_on_the_log(server: Path, files: Files, free_
     with serving(server, files("plain"), free_port, "--load", 0.6) as run:
         run.until("loading model.gguf")
         run.until(f"ready: http://127.0.0.1:{free_port}")
-        assert not any("stand-in" in line for line in run.lines if "a 'server'" not in line)
+        assert not any(line.startswith("stand-in: ") for line in run.lines)
         run.process.send_signal(signal.SIGTERM)
         run.until(f"stand-in: signal {int(signal.SIGTERM)}")
         assert run.end() == 0
@@ -161,6 +161,22 @@ def test_a_server_killed_by_a_signal_gives_the_shells_code(
         run.until("ready")
         run.process.send_signal(signal.SIGHUP)  # the stand-in has no handler for it
         assert run.end() == 128 + signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("passed", "told"),
+    [((), False), (("--any-site",), True), (("--any-site", "--api-key", "k"), False)],
+)
+def test_a_server_for_the_pages_of_any_site_is_named(
+    passed: tuple[str, ...], told: bool, server: Path, files: Files, free_port: int
+) -> None:
+    with serving(server, files("plain"), free_port, *passed, options=["--example"]) as run:
+        run.until("ready")
+        run.process.terminate()
+        assert run.end() == 0
+        assert any("answers web pages of any site" in line for line in run.lines) == told
+        assert run.process.stdout is not None
+        assert ("YOUR_KEY" in run.process.stdout.read()) == ("--api-key" in passed)
 
 
 def test_no_proxy_is_asked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -14,6 +13,7 @@ import pytest
 
 from support.llama_libraries import has_kernels
 from support.models import Files
+from support.ports import free_port
 from support.real_server import STEPS, running
 
 pytestmark = pytest.mark.server
@@ -102,9 +102,7 @@ def ask_all(port: int) -> tuple[dict[Case, list[Token]], int]:
 @pytest.fixture(scope="module")
 def expected(patched_server: Path, files: Files) -> dict[Case, list[Token]]:
     """What the server says that does not draft."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with running(patched_server, files("plain", "demo"), port, options=["--no-draft"]):
         return ask_all(port)[0]
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,36 @@ def test_towers_that_do_not_fit(folder: Path, patched_server: Path, tmp_path: Pa
     )
     result = invoke("serve", model, "--no-draft", "--mmproj", model, "--print-command")
     assert "expected an mmproj file, found architecture qwen35" in result.stderr
+
+
+def test_pictures_are_fetched_only_if_the_user_allows_it(
+    folder: Path, patched_server: Path, free_ports: list[int]
+) -> None:
+    """Otherwise clients could reach what only the server reaches."""
+    asked: list[str] = []
+
+    class Pictures(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(png(64, 64, 1))
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    port, own = free_ports[:2]
+    url = f"http://127.0.0.1:{own}/small.png"
+    remote = [says({"type": "image_url", "image_url": {"url": url}}, "?")]
+    with ThreadingHTTPServer(("127.0.0.1", own), Pictures) as pictures:
+        threading.Thread(target=pictures.serve_forever, daemon=True).start()
+        model = folder / "model.gguf"
+        with running(patched_server, model, port, *SETTINGS, options=["--no-draft"]) as client:
+            refusal = ask(client, remote)
+        assert "not allowed unless --media-remote is specified" in refusal
+        assert not asked
+        options = (*SETTINGS, "--media-remote")
+        with running(patched_server, model, port, *options, options=["--no-draft"]) as client:
+            assert ask(client, remote) == ask(client, [says(SMALL, "?")])
+        assert asked == ["/small.png"]
+        pictures.shutdown()

@@ -282,7 +282,7 @@ print(tokens)
 
     libraries = {"LLAMA_CPP_LIB_PATH": str(patched_server.parent)}
     for kernels in ("1", "0"):
-        libraries["GGML_CPU_LANES"] = kernels
+        libraries["MTP_GGUF_KERNELS"] = kernels
         built, plain = run(files("table"), **libraries), run(files("plain"), **libraries)
         assert built.returncode == 0, built.stderr
         assert built.stdout == plain.stdout != ""

@@ -1,4 +1,4 @@
-"""Rollback snapshots: in cells that move (patches/0003), for single tokens (patches/0013)."""
+"""Rollback snapshots: in cells that move (patches/0003), for single tokens (patches/0008)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rolling back by replay: as if the rejected drafts had never been decoded (patches/0015)."""
+"""Rolling back by replay: as if the rejected drafts had never been decoded (patches/0009)."""
 
 from __future__ import annotations
 

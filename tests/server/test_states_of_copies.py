@@ -1,4 +1,4 @@
-"""A copy of a sequence is whole before its state is saved or replaced (patches/0016)."""
+"""A copy of a sequence is whole before its state is saved or replaced (patches/0010)."""
 
 from __future__ import annotations
 

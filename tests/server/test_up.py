@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.commands import invoke, spawn
+from support.checkpoints import TINY
+from support.commands import invoke, spawn, succeed
 from support.hub_commands import downloaded, environment, run_commands
 from support.hub_server import Hub
-from support.models import DEMO
+from support.models import DEMO, Models
 from support.stand_in_server import write_stand_in
 
 NAME = "somebody/Demo-GGUF"
@@ -108,7 +110,7 @@ class TestPlan:
         assert found["tune"] == "mtp-gguf tune Demo-Q8_0-MTP.gguf --budget 1m"
         found = steps(folder.fields)
         assert found["convert"] == (
-            f"mtp-gguf convert {DEMO} -o demo_model-Q4_K_M.gguf --quant Q4_K_M --mtp-f16 "
+            f"mtp-gguf convert {DEMO} -o Demo_Model-5.5M-Q4_K_M.gguf --quant Q4_K_M --mtp-f16 "
             f"--fastmtp --fastmtp-corpus {DEMO / 'config.json'}"
         )
         found = steps(unknown.fields)
@@ -125,18 +127,42 @@ class TestPlan:
         with Hub(CHECKPOINT, {"main": DEMO}) as hub:
             [done] = run_commands(hub, home, ("up", CHECKPOINT, *options))
         assert steps(done.fields)["convert"] == (
-            f"mtp-gguf convert {CHECKPOINT} -o Demo-Q4_K_M.gguf --quant Q4_K_M --mtp-f16"
+            f"mtp-gguf convert {CHECKPOINT} -o Demo-5.5M-Q4_K_M.gguf --quant Q4_K_M --mtp-f16"
         )
         [convert, *_] = done.fields["steps"]
         assert convert["bytes"] == (DEMO / "model.safetensors").stat().st_size
         assert "model.safetensors" not in downloaded(home)
 
+    @pytest.mark.parametrize("head", [True, False], ids=["with a head", "that lost its head"])
+    def test_names_the_file_as_convert_does(
+        self, head: bool, models: Models, server: Path, free_port: int
+    ) -> None:
+        whole = models.checkpoint(TINY)
+        model = whole if head else models.checkpoint(replace(TINY, name="bare", mtp=False))
+        options = ("--quant", "Q8_0", "--from", whole, "--dry-run", "--json")
+        where = ("--port", free_port, "--llama-server", server)
+        planned = steps(json.loads(succeed("up", model, *options, *where)))["convert"].split()
+        [file] = json.loads(succeed("convert", model, *options))["files"]
+        assert planned[planned.index("-o") + 1] == file["path"]
+        assert ("--from" in planned) != head
+
+    @pytest.mark.parametrize("key", [("--api-key", "secret"), ("--api_key=secret",)])
+    def test_prints_no_api_key(
+        self, key: tuple[str, ...], ggufs: Path, server: Path, free_port: int
+    ) -> None:
+        words = ("up", ggufs / "Demo-Q4_K_M.gguf", "--skip", "tune", "--dry-run")
+        where = ("--port", free_port, "--llama-server", server)
+        for options in ((), ("--json",)):
+            plan = succeed(*words, *where, *options, "--", *key)
+            assert "***" in plan
+            assert "secret" not in plan
+
     def test_leaves_out_what_is_done(
         self, hub: Hub, home: Path, ggufs: Path, server: Path, free_port: int
     ) -> None:
         """An earlier run's file, download and profile are used; a foreign file is not."""
-        (home.parent / "demo_model-Q4_K_M.gguf").symlink_to(ggufs / "Demo-Q4_K_M.gguf")
-        (home.parent / "demo_model-Q8_0.gguf").write_text("mine")
+        (home.parent / "Demo_Model-5.5M-Q4_K_M.gguf").symlink_to(ggufs / "Demo-Q4_K_M.gguf")
+        (home.parent / "Demo_Model-5.5M-Q8_0.gguf").write_text("mine")
         short = ("--budget", "1s", "--prompts", "code", "-t", "1", "--max-depth", "1")
         options = ("--port", free_port, "--dry-run", "--json")
         tuned, downloaded_and_tuned, converted, foreign = run_commands(
@@ -152,7 +178,7 @@ class TestPlan:
         assert not {"download", "tune"} & found.keys()
         assert "convert" not in steps(converted.fields)
         assert foreign.code == 1
-        assert "demo_model-Q8_0.gguf" in foreign.last
+        assert "Demo_Model-5.5M-Q8_0.gguf" in foreign.last
 
     def test_what_cannot_be(
         self, hub: Hub, home: Path, ggufs: Path, server: Path, free_port: int
@@ -171,9 +197,11 @@ class TestPlan:
             (f"{NAME}:Q9",): f"no Q9 on the hub; there are {NAME}:Q4_K_M, {NAME}:Q8_0",
             (ggufs / "Demo-Q4_K_M.gguf", "--fastmtp"): "--fastmtp: expected a model to convert or "
             "graft",
-            (ggufs / "Demo-Q4_K_M.gguf", "--host", "192.0.2.1"): "cannot listen there",
+            (DEMO, "--host", "192.0.2.1", "--", "--api-key", "k"): "cannot listen there",
+            (DEMO, "--host", "0.0.0.0"): "other machines can reach it and there is no API key",
+            (DEMO, "--", "--api-key", ""): "--api-key: expected an API key, found ''",
         }
-        results = run_commands(hub, home, *(("up", *words, *options) for words in cases))
+        results = run_commands(hub, home, *(("up", *options, *words) for words in cases))
         for result, text in zip(results, cases.values(), strict=True):
             assert result.code == 1
             assert text in result.last
@@ -232,6 +260,19 @@ class TestRun:
 
         until_ready(words, "print(answer", then=try_it, env=env, cwd=home.parent)
         assert answers[0].strip()
+
+    def test_passes_the_api_key_on(
+        self, ggufs: Path, server: Path, free_port: int, tmp_path: Path
+    ) -> None:
+        """What is printed masks the key; the server gets it."""
+        recorder = tmp_path / "recorder"
+        recorder.write_text(f'#!/bin/sh\necho "$@" > "$0.log"\nexec "{server}" "$@"\n')
+        recorder.chmod(0o755)
+        where = ("--port", free_port, "--llama-server", recorder)
+        words = ("up", ggufs / "Demo-Q4_K_M.gguf", "--skip", "tune", *where)
+        printed, stderr = until_ready((*words, "--", "--api-key", "secret"), "print(answer")
+        assert "--api-key secret" in (tmp_path / "recorder.log").read_text()
+        assert "secret" not in printed + stderr
 
     def test_a_failing_step_ends_it(
         self, hub: Hub, home: Path, server: Path, free_port: int

@@ -59,3 +59,15 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     value = json.loads(path.read_text(encoding="utf-8"))
     edit(value)
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def add_mtp_layer(folder: Path, *, with_tensors: bool = True) -> None:
+    """Claim a second MTP layer in a config that is not nested, with the tensors of the first."""
+    edit_json(folder / "config.json", lambda config: config.update(mtp_num_hidden_layers=2))
+
+    def edit(tensors: dict[str, Array]) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.layers.0.")]:
+            tensors[name.replace(".0.", ".1.", 1)] = tensors[name]
+
+    if with_tensors:
+        edit_tensors(folder, edit)

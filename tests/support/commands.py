@@ -12,12 +12,18 @@ from typer.testing import CliRunner, Result
 
 from mtp_gguf.cli import app
 
+# A child ignores what its parent ignores: SIGHUP under nohup, SIGINT in a shell's background.
+HEARS_SIGNALS = """import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
 
 
-def invoke(*arguments: object) -> Result:
-    """Run `mtp-gguf ARGUMENTS` in this process."""
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+def invoke(*arguments: object, input: str | None = None) -> Result:  # noqa: A002
+    """Run `mtp-gguf ARGUMENTS` in this process. input: on its standard input."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=input)
 
 
 def succeed(*arguments: object) -> str:
@@ -70,7 +76,10 @@ def run_python(code: str, *words: object, timeout: float = 180, **options: Any) 
 
 
 def spawn(*arguments: object, prelude: str = "", **options: Any) -> subprocess.Popen[str]:
-    """Start `mtp-gguf ARGUMENTS` as a process of its own, after the Python code of `prelude`."""
-    command = [sys.executable, "-c", f"{prelude}\n{MAIN}", *map(str, arguments)]
+    """Start `mtp-gguf ARGUMENTS` as a process of its own, after the Python code of `prelude`.
+
+    It hears signals, whatever this process ignores.
+    """
+    command = [sys.executable, "-c", f"{HEARS_SIGNALS}\n{prelude}\n{MAIN}", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, **{**pipes, **options})

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ class Work:
     """What is written: after prompts of so many tokens so many more, at each of the depths.
 
     logits: look at each row's logits, too, for which a session decodes as ever but samples in
-    Python. options: others of MTPLlama's.
+    Python. busy: the number of endless loops that run meanwhile. options: others of MTPLlama's.
     """
 
     depths: Sequence[Depth]
@@ -37,6 +38,7 @@ class Work:
     threads: int = 1
     n_ctx: int = 4096
     logits: bool = False
+    busy: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,13 +57,25 @@ def prompt(length: int) -> list[int]:
     return [int(t) for t in words % np.uint64(700)]
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that compete for the CPUs; they end by themselves after some minutes."""
+    loop = ["timeout", "300", "sh", "-c", "while :; do :; done"]
+    loops = [subprocess.Popen(loop) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.terminate()
+            process.wait()
+
+
 def write(model: str, depth: Depth, work: Work) -> Written:
     """All texts at one depth."""
     texts, digests = [], []
     given = {"n_ctx": work.n_ctx, "n_threads": work.threads, "n_threads_batch": work.threads}
-    with closing(
-        MTPLlama(model, depth=depth, logits_all=work.logits, **given, **work.options)
-    ) as llm:
+    llama = MTPLlama(model, depth=depth, logits_all=work.logits, **given, **work.options)
+    with closing(llama) as llm, busy_loops(work.busy):
         for length in work.prompts:
             llm.reset()
             stream = llm.generate(prompt(length), temp=0.0)

@@ -21,6 +21,9 @@ from typer.testing import CliRunner
 from mtp_gguf.cli import app
 results = []
 for words in json.load(sys.stdin):
+    if words[0] == "tune":  # which stores nothing on a busy machine
+        from mtp_gguf.bench import tune
+        tune.warnings_of = lambda *_: ()
     done = CliRunner().invoke(app, words)
     error = done.exception
     unexpected = error is not None and not isinstance(error, SystemExit)

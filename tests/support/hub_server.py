@@ -9,15 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from threading import Event
 from urllib.parse import unquote, urlsplit
 
 from support.loopback import Loopback
 
 COMMIT_LENGTH = 40
+_PIECE = 1 << 14  # bytes that a limited connection sends at once
 WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -51,7 +57,15 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         hub.requests.append(Asked(self.command, path, self.headers.get("Range", ""), token))
-        if hub.fault:
+        trouble = hub.trouble() if path.startswith("/cdn/") else ""
+        if trouble.isdecimal():
+            self._send(int(trouble), {"Retry-After": "1"}, b"")
+        elif trouble == "reset":
+            self.close_connection = True
+            # With a linger time of zero, close() sends a reset.
+            self.connection.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
+            self.connection.close()
+        elif hub.fault:
             self._refuse(hub.fault, "", "out of order")
         elif match := re.fullmatch(r"/cdn/([^/]+)/(.+)", path):
             self._content(hub.revisions[match[1]] / match[2], {})
@@ -81,10 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.served.revisions[revision]
         commit = self.served.commit(revision)
         if verb in (None, "revision"):
-            siblings = [
-                {"rfilename": name, "size": path.stat().st_size, "blobId": _digest(path)}
-                for name, path in _files(folder)
-            ]
+            siblings = [_sibling(name, path) for name, path in _files(folder)]
             siblings += [{"rfilename": name, "size": 1} for name in self.served.claimed]
             info = {"id": self.served.model, "sha": commit, "siblings": siblings}
             self._json({**info, "private": False, "gated": False, "tags": []})
@@ -108,17 +119,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(path, headers)
 
     def _content(self, path: Path, headers: dict[str, str]) -> None:
-        data = path.read_bytes()
+        size = path.stat().st_size
         headers = {**headers, "ETag": f'"{_digest(path)}"', "Accept-Ranges": "bytes"}
-        status = 200
+        status, start, stop = 200, 0, size
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            start, stop = int(match[1]), int(match[2] or len(data) - 1) + 1
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-            data, status = data[start:stop], 206
+            start, stop = int(match[1]), min(int(match[2] or size - 1) + 1, size)
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+            status = 206
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(stop - start)
         self._send(status, headers, data)
 
-    def _json(self, value: object) -> None:
-        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+    def _json(self, value: object, status: int = 200) -> None:
+        self._send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def _refuse(
         self, status: int, code: str, text: str, headers: dict[str, str] | None = None
@@ -145,7 +159,17 @@ class _Handler(BaseHTTPRequestHandler):
             hub.cuts -= 1
             data = data[: hub.cut_after]
             self.close_connection = True
-        self.wfile.write(data)
+        if self.path.startswith("/cdn/") and hub.bytes_per_second:
+            self._slowly(data, hub.bytes_per_second)
+        else:
+            self.wfile.write(data)
+
+    def _slowly(self, data: bytes, rate: float) -> None:
+        """Send no faster than this, as a server that limits each connection."""
+        began = time.monotonic()
+        for at in range(0, len(data), _PIECE):
+            time.sleep(max(0.0, at / rate - (time.monotonic() - began)))
+            self.wfile.write(data[at : at + _PIECE])
 
 
 @dataclass
@@ -156,6 +180,8 @@ class Hub(Loopback):
     token: the one that is let in; empty lets everybody in. gated: terms were not accepted.
     fault: a status to answer everything with. cut_after: bytes of a weights file after which the
     connection drops, `cuts` times. claimed: further files that its listing names.
+    trouble: what happens to the next request for weights: "429", "503", "reset", or "" for nothing.
+    bytes_per_second: the most that a connection gets of weights; 0 for no limit.
     stalls: it sends nothing after these bytes until `proceed` is set, and sets `stalled`.
     """
 
@@ -170,6 +196,8 @@ class Hub(Loopback):
     cut_after: int = 0
     cuts: int = 0
     claimed: tuple[str, ...] = ()
+    trouble: Callable[[], str] = str
+    bytes_per_second: float = 0
     stalls: bool = False
     stalled: Event = field(default_factory=Event)
     proceed: Event = field(default_factory=Event)
@@ -217,6 +245,13 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(folder).as_posix(), path) for path in found)
 
 
+def _sibling(name: str, path: Path) -> dict[str, object]:
+    size, digest = path.stat().st_size, _digest(path)
+    lfs = {"lfs": {"sha256": digest, "size": size, "pointerSize": 134}}
+    weights = lfs if path.suffix in WEIGHTS else {}
+    return {"rfilename": name, "size": size, "blobId": digest[:COMMIT_LENGTH], **weights}
+
+
 def _tree_entry(name: str, path: Path) -> dict[str, object]:
     size = path.stat().st_size
     entry: dict[str, object] = {"type": "file", "path": name, "size": size}
@@ -227,4 +262,9 @@ def _tree_entry(name: str, path: Path) -> dict[str, object]:
 
 
 def _digest(path: Path) -> str:
+    return _digest_of(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _digest_of(path: Path, _changed: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mtp_gguf.native.runtime import VARIABLE, native_library
 
 FAST, STOCK = "fast", "stock"
 LIBRARIES = "LLAMA_CPP_LIB_PATH"
+CHOICE = "MTP_GGUF_KERNELS"  # the variable that chooses the kernels
 
 
 def patched_libraries() -> Path:
@@ -35,10 +37,16 @@ def patched_libraries() -> Path:
     return folder
 
 
+def stock_libraries() -> Path:
+    """The folder of llama-cpp-python's own libraries."""
+    spec = find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "lib"
+
+
 def has_kernels() -> bool:
-    """Whether the patches' kernels can run on this CPU, asked of Linux and not of them; else they
-    should.
-    """
+    """Whether our kernels can run on this CPU, asked of Linux and not of them; else they should."""
     cpuinfo = Path("/proc/cpuinfo")
     return not cpuinfo.exists() or not {"avx2", "asimddp"}.isdisjoint(cpuinfo.read_text().split())
 
@@ -53,9 +61,10 @@ def run_on(
 def python_on(libraries: Path | str, *words: object, timeout: float, **environment: str) -> str:
     """Run Python on `libraries`, where it finds `support`; what it prints.
 
-    No setting of ggml's is handed on but those in `environment`.
+    No setting of ggml's or of our kernels is handed on but those in `environment`.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+    settings = ("GGML_", CHOICE)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(settings)}
     if isinstance(libraries, Path):  # for programs that import llama_cpp themselves, too
         kept |= {LIBRARIES: str(libraries), VARIABLE: ""}
     else:
@@ -81,7 +90,7 @@ def result_of(
     return json.loads(printed.splitlines()[-1])
 
 
-def answer(libraries: Path, code: str, *words: object, **environment: str) -> Any:
+def answer(libraries: Path | str, code: str, *words: object, **environment: str) -> Any:
     """What the program `code` prints on its last line, as JSON."""
     printed = python_on(libraries, "-c", code, *words, timeout=600, **environment)
     return json.loads(printed.splitlines()[-1])

@@ -64,6 +64,15 @@ class Trunk:
         llama_cpp.llama_model_free(self.model)
 
 
+def know_costs(session: Session, most: int, step: float = 3.0) -> None:
+    """Set costs of up to `most` drafts as if learned long ago: the most likely drafts pay.
+
+    step: milliseconds of each further token; the first takes 10.
+    """
+    for _ in range(50):
+        session.set_costs([10.0 + step * i for i in range(most + 1)], [10.0] * 4)
+
+
 @contextmanager
 def opened_session(
     path: Path,

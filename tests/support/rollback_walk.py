@@ -4,7 +4,7 @@
 
 TOKENS: how many can be rolled back (`n_rs_seq`). What each step leaves is counted here, in Python;
 the context that never drafts decodes the accepted tokens one at a time. Their logits must be equal
-bit for bit, so the libraries need kernels that do not depend on the batch (patches/0004). Prints
+bit for bit, so the libraries need kernels that do not depend on the batch (native/kernels). Prints
 the numbers of rows and of saved states that were compared, of rollbacks that were granted and
 refused, and of states that were restored.
 

@@ -1,7 +1,8 @@
 """A fake llama-server for behaviour that cannot be provoked in a real one.
 
 Options of its own: `--die CODE` while loading, `--load SECONDS`, `--end CODE` when told to stop,
-`--armed FILE`, created once it handles signals, `--deaf N`: the first N signals do not end it.
+`--armed FILE`, created once it handles signals, `--deaf N`: the first N signals do not end it,
+`--any-site`: web pages of any site may read its answers.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ ready = time.monotonic() + float(value("--load", "0"))
 class Health(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if time.monotonic() >= ready and self.path == "/health" else 503)
+        if "--any-site" in sys.argv:
+            self.send_header("Access-Control-Allow-Origin", self.headers["Origin"] or "")
         self.end_headers()
     def log_message(self, *_):
         pass

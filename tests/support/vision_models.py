@@ -6,12 +6,28 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.checkpoints import Spec, write_checkpoint
+from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.model import Metadata
+from support.checkpoints import TINY, Spec, write_checkpoint
+from support.conversions import converted
+from support.gguf_files import edited
+from support.models import DEMO
+
+DEMO_WIDTH = 256
+# As the demo's own, for contents of several parts as well.
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.content is string %}{{- message.content }}{%- else %}"
+    "{%- for part in message.content %}{{- part.text }}{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 
 # Small, with an odd number of positions along no side; wider than tall in every matrix.
 TOWER = {
@@ -79,3 +95,20 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
         for name, data in parts
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def demo_with_tower(folder: Path) -> Path:
+    """Write the demo model with a template for pictures, and a random tower that fits it.
+
+    They are `model.gguf` and `mmproj.gguf` in the folder, which is returned.
+    """
+    converted(DEMO, folder / "demo.gguf", "--quant", "F16", "--mtp-f16")
+
+    def with_template(keys: Metadata) -> None:
+        keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
+
+    edited(folder / "demo.gguf", folder / "model.gguf", metadata=with_template)
+    spec = replace(TINY, mtp=False, hidden=DEMO_WIDTH)
+    tower = write_vision_checkpoint(folder / "checkpoint", spec)
+    converted(tower, folder / "mmproj.gguf", "--mmproj-only")
+    return folder

@@ -38,6 +38,8 @@ def test_the_models_own_tokens_come_first(models: Models, prompts: Path, tmp_pat
     assert written <= set(listed[: special + len(written)])
     assert f"counted on {sum(map(len, answers))} tokens of its own output" in output
     assert "coverage 256: 100.0%" in output
+    few = f"warning: {sum(map(len, answers))} tokens are too few to rank a draft vocabulary of 256"
+    assert few in output
     assert value_of(made, "mtp_gguf.fastmtp.coverage") == 1.0
     # Then what was asked.
     from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415

@@ -352,6 +352,7 @@ def test_refusals(models: Models, tmp_path: Path) -> None:
     mixed = models.convert(DENSE)
     for arguments, words in (
         ((tmp_path / "absent.gguf", mixed), ("absent.gguf", "cannot be opened")),
+        ((mixed, tmp_path / "absent.gguf"), ("absent.gguf", "cannot be opened")),
         ((mixed, tmp_path / "absent"), ("absent",)),
         (
             (mixed, models.checkpoint(DENSE) / "config.json"),

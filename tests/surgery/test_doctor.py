@@ -23,7 +23,7 @@ from mtp_gguf.native.replay import replays
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import invoke, refused, succeed
-from support.gguf_files import edited
+from support.gguf_files import differing, edited, tensors_of, value_of
 from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
@@ -264,6 +264,38 @@ def test_faults_and_their_cure(
     assert cured.read_bytes()[-1000:] == whole.read_bytes()[-1000:]
 
 
+def test_two_mtp_layers(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """As llama.cpp's converter writes them: the second block has no nextn tensors."""
+    monkeypatch.chdir(tmp_path)
+    whole = models.convert(DENSE, *UNIFORM, "--mtp-type", "F16")
+
+    def claim(keys: Metadata) -> None:
+        keys["qwen35.nextn_predict_layers"] = Value(ValueType.U32, 2)
+        keys["qwen35.block_count"] = Value(ValueType.U32, 6)
+        layers = [True, True, True, False, False, False]
+        keys["qwen35.attention.recurrent_layers"] = Value(ValueType.BOOL, layers)
+
+    def double(tensors: dict[str, TensorCopy]) -> None:
+        for name in [n for n in tensors if n.startswith(HEAD) and "nextn" not in n]:
+            copy = tensors[name]
+            other = name.replace(HEAD, "blk.5.")
+            spec = dataclasses.replace(copy.spec, name=other)
+            tensors[other] = dataclasses.replace(copy, spec=spec)
+
+    two = edited(whole, tmp_path / "two.gguf", metadata=claim, tensors=double)
+    [finding] = doctor(two, code=1)["findings"]
+    assert finding["code"] == "layers"
+    assert "expected 1 MTP layer, found 2 by qwen35.nextn_predict_layers" in finding["text"]
+    assert "(blocks 4 to 5)" in finding["text"]
+    words = ("expected one MTP layer", f"mtp-gguf doctor {two}")
+    for command in (("extract", two), ("convert", two), ("convert", two, "--head-only")):
+        refused(tmp_path, *command, "-o", tmp_path / "x.gguf", words=words)
+    cured = fixed(finding["fix"], tmp_path, tmp_path / "no other model is needed")
+    assert doctor(cured, code=0)["findings"] == []
+    assert not differing(tensors_of(cured), tensors_of(whole))
+    assert value_of(cured, "qwen35.block_count") == 5
+
+
 def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     spec = SPECS["dense-tied"]  # whose model card names what it was tuned from
@@ -369,6 +401,114 @@ def requantized(source: Path, target: Path) -> Path:
         tensors[name] = TensorCopy(spec, data=packed.tobytes())
 
     return edited(source, target, tensors=quantize)
+
+
+def matrices(value: float, *names: str) -> Callable[[dict[str, TensorCopy]], None]:
+    """Fill the head's matrices, or those whose names end so, with one value."""
+
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        for name in [n for n in tensors if n.startswith(HEAD) and n.endswith(names or "")]:
+            spec = tensors[name].spec
+            if len(spec.shape) > 1:
+                rows = np.full(spec.shape[::-1], value, np.float32)
+                kind = gguf.GGMLQuantizationType[spec.type.name]
+                tensors[name] = TensorCopy(spec, data=gguf.quants.quantize(rows, kind).tobytes())
+
+    return edit
+
+
+@pytest.mark.parametrize("head", ["F16", "Q8_0"])
+def test_a_head_of_zeros(head: str, models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """It fits its trunk, and runs; only its values show it."""
+    monkeypatch.chdir(tmp_path)
+    whole = models.convert(DENSE, "--quant", "Q8_0", "--mtp-type", head)
+    zero = edited(whole, tmp_path / "zero.gguf", tensors=matrices(0))
+    [finding] = doctor(zero, code=1)["findings"]
+    assert (finding["code"], finding["severity"]) == ("zero-head", "fault")
+    assert finding["text"].startswith("all matrices of the head are zero")
+    cured = fixed(finding["fix"], tmp_path, whole)
+    assert doctor(cured, code=0)["findings"] == []
+
+    ffn = edited(whole, tmp_path / "ffn.gguf", tensors=matrices(0, "ffn_up.weight"))
+    [finding] = doctor(ffn, code=0)["findings"]
+    assert (finding["code"], finding["severity"]) == ("zero-head", "warning")
+    assert finding["text"].startswith("blk.4.ffn_up.weight is zero")
+
+
+def test_a_head_that_is_not_finite(models: Models, tmp_path: Path) -> None:
+    whole = models.convert(DENSE, "--quant", "Q8_0", "--mtp-type", "F16")
+    nan = edited(whole, tmp_path / "nan.gguf", tensors=matrices(np.nan))
+    [finding] = doctor(nan, code=1)["findings"]
+    assert finding["code"] == "not-finite"
+    text = "blk.4.attn_k.weight (and 7 others) has values that are not finite"
+    assert finding["text"] == text
+
+
+def test_a_checkpoint_whose_head_is_not_finite(models: Models, tmp_path: Path) -> None:
+    folder = models.copy(DENSE, tmp_path)
+    edit_tensors(folder, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"] + np.nan}))
+    [finding] = doctor(folder, code=1)["findings"]
+    assert finding["text"] == "mtp.fc.weight has values that are not finite"
+    to = ("-o", tmp_path / "made.gguf")
+    words = ("mtp.fc.weight: ", "expected finite weights, found NaN or infinity")
+    refused(tmp_path, "convert", folder, *to, words=words)
+
+
+def test_commands_that_write_a_head_of_zeros_say_so(models: Models, tmp_path: Path) -> None:
+    whole, made = models.convert(DENSE, *UNIFORM), tmp_path / "made.gguf"
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    zero = edited(whole, tmp_path / "zero.gguf", tensors=matrices(0))
+    nan = edited(
+        models.convert(DENSE, "--mtp-type", "F16"), tmp_path / "nan.gguf", tensors=matrices(np.nan)
+    )
+    folder = models.copy(DENSE, tmp_path)
+    edit_tensors(
+        folder,
+        lambda t: t.update({n: 0 * t[n] for n in t if n.startswith("mtp.") and t[n].ndim > 1}),
+    )
+    [finding] = doctor(folder, code=1)["findings"]
+    assert (finding["code"], finding["severity"]) == ("zero-head", "fault")
+    words = "warning: all matrices of the head are zero"
+    to = ("-o", made, "--overwrite")
+    assert words in succeed("convert", folder, *to)
+    assert words in succeed("graft", trunk, "--from", zero, "--no-check", *to)
+    fields = json.loads(succeed("graft", trunk, "--from", nan, "--no-check", *to, "--json"))
+    assert fields["warnings"] == [
+        "blk.4.attn_k.weight (and 7 others) has values that are not finite"
+    ]
+    assert json.loads(succeed("convert", folder, *to, "--json"))["warnings"]
+    sound = json.loads(succeed("convert", models.checkpoint(DENSE), *to, "--json"))
+    assert sound["warnings"] == []
+
+
+def norm_of(layer: int, value: float) -> Callable[[dict[str, TensorCopy]], None]:
+    """Fill a norm of a trunk's layer with one value."""
+
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        spec = tensors[f"blk.{layer}.post_attention_norm.weight"].spec
+        data = np.full(spec.shape[::-1], value, np.float32).tobytes()
+        tensors[spec.name] = TensorCopy(spec, data=data)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.nan, "blk.2.post_attention_norm.weight: expected finite weights, found NaN"),
+        (3e38, "expected finite numbers, found NaN or infinity, which layer 2 is the first to "),
+    ],
+    ids=["nan", "large"],
+)
+def test_load_names_what_makes_the_logits_nan(
+    value: float, words: str, models: Models, tmp_path: Path
+) -> None:
+    """Without --load no trunk's weights are read; its head is not to blame."""
+    broken = edited(models.convert("demo"), tmp_path / "b.gguf", tensors=norm_of(2, value))
+    assert doctor(broken, code=0)["findings"] == []
+    [finding] = doctor(broken, "--load", code=1)["findings"]
+    assert finding["code"] == "does-not-run"
+    assert words in finding["text"]
 
 
 def test_the_head_of_another_fine_tune(models: Models) -> None:

@@ -72,6 +72,16 @@ def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: 
     assert made.read_bytes() == trunk.read_bytes()
 
 
+def test_a_short_corpus_is_reported(models: Models, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("def main():\n", encoding="utf-8")
+    trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
+    for donor in (models.checkpoint(DENSE), models.convert(DENSE, *UNIFORM, "--head-only")):
+        words = ("--from", donor, "--fastmtp-corpus", corpus, "-o", tmp_path / "made.gguf")
+        output = succeed("graft", "--no-check", trunk, *words, "--overwrite")
+        assert "tokens are too few to rank a draft vocabulary" in output
+
+
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 def test_stored_draft_rows_of_a_donor(layout: str, models: Models, tmp_path: Path) -> None:
     donor = models.convert(DENSE, *UNIFORM, "--fastmtp", "128", "--fastmtp-layout", layout)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,14 @@ from mtp_gguf.gguf_tools import remote
 from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.gguf_tools.remote import RemoteSource, file_url, hub_model, is_remote
+from mtp_gguf.gguf_tools.remote import (
+    RemoteSource,
+    absent_model,
+    file_url,
+    hub_gguf,
+    hub_model,
+    is_remote,
+)
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import F32
 from support.checkpoints import DENSE, MOE, SPECS
@@ -293,6 +301,13 @@ def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     (tmp_path / "models").mkdir()
     for file in ("owner/name.gguf", "owner/name.safetensors", "models/mistyped"):
         assert hub_model(file) is None
+    for name in ("hf://a/b:Q4_K_M", "hf.co/a/b:Q4_K_M", "huggingface.co/a/b:Q4_K_M"):
+        assert str(hub_gguf(name)) == "a/b:Q4_K_M"
+    for name in ("hf.co/a/b@v1/c/d.gguf", "a/b@v1/c/d.gguf"):
+        assert str(hub_gguf(name)) == "hf://a/b@v1/c/d.gguf"
+    for path in ("models/a/b.gguf", "./a/b/c.gguf", "/a/b/c.gguf", "../a/b/c.gguf", "hf.co/a"):
+        assert hub_gguf(path) is None
+    assert absent_model("models/a/b.gguf").endswith("on the hub it would be hf://models/a/b.gguf")
     base = "https://huggingface.co/a/b.c/resolve"
     assert file_url("hf://a/b.c/d/e f.gguf") == f"{base}/main/d/e%20f.gguf"
     assert file_url("hf://a/b.c@refs/x.gguf") == f"{base}/refs/x.gguf"
@@ -550,9 +565,9 @@ def test_a_graft_fetches_the_head_and_no_more(
         counted: list[RemoteSource] = []
         made = RemoteSource.__init__
 
-        def count(self: RemoteSource, *arguments: object) -> None:
+        def count(self: RemoteSource, *arguments: Any, **named: Any) -> None:
             counted.append(self)
-            made(self, *arguments)  # type: ignore[arg-type]
+            made(self, *arguments, **named)
 
         monkeypatch.setattr(RemoteSource, "__init__", count)
         target = tmp_path / "made.gguf"

@@ -24,10 +24,11 @@ from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights
 from support.checkpoints import SPECS
 from support.commands import invoke, refused, spawn, succeed
-from support.gguf_files import edited
+from support.gguf_files import edited, value_of
 from support.models import DEMO, Models
 from support.serving import PATIENCE
 
+IDS = "mtp_gguf.fastmtp.token_ids"
 FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
 
 
@@ -126,6 +127,51 @@ def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path)
         *("generate", model, "--head", tmp_path / "mtp-head.gguf", "-p", "def f("),
         *("-n", 8, "--ctx", 64, "--depth", 2),
     )
+
+
+@pytest.mark.parametrize("target", ["same.gguf", "mtp-same.gguf", "mtp.safetensors"])
+@pytest.mark.parametrize("start", ["own", "another"])
+def test_a_head_that_did_not_change_shows_no_gain(
+    target: str, start: str, demo: Path, text: Path, tmp_path: Path
+) -> None:
+    """Also if its draft vocabulary did."""
+    changed = ("--fastmtp", 300) if target.endswith(".gguf") else ()
+    alone = ("--head-only",) if target == "mtp-same.gguf" else ()
+    donor = ("--head-from", demo) if start == "another" else ()
+    options = (*changed, *alone, *donor, "--rate", 0)
+    acceptance = trained(demo, text, tmp_path / target, *options)["acceptance"]
+    assert acceptance["before"] == acceptance["after"]
+    assert acceptance["before"][0] > 0.2
+
+
+def test_a_draft_vocabulary_is_replaced_only_if_asked(
+    models: Models, text: Path, tmp_path: Path
+) -> None:
+    by_id = models.convert("demo", "--quant", "F16", "--fastmtp", 700)
+    kept, counted = tmp_path / "kept.gguf", tmp_path / "counted.gguf"
+    fields = trained(by_id, text, kept, "--rate", 0)
+    assert value_of(kept, IDS) == value_of(by_id, IDS)
+    assert fields["head"]["draft"]["source"] == "by id (merge rank)"
+    assert (fields["replaced_draft_vocabulary"], fields["warnings"]) == (None, [])
+    report = succeed("train-head", by_id, "--text", text, "-o", counted, *FAST, "--fastmtp")
+    assert len(value_of(counted, IDS)) == 700
+    assert value_of(counted, IDS) != value_of(by_id, IDS)
+    assert "replaced the draft vocabulary of 700 tokens, as --fastmtp asks\n" in report
+    assert "tokens are too few to rank a draft vocabulary of 700: " in report
+    assert "; count 2800 or more\n" in report
+
+
+def test_an_invalid_draft_vocabulary_is_not_kept(
+    models: Models, text: Path, tmp_path: Path
+) -> None:
+    twice = edited(
+        models.convert("demo", "--quant", "F16", "--fastmtp", 700),
+        tmp_path / "twice.gguf",
+        metadata=lambda m: m.update({IDS: Value(ValueType.U32, [*range(699), 5])}),
+    )
+    target = ("-o", tmp_path / "out.gguf", *FAST)
+    words = ("its draft vocabulary is invalid: 1 of its ids are repetitions", "pass --fastmtp")
+    refused(tmp_path, "train-head", twice, "--text", text, *target, words=words)
 
 
 def trained_on_prompts(

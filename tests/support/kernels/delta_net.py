@@ -157,7 +157,7 @@ def check(ggml: Ggml, shape: tuple[int, int, int], results: Results) -> None:
 
 
 def main() -> None:
-    ggml, results = Ggml(Path(sys.argv[1])), Results()
+    ggml, results = Ggml(*map(Path, sys.argv[1:])), Results()
     for shape in SHAPES:
         check(ggml, shape, results)
     print(json.dumps(vars(results)))

@@ -1,4 +1,4 @@
-"""The program of emulated_driver.cpp with the patched ggml, cross-compiled for ARM."""
+"""The program of emulated_driver.cpp with the patched ggml and our kernels, compiled for ARM."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from mtp_gguf.server.patches import read_patches
 from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+SYSTEM = "/usr/aarch64-linux-gnu"  # the compiler's libraries for ARM
+KERNELS = Path(__file__).parents[3] / "native" / "kernels"
 TOOLS = (COMPILER, "aarch64-linux-gnu-gcc", EMULATOR, "cmake", "ninja")
 OPTIONS = (
     "CMAKE_SYSTEM_NAME=Linux",
@@ -18,7 +20,7 @@ OPTIONS = (
     "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
     f"CMAKE_CXX_COMPILER={COMPILER}",
     "CMAKE_BUILD_TYPE=Release",
-    "BUILD_SHARED_LIBS=OFF",
+    "BUILD_SHARED_LIBS=ON",
     "GGML_NATIVE=OFF",
     "GGML_CPU_ARM_ARCH=armv8-a",  # no dot products: our kernels alone have them, at run time
     "GGML_OPENMP=OFF",
@@ -43,10 +45,16 @@ def build_driver(folder: Path) -> Path:
         ["cmake", "-S", source, "-B", objects, "-G", "Ninja", *(f"-D{o}" for o in OPTIONS)],
         ["cmake", "--build", objects, "--target", "ggml-cpu", "--parallel", "2"],
         [
-            *(COMPILER, "-O2", "-static", "-I", source / "ggml/include"),
+            *(COMPILER, "-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"),
+            *("-I", KERNELS / "include", "-I", source / "ggml/include"),
+            *(*KERNELS.glob("src/*.cpp"), *KERNELS.glob("src/lanes/*.cpp")),
+            *("-Wl,-soname,libmtp_kernels.so", "-o", objects / "bin/libmtp_kernels.so"),
+        ],
+        [
+            *(COMPILER, "-O2", "-I", source / "ggml/include"),
             *(Path(__file__).with_name("emulated_driver.cpp"), "-o", program),
-            *(objects / f"ggml/src/{name}" for name in ("libggml-cpu.a", "libggml-base.a")),
-            *("-lpthread", "-lm"),
+            *("-L", objects / "bin", "-lggml-cpu", "-lggml-base", "-lpthread", "-lm", "-ldl"),
+            f"-Wl,-rpath,{objects / 'bin'}",
         ],
     ]
     for command in commands:

@@ -8,7 +8,7 @@
 //     product  weights, float columns               -> floats [columns, rows]
 //     apart    2 * rows rows of weights, columns    -> of every other of these rows
 //     experts  weights, columns, int32 [columns, used]  -> floats [columns, used, rows]
-//     lanes                                         -> 16 bytes: the feature LANES, zeros behind it
+//     kernels                                       -> 16 bytes: the name of our kernels, zeros behind it
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -18,11 +18,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dlfcn.h>
 #include <vector>
 
 namespace {
 
-enum kind { ENCODE, PRODUCT, APART, EXPERTS, LANES };
+enum kind { ENCODE, PRODUCT, APART, EXPERTS, KERNELS };
 
 struct request {
     int32_t kind, type, n, rows, experts, columns, used, threads;
@@ -96,14 +97,12 @@ bytes compute(const request & r, ggml_backend_t backend) {
     return out;
 }
 
-bytes lanes() {
+bytes kernels() {
     bytes name(16);
-    const auto get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(ggml_backend_cpu_reg(),
-                                                                                   "ggml_backend_get_features");
-    for (const ggml_backend_feature * f = get(ggml_backend_cpu_reg()); f->name; f++) {
-        if (strcmp(f->name, "LANES") == 0) {
-            strncpy(name.data(), f->value, name.size() - 1);
-        }
+    void * library = dlopen("libmtp_kernels.so", RTLD_NOW | RTLD_NOLOAD);  // libggml-cpu has loaded it
+    const auto own_name = library ? (const char * (*) ()) dlsym(library, "mtp_kernels_name") : nullptr;
+    if (own_name && own_name()) {
+        strncpy(name.data(), own_name(), name.size() - 1);
     }
     return name;
 }
@@ -116,7 +115,7 @@ int main() {
     while (fread(&r, sizeof(r), 1, stdin) == 1) {
         switch (r.kind) {
             case ENCODE: give(encode(r)); break;
-            case LANES:  give(lanes()); break;
+            case KERNELS: give(kernels()); break;
             default:     give(compute(r, backend)); break;
         }
     }

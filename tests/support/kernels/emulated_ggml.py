@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from ..llama_libraries import CHOICE
+from .emulated_build import SYSTEM
 from .ggml_calls import Bytes, Floats
 
-_ENCODE, _PRODUCT, _SEPARATE_ROWS, _EXPERTS, _LANES = range(5)  # as in emulated_driver.cpp
+_ENCODE, _PRODUCT, _SEPARATE_ROWS, _EXPERTS, _KERNELS = range(5)  # as in emulated_driver.cpp
 
 
 def _row_size(type_: int, n: int) -> int:
@@ -26,14 +28,15 @@ def _row_size(type_: int, n: int) -> int:
 class EmulatedGgml:
     """The program of `emulated_driver.cpp`, as a context.
 
-    cpu: a name that qemu knows. lanes: what GGML_CPU_LANES is there, empty for unset.
+    cpu: a name that qemu knows. lanes: what MTP_GGUF_KERNELS is there, empty for unset.
     """
 
     def __init__(self, driver: Path, cpu: str, lanes: str) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("GGML_")}
+        environment = {k: v for k, v in os.environ.items() if k != CHOICE}
+        environment["QEMU_LD_PREFIX"] = SYSTEM
         self._process = subprocess.Popen(
             ["qemu-aarch64", "-cpu", cpu, driver],
-            env=environment | ({"GGML_CPU_LANES": lanes} if lanes else {}),
+            env=environment | ({CHOICE: lanes} if lanes else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -65,8 +68,8 @@ class EmulatedGgml:
         return np.frombuffer(answer, np.float32).reshape(shape)
 
     def lanes(self) -> str:
-        """The feature LANES, empty where there is none."""
-        return self._ask(16, (_LANES, *[0] * 7)).rstrip(b"\0").decode()
+        """The name of our kernels, empty where none are plugged in."""
+        return self._ask(16, (_KERNELS, *[0] * 7)).rstrip(b"\0").decode()
 
     def encode(self, type_: int, values: Floats) -> Bytes:
         """As Ggml.encode, of rows [rows, n]."""

@@ -15,20 +15,32 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mtp_gguf.native.plugged_kernels import PluggedKernels, plug_in
+
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Input = tuple[int, tuple[int, ...], Any]  # type, shape in ggml's order, data
 
-F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, I32 = 0, 1, 30, 8, 12, 13, 14, 23, 26
+F32, F16, BF16, I32 = 0, 1, 30, 26
+# Types that our kernels multiply with, by the numbers of ggml
 TYPES = {
     "F32": F32,
     "F16": F16,
     "BF16": BF16,
-    "Q8_0": Q8_0,
-    "Q4_K": Q4_K,
-    "Q5_K": Q5_K,
-    "Q6_K": Q6_K,
-    "IQ4_XS": IQ4_XS,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "IQ4_XS": 23,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "IQ4_NL": 20,
+    "MXFP4": 39,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "TQ2_0": 35,
 }
 
 
@@ -63,9 +75,12 @@ class _Feature(ctypes.Structure):
 
 
 class Ggml:
-    """The ggml libraries of `folder`."""
+    """The ggml libraries of `folder`.
 
-    def __init__(self, folder: Path) -> None:
+    kernels: our kernels' library, to plug into them.
+    """
+
+    def __init__(self, folder: Path, kernels: Path | None = None) -> None:
         self.base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
         self.cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
         tensor, context = c_void_p, c_void_p
@@ -101,6 +116,7 @@ class Ggml:
             ("ggml_fp32_to_bf16_row", None, c_void_p, c_void_p, c_int64),
             ("ggml_bf16_to_fp32_row", None, c_void_p, c_void_p, c_int64),
             ("ggml_get_type_traits", c_void_p, c_int),
+            ("ggml_type_name", c_char_p, c_int),
             ("ggml_nbytes", c_size_t, tensor),
             ("ggml_backend_alloc_ctx_tensors", c_void_p, context, c_void_p),
             ("ggml_backend_buffer_free", None, c_void_p),
@@ -110,8 +126,8 @@ class Ggml:
             ("ggml_backend_free", None, c_void_p),
             ("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p),
         ):
-            function = getattr(self.base, str(name))
-            function.restype, function.argtypes = result, arguments
+            if function := getattr(self.base, str(name), None):  # older versions have fewer
+                function.restype, function.argtypes = result, arguments
         for name, result, *arguments in (
             ("ggml_backend_cpu_init", c_void_p),
             ("ggml_backend_cpu_set_n_threads", None, c_void_p, c_int),
@@ -121,7 +137,23 @@ class Ggml:
         ):
             function = getattr(self.cpu, name)
             function.restype, function.argtypes = result, arguments
+        self.plugged = PluggedKernels(None, "not asked for")
+        if kernels is not None:
+            self.plugged = plug_in(kernels, self.cpu)
         self.backend = self.cpu.ggml_backend_cpu_init()
+
+    def has(self, function: str) -> bool:
+        """Whether this version of ggml has a function."""
+        return hasattr(self.base, function)
+
+    def types(self) -> tuple[str, ...]:
+        """Return the names of the types that this version of ggml has."""
+        name_of = self.base.ggml_type_name
+        return tuple(name for name, n in TYPES.items() if name_of(n).decode().upper() == name)
+
+    def kernels(self) -> str:
+        """Return the instruction set of our kernels; "" if none run."""
+        return self.plugged.instructions or ""
 
     def features(self) -> dict[str, str]:
         """Return the features that the CPU backend reports."""

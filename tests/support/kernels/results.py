@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
-
-from support.kernels.sweep import SUPER_BLOCKS
 
 Arrays = dict[str, Any]
 
@@ -17,15 +16,22 @@ GOLDEN = {
     "IQ4_XS": "6fd6d32c6ca35ee20508da305e8bd40651e2cd0add337223bbaf34a3e7e9d943",
 }
 MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
-SMALL = 15  # columns up to which all types keep their bits
+SMALL = 15  # columns up to which all types keep their bits, not only those of "exact"
 ANY = ("attention", "recurrence")  # which keep them in any batch
 
 
 class Sweep(Protocol):
-    """Runs the sweep with a value of GGML_CPU_LANES, each once."""
+    """Runs the sweep with a value of MTP_GGUF_KERNELS, each once."""
 
     def __call__(self, lanes: str) -> Arrays:
         """What it computed, by name; empty leaves the variable unset, "0" is for none."""
+
+
+class MakeSweep(Protocol):
+    """Makes a Sweep on libraries without patches, with our kernels plugged in."""
+
+    def __call__(self, libraries: Path) -> Sweep:
+        """Sweep on the libraries of this folder."""
 
 
 def cases(found: Arrays, kind: str) -> Iterator[tuple[str, int, str]]:
@@ -42,7 +48,7 @@ def differing(found: Arrays, kind: str) -> list[str]:
     wrong = []
     for name, batch, key in cases(found, kind):
         alone = found[f"{kind}/{name}/1/1"][: len(found[key])]
-        exact = batch <= SMALL or kind in ANY or name.split()[0] in SUPER_BLOCKS
+        exact = batch <= SMALL or kind in ANY or name.split()[0] in found["exact"]
         if exact and found[key].tobytes() != alone.tobytes():
             wrong.append(key)
     return wrong

@@ -83,7 +83,7 @@ def walk(ggml: Ggml, shape: tuple[int, int, int], n_log: int, threads: int) -> t
 
 
 def main() -> None:
-    ggml = Ggml(Path(sys.argv[1]))
+    ggml = Ggml(*map(Path, sys.argv[1:]))
     results = {
         f"{shape} {n_log} {threads}": walk(ggml, shape, n_log, threads)
         for shape in SHAPES

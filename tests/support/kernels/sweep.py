@@ -1,6 +1,8 @@
 """Compute what tests/kernels compares, with the libraries in FOLDER.
 
-    cd tests; python -m support.kernels.sweep FOLDER OUT.npz
+    cd tests; python -m support.kernels.sweep FOLDER OUT.npz [LIBRARY]
+
+LIBRARY: our kernels, to plug into them.
 
 Names in the file: kind / what / threads / number of columns. A column's inputs are the same in
 every batch that it is in.
@@ -21,21 +23,30 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from .ggml_calls import TYPES, Bytes, Floats, Ggml, Products
 
 SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
+# The types that the kernels of the patches take, and those that keep their bits in any batch there
+PATCHED, PATCHED_EXACT = ("F32", "F16", "BF16", "Q8_0", *SUPER_BLOCKS), SUPER_BLOCKS
+EXACT = (*SUPER_BLOCKS, "Q2_K", "Q3_K", "TQ2_0", *BLOCKS)  # with the plugged-in library
 BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
-LARGE = (16, 17, 33)  # more: quants of 256 alone keep their bits
+LARGE = (16, 17, 33)  # more: those of EXACT keep their bits
 COLUMNS = max(LARGE)
 MANY = (64, 257, 512)  # more than a call of the kernels takes
 THREADS = (1, 3)
 LENGTHS = (64, 300, 512, 513, 1100)  # of a KV cache
 CACHES = ("F16", "F32", "Q8_0", "BF16")
+# Those of the plugged-in library, see native/kernels
+OPERATIONS = (
+    *("MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "GATED_DELTA_NET", "SSM_CONV", "CONCAT"),
+    *("ARGMAX", "RMS_NORM", "CPY"),
+)
 QUERIES = 70  # of attention: more than are computed at once
 
 
 def shapes(name: str) -> list[tuple[int, int]]:
     """Row lengths and numbers of rows: whole groups of four rows or blocks, parts of one, one."""
-    if name in SUPER_BLOCKS:
+    if GGML_QUANT_SIZES[GGMLQuantizationType[name]][0] == 256:
         return [(256, 1), (512, 16), (1024, 50), (2560, 21), (2816, 7)]
-    if name == "Q8_0":
+    if name in BLOCKS:
         return [(32, 1), (96, 16), (1024, 50), (2880, 7)]
     return [(1, 1), (7, 3), (100, 16), (1024, 50)]
 
@@ -54,10 +65,11 @@ def columns(n: int) -> Floats:
     return x
 
 
-def products(ggml: Products) -> dict[str, Any]:
+def products(ggml: Products, names: tuple[str, ...]) -> dict[str, Any]:
     """Every type and shape in batches of every size."""
     found: dict[str, Any] = {}
-    for name, type_ in TYPES.items():
+    for name in names:
+        type_ = TYPES[name]
         for n, rows in shapes(name):
             encoded = ggml.encode(type_, weights(name, n, rows))
             found[f"weights/{name} {n}x{rows}"] = encoded
@@ -76,12 +88,12 @@ def products(ggml: Products) -> dict[str, Any]:
     return found
 
 
-def many_columns(ggml: Ggml) -> dict[str, Floats]:
-    """Quants of 256 in prompts, with rows that fill no panel; the same columns five at a time."""
+def many_columns(ggml: Ggml, names: tuple[str, ...]) -> dict[str, Floats]:
+    """Quants in prompts, with rows that fill no panel; the same columns five at a time."""
     found = {}
     n = 768
     x = np.random.default_rng(9).standard_normal((max(MANY), n), np.float32)
-    for name in SUPER_BLOCKS:
+    for name in names:
         for rows in (16, 75):
             encoded = ggml.encode(TYPES[name], weights(name, n, rows))
             few = [
@@ -96,16 +108,19 @@ def many_columns(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
-def expert_products(ggml: Products) -> dict[str, Floats]:
+def expert_products(
+    ggml: Products, names: tuple[str, ...], exact: tuple[str, ...]
+) -> dict[str, Floats]:
     """Four experts, two per token: one is used by all tokens, another by none."""
     found = {}
     n, experts = 512, 4
     ids = np.array([[1, 0], [1, 3], [1, 0]] * (COLUMNS // 3), np.int32)
-    for name, type_ in TYPES.items():
+    for name in names:
+        type_ = TYPES[name]
         rows = 148 if name == "F32" else 20  # more pieces of 128 KB than threads
         encoded = ggml.encode(type_, weights(name, n, rows * experts))
         x = columns(n)
-        most = COLUMNS if name in SUPER_BLOCKS else 15
+        most = COLUMNS if name in exact else 15
         for batch in {1, 2, 3, 7, 8, 15, most}:
             for threads in THREADS:
                 y = ggml.expert_product(type_, encoded, rows, x[:batch], ids[:batch], threads)
@@ -342,13 +357,19 @@ def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
 
 
 def main() -> None:
-    ggml = Ggml(Path(sys.argv[1]))
-    found: dict[str, Any] = {**products(ggml), **expert_products(ggml), **golden(ggml)}
-    found |= {**many_columns(ggml), **attention(ggml)}
-    found |= {**recurrence(ggml), **copies(ggml), **activations(ggml)}
-    found |= {**joins(ggml), **convolutions(ggml), **gated_convolutions(ggml)}
-    found |= maxima(ggml)
-    found["lanes"] = np.array(ggml.features().get("LANES", ""))
+    ggml = Ggml(Path(sys.argv[1]), *map(Path, sys.argv[3:]))
+    plugged_in = len(sys.argv) > 3
+    names = ggml.types() if plugged_in else PATCHED
+    exact = tuple(name for name in names if name in (EXACT if plugged_in else PATCHED_EXACT))
+    found: dict[str, Any] = {"types": np.array(names), "exact": np.array(exact)}
+    found |= {**products(ggml, names), **expert_products(ggml, names, exact), **golden(ggml)}
+    found |= {**many_columns(ggml, exact), **joins(ggml), **convolutions(ggml), **maxima(ggml)}
+    found |= {**copies(ggml), **activations(ggml)}
+    if ggml.has("ggml_gated_delta_net"):  # older versions want other masks, too
+        found |= {**attention(ggml), **recurrence(ggml), **gated_convolutions(ggml)}
+    found["lanes"] = np.array(ggml.kernels())
+    found["computed"] = np.array([ggml.plugged.computed(name) for name in OPERATIONS])
+    found["left to ggml"] = np.array(ggml.plugged.left_to_ggml(), str)
     np.savez(sys.argv[2], **found)
 
 

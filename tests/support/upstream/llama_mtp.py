@@ -3,8 +3,8 @@
 Follows common/speculative.cpp: the trunk hands out its hidden states after the final norm
 (`llama_set_embeddings_nextn`); a second context of type MTP eats rows of (token, hidden state of
 the position before), the first one with zeros; each later draft step feeds the drafted token with
-the hidden state that the MTP context itself handed out. Of several layers, which share the cells of
-the context's memory, each drafts one step: before it, it is fed all tokens drafted so far.
+the hidden state that the MTP context itself handed out. With several layers, which share the cells
+of the context's memory, each layer drafts one step and is first fed the tokens drafted so far.
 """
 
 from __future__ import annotations

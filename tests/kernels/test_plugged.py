@@ -1,0 +1,323 @@
+"""The library of native/kernels in libraries and programs without patches."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.native.runtime import VARIABLE, native_library
+from support import llama_libraries
+from support.commands import MAIN, refused, succeed
+from support.kernels.results import Sweep
+from support.kernels.sweep import OPERATIONS
+from support.llama_libraries import CHOICE, STOCK, stock_libraries
+from support.models import ROOT, Models
+
+SOURCES = ROOT / "native" / "kernels"
+SAY = """
+import json
+from mtp_gguf.native.runtime import plugged_kernels as found
+print(json.dumps([found.instructions, found.reason, found.operations()]))
+"""
+# llama_cpp alone, without this package; the library in the process tells what it computed
+GENERATE = """
+import ctypes, json, sys
+import llama_cpp
+llm = llama_cpp.Llama(sys.argv[1], n_ctx=128, n_threads=2, verbose=False)
+text = llm("def is_prime(n):", max_tokens=12, temperature=0)["choices"][0]["text"]
+kernels = ctypes.CDLL(sys.argv[2])
+kernels.mtp_kernels_computed.restype = ctypes.c_long
+print(json.dumps([text, kernels.mtp_kernels_computed(b"MUL_MAT")]))
+"""
+RMS_NORM = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import F32, Ggml
+from support.llama_libraries import stock_libraries
+ggml = Ggml(stock_libraries(), Path(sys.argv[1]))
+norm = ggml.base.ggml_rms_norm
+norm.restype = ctypes.c_void_p
+norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
+x = np.random.default_rng(1).standard_normal((3, 100), np.float32)
+y = ggml.run(2, lambda c, t: norm(c, *t, 1e-6), [(F32, (100, 3), x)]).reshape(3, 100)
+exact = x / np.sqrt((x.astype(float) ** 2).mean(axis=1, keepdims=True) + 1e-6)
+likeliest = ggml.likeliest(x).tolist() == x.argmax(axis=1).tolist()
+left = ggml.plugged.left_to_ggml()
+print(json.dumps([ggml.plugged.instructions, float(abs(y - exact).max()), likeliest, left]))
+"""
+
+# Rows that are copied in slices, fewer than threads
+LONG_ROWS = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import F32, I32, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+get_rows = ggml.base.ggml_get_rows
+get_rows.restype = ctypes.c_void_p
+get_rows.argtypes = [ctypes.c_void_p] * 3
+x = np.random.default_rng(1).standard_normal((5, 20011), np.float32)
+copied = ggml.copy_strided(x[:2], 3)
+ids = np.array([4, 1], np.int32)
+inputs = [(F32, (20011, 5), x), (I32, (2,), ids)]
+found = ggml.run(3, lambda c, t: get_rows(c, *t), inputs).reshape(2, -1)
+same = (copied[::2] == x[:2]).all() and (copied[1::2] == 1).all() and (found == x[ids]).all()
+print(json.dumps([bool(same), ggml.plugged.computed("CPY"), ggml.plugged.left_to_ggml()]))
+"""
+# A prompt after a single token: other code, which is tried out on its own
+ONE_THEN_MANY = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import TYPES, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+weights = ggml.encode(TYPES["Q4_K"], np.ones((4, 512), np.float32))
+counts = []
+for columns in (0, 1, 1, 9):
+    before = ggml.plugged.computed("MUL_MAT")
+    ggml.product(TYPES["Q4_K"], weights, 4, np.ones((columns, 512), np.float32), 2)
+    counts.append(ggml.plugged.computed("MUL_MAT") - before)
+print(json.dumps(counts))
+"""
+
+PLUG_IN_AGAIN = """
+import json, sys
+from pathlib import Path
+from mtp_gguf.native.plugged_kernels import plug_in
+from mtp_gguf.native.runtime import llama_cpp
+print(json.dumps(plug_in(Path(sys.argv[1]), llama_cpp.llama_cpp._lib).reason))
+"""
+# Products of all types whose bits are the same on every path
+BITS = """
+import json, sys
+from hashlib import sha256
+from pathlib import Path
+from support.kernels.ggml_calls import TYPES, Ggml
+from support.kernels.sweep import EXACT, columns, weights
+ggml = Ggml(*map(Path, sys.argv[1:]))
+found = {}
+for name in EXACT:
+    encoded = ggml.encode(TYPES[name], weights(name, 768, 75))
+    each = [ggml.product(TYPES[name], encoded, 75, columns(768)[:n], 2) for n in (1, 4, 8, 9, 33)]
+    found[name] = sha256(b"".join(y.tobytes() for y in each)).hexdigest()
+print(json.dumps([ggml.plugged.instructions, ggml.plugged.left_to_ggml(), found]))
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such library")
+
+
+@pytest.fixture(autouse=True)
+def _needs_kernels(has_kernels: bool) -> None:
+    if not has_kernels:
+        pytest.skip("this CPU has no AVX2, or no dot products")
+
+
+def test_the_sweep_was_computed_by_the_library(sweep: Sweep) -> None:
+    found = sweep("")
+    computed = dict(zip(OPERATIONS, found["computed"].tolist(), strict=True))
+    unused = {"RMS_NORM", "CPY"}  # not in the sweep, or with rows that are too short
+    assert {name for name, count in computed.items() if count == 0} == unused
+    assert found["left to ggml"].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "operations"),
+    [
+        ("", {*OPERATIONS, "GET_ROWS"}),
+        ("avx2,dotprod", {*OPERATIONS, "GET_ROWS"}),
+        ("MUL_MAT,SSM_CONV", {"MUL_MAT", "SSM_CONV"}),
+        ("0", set()),
+    ],
+)
+def test_the_variable_chooses(choice: str, operations: set[str]) -> None:
+    instructions, reason, found = llama_libraries.answer(STOCK, SAY, **{CHOICE: choice})
+    assert set(found) == operations
+    if choice == "0":
+        assert (instructions, reason) == (None, f"{CHOICE}=0")
+    else:
+        assert (instructions or "").startswith(("AVX", "NEON"))
+        assert reason == ""
+
+
+def test_libraries_with_hooks_compute_replays_too() -> None:
+    _, _, found = llama_libraries.answer(llama_libraries.FAST, SAY)
+    assert set(found) == {*OPERATIONS, "GET_ROWS", "GATED_DELTA_NET_REPLAY"}
+
+
+def test_a_second_copy_is_refused(tmp_path: Path) -> None:
+    copy = shutil.copy(native_library("mtp_kernels"), tmp_path)
+    said = llama_libraries.answer(llama_libraries.FAST, PLUG_IN_AGAIN, copy)
+    assert "another copy of the kernels is plugged in" in said
+
+
+def test_info_says_what_is_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, STOCK)
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "info"], capture_output=True, text=True, check=True
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("kernels: "))
+    assert "MUL_MAT" in line
+    assert "not fused, which takes libraries with patches/" in line
+
+
+def test_greedy_text_is_the_same_at_every_depth_on_stock_libraries(models: Models) -> None:
+    work = {"depths": [0, 1, 2, 4], "prompts": [7, 40], "tokens": 40, "threads": 2, "n_ctx": 512}
+    words = (models.convert("demo"), json.dumps(work))
+    printed = llama_libraries.run_on(STOCK, "greedy_texts", *words, timeout=300)
+    texts = [found["texts"] for found in json.loads(printed.splitlines()[-1])]
+    assert len(texts) == 4
+    assert texts == texts[:1] * 4
+
+
+def test_kernels_with_other_results_are_left_to_ggml(tmp_path: Path) -> None:
+    library = tmp_path / shared_library("wrong")
+    wrong = Path(__file__).parents[1] / "support" / "kernels" / "wrong_kernels.cpp"
+    include = Path(llama_libraries.stock_libraries()).parents[1] / "include"
+    command = [
+        *("c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, wrong),
+        *(f"-I{folder}" for folder in (SOURCES / "include", SOURCES / "src", include)),
+        *SOURCES.glob("src/*.cpp"),
+        *("-ldl", "-pthread"),
+    ]
+    subprocess.run([str(word) for word in command], check=True)
+    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, library)
+    assert name == "WRONG"
+    assert off < 1e-5
+    assert likeliest
+    assert len(left) == 1
+    assert left[0].startswith("RMS_NORM of f32 is left to ggml: its results differ by ")
+
+
+def test_threads_and_forked_children() -> None:
+    words = (stock_libraries(), native_library("mtp_kernels"))
+    found = json.loads(llama_libraries.run_on(STOCK, "kernels.threads", *words, timeout=300))
+    assert found["wrong"] == 0
+    assert found["child"] == 0
+    assert min(found["computed"]) > 300
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the paths of x86-64")
+def test_quants_have_the_same_bits_on_every_path() -> None:
+    words = (stock_libraries(), native_library("mtp_kernels"))
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    paths = {"": "avx2", "avx512": "avx512bw", "avx_vnni": "avx_vnni", "avx2": "avx2"}
+    found = {
+        path: llama_libraries.answer(STOCK, BITS, *words, **{CHOICE: path})
+        for path, flag in paths.items()
+        if flag in flags
+    }
+    best = found.pop("")
+    for path, (instructions, left, bits) in found.items():
+        assert (instructions, left, bits) == (path.upper(), [], best[2])
+
+
+def test_long_rows_are_copied_by_all_threads() -> None:
+    stock, library = stock_libraries(), native_library("mtp_kernels")
+    same, copies, left = llama_libraries.answer(stock, LONG_ROWS, stock, library)
+    assert (same, left) == (True, [])
+    assert copies == 2  # that of the small case, too
+
+
+def test_each_path_is_tried_out_before_it_is_used() -> None:
+    stock, library = stock_libraries(), native_library("mtp_kernels")
+    counts = llama_libraries.answer(stock, ONE_THEN_MANY, stock, library)
+    assert counts == [0, 2, 1, 2]  # with and without a small case; of no columns there is none
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the loader of macOS preloads otherwise")
+def test_a_preloaded_library_is_plugged_in_once() -> None:
+    preloaded = {"LD_PRELOAD": str(native_library("mtp_kernels"))}
+    instructions, reason, _ = llama_libraries.answer(STOCK, SAY, **preloaded)
+    assert instructions
+    assert reason == ""
+
+
+def generated(models: Models, *before: str, **environment: str) -> tuple[str, int]:
+    """The text that llama_cpp generates in a process of its own, and the products computed."""
+    words = [str(models.convert("demo")), str(native_library("mtp_kernels"))]
+    done = subprocess.run(
+        [*before, sys.executable, "-c", GENERATE, *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    text, computed = json.loads(done.stdout.splitlines()[-1])
+    return text, computed
+
+
+KERNELS = (sys.executable, "-c", MAIN, "kernels", "--")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the loader of macOS preloads otherwise")
+def test_a_program_gets_them_by_its_environment(models: Models) -> None:
+    plain, without = generated(models)
+    text, computed = generated(models, *KERNELS)
+    assert without == 0
+    assert computed > 100
+    assert text == plain
+    assert generated(models, *KERNELS, **{CHOICE: "0"})[1] == 0
+
+
+def compiled(path: Path, source: str) -> Path:
+    """A shared library of `source`, in C."""
+    text = path.with_suffix(".c")
+    text.write_text(source, encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(path), str(text)], check=True)
+    text.unlink()
+    return path
+
+
+def variant(path: Path, score: int) -> Path:
+    """A CPU backend that runs here with this score, and returns itself as the registration."""
+    return compiled(
+        path,
+        f"int ggml_backend_score(void) {{ return {score}; }}\n"
+        f"static int me = {score};\nvoid * ggml_backend_init(void) {{ return &me; }}\n",
+    )
+
+
+def test_a_folder_of_backends_gets_them_installed(tmp_path: Path) -> None:
+    for name, score in {"a": 3, "b": 70, "c": 0}.items():
+        variant(tmp_path / f"libggml-cpu-{name}.so", score)
+    before = sorted(tmp_path.iterdir())
+    assert "installed" in succeed("kernels", "install", tmp_path)
+    backend = tmp_path / "libggml-cpu-mtp.so"
+    load = (
+        "import ctypes, sys\nb = ctypes.CDLL(sys.argv[1])\n"
+        "b.ggml_backend_init.restype = ctypes.POINTER(ctypes.c_int)\n"
+        "print(b.ggml_backend_score() > 70, b.ggml_backend_init()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load, str(backend)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "70"]
+    # the stand-in is no ggml
+    assert "not used: " in done.stderr
+    assert "expected a libggml-cpu" in done.stderr
+    succeed("kernels", "uninstall", tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "not installed" in succeed("kernels", "uninstall", tmp_path)
+
+
+def test_what_kernels_refuses(tmp_path: Path) -> None:
+    refused(tmp_path, "kernels", "install", tmp_path, words=("expected libggml-cpu-*.so",))
+    refused(tmp_path, "kernels", "--", "no-such-program", words=("found none of this name",))
+    main = tmp_path / "main.c"
+    main.write_text(
+        'const char * name = "ggml_backend_cpu_init"; int main(void) { return name[0]; }\n'
+    )
+    program = tmp_path / "static"
+    subprocess.run(["cc", "-o", str(program), str(main)], check=True)
+    refused(tmp_path, "kernels", "--", program, words=("found ggml in the program itself",))

@@ -1,0 +1,140 @@
+"""JSON schemas over HTTP: the answers of the patched llama-server are JSON of the schema."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.native import MTPLlama, schema_grammar
+from support.models import Models
+from support.ports import free_port
+from support.real_server import DEPTH, running
+from support.schemas import SCHEMAS, Acceptance, check
+
+pytestmark = pytest.mark.server
+
+SEEDS = 200
+OWN_SEEDS = 25  # with our grammars, which tests/native tests in full
+
+
+class Client:
+    """Asks a server at `port`."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def chat(self, **options: Any) -> dict[str, Any]:
+        """The choice that a chat at a high temperature answers."""
+        messages = [{"role": "user", "content": "Write JSON."}]
+        body = {"messages": messages, "temperature": 1.2, "max_tokens": 250, **options}
+        choice: dict[str, Any] = self.post("/v1/chat/completions", body)["choices"][0]
+        return choice
+
+    def grammar(self, schema: Any) -> str:
+        """The grammar that the server makes of a schema."""
+        body = {"prompt": "x", "n_predict": 0, "json_schema": schema}
+        found: str = self.post("/completion", body)["generation_settings"]["grammar"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def model(models: Models) -> Path:
+    return models.gguf("demo", "Q4_K_M", "F16")
+
+
+@pytest.fixture(scope="module")
+def client(patched_server: Path, model: Path) -> Iterator[Client]:
+    port = free_port()
+    with running(patched_server, model, port, options=["--spec-draft-n-max", DEPTH]):
+        yield Client(port)
+
+
+@pytest.fixture(scope="module")
+def accepts(model: Path) -> Iterator[Acceptance]:
+    with MTPLlama(str(model), n_ctx=64, depth=0) as llm:
+        yield Acceptance(llm)
+
+
+def check_texts(client: Client, schema: Any, choices: list[dict[str, Any]]) -> None:
+    """The texts are JSON of the schema; nearly none is cut off by max_tokens."""
+    texts = [c["message"]["content"] for c in choices if c["finish_reason"] == "stop"]
+    for text in texts:
+        check(text, schema)
+    assert len(texts) > 0.9 * len(choices)
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
+def test_response_format(client: Client, number: int) -> None:
+    schema, share = [*SCHEMAS.values()][number], SEEDS // len(SCHEMAS)
+    forms = [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        {"type": "json_object", "schema": schema},
+    ]
+    seeds = range(share * number, share * (number + 1))
+    check_texts(client, schema, [client.chat(seed=s, response_format=forms[s % 2]) for s in seeds])
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
+def test_our_grammars(client: Client, number: int) -> None:
+    """A server without our patches takes them, too."""
+    schema, share = [*SCHEMAS.values()][number], OWN_SEEDS // len(SCHEMAS)
+    grammar = schema_grammar(schema)
+    seeds = range(share * number, share * (number + 1))
+    check_texts(client, schema, [client.chat(seed=s, grammar=grammar) for s in seeds])
+
+
+TREE = {
+    "type": "object",
+    "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}, "ref": {"type": "null"}},
+    "required": ["kids"],
+}
+EQUAL_NAMES = {
+    "$defs": {"a b": {"type": "null"}, "a-b": {"type": "boolean"}},
+    "type": "array",
+    "prefixItems": [{"$ref": "#/$defs/a b"}, {"$ref": "#/$defs/a-b"}],
+}
+NAMED = {"properties": {"ab": {"type": "null"}}, "additionalProperties": {"type": "integer"}}
+ACCEPTED: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "integer", "minimum": 100}, ["100", "999", "1000"], ["10", "99", "0100"]),
+    ({"type": "integer", "maximum": -105}, ["-105", "-1000"], ["-104", "-0105", "-15", "1"]),
+    ({"type": "number", "minimum": -1.5, "exclusiveMaximum": 2}, ["-1.5", "1.99"], ["-1.6", "2"]),
+    ({"type": "number", "exclusiveMinimum": 1e-7}, ["0.00000011", "7"], ["0.0000001", "0", "-1"]),
+    ({"type": "number", "minimum": 1, "exclusiveMinimum": True}, ["1.1"], ["1", "0.5"]),
+    ({"type": "number", "maximum": 1e300}, ["-1", "9999999999999999"], ['"1"']),
+    ({"type": ["string", "null"], "enum": ["a", 1, None]}, ['"a"', "null"], ["1", '"b"']),
+    ({"type": "integer", "enum": [1.0, 1.5]}, ["1.0"], ["1.5"]),
+    (TREE, ['{"kids": [{"kids": []}]}', '{"kids": [], "ref": null}'], ['{"kids": [{}]}']),
+    (EQUAL_NAMES, ["[null, true]"], ["[null, null]", "[true, true]"]),
+    ({"pattern": "b+"}, ['"abc"', '"b"'], ['"ac"']),
+    ({"pattern": r'^[ -~]\.["\\]$'}, ['"x.\\""', '"\\\\.\\\\"'], ['"x.""', '"x.\\"']),
+    ({"pattern": r"^\w+\s\S\D$"}, ['"a_1 éx"', '"a\\t.."'], ['"é .."', '"a  ."', '"a .1"']),
+    ({"pattern": r"^a\.*$"}, ['"a"', '"a.."'], ['"a.a."', '""']),
+    ({"pattern": "^[ä-ü€]$"}, ['"ö"', '"€"'], ['"o"']),
+    (NAMED, ['{"ab": null}', '{"x": 1}'], ['{"\\c": 1}', '{"\n": 1}', '{"x": null}']),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts", "others"), ACCEPTED, ids=[json.dumps(schema) for schema, *_ in ACCEPTED]
+)
+def test_what_a_schema_accepts(
+    client: Client, accepts: Acceptance, schema: Any, texts: list[str], others: list[str]
+) -> None:
+    grammar = client.grammar(schema)
+    for text in texts:
+        assert accepts(grammar, text), text
+    for text in others:
+        assert not accepts(grammar, text), text

@@ -1,0 +1,138 @@
+"""Sessions and llama-server's slots have one driver: the drafts of each cycle are the same.
+
+The server's log has the drafts of each cycle; a session then verifies the same text in the same
+steps. Measured times may decide how many drafts a cycle has, so the session is asked for as many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.native.session import Session
+from support.models import Files
+from support.native_trunk import know_costs, opened_session
+from support.real_server import DEPTH, PROMPTS, counts, running
+
+pytestmark = pytest.mark.server
+
+LOOKUP = 14  # tokens that llama-server drafts from the text at most
+LONG = 64
+FIXED = ("--spec-draft-n-max", DEPTH)
+SAID = re.compile(
+    r"seq_id (\d+), (?:draft candidate +0, pos +\d+: +(\d+)|chosen depth \d+, offered (\d+))"
+)
+Cycles = list[list[int]]
+
+
+def cycles_in(log: str) -> dict[int, Cycles]:
+    """The drafts that were offered in each cycle, by slot."""
+    found: dict[int, Cycles] = {}
+    drafts: dict[int, list[int]] = {}
+    for slot, token, offered in SAID.findall(log):
+        if token:
+            drafts.setdefault(int(slot), []).append(int(token))
+        else:
+            found.setdefault(int(slot), []).append(drafts.pop(int(slot), [])[: int(offered)])
+    return found
+
+
+def offered_and_accepted(result: dict[str, Any]) -> tuple[int, int]:
+    """As the server counts drafts; it says nothing of them if there were none."""
+    return counts(result) if "draft_n" in result["timings"] else (0, 0)
+
+
+def verify(
+    session: Session, prompt: Sequence[int], tokens: Sequence[int], cycles: Cycles, *, text: bool
+) -> tuple[int, int]:
+    """Verify a text in the server's cycles: the drafts that were offered and those accepted.
+
+    text: the drafts come from the text, and the session offers as many as it finds.
+    """
+    session.decode(prompt[session.length() :])
+    assert session.argmax() == tokens[0]
+    at = accepted = 0
+    for drafts in cycles:
+        if text:
+            know_costs(session, LOOKUP, 0.01)  # then it offers all that it finds
+        found = session.begin(tokens[at], 0 if text else len(drafts))
+        assert found[: len(drafts)] == drafts, at
+        assert text or len(found) == len(drafts)
+        follow = list(zip(drafts, tokens[at + 1 :], strict=False))
+        right = len([*takewhile(lambda pair: pair[0] == pair[1], follow)])
+        for row in range(right + 1):
+            session.row(row)
+        session.end(right)
+        at, accepted = at + right + 1, accepted + right
+    assert at >= len(tokens) - 2  # for the last tokens there is no room for drafts
+    return sum(map(len, cycles)), accepted
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "passed"),
+    [
+        ("dense-3v", FIXED, ()),
+        ("demo", FIXED, ()),
+        ("demo", FIXED, ("--spec-draft-n-max", f"auto:{DEPTH}")),
+        ("demo", FIXED, ("--spec-draft-p-min", 0.5)),
+        ("demo", ("--no-draft", "--lookup"), ()),
+    ],
+)
+def test_a_slot_drafts_as_a_session(
+    spec: str,
+    options: Sequence[object],
+    passed: Sequence[object],
+    patched_server: Path,
+    files: Files,
+    tmp_path: Path,
+    free_port: int,
+) -> None:
+    """Over two requests, of which the second goes on with the first one's text."""
+    model, log = files("plain", spec), tmp_path / "log"
+    text = "--lookup" in options
+    passed = ("--parallel", 1, *passed, "--log-file", log, "--verbosity", 10)
+    requests: list[tuple[list[int], dict[str, Any]]] = []
+    with running(patched_server, model, free_port, *passed, options=options) as client:
+        prompt = [*PROMPTS[2], *PROMPTS[2][:40]]
+        for more in ([700, 3], []):
+            requests.append((prompt, client.complete(prompt, n_predict=LONG)))
+            prompt = [*prompt, *requests[-1][1]["tokens"], *more]
+    parts = log.read_text(errors="replace").split("launch_slot_")
+    said = [part for part in parts if SAID.search(part)]
+    with opened_session(model, "snapshot", DEPTH, 512, lookup=LOOKUP * text) as (session, _):
+        for (prompt, result), part in zip(requests, said, strict=True):
+            cycles = cycles_in(part)[0]
+            found = verify(session, prompt, result["tokens"], cycles, text=text)
+            assert found[0] > LONG / 8 or passed  # measured times, or probabilities, decide
+            assert found == offered_and_accepted(result)
+
+
+def test_slots_that_share_batches_draft_as_sessions(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    model, log = files("plain", "demo"), tmp_path / "log"
+    slots = 4
+    passed = ("--parallel", slots, "--log-file", log, "--verbosity", 10)
+    with (
+        running(patched_server, model, free_port, *passed, options=FIXED) as client,
+        ThreadPoolExecutor(slots) as pool,
+    ):
+        prompts = [[i + 5, *PROMPTS[2]] for i in range(slots)]
+        asked = [
+            pool.submit(partial(client.complete, n_predict=LONG, id_slot=slot), prompt)
+            for slot, prompt in enumerate(prompts)
+        ]
+        results = [request.result() for request in asked]
+    cycles = cycles_in(log.read_text(errors="replace"))
+    assert max(map(int, re.findall(r"drafting for (\d+) seq", log.read_text(errors="replace")))) > 1
+    for slot, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        with opened_session(model, "snapshot", DEPTH, 512) as (session, _):
+            found = verify(session, prompt, result["tokens"], cycles[slot], text=False)
+        assert found == offered_and_accepted(result)

@@ -1,0 +1,33 @@
+"""Builds libraries of other versions of llama.cpp, from source distributions that pip downloads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+# What building such a distribution takes, even if only its metadata is wanted
+TOOLS = ("scikit-build-core", "setuptools", "setuptools_scm", "cython", "wheel")
+
+
+def built(folder: Path, name: str, version: str, inside: str, *targets: str) -> Path:
+    """The folder of the libraries, built from the sources of this version.
+
+    inside: where llama.cpp is in the source distribution.
+    """
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "install", "-q", *TOOLS], check=True)
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", name, f"{name}=={version}"]
+    subprocess.run([*pip, "download", "-q", "-d", str(folder), *source], check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as sources:
+        sources.extractall(folder, filter="data")
+    (tree,) = folder.glob(f"*/{inside}")
+    parts = ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")
+    off = [f"-DLLAMA_BUILD_{part}=OFF" for part in parts]
+    build = folder / "build"
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", *off]
+    subprocess.run(["cmake", "-G", "Ninja", "-S", tree, "-B", build, *options], check=True)
+    subprocess.run(["cmake", "--build", build, "--target", *targets], check=True)
+    return build / "bin"

@@ -1,0 +1,136 @@
+"""`convert --target-size` and its like, and `--recipe`: types that are chosen by measuring."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtp_gguf.cli import target_mix
+from mtp_gguf.convert import mix
+from mtp_gguf.convert.mix import Choice, Errors, Knapsack, groups, read_recipe, write_recipe
+from mtp_gguf.convert.recipe import Recipe, Target
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from support.commands import refused, succeed
+from support.gguf_files import tensors_of
+from support.models import Models
+
+KINDS = [BY_NAME[name] for name in ("Q3_K", "Q4_K", "Q6_K", "Q8_0")]
+
+
+def targets(sizes: dict[str, int]) -> dict[str, Target]:
+    return {name: Target(name, (256, rows), Recipe((name,))) for name, rows in sizes.items()}
+
+
+def test_no_choice_of_its_size_is_better() -> None:
+    """Of all choices as small as one of the curve, the curve's has the least damage."""
+    source = np.random.default_rng(2)
+    sizes = {"a": 3, "b": 11, "c": 5, "d": 7}
+    errors: Errors = {
+        name: dict(zip(KINDS, sorted(source.random(4).tolist(), reverse=True), strict=True))
+        for name in sizes
+    }
+    factors = {name: float(source.random()) for name in sizes}
+    found = targets(sizes)
+    knapsack = Knapsack(found, errors, factors)
+    every = []
+    for kinds in itertools.product(KINDS, repeat=len(sizes)):
+        nbytes = sum(rows * k.row_bytes(256) for rows, k in zip(sizes.values(), kinds, strict=True))
+        damage = sum(factors[n] * errors[n][k] for n, k in zip(sizes, kinds, strict=True))
+        every.append((nbytes, damage))
+    assert len(knapsack.curve) > 4
+    for choice in knapsack.curve:
+        assert min(d for n, d in every if n <= choice.nbytes) >= choice.damage - 1e-12
+    assert knapsack.curve[0].nbytes == min(n for n, _ in every)
+    middle = knapsack.curve[3]
+    assert knapsack.of_size(middle.nbytes).types == middle.types
+    assert knapsack.of_damage(middle.damage).types == middle.types
+    with pytest.raises(RequestError, match="the smallest possible file is 1 bytes larger"):
+        mix.check_size(found, errors, knapsack.curve[0].nbytes - 1, "--target-size")
+    mix.check_size(found, errors, knapsack.curve[0].nbytes, "--target-size")
+    with pytest.raises(RequestError, match="choose a larger target"):
+        knapsack.of_damage(knapsack.curve[-1].damage / 2)
+
+
+def test_groups_are_of_one_role_and_of_neighbours() -> None:
+    names = ["output.weight", *(f"blk.{i}.{role}.weight" for i in range(8) for role in ("q", "k"))]
+    found = groups(names)
+    assert ("output.weight",) in found
+    assert ("blk.2.q.weight", "blk.3.q.weight") in found
+    assert sorted(itertools.chain(*found)) == sorted(names)
+    assert len(found) == 9
+
+
+def test_recipes(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.txt"
+    write_recipe(path, Choice({"a.weight": BY_NAME["Q4_K"], "b": BY_NAME["Q8_0"]}, 1, 0.01))
+    assert {n: k.name for n, k in read_recipe(path).items()} == {"a.weight": "Q4_K", "b": "Q8_0"}
+    for text, words in {
+        "a": "line 1: expected a tensor and its type, found 'a'",
+        "# x\na q4_k\na Q8_0": "line 3: expected each tensor once, found a again",
+        "a Q4_KM": "line 1: expected one of",
+        "# nothing": "expected lines with a tensor and its type",
+    }.items():
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(RequestError, match=re.escape(words)):
+            read_recipe(path)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_recipe(tmp_path / "absent")
+
+
+def test_a_target_is_met_and_its_recipe_repeats_the_file(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mix, "_PARTS", 1)  # fewer passes, on less text
+    monkeypatch.setattr(target_mix, "_WINDOWS", 1)
+    path = models.gguf("dense-tied")
+    recipe, out, again = (tmp_path / name for name in ("recipe.txt", "a.gguf", "b.gguf"))
+    words = ("convert", path, "--mtp-type", "Q8_0", "-t", 1, "--tensor-type", "attn|ssm=Q8_0")
+    succeed(*words, "-o", out, "--target-bpw", 7.2, "--recipe", recipe)
+    tensors = tensors_of(out)
+    bits = 8 * sum(t.n_bytes for t in tensors.values())
+    weights = sum(t.n_elements for t in tensors.values())
+    assert 6.5 < bits / weights <= 7.2
+    types = read_recipe(recipe)
+    assert {n: tensors[n].tensor_type.name for n in types} == {n: k.name for n, k in types.items()}
+    assert len({kind.name for kind in types.values()}) > 1
+    succeed(*words, "-o", again, "--recipe", recipe)
+    assert again.read_bytes() == out.read_bytes()
+    # The factors are in the cache, and the best file is the last point of the curve.
+    cached = next((tmp_path / "cache").rglob("mixes/*.json"))
+    before = cached.stat().st_mtime_ns
+    shown = succeed(*words, "--target-size", f"{out.stat().st_size // 1000 + 1}K", "--dry-run")
+    assert cached.stat().st_mtime_ns == before
+    assert "expected mean KL divergence of these types: " in shown
+    assert all(value >= 0 for value in json.loads(cached.read_text("utf-8")).values())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".mtp-gguf-")]
+    refused(
+        out.parent,
+        *words,
+        "-o",
+        tmp_path / "c.gguf",
+        "--target-size",
+        "1K",
+        words=("--target-size: the smallest possible file is",),
+    )
+
+
+def test_what_cannot_be_measured(models: Models, tmp_path: Path) -> None:
+    folder = models.checkpoint("dense-tied")
+    refused(
+        tmp_path,
+        *("convert", folder, "-o", tmp_path / "o.gguf", "--target-bpw", 5),
+        words=("expected a GGUF in 16 or 32 bits", "--quant BF16"),
+    )
+    path = models.gguf("dense-tied")
+    refused(
+        tmp_path,
+        *("convert", path, "-o", tmp_path / "o.gguf", "--target-bpw", 5, "--quant", "F16"),
+        words=("--quant F16: expected a mix with quantized tensors",),
+    )

@@ -1,0 +1,153 @@
+"""`mtp-gguf publish`, with the real huggingface_hub client against a hub on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from support.checkpoints import TINY
+from support.commands import held
+from support.hub_commands import Done, run_commands
+from support.models import Models
+from support.upload_hub import TARGET, UploadHub
+
+MODEL = "somebody/Tiny-3.5"
+TOKEN = "hf_thisIsNoRealToken"
+CARD = """---
+license: apache-2.0
+language: [en]
+tags: [chat, conversational]
+pipeline_tag: text-generation
+---
+# Tiny
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = models.copy(replace(TINY, name="published", shards=3), tmp_path_factory.mktemp("hf"))
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def hub(checkpoint: Path) -> Iterator[UploadHub]:
+    with UploadHub(MODEL, {"main": checkpoint}) as hub:
+        yield hub
+
+
+def publish(hub: UploadHub, work: Path, *options: object, **env: str) -> Done:
+    words = ("publish", MODEL, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", "out", *options)
+    env = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", **env}
+    return run_commands(hub, work / "home", words, **env)[0]
+
+
+def is_private(created: dict[str, Any]) -> bool:
+    """By what the client asked for, which depends on its version."""
+    return created.get("visibility") == "private" or created.get("private") is True
+
+
+def test_a_plan_and_a_card_write_nothing(hub: UploadHub, tmp_path: Path) -> None:
+    fields = publish(hub, tmp_path, "--dry-run", "--json").fields
+    assert [file["type"] for file in fields["files"]] == ["Q4_K_M", "Q8_0"]
+    names = [Path(file["path"]).name for file in fields["files"]]
+    assert all(name.endswith(f"-{kind}.gguf") for name, kind in zip(names, ("Q4_K_M", "Q8_0")))  # noqa: B905
+    data = vars(ModelCard(fields["card"]).data)
+    assert data["base_model"] == MODEL
+    assert data["base_model_relation"] == "quantized"
+    assert data["license"] == "apache-2.0"
+    assert {"chat", "gguf", "mtp"} <= {*data["tags"]}
+    assert all(name in fields["card"] for name in names)
+    assert "include the model's multi-token prediction (MTP) head" in fields["card"]
+    assert not (tmp_path / "out").exists()
+    assert hub.created is None
+
+
+def test_published_files_are_those_of_convert(
+    hub: UploadHub, checkpoint: Path, tmp_path: Path
+) -> None:
+    done = publish(hub, tmp_path)
+    assert done.code == 0, done.stderr
+    local = {n: d for n, d in held(tmp_path / "out").items() if n != "release.json"}
+    assert hub.stored == local
+    assert sorted(Path(name).suffix for name in local) == [".gguf", ".gguf", ".md"]
+    assert hub.created is not None
+    assert is_private(hub.created)
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "Tiny-3.5").symlink_to(checkpoint)
+    words = ("convert", tmp_path / "Tiny-3.5", "-o", "alone", "--also", "Q8_0")
+    (alone,) = run_commands(hub, tmp_path / "home", words)
+    assert alone.code == 0, alone.stderr
+    assert held(tmp_path / "alone") == {n: d for n, d in local.items() if n != "README.md"}
+    # The token is in requests, and nowhere else.
+    assert TOKEN in hub.tokens
+    for data in held(tmp_path).values():
+        assert TOKEN.encode() not in data
+    assert TOKEN not in done.stdout + done.stderr
+    # A second call uploads and converts nothing.
+    hub.received.clear()
+    assert publish(hub, tmp_path).code == 0
+    assert not hub.received
+
+
+def test_nothing_is_uploaded_without_being_asked_for(hub: UploadHub, tmp_path: Path) -> None:
+    done = publish(hub, tmp_path, "--no-upload")
+    assert done.code == 0, done.stderr
+    assert hub.created is None
+    sizes = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.gguf")}
+    assert publish(hub, tmp_path, "--public").code == 0
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.gguf")} == sizes
+    assert hub.created is not None
+    assert not is_private(hub.created)
+
+
+def test_an_upload_goes_on_with_what_is_missing(hub: UploadHub, tmp_path: Path) -> None:
+    hub.refused_commits = 1
+    failed = publish(hub, tmp_path)
+    assert failed.code == 1
+    assert TARGET in failed.last
+    assert not hub.stored
+    assert publish(hub, tmp_path).code == 0
+    assert len(hub.stored) == 3
+    assert len({*hub.received}) == 2
+
+
+def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> None:
+    hub.created, hub.stored = {}, {"theirs.gguf": b"GGUF", "README.md": b"theirs"}
+    before = dict(hub.stored)
+    failed = publish(hub, tmp_path)
+    assert failed.code == 1
+    assert f"{TARGET}: exists with other files (README.md and 1 more)" in failed.last
+    assert hub.stored == before
+    assert not [*(tmp_path / "out").glob("*.gguf")], "it is found before the conversion"
+    assert publish(hub, tmp_path, "--replace").code == 0
+    assert "theirs.gguf" not in hub.stored
+    assert len(hub.stored) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--types", "Q4_K_M,Q9"), "--types"),
+        (("--types", "Q8_0,Q8_0"), "expected each mix once"),
+        (("--to", "nobody"), "expected OWNER/NAME"),
+    ],
+)
+def test_wrong_options(words: tuple[str, ...], told: str, hub: UploadHub, tmp_path: Path) -> None:
+    done = publish(hub, tmp_path, *words)
+    assert done.code == 2
+    assert told in " ".join(done.stderr.split())
+
+
+def test_a_checkpoint_without_a_head_is_refused(models: Models, tmp_path: Path) -> None:
+    bare = models.checkpoint(replace(TINY, name="bare", mtp=False))
+    with UploadHub(MODEL, {"main": bare}) as hub:
+        done = publish(hub, tmp_path)
+    assert done.code == 1
+    assert "expected a checkpoint with an MTP head, found none" in done.last
+    assert not [*(tmp_path / "out").iterdir()]
