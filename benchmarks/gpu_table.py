@@ -20,7 +20,7 @@ from dial_model import SHAPES
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
-from mtp_gguf.native import MTPLlama, ggml
+from mtp_gguf.native import MTPLlama, devices
 from mtp_gguf.native.libraries import device_name
 from mtp_gguf.server.build import find_build
 
@@ -81,7 +81,7 @@ def model_file(shape: str, work: Path) -> Path:
 def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe: int) -> Any:
     """Our session at one depth: medians of the rounds."""
     device = device_name(ALL)
-    before = ggml.device_memory(device)[0]
+    before = devices.device_memory(device)[0]
     with MTPLlama(
         str(path),
         depth=depth,
@@ -99,7 +99,7 @@ def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe
         rounds = [one_round(llm, prompt, arguments.tokens) for _ in range(arguments.rounds)]
         prefill_ms(llm, long_prompt)
         trunk_ms, head_ms = prefill_ms(llm, long_prompt)
-        used = before - ggml.device_memory(device)[0]
+        used = before - devices.device_memory(device)[0]
     row: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
     parts = sum(row[part] for part in ("draft_ms", "verify_ms", "sample_ms", "rollback_ms"))
     return row | {
@@ -145,7 +145,7 @@ def main() -> int:
     build = find_build()
     for depth in [0, *(d for d in depths if isinstance(d, int))] if build else []:
         rows.append(measure_server(build.server, path, depth, arguments, cpu_moe))
-    device = next(d for d in ggml.devices() if d.name == device_name(ALL))
+    device = next(d for d in devices.devices() if d.name == device_name(ALL))
     size = path.stat().st_size
     if arguments.keep == "no":
         path.unlink()

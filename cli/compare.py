@@ -82,7 +82,7 @@ def compare(
         compare_tensors,
         compared_bytes,
     )
-    from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.quantize import ggml  # noqa: PLC0415  (NumPy)
 
     wanted = parse_filter(pattern)
     with ExitStack() as stack:

@@ -157,7 +157,7 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
     from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415
     from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
-    from mtp_gguf.native import ggml  # noqa: PLC0415
+    from mtp_gguf.quantize import ggml  # noqa: PLC0415
 
     if names_gguf(source):
         with open_any_model(source) as original:

@@ -66,7 +66,7 @@ def _kernels_text(plugged: dict[str, Any]) -> str:
 
 
 def _fields() -> dict[str, Any]:
-    from mtp_gguf.native import ggml  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.devices import devices  # noqa: PLC0415
     from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.libraries import loaded_versions  # noqa: PLC0415
     from mtp_gguf.native.runtime import llama_cpp, plugged_kernels, runtime  # noqa: PLC0415
@@ -97,7 +97,7 @@ def _fields() -> dict[str, Any]:
         "cpu_features": features,
         "cpu": machine.cpu,
         "cores": machine.cores,
-        "devices": [asdict(device) for device in ggml.devices()],
+        "devices": [asdict(device) for device in devices()],
         "llama_server": server,
         "missing": missing,
     }

@@ -170,7 +170,7 @@ def kernels(plans: Sequence["Plan"]) -> dict[str, str]:
     If a kernel was rejected because its bytes differ from ggml's, the reason follows. Types that
     were not tested before are tested here, in some hundredths of a second each.
     """
-    from mtp_gguf.native import quantizer  # noqa: PLC0415  (loads the libraries)
+    from mtp_gguf.quantize import quantizer  # noqa: PLC0415  (loads the libraries)
 
     found = {}
     for plan in plans:
@@ -188,7 +188,7 @@ def kernels(plans: Sequence["Plan"]) -> dict[str, str]:
 
 def kernel_text(found: dict[str, str]) -> str:
     """Return one line for each type."""
-    from mtp_gguf.native import quantizer  # noqa: PLC0415
+    from mtp_gguf.quantize import quantizer  # noqa: PLC0415
 
     lines = [f"instruction sets of the quantizer here: {', '.join(quantizer.targets())}"]
     return "\n".join([*lines, *(f"quantizer of {label}: {name}" for label, name in found.items())])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 from .plan import Plan
 from .precision import TENSOR_TYPES, Override, unknown_name

@@ -21,7 +21,7 @@ from mtp_gguf.gguf_tools.process_memory import peak_memory
 from mtp_gguf.gguf_tools.read_ahead import ReadAhead
 from mtp_gguf.gguf_tools.sources import version_of
 from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 from .plan import Plan
 from .slices import Slice, slices_of

@@ -15,7 +15,7 @@ from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import shard_path
 from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, Q8_0, TensorType
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 from .blueprint import HeadChoice
 from .draft_vocabulary import DraftVocabulary

@@ -26,7 +26,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import RawValue, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, TensorType
-from mtp_gguf.native.quantize_upstream import (
+from mtp_gguf.quantize.upstream import (
     QuantizeError,
     quantize_file,
     quantize_file_in_subprocess,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import F32, NVFP4, TensorType
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 from .plan import Plan, PlannedTensor
 from .recipe import Order, Target

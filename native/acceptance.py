@@ -15,7 +15,7 @@ from time import perf_counter
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
-from ._subprocess import run_module
+from .subprocesses import run_module
 
 # Prose and code, in words that every vocabulary has.
 TEXT = """\

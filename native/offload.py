@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from . import ggml
+from .devices import buffer_type, devices
 from .errors import NativeError
 from .libraries import has_gpu
 
@@ -61,7 +61,7 @@ def idle_cpu_moe(n_cpu_moe: int, n_gpu_layers: int, metadata: Mapping[str, str])
 
 def check_device(option: str, name: str) -> None:
     """NativeError, naming `option`, unless ggml has a device of this name."""
-    names = [device.name for device in ggml.devices()]
+    names = [device.name for device in devices()]
     if name not in names:
         raise NativeError(f"{option}: expected one of {', '.join(names)}, found {name!r}")
 
@@ -85,5 +85,5 @@ def tensor_overrides(n_cpu_moe: int, overrides: Mapping[str, str]) -> Any:
         places.append((_EXPERTS.format(blocks), "CPU"))
     array = (TensorOverride * (len(places) + 1))()  # the last one, with NULL, ends it
     for entry, (pattern, device) in zip(array, places, strict=False):
-        entry.pattern, entry.buft = pattern.encode(), ggml.buffer_type(device)
+        entry.pattern, entry.buft = pattern.encode(), buffer_type(device)
     return array

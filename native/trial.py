@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
-from ._subprocess import run_module
 from .errors import NativeError
+from .subprocesses import run_module
 
 _CONTEXT = 64
 _DEPTH = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.native import quantizer
+from mtp_gguf.quantize import quantizer
 from support.checkpoints import SMALL
 from support.commands import invoke, spawn
 from support.models import Models

@@ -23,7 +23,7 @@ from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX
 from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.nextn import BLOCKS
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 from .config import BlockConfig, Rope
 

@@ -10,7 +10,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import F16, F32, TensorType
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 
 # llama.cpp keeps the router of a mixture of experts in F32.
 _ALWAYS_F32 = ("ffn_gate_inp.weight",)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
-from mtp_gguf.native import quantizer
+from mtp_gguf.quantize import quantizer
 from support.quantize.cases import (
     CASES,
     KINDS,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.native import quantizer
 from mtp_gguf.native.runtime import loaded_library
+from mtp_gguf.quantize import quantizer
 from support.quantize.cases import KINDS, X86_64
 from support.upstream.sdist import llama_cpp_source
 
@@ -30,7 +30,7 @@ pytestmark = [
 REASON = "ggml: this build of it rounds differently from the kernel"
 REPORT = """
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.native import quantizer
+from mtp_gguf.quantize import quantizer
 for name in {names}:
     print(name, quantizer.kernel(BY_NAME[name], False), sep="=")
 """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native import ggml, quantizer
+from mtp_gguf.quantize import ggml, quantizer
 from support.quantize.cases import KINDS, SOURCES, rows_of, weights_of
 
 Q4_K = BY_NAME["Q4_K"]

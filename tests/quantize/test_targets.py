@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.native import quantizer
+from mtp_gguf.quantize import quantizer
 
 COMPARE = ("-m", "support.quantize.compare")
 
@@ -45,7 +45,7 @@ def test_unknown_target() -> None:
     code = (
         "import numpy as np\n"
         "from mtp_gguf.gguf_tools.tensor_types import BY_NAME\n"
-        "from mtp_gguf.native import quantizer\n"
+        "from mtp_gguf.quantize import quantizer\n"
         "quantizer.quantize_rows(BY_NAME['Q4_K'], np.zeros((1, 256), np.float32))\n"
     )
     result = run("mmx", "-c", code)

@@ -55,7 +55,7 @@ def require_gpu() -> str:
 
 def affordable(count: int) -> int:
     """How much of a sweep to run: all of it on a GPU, a quarter where a program plays the GPU."""
-    from mtp_gguf.native.ggml import devices  # noqa: PLC0415 - loads llama.cpp
+    from mtp_gguf.native.devices import devices  # noqa: PLC0415 - loads llama.cpp
 
     found = [device.description for device in devices() if device.name == find_gpu()]
     return count // 4 if any(d.startswith(("llvmpipe", "SwiftShader")) for d in found) else count

@@ -18,7 +18,7 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32
-from mtp_gguf.native import ggml
+from mtp_gguf.quantize import ggml
 from support.checkpoint_edits import edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import check_refusal, invoke, refused

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.safetensors import open_safetensors
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native import quantizer
 from mtp_gguf.native.runtime import loaded_library
+from mtp_gguf.quantize import quantizer
 
 Q5_K = BY_NAME["Q5_K"]
 X86_64 = ("x86_64", "AMD64")

@@ -5,7 +5,6 @@ first call, not with this module.
 """
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,14 +18,6 @@ from .quantizer import quantize_rows
 
 class GgmlError(Exception):
     """ggml rejected its input; the message says what the input was."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device of ggml: its name, such as CUDA0, and the description that its driver gives."""
-
-    name: str
-    description: str
 
 
 class _TypeTraits(ctypes.Structure):
@@ -50,7 +41,7 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 @cache
 def _library() -> ctypes.CDLL:
     """Return the libggml-base that llama_cpp has loaded, with declared functions."""
-    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
+    from mtp_gguf.native.runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
     lib = ctypes.CDLL(str(loaded_library("ggml-base")))
     # void ggml_quantize_init(enum ggml_type type);
@@ -71,82 +62,6 @@ def _library() -> ctypes.CDLL:
     lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
     lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
     return lib
-
-
-@cache
-def _registry() -> ctypes.CDLL:
-    """Return the libggml that llama_cpp has loaded, with declared functions."""
-    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
-
-    lib = ctypes.CDLL(str(loaded_library("ggml")))
-    # size_t ggml_backend_dev_count(void);
-    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    lib.ggml_backend_dev_count.argtypes = []
-    # ggml_backend_dev_t ggml_backend_dev_get(size_t index);
-    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
-    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    # ggml_backend_dev_t ggml_backend_dev_by_name(const char * name);
-    lib.ggml_backend_dev_by_name.restype = ctypes.c_void_p
-    lib.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    return lib
-
-
-def buffer_type(device: str) -> int:
-    """The address of the buffer type in which a device keeps weights; the device must exist."""
-    # ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t device);
-    get = _library().ggml_backend_dev_buffer_type
-    get.restype = ctypes.c_void_p
-    get.argtypes = [ctypes.c_void_p]
-    return int(get(_registry().ggml_backend_dev_by_name(device.encode())))
-
-
-def device_memory(device: str) -> tuple[int, int]:
-    """Free and total bytes of a device's memory, as its driver says; the device must exist."""
-    # void ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
-    get = _library().ggml_backend_dev_memory
-    get.restype = None
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    get.argtypes = [ctypes.c_void_p, size_p, size_p]
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    found = _registry().ggml_backend_dev_by_name(device.encode())
-    get(found, ctypes.byref(free), ctypes.byref(total))
-    return free.value, total.value
-
-
-def devices() -> list[Device]:
-    """The devices of all backends that are loaded, in ggml's order."""
-    base, registry = _library(), _registry()
-    # const char * ggml_backend_dev_name(ggml_backend_dev_t device);  description likewise
-    texts = (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
-    for function in texts:
-        function.restype = ctypes.c_char_p
-        function.argtypes = [ctypes.c_void_p]
-    found = map(registry.ggml_backend_dev_get, range(registry.ggml_backend_dev_count()))
-    return [Device(*(text(d).decode(errors="replace") for text in texts)) for d in found]
-
-
-def tensor_name(address: int) -> str:
-    """The name of a ggml_tensor."""
-    # const char * ggml_get_name(const struct ggml_tensor * tensor);
-    get = _library().ggml_get_name
-    get.restype = ctypes.c_char_p
-    get.argtypes = [ctypes.c_void_p]
-    name: bytes = get(address)
-    return name.decode(errors="replace")
-
-
-def tensor_values(address: int) -> NDArray[np.float32]:
-    """The values of a contiguous ggml_tensor in F32, copied from its device; no shape."""
-    lib = _library()
-    # size_t ggml_nbytes(const struct ggml_tensor * tensor);
-    lib.ggml_nbytes.restype = ctypes.c_size_t
-    lib.ggml_nbytes.argtypes = [ctypes.c_void_p]
-    # void ggml_backend_tensor_get(const struct ggml_tensor *, void *, size_t offset, size_t size);
-    lib.ggml_backend_tensor_get.restype = None
-    lib.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
-    out = np.empty(lib.ggml_nbytes(address) // 4, np.float32)
-    lib.ggml_backend_tensor_get(address, out.ctypes.data, 0, out.nbytes)
-    return out
 
 
 def prepare(kind: TensorType) -> None:
@@ -177,12 +92,6 @@ def is_finite(rows: NDArray[Any]) -> bool:
     exponent = np.uint16(0x7C00 if rows.dtype == np.float16 else 0x7F80)
     bits = rows.view(np.uint16)
     return not ((bits & exponent) == exponent).any()
-
-
-def is_valid(kind: TensorType, data: bytes) -> bool:
-    """Whether whole blocks of `kind` are free of NaN and infinity; ggml prints what it found."""
-    source = np.frombuffer(data, np.uint8)
-    return bool(_library().ggml_validate_row_data(kind.id, source.ctypes.data, source.nbytes))
 
 
 def quantize(

@@ -1,4 +1,4 @@
-"""Python functions over libmtp_quantize; quantize/include/mtp_quantize.h documents its contract.
+"""Python functions over libmtp_quantize; include/mtp_quantize.h documents its contract.
 
 All functions release the GIL while they run and may be called from several threads.
 """
@@ -26,7 +26,7 @@ _REASONS = {
 @cache
 def _library() -> ctypes.CDLL:
     """Load libmtp_quantize, linked to the ggml that llama_cpp has loaded."""
-    from .runtime import native_library  # noqa: PLC0415  (loads the libraries)
+    from mtp_gguf.native.runtime import native_library  # noqa: PLC0415  (loads the libraries)
 
     lib = ctypes.CDLL(str(native_library("mtp_quantize")))
     # int32_t mtp_quantize_api_version(void);

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.tensor_types import TensorType
-
-from ._subprocess import run_module
+from mtp_gguf.native.subprocesses import run_module
 
 
 class QuantizeError(Exception):
@@ -30,7 +29,7 @@ def quantize_file(
     overrides: regular expressions (C++ std::regex, searched) with the type of matching tensors.
     imatrix: importance by tensor name, with row length times experts values each.
     """
-    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type
@@ -64,7 +63,7 @@ def quantize_file_in_subprocess(source: Path, target: Path, file_type: int) -> N
     llama.cpp aborts the process on some invalid metadata; that too raises a QuantizeError here.
     """
     words = (str(source.absolute()), str(target.absolute()), str(file_type))
-    done = run_module("mtp_gguf.native.quantize_upstream", *words)
+    done = run_module("mtp_gguf.quantize.upstream", *words)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
         failed = next((line for line in lines if "GGML_ASSERT" in line), lines[-1])
@@ -74,7 +73,7 @@ def quantize_file_in_subprocess(source: Path, target: Path, file_type: int) -> N
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
     """Capture what llama.cpp logs inside `with`, instead of printing it to standard error."""
-    from .runtime import llama_cpp  # noqa: PLC0415
+    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
 
     log: list[str] = []
 

@@ -1,0 +1,1 @@
+"""Quantizing to ggml's types: our own encoders with SIMD, ggml, and llama.cpp's own quantizer."""
