@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools import transplant
+from mtp_gguf.gguf_tools.head_files import sidecar_name
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.resolve import open_any_model
+from mtp_gguf.gguf_tools.transplant import HeadLayout
 
 from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
 from .progress import leaves_nothing, reports_errors
@@ -23,7 +26,16 @@ def extract(
             "--output",
             metavar="PATH",
             parser=parse_gguf_output,
-            help="Write to this file or folder (default: mtp-MODEL.gguf).",
+            help="Write to this file or folder (default: mtp-MODEL.gguf; with --layout, the name "
+            "that its publisher gives it).",
+        ),
+    ] = None,
+    layout: Annotated[
+        HeadLayout | None,
+        typer.Option(
+            "--layout",
+            help="Write the layout of this publisher; unsloth's has no embedding and output, which "
+            "are the trunk's (default: ggml-org).",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -31,17 +43,29 @@ def extract(
 ) -> None:
     """Copy the MTP head of a GGUF into a file of its own.
 
-    The file has llama.cpp's `mtp-` layout: the MTP block, the embedding, the last norm and the
-    output layer (if the model has its own), copied byte for byte. llama-server can use it as a
-    separate head (`-md`), and `graft` as the source of a head.
+    The file has llama.cpp's `mtp-` layout, as ggml-org publishes it: the MTP block, the embedding,
+    the last norm and the output layer (if the model has its own), copied byte for byte.
+    llama-server can use it as a separate head (`-md`), and `graft` as the source of a head. The
+    layout `unsloth` has the MTP block only, a seventh of the size: stock llama.cpp cannot load it,
+    `mtp-gguf serve` and `MTPLlama` can. A file of the layout ggml-org can be its source, too.
 
-    **Example**
+    **Examples**
 
     mtp-gguf extract Qwen3.5-9B-Q4_K_M.gguf -o mtp-Qwen3.5-9B.gguf
+
+    mtp-gguf extract mtp-Qwen3.5-9B-Q8_0.gguf --layout unsloth
     """
     with open_any_model(model) as opened:
-        target = output_path(output, opened, "mtp-{}")
+        target = output_path(output, opened, "mtp-{}" if layout is None else "{}")
+        if layout is not None and (output is None or output.is_dir()):
+            target = target.with_name(_published_name(opened, target, layout))
         with leaves_nothing(target):
-            spec = transplant.extract(opened)
+            spec = transplant.extract(opened, layout or HeadLayout.GGML_ORG)
             write_file("extract", spec, target, local_files(opened), overwrite)
     report_file(target, "mtp-gguf graft TRUNK.gguf --from {}", as_json=as_json)
+
+
+def _published_name(model: Model, path: Path, layout: HeadLayout) -> str:
+    """Return the name that a publisher gives the head; `path` has the model's name."""
+    types = model.head.types if model.head.is_known else {}
+    return sidecar_name(path, next(iter(types), "F32"), shared=layout is HeadLayout.UNSLOTH)

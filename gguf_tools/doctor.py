@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from sys import byteorder
 
 from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
@@ -17,6 +18,7 @@ from .errors import FormatError, RequestError
 from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
 from .head import MtpHead
+from .head_files import models_beside
 from .head_values import HeadValues, head_values
 from .loadable import load_faults
 from .loader_rules import refusals
@@ -123,7 +125,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             draft, on_draft = _draft_vocabulary(head)
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
-        findings += _unloadable(model)
+        findings += [*_unloadable(model), *_sidecar(model, separate)]
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
@@ -202,6 +204,53 @@ def _separate(model: Model, head: Model) -> Iterator[Finding]:
             str(error),
             f"mtp-gguf graft {quoted(model.path)} --from {original_of(model)}",
         )
+
+
+def _sidecar(model: Model, separate: Model | None) -> Iterator[Finding]:
+    """Say what a head-only file is for, what it needs and which models beside it it fits."""
+    head = separate or model
+    if not head.head.is_alone:
+        return
+    name = quoted(head.path)
+    if separate is not None:
+        text = f"{name} fits this model: the same architecture, sizes, layers and tokenizer"
+        yield Finding("sidecar", Severity.NOTE, text)
+    else:
+        fits = [] if is_remote(str(model.path)) else models_beside(model)
+        yield Finding("sidecar", Severity.NOTE, _purpose(model, fits), _try_with(model, fits))
+    if head.head.is_shared:
+        trunk = "TRUNK.gguf" if separate is None else quoted(model.path)
+        yield Finding(
+            "shared-head",
+            Severity.NOTE,
+            "embedding, last norm and output are those of the trunk: mtp-gguf (serve, MTPLlama) "
+            "and llama.cpp with #28243 load the file, other llama.cpp does not; in the model's "
+            "own file the head loads everywhere",
+            f"mtp-gguf graft {trunk} --from {name}",
+        )
+
+
+def _purpose(head: Model, fits: Sequence[Path]) -> str:
+    """One sentence that says what a head-only file is for."""
+    layers = head.head.trunk_layers
+    width = head.first.integer(f"{head.architecture}.embedding_length")
+    tokens = head.vocabulary_size
+    name = head.first.scalar("general.name")
+    text = (
+        f"a sidecar: only the MTP head of a model{f' ({name})' if isinstance(name, str) else ''}, "
+        f"for faster generation with it. It needs the {head.architecture} model that it was made "
+        f"from, with {layers} layers, width {width}"
+        + (f" and {tokens} tokens" if tokens is not None else "")
+    )
+    if fits:
+        text += f"; it fits {', '.join(path.name for path in fits)} beside it"
+    return text
+
+
+def _try_with(head: Model, fits: Sequence[Path]) -> str:
+    """The command that examines a head-only file together with its trunk."""
+    trunk = quoted(fits[0]) if fits else "TRUNK.gguf"
+    return f"mtp-gguf doctor {trunk} --head {quoted(head.path)}"
 
 
 def _head_findings(model: Model, head: Model) -> Iterator[Finding]:

@@ -28,6 +28,10 @@ from .shell import quoted
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 OUTPUT_NORM_TENSOR = "output_norm.weight"
 TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp treats a file without it as head-only
+# What a head-only file shares with its trunk if it has no embedding, and the key that says so
+# (`convert_hf_to_gguf.py --mtp-shared-embd` of llama.cpp #28243, Unsloth's sidecars).
+SHARED_TENSORS = (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR, OUTPUT_TENSOR)
+SHARED_KEY = "nextn_shared_target_tensors"
 
 # Metadata that a head-only file repeats; where both files have them, the values must be the same.
 _SHARED_KEYS = (
@@ -61,7 +65,8 @@ class HeadReport:
     ready: the head exists and is complete. reason: one sentence that says so, or what is missing.
     block: index of the MTP block; None if the file has neither its tensors nor metadata for it.
     types: number of matrices of the head by tensor type. stock: whether an unpatched llama.cpp
-    loads the file. ours: whether our runtime drafts with it; else llama-server does.
+    loads the file. ours: whether our runtime drafts with it; else llama-server does. shared:
+    whether it is a head-only file that takes embedding and output from its trunk.
     """
 
     ready: bool
@@ -71,6 +76,7 @@ class HeadReport:
     draft: StoredDraftVocabulary | None
     stock: bool
     ours: bool = False
+    shared: bool = False
 
 
 def block_of(name: str) -> int | None:
@@ -226,6 +232,14 @@ class MtpHead:
         return TRUNK_TENSOR not in self.tensors
 
     @cached_property
+    def is_shared(self) -> bool:
+        """Whether this is a head-only file that takes embedding, last norm and output of its trunk.
+
+        The tensors decide, as in llama.cpp; the key that publishers write may be missing.
+        """
+        return self.is_alone and bool(self.suffixes) and EMBEDDING_TENSOR not in self.tensors
+
+    @cached_property
     def missing(self) -> list[str]:
         """Suffixes of required tensors that usable MTP blocks lack; all of them without a head."""
         shared_experts = self.file.keys.get(f"{self.architecture}.expert_shared_count") != 0
@@ -320,11 +334,14 @@ class MtpHead:
             fault = self.faults[0]
             hint = "; mtp-gguf graft adds one" if fault.code == "no-head" else ""
             return self.refusal(fault.text + hint)
-        stock = self.draft is None or self.draft.layout is DraftLayout.IDS
+        shared = self.is_shared
+        stock = not shared and (self.draft is None or self.draft.layout is DraftLayout.IDS)
         alone = "a head alone, " if self.is_alone else ""
+        if shared:
+            alone = "a head alone that shares its trunk's embedding and output, "
         reason = f"{alone}MTP head in {self.blocks_text}"
         block, ours = self.trunk_layers, self.kind.ours
-        return HeadReport(True, reason, block, self.types, self.draft, stock, ours)
+        return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared)
 
     @property
     def blocks_text(self) -> str:
@@ -416,7 +433,7 @@ class MtpHead:
                 f"{trunk} trunk layers and {claimed} MTP layer{'s' if claimed > 1 else ''}",
             )
         for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
-            if self.suffixes and needed not in self.tensors:
+            if self.suffixes and not self.is_shared and needed not in self.tensors:
                 yield HeadFault("shared-tensors", f"{needed} is missing, which the head needs")
 
     def _list_faults(self) -> Iterator[HeadFault]:

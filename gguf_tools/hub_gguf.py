@@ -28,8 +28,9 @@ from huggingface_hub.errors import (
 )
 
 from .errors import FormatError, RemoteError
+from .head_files import FOLDER as HEAD_FOLDER
 from .head_files import PREFIX as HEAD_PREFIX
-from .head_files import is_head_of
+from .head_files import is_head_of, is_shared_name, model_name, type_in_name
 from .hub_errors import first_line, hub_errors
 from .model import Model, open_model, shard_names, whole_name
 from .nextn import ARCHITECTURES
@@ -356,9 +357,7 @@ def _models(files: Mapping[str, int | None]) -> list[str]:
 
 def quant_of(path: str) -> str:
     """The quantization by the name of a file, such as Q4_K_M or UD-Q4_K_XL; else its whole name."""
-    stem = PurePosixPath(_whole(path)).stem
-    match = re.search(r"[-.]((?:UD-)?(?:I?Q|TQ|B?F|MXFP|NVFP)\d\w*)$", stem, re.IGNORECASE)
-    return match[1] if match else stem
+    return type_in_name(PurePosixPath(path)) or PurePosixPath(_whole(path)).stem
 
 
 def _whole(path: str) -> str:
@@ -368,21 +367,33 @@ def _whole(path: str) -> str:
 
 
 def _heads(files: Mapping[str, int | None], model: str) -> list[str]:
-    """Head-only files in the model's folder or above it: nearest, then of its quant, then small."""
+    """Head-only files in the model's folder or above it, or in a folder `MTP` there.
+
+    The nearest first, then those named after the model, of its quant, with an embedding, and small.
+    """
     folders = list(PurePosixPath(model).parents)
-    quant = quant_of(model)
+    quant, title = quant_of(model), model_name(PurePosixPath(model)).lower()
+
+    def key(name: str) -> tuple[int, bool, bool, bool, int]:
+        path = PurePosixPath(name)
+        return (
+            folders.index(_without_head_folder(path.parent)),
+            model_name(path).lower() != title,
+            quant_of(name) != quant,
+            is_shared_name(path),
+            files[name] or 0,
+        )
+
     found = [
         name
         for name in files
         if name.endswith(_SUFFIX)
         and PurePosixPath(name).name.startswith(HEAD_PREFIX)
-        and PurePosixPath(name).parent in folders
+        and _without_head_folder(PurePosixPath(name).parent) in folders
     ]
-    return sorted(
-        found,
-        key=lambda name: (
-            folders.index(PurePosixPath(name).parent),
-            quant_of(name) != quant,
-            files[name] or 0,
-        ),
-    )
+    return sorted(found, key=key)
+
+
+def _without_head_folder(folder: PurePosixPath) -> PurePosixPath:
+    """The folder of the models whose heads are in `folder`."""
+    return folder.parent if folder.name == HEAD_FOLDER else folder

@@ -283,6 +283,9 @@ def _expected_tensors(head: MtpHead) -> tuple[Shapes, Shapes]:
     if head.is_alone:
         optional |= trunk
         trunk = {}
+    if head.is_shared:
+        optional |= top
+        top = {}
     if head.suffixes:
         block = f"blk.{head.trunk_layers}."
         suffixes = _unfused(block, head.kind.required, head)

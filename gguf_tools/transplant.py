@@ -5,6 +5,7 @@ do not depend on the number of layers, are unchanged.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 from .draft_list import (
     BEFORE_TOKENIZER,
@@ -21,7 +22,7 @@ from .fastmtp import (
     DraftLayout,
 )
 from .format import ArrayRef, Scalar, Value, ValueType
-from .head import block_of, part_of
+from .head import SHARED_KEY, block_of, part_of
 from .model import Metadata, Model
 from .nextn import OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
@@ -144,26 +145,53 @@ def strip(model: Model) -> OutputSpec:
     return relabelled(model, OutputSpec(metadata, tensors))
 
 
-def extract(model: Model) -> OutputSpec:
-    """The head of `model` as a head-only file, in llama.cpp's `mtp-` layout.
+class HeadLayout(str, Enum):
+    """How publishers ship a head in a file of its own, by who does."""
 
-    It contains the MTP block, the tensors outside the blocks (the embedding, the output norm, the
-    output if it is not tied to the embedding, but no vision tower), and the draft vocabulary in the
-    model's layout.
+    GGML_ORG = "ggml-org"  # with embedding, last norm and output: llama.cpp's `mtp-` layout
+    UNSLOTH = "unsloth"  # without them: they are the trunk's (llama.cpp #28243)
+
+
+def extract(model: Model, layout: HeadLayout = HeadLayout.GGML_ORG) -> OutputSpec:
+    """The head of `model` as a head-only file.
+
+    It contains the MTP block, the draft vocabulary in the model's layout and, unless the layout
+    shares them with the trunk, the tensors outside the blocks: the embedding, the output norm, the
+    output if it is not tied to the embedding, but no vision tower. A head-only file can be the
+    source of the layout that shares them.
     """
     model.head.check_complete()
     model.head.check_layers()
-    if model.head.is_alone:
-        raise RequestError(f"{model.path} is a head alone already")
+    shares = layout is HeadLayout.UNSLOTH
+    if model.head.is_alone and (model.head.is_shared or not shares):
+        trunk = (
+            "; its embedding and output are its trunk's: graft it first, then extract it again"
+            if model.head.is_shared and not shares
+            else ""
+        )
+        raise RequestError(f"{model.path} is a head alone already{trunk}")
+    draft = model.head.draft
+    if shares and draft and draft.layout is DraftLayout.SIDECAR:
+        raise RequestError(
+            f"{model.path}: its output has only the rows of its draft vocabulary (layout sidecar), "
+            "which its trunk does not have; extract the whole model instead"
+        )
     head = {*model.head.names}
     outside = {
         name
         for name in model.tensors
         if block_of(name) is None and not name.startswith(TENSOR_PREFIXES)
     }
+    if shares:
+        outside &= {ID_MAP_TENSOR}
     wanted = (name for name in model.tensors if name in head or name in outside)
     tensors = tuple(TensorCopy.of(model, name) for name in wanted)
-    return relabelled(model, OutputSpec(model.metadata(), tensors))
+    metadata = model.metadata()
+    if shares:
+        key = f"{model.head.architecture}.{SHARED_KEY}"
+        before = tuple(model.head.architecture + part for part in _BEFORE_SSM)
+        metadata = inserted(metadata, {key: Value(ValueType.BOOL, True)}, before)
+    return relabelled(model, OutputSpec(metadata, tensors))
 
 
 def _carried(donor: Model, base: Model) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from typing import Literal
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings
+from mtp_gguf.gguf_tools.shell import quoted
 
 from .address import Address
 from .find import LlamaServer
@@ -115,6 +116,7 @@ def server_command(
                 "setting when the model was tuned"
             )
         else:
+            _check_shared(server, model, passed)
             types.insert(0, "draft-mtp")
             words += ["--spec-type", ",".join(types), "--spec-draft-n-max", str(depth)]
             if model.separate_head:
@@ -156,10 +158,11 @@ def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:
     if server.fastmtp:
         return ()
     for file in (model.file, model.head_file):
-        if file and file.head.ready and not file.head.stock and file.head.draft:
+        draft = file.head.draft if file else None
+        if file and file.head.ready and draft and draft.layout is not DraftLayout.IDS:
             raise ServerError(
                 f"{file.path}: {server.path} cannot load its FastMTP layout "
-                f"({file.head.draft.layout.value}): build a server that can with "
+                f"({draft.layout.value}): build a server that can with "
                 "mtp-gguf build-server, or convert with --fastmtp-layout ids"
             )
     if model.draft_layout is DraftLayout.IDS:
@@ -168,6 +171,28 @@ def _check_layouts(server: LlamaServer, model: ServedModel) -> Sequence[str]:
             "whole vocabulary; mtp-gguf build-server builds one that uses it",
         )
     return ()
+
+
+def _check_shared(server: LlamaServer, model: ServedModel, passed: Sequence[str]) -> None:
+    """ServerError for a head that shares its trunk's embedding if the server cannot take it."""
+    head = model.head_file
+    if head is None or not head.head.shared:
+        return
+    stepwise = any(option in passed for option in _STEPWISE)
+    if server.fused and head.head.ours and not stepwise:
+        return
+    why = (
+        "llama.cpp's own draft steps cannot"
+        if server.fused
+        else f"{server.path} ({server.version}) cannot"
+    )
+    trunk = model.file.path
+    raise ServerError(
+        f"{head.path} shares the embedding and output of its trunk, which {why}: put the head into "
+        f"the model with mtp-gguf graft {quoted(trunk)} --from {quoted(head.path)}"
+        + ("" if server.fused else ", build a server that can with mtp-gguf build-server,")
+        + " or serve with --no-draft"
+    )
 
 
 def _spelled(word: str) -> str:

@@ -115,7 +115,10 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
         head = open_model(named)
         if not head.head.ready:
             raise RequestError(f"{named}: cannot draft: {head.head.reason}")
-        if not head.fits(model):
+        if head.head.shared:
+            with open_gguf_model(named) as file, open_gguf_model(model.path) as trunk:
+                file.head.check_fit(trunk.head)
+        elif not head.fits(model):
             raise RequestError(
                 f"{named}: expected the head of a model with {_says(model)}, found {_says(head)}"
             )

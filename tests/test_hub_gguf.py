@@ -130,8 +130,8 @@ class TestRuns:
         """The smallest file is tried first."""
         folder, home = tmp_path / "repository", tmp_path / "home"
         folder.mkdir()
-        for name in ("Demo-Q8_0.gguf", "mtp-Demo.gguf"):
-            (folder / name).symlink_to(repository / name)
+        (folder / "Demo-Q8_0.gguf").symlink_to(repository / "Demo-Q8_0.gguf")
+        (folder / "mtp-Head.gguf").symlink_to(repository / "mtp-Demo.gguf")
         words = ("convert", models.checkpoint(TINY), "-o", folder / "mtp-Other.gguf")
         assert invoke(*words, "--head-only").exit_code == 0
         (folder / "mtp-Broken.gguf").write_bytes(b"GGUF")
@@ -141,7 +141,10 @@ class TestRuns:
         assert downloaded(home) == {path.name for path in folder.iterdir()}
 
     def test_the_head_beside_a_local_model(self, repository: Path, tmp_path: Path) -> None:
-        """As on the hub; what does not fit is ignored, and of two that fit, none is chosen."""
+        """As on the hub; what does not fit is ignored, and so is what has another model's name.
+
+        Of two that fit and have the same name, none is chosen.
+        """
         model = tmp_path / "model.gguf"
         model.symlink_to(repository / "Demo-Q8_0.gguf")
         (tmp_path / "mtp-other.gguf").symlink_to(repository / "Demo-Q4_K_M.gguf")
@@ -156,6 +159,8 @@ class TestRuns:
         (tmp_path / "mtp-model.gguf").symlink_to(repository / "mtp-Demo.gguf")
         assert drafted()
         (tmp_path / "mtp-second.gguf").symlink_to(repository / "mtp-Demo.gguf")
+        assert drafted()
+        (tmp_path / "mtp-model-Q8_0.gguf").symlink_to(repository / "mtp-Demo.gguf")
         assert not drafted()
 
     def test_serve_and_its_hf_option(self, hub: Hub, tmp_path: Path) -> None:

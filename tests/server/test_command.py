@@ -28,6 +28,7 @@ from mtp_gguf.server.model import ModelFile, ServedModel
 from support.commands import check_refusal, invoke
 from support.llama_libraries import has_kernels
 from support.models import DEMO, Files
+from support.sidecars import write_sidecar
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 
 
@@ -316,11 +317,30 @@ def test_a_head_beside_the_model_is_found(patched: Path, files: Files, tmp_path:
     assert printed(patched, model)[-2:] == ["-md", str(head)]
     assert "-md" not in printed(patched, model, "--no-draft")
     shutil.copy(files("sidecar"), tmp_path / "mtp-other.gguf")
+    assert printed(patched, model)[-2:] == ["-md", str(head)]
+    other = Path(shutil.copy(files("sidecar"), tmp_path / "mtp-model-Q8_0.gguf"))
     assert "-md" not in printed(patched, model)
     message = refusal(patched, model, "--depth", "2")
-    assert "several heads are beside it (mtp-model.gguf, mtp-other.gguf); choose one" in message
-    other = tmp_path / "mtp-other.gguf"
+    assert "several heads are beside it (mtp-model-Q8_0.gguf, mtp-model.gguf); choose" in message
     assert printed(patched, model, "--head", other)[-2:] == ["-md", str(other)]
+
+
+def test_a_head_that_shares_its_trunks_tensors(
+    stock: Path, patched: Path, files: Files, tmp_path: Path
+) -> None:
+    """Only the head of our own library takes them; llama.cpp's steps need a whole file."""
+    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    path = tmp_path / "mtp-model-shared-F16.gguf"
+    head = write_sidecar(files("plain"), path, shared=True)
+    assert printed(patched, model)[-2:] == ["-md", str(head)]
+    assert printed(patched, model, "--head", head)[-2:] == ["-md", str(head)]
+    for server, options in ((stock, ()), (patched, ("--", "--no-spec-draft-fused"))):
+        message = refusal(server, model, *options)
+        assert f"mtp-gguf graft {model} --from {head}" in message
+        assert "-md" not in printed(server, model, "--no-draft", *options)
+    other = files("plain", "moe-mixed")
+    wrong = write_sidecar(files("plain", "dense-tied"), tmp_path / "mtp-x.gguf", shared=True)
+    assert "its head does not fit" in refusal(patched, other, "--head", wrong)
 
 
 def test_a_stock_server_cannot_take_a_short_sidecar(

@@ -1,4 +1,4 @@
-"""Head-only files as publishers ship them: a short `output.weight`, its ids in `d2t`, no more.
+"""Head-only files as publishers ship them: FastMTP's with a short output, ggml-org's, Unsloth's.
 
 They are made here with upstream's `gguf` package from a head with its whole output, so that nothing
 of our converter's own sidecars is taken for granted.
@@ -15,8 +15,20 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.server.model import open_model
+from support.commands import succeed
 from support.models import Files
-from support.real_server import DEPTH, LEAST_ACCEPTED, TEXTS, TOKENS, drafted, listed_ids, running
+from support.real_server import (
+    DEPTH,
+    LEAST_ACCEPTED,
+    STEPS,
+    TEXTS,
+    TOKENS,
+    Client,
+    drafted,
+    listed_ids,
+    running,
+)
+from support.sidecars import write_sidecar as write_published
 
 pytestmark = pytest.mark.server
 
@@ -85,3 +97,32 @@ def test_a_sidecar_next_to_a_base_drafts_from_its_vocabulary(
     assert listed_ids(sidecar) == set(IDS.tolist())
     assert set(drafted(log)) <= set(IDS.tolist())
     assert f"drafts over {len(IDS)} of 4096 tokens" in log.read_text(errors="replace")
+
+
+@pytest.mark.parametrize("name", ["mtp-model-Q8_0.gguf", "MTP/mtp-model-shared-Q8_0.gguf"])
+def test_a_publishers_head_drafts_as_the_models_own(
+    name: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    """Found by its name; ggml-org's also drafts in llama.cpp's own steps, with a context."""
+    shared = "shared" in name
+    base, whole = tmp_path / "model.gguf", files("plain", "demo")
+    succeed("strip", whole, "-o", base)  # the trunk of the same mix
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    write_published(whole, tmp_path / name, shared=shared)
+    depth = ("--spec-draft-n-max", DEPTH)
+
+    def counts(client: Client) -> list[tuple[list[int], int, int]]:
+        results = [client.complete(text) for text in TEXTS]
+        return [
+            (result["tokens"], *(result["timings"][k] for k in ("draft_n", "draft_n_accepted")))
+            for result in results
+        ]
+
+    with running(patched_server, whole, free_port, options=depth) as client:
+        wanted = counts(client)
+    assert sum(accepted for *_, accepted in wanted) > 0
+    with running(patched_server, base, free_port, options=depth) as client:
+        assert counts(client) == wanted
+    if not shared:
+        with running(patched_server, base, free_port, STEPS, options=depth) as client:
+            assert [tokens for tokens, *_ in counts(client)] == [tokens for tokens, *_ in wanted]
