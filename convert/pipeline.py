@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
 from mtp_gguf.quantize import ggml
 
 from .plan import Plan
-from .slices import Slice, slices_of
+from .slices import Slice, Write, slices_of
 from .source_rows import SourceRows
 
 # Most values in a slice. Its copies (source, F32, reordered, result) take about 24 bytes per value;
@@ -57,6 +57,23 @@ class Outcome:
         return self.busy_seconds / (self.seconds * self.cores)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is left to do of a conversion whose outputs are open.
+
+    left: the slices with their numbers, in the order of the bytes that they read. done: to be
+    called with the number of a slice whose bytes are in the outputs, and how many they are, never
+    concurrently. threads: for work in this process.
+    """
+
+    left: list[tuple[int, Slice]]
+    rows: SourceRows
+    imatrix: Imatrix | None
+    outputs: Sequence[OutputFile]
+    done: Callable[[int, int], None]
+    threads: int
+
+
 def run(
     plans: Sequence[Plan],
     rows: SourceRows,
@@ -64,17 +81,20 @@ def run(
     workers: int | None = None,
     *,
     resumable: bool = False,
+    carry_out: "Callable[[Work], None] | None" = None,
 ) -> Outcome:
     """Write the files of all plans; tensors of one name and shape have the same content in all.
 
     Each source row is read once, ahead of its use where it comes from a server. All files appear
     under their names at the end; on any exception none does, and no temporary files are left.
     resumable: what is written stays where the sources or the user stop it, and the same call goes
-    on from there.
+    on from there. carry_out: does the work elsewhere than in this process's threads; it may
+    raise what leaves the parts for another call.
     progress: called with the number of bytes just written, from any thread, never concurrently.
     """
     meter = CoreMeter()
     workers = workers or usable_cores()
+    carry_out = carry_out or _in_threads
     for kind in {t.spec.type for plan in plans for t in plan.tensors}:
         ggml.prepare(kind)
     values = _RESUMABLE_VALUES
@@ -85,7 +105,16 @@ def run(
         outputs, journal = open_outputs(plans, slices, resumable, stack)
         imatrix = plans[0].imatrix
         try:
-            _work(slices, rows, imatrix, outputs, journal, progress, workers)
+            done = journal.done if journal else frozenset[int]()
+            progress(sum(slices[index].nbytes for index in done))
+            left = [(index, part) for index, part in enumerate(slices) if index not in done]
+
+            def finish(index: int, written: int) -> None:
+                if journal:
+                    journal.mark(index)
+                progress(written)
+
+            carry_out(Work(left, rows, imatrix, outputs, finish, workers))
             rows.check_unchanged()
             commit_all(outputs)
         except _FINAL:
@@ -136,6 +165,15 @@ def identity_of(plans: Sequence[Plan], slices: Sequence[Slice]) -> str:
     return found.hexdigest()[:16]
 
 
+def _in_threads(work: Work) -> None:
+    """Carry out all slices in threads of this process."""
+
+    def write(output: int, offset: int, data: "bytes | memoryview") -> None:
+        work.outputs[output].write(offset, data)
+
+    process(work.left, work.rows, work.imatrix, write, work.done, work.threads)
+
+
 def _forget(outputs: Sequence[OutputFile], journal: Journal | None) -> None:
     """Remove what is written, which no later run can use."""
     if journal:
@@ -144,26 +182,23 @@ def _forget(outputs: Sequence[OutputFile], journal: Journal | None) -> None:
         output.discard()
 
 
-def _work(
-    slices: Sequence[Slice],
+def process(
+    left: Sequence[tuple[int, Slice]],
     rows: SourceRows,
     imatrix: Imatrix | None,
-    outputs: Sequence[OutputFile],
-    journal: Journal | None,
-    progress: Callable[[int], None],
+    write: Write,
+    done: Callable[[int, int], None],
     workers: int,
 ) -> None:
-    """Process all slices in `workers` threads; the first error stops all of them."""
-    done = journal.done if journal else frozenset[int]()
-    progress(sum(slices[index].nbytes for index in done))
-    left = [(index, part) for index, part in enumerate(slices) if index not in done]
+    """Carry out slices in `workers` threads; the first error stops all of them.
+
+    left: the slices with their numbers. done: called with the number of a slice and the bytes that
+    were written of it, never concurrently.
+    """
     jobs = enumerate(left)
     lock = threading.Lock()
     errors: list[BaseException] = []
     stop = threading.Event()
-
-    def write(output: int, offset: int, data: "bytes | memoryview") -> None:
-        outputs[output].write(offset, data)
 
     def worker() -> None:
         try:
@@ -177,9 +212,7 @@ def _work(
                 written = part.write(rows, imatrix, write)
                 ahead.end(step)
                 with lock:
-                    if journal:
-                        journal.mark(index)
-                    progress(written)
+                    done(index, written)
         except BaseException as error:
             errors.append(error)
             stop.set()

@@ -1,7 +1,7 @@
 """Reads the rows of targets: reads slices of the sources, dequantizes and reorders them."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +25,21 @@ class SourceRows:
         self._sources = checkpoint.sources
         # Where each source of a recipe begins in the stack; a layer may have hundreds of experts.
         self._bounds: dict[Recipe, list[int]] = {}
+        self._dtypes: dict[Recipe, np.dtype[Any]] = {}
+
+    def only(self, wanted: "Iterable[tuple[Target, range | Order]]") -> "SourceRows":
+        """A copy that reads just these rows of targets, and can be pickled without the others."""
+        weights: dict[str, Weight] = {}
+        bounds: dict[Recipe, list[int]] = {}
+        dtypes: dict[Recipe, np.dtype[Any]] = {}
+        for target, rows in wanted:
+            for weight, _, _ in self._read_for(target, rows):
+                weights[weight.name] = weight
+            bounds[target.recipe] = self._bounds[target.recipe]
+            dtypes[target.recipe] = self.dtype(target)
+        part = SourceRows.__new__(SourceRows)
+        part._weights, part._sources, part._bounds, part._dtypes = weights, (), bounds, dtypes
+        return part
 
     def check(self, target: Target) -> None:
         """Raise CheckpointError if a source of the target cannot be read."""
@@ -33,10 +48,13 @@ class SourceRows:
 
     def dtype(self, target: Target) -> np.dtype[Any]:
         """The type of the target's rows: F32, F16 or BF16."""
-        kinds = {self._weights[name].dtype for name in target.recipe.sources}
-        if len(kinds) > 1 or target.recipe.arithmetic is not Arithmetic.NONE:
-            return np.dtype(np.float32)
-        return kinds.pop()
+        known = self._dtypes.get(target.recipe)
+        if known is None:
+            kinds = {self._weights[name].dtype for name in target.recipe.sources}
+            mixed = len(kinds) > 1 or target.recipe.arithmetic is not Arithmetic.NONE
+            known = np.dtype(np.float32) if mixed else kinds.pop()
+            self._dtypes[target.recipe] = known
+        return known
 
     def nvfp4_sources(self, target: Target) -> list[Nvfp4Weight]:
         """The sources of a target if their NVFP4 blocks can be kept; else empty."""
@@ -78,16 +96,17 @@ class SourceRows:
 
     def extents(self, target: Target, rows: "range | Order") -> list[Extent]:
         """The bytes of the sources in which these rows of the target are."""
+        return [weight.extent(first, last) for weight, first, last in self._read_for(target, rows)]
+
+    def _read_for(self, target: Target, rows: "range | Order") -> list[tuple[Weight, int, int]]:
+        """The weights in which these rows of the target are, each with its first and last row."""
         order = target.recipe.row_order
         if isinstance(rows, range) and order is None:
             low, high = rows.start, rows.stop
         else:
             stacked = np.asarray(rows) if order is None else order[np.asarray(rows)]
             low, high = int(stacked.min()), int(stacked.max()) + 1
-        return [
-            weight.extent(first, last)
-            for weight, first, last in self._parts(target.recipe, low, high)
-        ]
+        return self._parts(target.recipe, low, high)
 
     def check_unchanged(self) -> None:
         """FormatError if one of the checkpoint's files was written to since it was opened."""

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 from .errors import FormatError, RemoteError
@@ -203,6 +203,7 @@ class RemoteSource:
     `name` is the address as the user gave it, without query and password. `requests` and `fetched`
     count requests (without redirects) and bytes. `sha256` is that of the whole file, if it is
     known. `attempts` of a request are made without any progress, and `sleep` waits between them.
+    `known` are size and ETag, if an earlier request has told them.
     """
 
     def __init__(
@@ -210,9 +211,11 @@ class RemoteSource:
         address: str,
         sleep: Callable[[float], None] = time.sleep,
         sha256: str | None = None,
+        known: tuple[int, str | None] | None = None,
     ) -> None:
         import requests  # noqa: PLC0415  (slow to import)
 
+        self._address = address
         self.name = re.sub(r"//[^/]*@", "//", address.partition("?")[0])
         self.requests = 0
         self.fetched = 0
@@ -229,12 +232,20 @@ class RemoteSource:
         self._next = 0  # where the last read-ahead ended
         self._etag: str | None = None
         self.size = -1
+        if known is not None:
+            self.size, self._etag = known
+            return
         try:
             with says_what_is_tried(self.name):
                 self._store(0, self._fetch(0, _BLOCK_BYTES))
         except BaseException:
             self.close()
             raise
+
+    def __reduce__(self) -> "tuple[type[RemoteSource], tuple[Any, ...]]":
+        """Pickled as the address, without a token; the other process makes its own requests."""
+        known = (self.size, self._etag)
+        return type(self), (self._address, time.sleep, self.sha256, known)
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; FormatError if the file ends before."""

@@ -2,9 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from . import os_files
 from .errors import FormatError
@@ -88,6 +88,10 @@ class FileSource:
                 "pull in its folder and try again"
             )
 
+    def __reduce__(self) -> "tuple[Callable[[Path, tuple[int, int]], FileSource], tuple[Any, ...]]":
+        """Pickled as the path, for a process that sees the same unchanged file."""
+        return _reopened, (self.path.absolute(), self._opened)
+
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; FormatError if the file ends before."""
         parts = []
@@ -145,6 +149,17 @@ class FileSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _reopened(path: Path, state: tuple[int, int]) -> FileSource:
+    source = FileSource(path)
+    source._opened = state
+    try:
+        source.check_unchanged()
+    except FormatError:
+        source.close()
+        raise
+    return source
 
 
 def version_of(source: Source) -> str:

@@ -4,6 +4,7 @@ Reader, writer, converter and listing all use it. Ids and layouts are ggml's (`e
 ggml.h, block structs in ggml-common.h); a test compares every row with the linked libggml.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -15,6 +16,10 @@ class TensorType:
     name: str
     block_length: int
     block_bytes: int
+
+    def __reduce__(self) -> "tuple[Callable[[str], TensorType], tuple[str]]":
+        """Pickled by name, because types are compared by identity."""
+        return _by_name, (self.name,)
 
     @property
     def is_quantized(self) -> bool:
@@ -66,6 +71,11 @@ _TABLE = (
 
 BY_ID = {t.id: t for t in _TABLE}
 BY_NAME = {t.name: t for t in _TABLE}
+
+
+def _by_name(name: str) -> TensorType:
+    return BY_NAME[name]
+
 
 F32 = BY_NAME["F32"]
 F16 = BY_NAME["F16"]

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from mtp_gguf.gguf_tools import remote
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import TINY, Spec, write_checkpoint, write_safetensors
-from support.commands import check_refusal, invoke, spawn
+from support.commands import check_refusal, held, invoke, spawn
 from support.conversions import converted, refused
 from support.gguf_files import edited, tensors_of
+from support.hub_commands import environment
 from support.hub_server import Hub
 from support.upstream.converter_pool import ConverterPool
 from support.vision_models import write_vision_checkpoint
@@ -140,6 +142,26 @@ def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path)
             weights = {f for f in hub.fetched() if f.endswith(".safetensors")}
             assert weights == {f"{wanted}.safetensors"}
             (output / "x.gguf").unlink()
+
+
+def test_with_all_types_from_one_read_of_the_hub(model: Path, output: Path, tmp_path: Path) -> None:
+    name = "somebody/Seeing"
+    words = ("--quant", "Q4_K_M", "--also", "Q6_K,Q8_0", "--no-mtp", "--mmproj", "-o", "x.gguf")
+    files = []
+    with Hub(name, {"main": model}) as hub:
+        env = environment(hub, tmp_path / "home")
+        for source, stream in ((name, ["--stream"]), (model, [])):
+            folder = output / f"{len(files)}"
+            folder.mkdir()
+            with spawn("convert", source, *words, *stream, env=env, cwd=folder) as process:
+                _, stderr = process.communicate(timeout=120)
+            assert process.returncode == 0, stderr
+            files.append(held(folder))
+    assert files[0] == files[1]
+    assert len(files[0]) == 4
+    # The header is part of a first request.
+    once = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert hub.weights_sent <= once + remote._BLOCK_BYTES
 
 
 # ---------------------------------------------------------------------------------- bad inputs

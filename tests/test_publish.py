@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +14,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from support.checkpoints import TINY
-from support.commands import held
+from support.commands import MAIN, held
 from support.hub_commands import Done, run_commands
 from support.models import Models
+from support.sparse_checkpoints import TERABYTE, write_sparse
 from support.upload_hub import TARGET, UploadHub
 
 MODEL = "somebody/Tiny-3.5"
@@ -128,6 +132,28 @@ def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> Non
     assert publish(hub, tmp_path, "--replace").code == 0
     assert "theirs.gguf" not in hub.stored
     assert len(hub.stored) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.wait4")
+def test_a_plan_of_a_terabyte(tmp_path: Path) -> None:
+    """Headers of 200 files with 600 experts in each of 60 layers, in bounded time and memory."""
+    folder = tmp_path / "Large"
+    write_sparse(folder, TERABYTE)
+    assert sum(path.stat().st_size for path in folder.iterdir()) > 10**12
+    plan = tmp_path / "plan.json"
+    words = ["publish", folder, "--types", "Q4_K_M,Q5_K_M,Q6_K,Q8_0", "--to", "me/Large-GGUF"]
+    command = [sys.executable, "-c", MAIN, *map(str, words), "--dry-run", "--json"]
+    printed = [(os.POSIX_SPAWN_OPEN, 1, str(plan), os.O_WRONLY | os.O_CREAT, 0o600)]
+    child = os.posix_spawn(sys.executable, command, os.environ, file_actions=printed)
+    _, status, usage = os.wait4(child, 0)
+    assert not status
+    files = json.loads(plan.read_text(encoding="utf-8"))["files"]
+    assert {file["type"] for file in files} == {"Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"}
+    assert max(file["bytes"] for file in files) < 51 * 10**9
+    assert files[0]["path"].endswith("-Q4_K_M-00001-of-00008.gguf")
+    # CPU time, because other processes may take most of a machine's.
+    assert usage.ru_utime + usage.ru_stime < 30
+    assert usage.ru_maxrss < 2 * 10**6  # kB
 
 
 @pytest.mark.parametrize(

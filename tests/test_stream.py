@@ -93,6 +93,12 @@ def local(folder: Path, asked: Request) -> dict[str, bytes]:
     return held(apart)
 
 
+def check_read_once(web: Web) -> None:
+    asked_for = Counter((a.path, a.range) for a in web.asked if a.range and is_chunk(*a.range))
+    assert len(asked_for) > 5
+    assert set(asked_for.values()) == {1}, "each chunk is fetched once"
+
+
 def is_chunk(first: int, last: int) -> bool:
     return first % CHUNK == 0 and last - first < CHUNK
 
@@ -123,9 +129,7 @@ def test_the_bytes_of_the_local_conversion(
     with Web(folder) as web:
         convert(from_web(folder, web, hashes_of(folder)), asked)
     assert held(output) == local(folder, asked)
-    asked_for = Counter((a.path, a.range) for a in web.asked if a.range and is_chunk(*a.range))
-    assert len(asked_for) > 5
-    assert set(asked_for.values()) == {1}, "each chunk is fetched once"
+    check_read_once(web)
 
 
 def troubled(chance: random.Random) -> Behaviour:

@@ -492,8 +492,8 @@ def stored_tensors(spec: Spec) -> Iterator[tuple[str, Array]]:
             yield name, array.astype(NUMPY_DTYPES[spec.dtype])
 
 
-def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
-    """Write one safetensors file: u64 header length, JSON header, the tensors back to back."""
+def safetensors_header(tensors: dict[str, Array]) -> bytes:
+    """Give what precedes the tensors in a safetensors file: u64 length and JSON."""
     names = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -507,8 +507,13 @@ def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
+    """Write one safetensors file: the header, the tensors back to back."""
     with path.open("wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
+        f.write(safetensors_header(tensors))
         for array in tensors.values():
             f.write(np.ascontiguousarray(array).tobytes())
 

@@ -267,4 +267,8 @@ def _digest(path: Path) -> str:
 
 @cache
 def _digest_of(path: Path, _changed: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 22):
+            digest.update(data)
+    return digest.hexdigest()
