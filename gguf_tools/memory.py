@@ -15,7 +15,7 @@ from .nextn import REPLAYED
 
 _F16_BYTES, _F32_BYTES = 2, 4
 # llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts past
-# the end of the context (native/src/head_cache.cpp).
+# the end of the context (native/src/head/head_cache.cpp).
 _BUCKET = 256
 _DEFAULT_INTERVAL = 4  # llama.cpp's default for full_attention_interval (qwen35.cpp)
 

@@ -1,30 +1,52 @@
-# The files of the head and of the choice of depth, which know ggml and nothing of llama.cpp: part
-# of libmtp, and compiled into llama-server by patches/ (build-server puts this folder into the tree).
-set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include)
+# The one list of the C++ sources of libmtp, with paths for every CMakeLists.txt that includes this file.
+
+# What drafts, for sessions and for llama-server: the head, the drafts from the text, the choice of depth and
+# the driver over them. It knows ggml and nothing of llama.cpp. patches/ compile it into llama-server, into
+# whose tree build-server copies this folder without session/.
+set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include ${CMAKE_CURRENT_LIST_DIR}/src)
 set(MTP_HEAD_SOURCES
-    ${CMAKE_CURRENT_LIST_DIR}/src/acceptance.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/corpus.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/corpus_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/costs.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/depth.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/depth_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/depth_batch.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/draft_graph.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/draft_vocabulary.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/drafter.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/error.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/file_map.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/gguf_file.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/head.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/head_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/head_cache.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/head_config.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/hidden_rows.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/imatrix.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/imatrix_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/packed_tensors.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/suffix_index_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/text_drafts_api.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/weights.cpp)
+    src/drafter.cpp
+    src/error.cpp
+    src/file_map.cpp
+    src/depth/acceptance.cpp
+    src/depth/costs.cpp
+    src/depth/depth.cpp
+    src/depth/depth_api.cpp
+    src/depth/depth_batch.cpp
+    src/head/draft_graph.cpp
+    src/head/draft_vocabulary.cpp
+    src/head/gguf_file.cpp
+    src/head/head.cpp
+    src/head/head_api.cpp
+    src/head/head_cache.cpp
+    src/head/head_config.cpp
+    src/head/hidden_rows.cpp
+    src/head/imatrix.cpp
+    src/head/imatrix_api.cpp
+    src/head/packed_tensors.cpp
+    src/head/weights.cpp
+    src/lookup/corpus.cpp
+    src/lookup/corpus_api.cpp
+    src/lookup/suffix_index.cpp
+    src/lookup/suffix_index_api.cpp
+    src/lookup/text_drafts.cpp
+    src/lookup/text_drafts_api.cpp)
+
+# What else libmtp has: sessions over a llama.cpp context, the log, and reports of crashes.
+set(MTP_SESSION_SOURCES
+    src/crashes.cpp
+    src/log.cpp
+    src/session/checkpoint.cpp
+    src/session/checkpoint_api.cpp
+    src/session/nextn.cpp
+    src/session/runtime.cpp
+    src/session/sampling.cpp
+    src/session/session.cpp
+    src/session/session_api.cpp
+    src/session/session_checkpoint.cpp
+    src/session/trunk.cpp
+    src/session/trunk_state.cpp)
+
+foreach(list MTP_HEAD_SOURCES MTP_SESSION_SOURCES)
+    list(TRANSFORM ${list} PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
+endforeach()

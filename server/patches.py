@@ -33,10 +33,13 @@ def read_head_sources() -> list[Addition]:
     """The sources of the head and of its driver in llama-server, by their names in HEAD_FOLDER."""
     native = resources.files("mtp_gguf.native")
     found = [Addition("sources.cmake", (native / "sources.cmake").read_bytes())]
-    for folder in ("include", "server", "src"):
-        for file in (native / folder).iterdir():
-            if file.name.endswith((".h", ".cpp")):
-                found.append(Addition(f"{folder}/{file.name}", file.read_bytes()))
+    waiting = [(folder, native / folder) for folder in ("include", "server", "src")]
+    while waiting:
+        name, path = waiting.pop()
+        if path.is_dir():  # sessions are not for llama-server
+            waiting += [(f"{name}/{p.name}", p) for p in path.iterdir() if p.name != "session"]
+        elif name.endswith((".h", ".cpp")):
+            found.append(Addition(name, path.read_bytes()))
     return sorted(found, key=lambda source: source.name)
 
 

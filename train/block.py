@@ -1,4 +1,4 @@
-"""The MTP block in PyTorch, as the draft graph (native/src/draft_graph.cpp) computes it.
+"""The MTP block in PyTorch, as the draft graph (native/src/head/draft_graph.cpp) computes it.
 
 Shapes: B sequences of T rows, width C, H heads of dimension D in G KV groups. Row i of the first
 step pairs the trunk's hidden state at position i with the embedding of the token at position i + 1,

@@ -1,6 +1,6 @@
 """Sizes and rope of an MTP block, from the metadata of a GGUF.
 
-The same keys and defaults as native/src/head_config.cpp; a test compares the drafts of both.
+The same keys and defaults as native/src/head/head_config.cpp; a test compares the drafts of both.
 """
 
 from dataclasses import dataclass

@@ -3,10 +3,10 @@
 // file in common/speculative.cpp, behind the base class. It translates between llama-server's slots and
 // mtp::Drafter, which is also the driver of sessions, and chooses the device of the head.
 
-#include "../src/corpus_handle.h"
+#include "../src/lookup/corpus.h"
 #include "../src/drafter.h"
 #include "../src/error.h"
-#include "../src/head_handle.h"
+#include "../src/head/head.h"
 
 struct common_speculative_impl_mtp : public common_speculative_impl {
     common_params_speculative_draft params;

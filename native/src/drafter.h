@@ -11,10 +11,10 @@
 //   verified    tells what the batch took
 //   accepted    tells how many drafts were right
 
-#include "corpus.h"
-#include "depth.h"
-#include "head.h"
-#include "text_drafts.h"
+#include "depth/depth.h"
+#include "head/head.h"
+#include "lookup/corpus.h"
+#include "lookup/text_drafts.h"
 
 #include "mtp.h"
 

@@ -39,49 +39,52 @@ class Break:
 
 BREAKS = {
     "nothing is subtracted for the residual": Break(
-        "session.cpp",
+        "session/session.cpp",
         "p.weights[i] = std::max(0.0, p.weights[i] / p.total - q);",
         "p.weights[i] = std::max(0.0, p.weights[i] / p.total - 0 * q);",
         SAMPLING,
     ),
     "the residual does not sum to one": Break(
-        "session.cpp", "p.total = left;", "p.total = 1;", SAMPLING
+        "session/session.cpp", "p.total = left;", "p.total = 1;", SAMPLING
     ),
     "drafts are accepted by p alone": Break(
-        "session.cpp",
+        "session/session.cpp",
         "sampling_->uniform() * q[i] < target_.of(drafts[i])",
         "sampling_->uniform() < target_.of(drafts[i])",
         SAMPLING,
     ),
     "every token that is possible for the trunk is accepted": Break(
-        "session.cpp",
+        "session/session.cpp",
         "sampling_->uniform() * q[i] < target_.of(drafts[i])",
         "0 < target_.of(drafts[i])",
         SAMPLING,
     ),
     "a token is alone in its batch": Break(
-        "trunk.cpp", "size_t(std::max(n, min_rows))", "size_t(std::max(n, 0 * min_rows + 1))", EXACT
+        "session/trunk.cpp",
+        "size_t(std::max(n, min_rows))",
+        "size_t(std::max(n, 0 * min_rows + 1))",
+        EXACT,
     ),
     "a padding token stays": Break(
-        "trunk.cpp",
+        "session/trunk.cpp",
         "if (n < min_rows && !remove_tail(seq, first + n))",
         "if (n < 0 && !remove_tail(seq, first + n))",
         EXACT,
     ),
     "an accepted token is lost": Break(
-        "session.cpp",
+        "session/session.cpp",
         "s.length = cycle_.first + 1 + n_accepted;",
         "s.length = cycle_.first + (n_accepted > 0 ? n_accepted : 1);",
         EXACT,
     ),
     "the second step continues from the trunk's hidden state": Break(
-        "draft_graph.cpp",
+        "head/draft_graph.cpp",
         "x = project(chosen, hidden_);",
         "x = project(chosen, last_column(g_.hidden_));",
         DRAFTS,
     ),
     "the third step has the second's position": Break(
-        "draft_graph.cpp",
+        "head/draft_graph.cpp",
         "const int64_t at = last + step;",
         "const int64_t at = last + (step > 1 ? 1 : step);",
         DRAFTS,

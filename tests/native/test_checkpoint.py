@@ -281,7 +281,7 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
         session.restore(saved)
 
 
-# Offsets of the header's fields, native/src/checkpoint.cpp.
+# Offsets of the header's fields, native/src/session/checkpoint.cpp.
 LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, LAYOUT, END = 24, 32, 40, 48, 56, 64, 72, 80, 88
 
 

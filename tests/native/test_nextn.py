@@ -54,7 +54,7 @@ def compile_library(folder: Path, name: str, code: str, *options: object) -> Pat
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     headers = Path(sysconfig.get_path("purelib")) / "include"
     options = ("-I", SOURCES / "src", "-I", SOURCES / "include", "-I", headers)
-    files = (SOURCES / "src" / "nextn.cpp", SOURCES / "src" / "error.cpp")
+    files = (SOURCES / "src" / "session/nextn.cpp", SOURCES / "src" / "error.cpp")
     return compile_library(tmp_path_factory.mktemp("caller"), "caller", CALLER, *options, *files)
 
 

@@ -25,7 +25,7 @@ EDITS = st.lists(
 )
 
 
-MOST = 64  # kMostContext of native/src/suffix_index.h
+MOST = 64  # kMostContext of native/src/lookup/suffix_index.h
 
 
 def longest_repeated_suffix(tokens: list[int]) -> int:
@@ -119,15 +119,16 @@ def test_memory_grows_linearly(kind: str) -> None:
 def test_operations_grow_linearly(tmp_path: Path) -> None:
     """Counted, not timed, on inputs that are bad for a search, also with alternating rollbacks."""
     program = tmp_path / "growth"
-    counted, others = ("text_drafts", "suffix_index"), ("acceptance", "corpus", "costs", "depth")
+    counted = ("lookup/text_drafts", "lookup/suffix_index")
+    others = ("depth/acceptance", "lookup/corpus", "depth/costs", "depth/depth")
     options = ["-std=c++17", "-O1", f"-I{ROOT / 'native/src'}", f"-I{ROOT / 'native/include'}"]
     for source in counted:
-        compiled = [f"{ROOT}/native/src/{source}.cpp", "-o", f"{tmp_path / source}.o"]
+        compiled = [f"{ROOT}/native/src/{source}.cpp", "-o", f"{tmp_path / Path(source).name}.o"]
         command = ["c++", *options, "-fsanitize-coverage=trace-pc", "-c", *compiled]
         subprocess.run(command, check=True, capture_output=True)
     linked: list[object] = [
         ROOT / "tests/support/text_drafts_growth.cpp",
-        *(f"{tmp_path / source}.o" for source in counted),
+        *(f"{tmp_path / Path(source).name}.o" for source in counted),
         *(f"{ROOT}/native/src/{source}.cpp" for source in (*others, "error", "file_map")),
     ]
     subprocess.run(
@@ -164,7 +165,7 @@ def test_failed_allocations_leave_the_index_unchanged(tmp_path: Path) -> None:
     program = tmp_path / "memory"
     sources = [
         ROOT / "tests/support/suffix_index_memory.cpp",
-        ROOT / "native/src/suffix_index.cpp",
+        ROOT / "native/src/lookup/suffix_index.cpp",
     ]
     options = ["-std=c++17", "-O1", f"-I{ROOT / 'native/src'}"]
     subprocess.run(["c++", *options, "-o", program, *sources], check=True, capture_output=True)

@@ -317,7 +317,7 @@ def test_a_signal_to_us_alone_ends_the_compilers(
 def test_a_signal_to_an_install_ends_the_compilers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """native/fast/make.py alone gets it, whose sources are there already."""
+    """server/make_libraries.py alone gets it, whose sources are there already."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
     source = module._work_folder(module.library_options()) / "source"
@@ -325,7 +325,7 @@ def test_a_signal_to_an_install_ends_the_compilers(
     mark = tmp_path / "compiling"
     text = ENDLESS.format(targets=" ".join(module.LIBRARIES), mark=mark)
     (source / "CMakeLists.txt").write_text(text)
-    script = ROOT / "native" / "fast" / "make.py"
+    script = ROOT / "server" / "make_libraries.py"
     command = [sys.executable, "-S", str(script), str(tmp_path / "made")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -626,8 +626,8 @@ def test_two_installs_at_once_compile_once(
 def test_what_stops_an_install_is_a_sentence_with_the_ways_around_it(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """native/fast/make.py as CMake runs it: without installed packages (-S), without network."""
-    script = ROOT / "native" / "fast" / "make.py"
+    """server/make_libraries.py as CMake runs it: no installed packages (-S), no network."""
+    script = ROOT / "server" / "make_libraries.py"
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     for sdist, expected in (([], "pip could not fetch"), (["other.tar.gz"], "other.tar.gz")):

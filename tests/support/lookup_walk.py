@@ -1,7 +1,8 @@
 """A random walk over a session's drafts from the text, compared with a naive reference.
 
 The reference is a list of tokens, in which all earlier occurrences of its end are found by
-comparison, and the set of all places at which a copy may have been left (native/src/text_drafts.h).
+comparison, and the set of all places at which a copy may have been left
+(native/src/lookup/text_drafts.h).
 Which of them the index drafts from is not compared: any of them may be right.
 """
 
@@ -22,8 +23,8 @@ from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.session import Session
 
 SEQUENCES = 3
-PASSAGE, MOST_WRONG = 8, 8  # kPassage and kMostWrong of native/src/text_drafts.cpp
-MOST = 64  # kMostContext of native/src/suffix_index.h
+PASSAGE, MOST_WRONG = 8, 8  # kPassage and kMostWrong of native/src/lookup/text_drafts.cpp
+MOST = 64  # kMostContext of native/src/lookup/suffix_index.h
 KINDS = (CheckpointKind.HOST, CheckpointKind.HEAD, CheckpointKind.WHOLE)
 
 

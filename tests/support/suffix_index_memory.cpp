@@ -1,7 +1,7 @@
 // Appends to a suffix index and truncates it while allocations fail, one after the other. A call that fails
 // must leave the index as it was; matches are compared with a naive search. Prints the number of failures.
 
-#include "suffix_index.h"
+#include "lookup/suffix_index.h"
 
 #include <cstdio>
 #include <cstdlib>

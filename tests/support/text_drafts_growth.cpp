@@ -2,7 +2,7 @@
 // "KIND TOKENS BLOCKS" for each. The sources of the index are compiled with -fsanitize-coverage=trace-pc,
 // this file without, so the counts are those of the index, and the same in every run.
 
-#include "text_drafts.h"
+#include "lookup/text_drafts.h"
 
 #include <cstdio>
 #include <functional>

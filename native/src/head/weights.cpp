@@ -1,0 +1,272 @@
+#include "head/weights.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mtp {
+
+// ggml's CPU kernels load whole vectors, but a file may have a smaller alignment.
+static const uintptr_t IN_PLACE_ALIGNMENT = 32;
+
+void read_rows(const StoredTensor & stored, const int32_t * ids, size_t n, float * out) {
+    const size_t row_bytes = stored.row_bytes();
+    const ggml_type_traits * traits = ggml_get_type_traits(stored.type);
+    for (size_t i = 0; i < n; ++i) {
+        const uint8_t * row = stored.data + size_t(ids[i]) * row_bytes;
+        float * to = out + i * size_t(stored.ne[0]);
+        if (stored.type == GGML_TYPE_F32) {
+            std::memcpy(to, row, row_bytes);
+        } else {
+            traits->to_float(row, to, stored.ne[0]);
+        }
+    }
+}
+
+ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
+    ggml_tensor *& tensor = placed_[{stored.data, GGML_TYPE_COUNT}];
+    if (tensor != nullptr) {
+        return tensor;
+    }
+    int64_t ne[GGML_MAX_DIMS];
+    std::memcpy(ne, stored.ne, sizeof(ne));
+    if (rows >= 0) {
+        ne[1] = rows; // only the first rows: part of a ranked draft vocabulary
+    }
+    tensor = ggml_new_tensor(context_.get(), stored.type, GGML_MAX_DIMS, ne);
+    ggml_set_name(tensor, stored.name.c_str());
+    if (in_place_ && reinterpret_cast<uintptr_t>(stored.data) % IN_PLACE_ALIGNMENT == 0) {
+        const size_t size = ggml_nbytes(tensor);
+        ggml_backend_buffer_t buffer =
+            ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t *>(stored.data), size);
+        if (buffer == nullptr || ggml_backend_tensor_alloc(buffer, tensor, const_cast<uint8_t *>(stored.data)) !=
+                                     GGML_STATUS_SUCCESS) {
+            ggml_backend_buffer_free(buffer);
+            throw Error(MTP_ERROR_MEMORY, stored.name + ": ggml cannot use it in place");
+        }
+        buffers_.emplace_back(buffer);
+        mapped_bytes_ += int64_t(size);
+    } else {
+        const uint8_t * data = stored.data;
+        pending_.emplace_back(tensor, [data](ggml_tensor * t) { ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t)); });
+    }
+    return tensor;
+}
+
+// A matrix with a row for each token: the trunk's own if it is on the same device, else like place(). The file
+// tells whether the matrices are the same.
+ggml_tensor * Weights::place_whole(const StoredTensor & stored, const GgufFile & trunk, const Loaded & loaded) {
+    const std::unique_ptr<StoredTensor> own = in_place_ ? nullptr : trunk.find(stored.name);
+    for (const ggml_tensor * t : loaded) {
+        if (own && own->data == stored.data && t != nullptr && t->buffer != nullptr && t->type == stored.type &&
+            std::equal(t->ne, t->ne + GGML_MAX_DIMS, stored.ne) && stored.name == t->name &&
+            ggml_backend_buffer_get_type(t->buffer) == ggml_backend_get_default_buffer_type(backend_)) {
+            return const_cast<ggml_tensor *>(t);
+        }
+    }
+    return place(stored);
+}
+
+ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
+    ggml_tensor *& tensor = placed_[{stored.data, type}];
+    if (tensor != nullptr) {
+        return tensor;
+    }
+    tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
+    ggml_format_name(tensor, "%s (draft rows)", stored.name.c_str());
+    pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) {
+        const size_t to_bytes = ggml_row_size(t->type, t->ne[0]);
+        std::vector<uint8_t> rows(to_bytes * ids.size());
+        std::vector<float> row(t->type == stored.type ? 0 : size_t(t->ne[0]));
+        for (size_t i = 0; i < ids.size(); ++i) {
+            uint8_t * to = rows.data() + i * to_bytes;
+            if (row.empty()) { // a quantized row is contiguous: the gather is exact
+                std::memcpy(to, stored.data + size_t(ids[i]) * to_bytes, to_bytes);
+            } else {
+                read_rows(stored, &ids[i], 1, row.data());
+                ggml_fp32_to_fp16_row(row.data(), reinterpret_cast<ggml_fp16_t *>(to), t->ne[0]);
+            }
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
+    });
+    return tensor;
+}
+
+bool Weights::can_get_rows(const StoredTensor & table) const {
+    ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), table.type, table.ne[0], 2);
+    ggml_tensor * index = ggml_new_tensor_1d(scratch.get(), GGML_TYPE_I32, 1);
+    return ggml_backend_supports_op(backend_, ggml_get_rows(scratch.get(), rows, index));
+}
+
+void Weights::upload() {
+    if (pending_.empty()) {
+        return;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(context_.get(), backend_);
+    if (buffer == nullptr) {
+        throw Error(MTP_ERROR_MEMORY, format("the weights of the MTP head do not fit on %s",
+                                             ggml_backend_name(backend_)));
+    }
+    buffers_.emplace_back(buffer);
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (auto & [tensor, fill] : pending_) {
+        fill(tensor);
+    }
+    pending_.clear();
+    copied_bytes_ = int64_t(ggml_backend_buffer_get_size(buffer));
+}
+
+StoredAttention StoredAttention::find(const GgufFile & head, const HeadConfig & c) {
+    const int64_t n_query = c.query_rows();
+    const int64_t n_key = c.kv_width();
+    if (head.find(c.name("attn_qkv.weight"))) {
+        const StoredTensor fused = head.get(c.name("attn_qkv.weight"), {c.n_embd, n_query + 2 * n_key});
+        return {fused.rows(0, n_query), fused.rows(n_query, n_key), fused.rows(n_query + n_key, n_key)};
+    }
+    return {head.get(c.name("attn_q.weight"), {c.n_embd, n_query}), head.get(c.name("attn_k.weight"), {c.n_embd, n_key}),
+            head.get(c.name("attn_v.weight"), {c.n_embd, n_key})};
+}
+
+// A vector of floats.
+static StoredTensor get_vector(const GgufFile & file, const std::string & name, int64_t n) {
+    const StoredTensor stored = file.get(name, {n});
+    if (stored.type != GGML_TYPE_F32) {
+        file.refuse(name + ": expected F32, found " + ggml_type_name(stored.type));
+    }
+    return stored;
+}
+
+BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk, const HeadConfig & c) {
+    auto norm = [&](const std::string & suffix, int64_t n) { return place(get_vector(head, c.name(suffix), n)); };
+    auto vector_if_any = [&](const std::string & suffix, int64_t n) {
+        return head.find(c.name(suffix)) ? norm(suffix, n) : nullptr;
+    };
+    auto place_matrix = [&](const StoredTensor & stored) {
+        if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
+            head.refuse(stored.name + ": expected a type of floats, found " + ggml_type_name(stored.type));
+        }
+        return place(stored);
+    };
+    auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
+        return place_matrix(head.get(c.name(suffix), shape));
+    };
+    // The file with a tensor of the whole model: the head's, if it has it, or the trunk's.
+    auto file_of = [&](const char * name) -> const GgufFile & {
+        return head.find(name) || trunk == nullptr ? head : *trunk;
+    };
+
+    BlockTensors t = {};
+    t.enorm     = norm("nextn.enorm.weight", c.n_embd);
+    t.hnorm     = norm("nextn.hnorm.weight", c.n_embd);
+    t.eh_proj   = matrix("nextn.eh_proj.weight", {2 * c.n_embd, c.n_embd});
+    t.attn_norm = norm("attn_norm.weight", c.n_embd);
+    const StoredAttention attention = StoredAttention::find(head, c);
+    t.q         = place_matrix(attention.q);
+    t.k         = place_matrix(attention.k);
+    t.v         = place_matrix(attention.v);
+    if (c.gated) {
+        t.q_norm = norm("attn_q_norm.weight", c.head_dim);
+        t.k_norm = norm("attn_k_norm.weight", c.head_dim);
+    } else {
+        t.q_norm = vector_if_any("attn_q_norm.weight", c.head_dim);
+        t.k_norm = vector_if_any("attn_k_norm.weight", c.head_dim);
+    }
+    t.q_bias = vector_if_any("attn_q.bias", c.query_rows());
+    t.k_bias = vector_if_any("attn_k.bias", c.kv_width());
+    t.v_bias = vector_if_any("attn_v.bias", c.kv_width());
+    if (c.head_gated && head.find(c.name("attn_gate.weight"))) {
+        t.head_gate = matrix("attn_gate.weight", {c.n_embd, c.n_head});
+    }
+    const char * factors = "rope_freqs.weight";
+    if (const auto stored = c.rope_factors ? file_of(factors).find(factors) : nullptr) {
+        if (stored->ne[0] < c.n_rot / 2) {
+            file_of(factors).refuse(format("%s: expected %d numbers or more, found %s", factors, c.n_rot / 2,
+                                           describe(*stored).c_str()));
+        }
+        t.rope_factors = place(get_vector(file_of(factors), factors, stored->ne[0]));
+    }
+    t.attn_out = matrix("attn_output.weight", {c.head_dim * c.n_head, c.n_embd});
+    t.ffn_norm = norm(c.ffn_norm, c.n_embd);
+
+    if (c.moe) {
+        t.router = matrix("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
+        if (c.sigmoid_router) {
+            t.router_bias = vector_if_any("exp_probs_b.bias", c.n_expert);
+        }
+        if (head.find(c.name("ffn_gate_up_exps.weight"))) {
+            t.gate_up_exps = matrix("ffn_gate_up_exps.weight", {c.n_embd, 2 * c.n_ff_expert, c.n_expert});
+        } else {
+            t.gate_exps = matrix("ffn_gate_exps.weight", {c.n_embd, c.n_ff_expert, c.n_expert});
+            t.up_exps   = matrix("ffn_up_exps.weight", {c.n_embd, c.n_ff_expert, c.n_expert});
+        }
+        t.down_exps = matrix("ffn_down_exps.weight", {c.n_ff_expert, c.n_embd, c.n_expert});
+        if (const auto up = head.find(c.name("ffn_up_shexp.weight"))) {
+            const int64_t n = c.n_ff_shared > 0 ? c.n_ff_shared : up->ne[1];
+            if (!c.sigmoid_router) {
+                t.shared_router = matrix("ffn_gate_inp_shexp.weight", {c.n_embd});
+            }
+            t.shared_gate   = matrix("ffn_gate_shexp.weight", {c.n_embd, n});
+            t.shared_up     = matrix("ffn_up_shexp.weight", {c.n_embd, n});
+            t.shared_down   = matrix("ffn_down_shexp.weight", {n, c.n_embd});
+        }
+    } else {
+        t.ffn_gate = matrix("ffn_gate.weight", {c.n_embd, c.n_ff});
+        t.ffn_up   = matrix("ffn_up.weight", {c.n_embd, c.n_ff});
+        t.ffn_down = matrix("ffn_down.weight", {c.n_ff, c.n_embd});
+    }
+
+    // llama.cpp falls back to output_norm if the block has no norm of its own.
+    const char * last = "output_norm.weight";
+    t.head_norm = vector_if_any("nextn.shared_head_norm.weight", c.n_embd);
+    if (t.head_norm == nullptr) {
+        t.head_norm = place(get_vector(file_of(last), last, c.n_embd));
+    }
+    return t;
+}
+
+void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v, const GgufFile & model,
+                           const Loaded & loaded, BlockTensors & out) {
+    const ggml_type embedding_type = can_get_rows(tables.embedding) ? tables.embedding.type : GGML_TYPE_F16;
+    if (v.output_is_short) {
+        out.output = place(tables.output, v.size());
+    } else if (v.ids.empty()) {
+        out.output = place_whole(tables.output, model, loaded);
+    } else {
+        out.output = place_rows(tables.output, v.ids, tables.output.type);
+    }
+    if (tables.tied && embedding_type == tables.output.type) {
+        out.draft_embedding = out.output;
+    } else if (!v.ids.empty()) {
+        out.draft_embedding = place_rows(tables.embedding, v.ids, embedding_type);
+    } else if (embedding_type == tables.embedding.type) {
+        out.draft_embedding = place_whole(tables.embedding, model, loaded);
+    } else {
+        throw Error(MTP_ERROR_UNSUPPORTED,
+                    format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
+                           ggml_backend_name(backend_), ggml_type_name(tables.embedding.type)));
+    }
+}
+
+Weights::Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
+                 const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend)
+    : backend_(backend),
+      in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
+      context_(ggml_init({40 * layers.size() * ggml_tensor_overhead(), nullptr, true})) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        tensors_.push_back(place_block(head, trunk, layers[i]));
+        place_tables(vocabulary.tables[i], vocabulary, trunk != nullptr ? *trunk : head, loaded, tensors_.back());
+        // Rejects tensors that the graph would silently ignore, such as NVFP4 scales and biases.
+        for (const std::string & name : head.tensor_names()) {
+            if (name.rfind(layers[i].name(""), 0) == 0 && ggml_get_tensor(context_.get(), name.c_str()) == nullptr &&
+                name != vocabulary.tables[i].embedding.name && name != vocabulary.tables[i].output.name) {
+                throw Error(MTP_ERROR_UNSUPPORTED,
+                            head.path() + ": " + name + ": expected only tensors that the draft graph uses, found this one");
+            }
+        }
+    }
+    upload();
+}
+
+} // namespace mtp
