@@ -32,6 +32,26 @@ struct neon_floats {
         vst1q_f32(p + 4, a.hi);
     }
 
+    // Four vectors of columns: element i of a[j] is float j of the row at p + i * stride.
+    LANES_INLINE void transposed(const char * p, size_t stride, F * a) {
+        float32x4_t b[2][4];
+        LANES_UNROLL
+        for (int half = 0; half < 2; half++, p += 4 * stride) {
+            const float32x4_t r0 = vld1q_f32((const float *) p), r1 = vld1q_f32((const float *) (p + stride));
+            const float32x4_t r2 = vld1q_f32((const float *) (p + 2 * stride)), r3 = vld1q_f32((const float *) (p + 3 * stride));
+            const float64x2_t c[4] = { vreinterpretq_f64_f32(vtrn1q_f32(r0, r1)), vreinterpretq_f64_f32(vtrn2q_f32(r0, r1)),
+                                       vreinterpretq_f64_f32(vtrn1q_f32(r2, r3)), vreinterpretq_f64_f32(vtrn2q_f32(r2, r3)) };
+            b[half][0] = vreinterpretq_f32_f64(vtrn1q_f64(c[0], c[2]));
+            b[half][1] = vreinterpretq_f32_f64(vtrn1q_f64(c[1], c[3]));
+            b[half][2] = vreinterpretq_f32_f64(vtrn2q_f64(c[0], c[2]));
+            b[half][3] = vreinterpretq_f32_f64(vtrn2q_f64(c[1], c[3]));
+        }
+        LANES_UNROLL
+        for (int j = 0; j < 4; j++) {
+            a[j] = { b[0][j], b[1][j] };
+        }
+    }
+
     // For states of recurrences, see lanes-delta-net.h.
     static constexpr int state_rows = 4;
     LANES_INLINE void row_sums(const F * a, float * sums) {

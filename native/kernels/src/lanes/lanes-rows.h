@@ -1,5 +1,5 @@
-// Rows of floats: sums, maxima, copies, convolutions. Plain loops that compilers vectorize, for the instruction set of the
-// file that includes this.
+// Rows of floats: sums, maxima, copies, convolutions. Mostly plain loops that compilers vectorize, for the instruction set of
+// the file that includes this; V has `floats` elements and `transposed`.
 
 #pragma once
 
@@ -82,8 +82,36 @@ int64_t last_largest(const float * x, int64_t n) {
     return at;
 }
 
+// n0 x n1 elements of 4 bytes; n1 side by side in x and n0 in y, as when a matrix is transposed. The rest is left: the
+// number of columns, of n1, that are done.
+template <class V>
+int64_t copy_transposed(char * y, size_t nb1, const char * x, size_t nb00, int64_t n0, int64_t n1) {
+    constexpr int64_t line = 16;  // columns whose cache lines of x are read together
+    const int64_t e1 = n1 / line * line;
+    for (int64_t b1 = 0; b1 < e1; b1 += line) {
+        int64_t i0 = 0;
+        for (; i0 + V::floats <= n0; i0 += V::floats) {
+            for (int64_t i1 = b1; i1 < b1 + line; i1 += 4) {
+                typename V::F a[4];
+                V::transposed(x + i0 * nb00 + i1 * sizeof(float), nb00, a);
+                LANES_UNROLL
+                for (int j = 0; j < 4; j++) {
+                    V::store_f32((float *) (y + (i1 + j) * nb1) + i0, a[j]);
+                }
+            }
+        }
+        for (; i0 < n0; i0++) {
+            for (int64_t i1 = b1; i1 < b1 + line; i1++) {
+                *((float *) (y + i1 * nb1) + i0) = *((const float *) (x + i0 * nb00) + i1);
+            }
+        }
+    }
+    return e1;
+}
+
 // n0 x n1 elements of 4 bytes. Short or strided rows go column by column, so that the long loop is the inner one, in
 // blocks of rows whose cache lines stay until the next column.
+template <class V>
 void copy_block(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, size_t nb01, int64_t n0, int64_t n1) {
     constexpr int64_t block = 128;
     if (n0 >= 32 && nb0 == sizeof(float) && nb00 == sizeof(float)) {
@@ -91,6 +119,12 @@ void copy_block(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, s
             memcpy(y + i1 * nb1, x + i1 * nb01, n0 * sizeof(float));
         }
         return;
+    }
+    if (n0 >= V::floats && nb0 == sizeof(float) && nb01 == sizeof(float)) {
+        const int64_t done = copy_transposed<V>(y, nb1, x, nb00, n0, n1);
+        y += done * nb1;
+        x += done * nb01;
+        n1 -= done;
     }
     for (int64_t b1 = 0; b1 < n1; b1 += block) {
         const int64_t e1 = b1 + block < n1 ? b1 + block : n1;
@@ -102,30 +136,48 @@ void copy_block(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, s
     }
 }
 
-// D: the number of taps where it is known when this is compiled, 0 where it is nc.
-template <int D>
-void convolve_taps(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1) {
+// Tokens t0 to t1 of nr channels with any number of taps; of V::floats channels with row_taps, four tokens at a time.
+void convolve_channels(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1) {
     for (int i1 = 0; i1 < nr; i1++, s += ncs, c += nc) {
-        float w[D > 0 ? D : 1];
-        for (int i0 = 0; i0 < D; i0++) {
-            w[i0] = c[i0];
-        }
         for (int t = t0; t < t1; t++) {
             float sum = 0.0f;
-            for (int i0 = 0; i0 < (D > 0 ? D : nc); i0++) {
-                sum += s[t + i0] * (D > 0 ? w[i0] : c[i0]);
+            for (int i0 = 0; i0 < nc; i0++) {
+                sum += s[t + i0] * c[i0];
             }
             x[t * xs + i1] = sum;
         }
     }
 }
 
-void convolve(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1) {
-    if (nc == 4) {
-        convolve_taps<4>(s, c, x, nc, ncs, xs, nr, t0, t1);
-    } else {
-        convolve_taps<0>(s, c, x, nc, ncs, xs, nr, t0, t1);
+template <class V> void convolve_vectors(const float * s, const float * c, float * x, int ncs, int64_t xs, int t0, int t1) {
+    typename V::F w[row_taps], in[4 + row_taps];
+    V::transposed((const char *) c, row_taps * sizeof(float), w);
+    int t = t0;
+    for (; t + 4 <= t1; t += 4) {
+        V::transposed((const char *) (s + t), ncs * sizeof(float), in);
+        V::transposed((const char *) (s + t + 3), ncs * sizeof(float), in + 3);  // the row may end after it
+        LANES_UNROLL
+        for (int j = 0; j < 4; j++) {
+            auto sum = V::zerof();
+            LANES_UNROLL
+            for (int tap = 0; tap < row_taps; tap++) {
+                sum = V::fma(in[j + tap], w[tap], sum);
+            }
+            V::store_f32(x + (t + j) * xs, sum);
+        }
     }
+    convolve_channels(s, c, x, row_taps, ncs, xs, V::floats, t, t1);
+}
+
+template <class V>
+void convolve(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1) {
+    for (; nc == row_taps && nr >= V::floats; nr -= V::floats) {
+        convolve_vectors<V>(s, c, x, ncs, xs, t0, t1);
+        s += V::floats * ncs;
+        c += V::floats * nc;
+        x += V::floats;
+    }
+    convolve_channels(s, c, x, nc, ncs, xs, nr, t0, t1);
 }
 
 void convolve_row(int64_t n, float * y, const float * const * x, const float * c, int64_t stride) {
