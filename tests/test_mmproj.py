@@ -147,7 +147,7 @@ def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path)
 def test_with_all_types_from_one_read_of_the_hub(model: Path, output: Path, tmp_path: Path) -> None:
     name = "somebody/Seeing"
     words = ("--quant", "Q4_K_M", "--also", "Q6_K,Q8_0", "--no-mtp", "--mmproj", "-o", "x.gguf")
-    files = []
+    files: list[dict[str, bytes]] = []
     with Hub(name, {"main": model}) as hub:
         env = environment(hub, tmp_path / "home")
         for source, stream in ((name, ["--stream"]), (model, [])):
