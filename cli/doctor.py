@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +20,15 @@ from mtp_gguf.gguf_tools.shell import quoted
 from .acceptance import POOR, check_acceptance
 from .checkpoint_head import fetched, open_source
 from .local_model import local_model
-from .options import AsJson
+from .options import AsJson, GpuLayers, usable_gpu_layers
 from .progress import human_bytes, printable, reports_errors
+from .text_files import whole_texts
+
+if TYPE_CHECKING:
+    from mtp_gguf.bench.explain import Explanation
 
 _FAULTY = 1
+_CONTEXT = 8192  # tokens that the memory is estimated for
 # Version of the JSON: 2 renamed the key of the repairing command to `fix`.
 _FORMAT = 2
 
@@ -66,13 +72,29 @@ def doctor(
         ),
     ] = False,
     context: Annotated[
-        int,
-        typer.Option("-c", "--ctx", min=1, help="Estimate the memory for N tokens of context."),
-    ] = 8192,
+        int | None,
+        typer.Option("-c", "--ctx", min=1, help="Examine for N tokens of context (default: 8192)."),
+    ] = None,
     depth: Annotated[
         int,
         typer.Option("--depth", min=1, max=16, help="Estimate the memory for drafts of N tokens."),
     ] = 3,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Run the model; explain why drafting does not pay: causes, figures, fixes.",
+        ),
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="Measure on this text (default: a built-in)."),
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature."),
+    ] = 0.8,
+    gpu_layers: GpuLayers = 0,
     as_json: AsJson = False,
 ) -> None:
     """Report whether a model can draft, and if not, why and how to fix it.
@@ -82,7 +104,8 @@ def doctor(
     the file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of
     another fine-tune. --load also reads all weights and runs the model, to find NaN and infinity,
     files that crash llama.cpp, and heads with a low acceptance rate, such as that of a base model
-    on its fine-tune.
+    on its fine-tune. --explain measures acceptance and cost on a text, and prints each cause for
+    which drafting does not pay with the figures behind it and the command that fixes it.
 
     **Examples**
 
@@ -95,11 +118,15 @@ def doctor(
     mtp-gguf doctor model.gguf --mmproj mmproj-model.gguf
 
     mtp-gguf doctor download.gguf --load
+
+    mtp-gguf doctor model.gguf --explain --text notes.txt --temp 0.6
     """
     folder, on_hub = Path(model), hub_model(model)
-    if load and (folder.is_dir() or on_hub):
-        raise typer.BadParameter("--load is for GGUF files")
-    if load:
+    if (load or explain) and (folder.is_dir() or on_hub):
+        raise typer.BadParameter("--load and --explain are for GGUF files")
+    if text is not None and not explain:
+        raise typer.BadParameter("--text is for --explain")
+    if load or explain:
         found = local_model(model, head)
         folder, model = found.path, str(found.path)
         head = None if found.head is None else str(found.head)
@@ -114,23 +141,34 @@ def doctor(
             diagnosis = doctor_checkpoint.diagnose_checkpoint(folder)
     else:
         with open_any_model(model) as opened:
+            size = context or _CONTEXT
             if head is None:
-                diagnosis = _examined(opened, None, source, context, depth)
+                diagnosis = _examined(opened, None, source, size, depth)
             else:
                 with open_any_model(head) as separate:
-                    diagnosis = _examined(opened, separate, source, context, depth)
+                    diagnosis = _examined(opened, separate, source, size, depth)
             if mmproj is not None:
                 with open_any_model(str(mmproj)) as tower:
                     diagnosis = with_tower(diagnosis, opened, tower)
-        if load and diagnosis.can_draft:
-            diagnosis = _tried(diagnosis, folder, Path(head) if head else None)
+        if (load or explain) and diagnosis.can_draft:
+            separate_head = Path(head) if head else None
+            diagnosis = _tried(diagnosis, folder, separate_head, measured=not explain)
+    explanation = None
+    if explain:
+        usage = (text, temperature, context or 0, gpu_layers)
+        explanation = _explained(diagnosis, folder, Path(head) if head else None, *usage)
     if as_json:
-        typer.echo(json.dumps(_fields(diagnosis), indent=1))
+        fields = _fields(diagnosis)
+        if explanation is not None:
+            fields["explain"] = explanation.fields()
+        typer.echo(json.dumps(fields, indent=1))
     else:
         for line in _report(diagnosis):
             typer.echo(printable(line))
-        if load and diagnosis.can_draft:
+        if (load or explain) and diagnosis.can_draft:
             typer.echo("loaded: it runs and drafts")
+        for line in explanation.lines() if explanation else ():
+            typer.echo(printable(line))
     if not diagnosis.is_sound:
         raise typer.Exit(_FAULTY)
 
@@ -172,12 +210,15 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
         return tuple(measure_head(model, converted, source, ggml.dequantize))
 
 
-def _tried(diagnosis: Diagnosis, model: Path, head: Path | None) -> Diagnosis:
-    """The diagnosis after the model has been run, with what came of it."""
+def _tried(diagnosis: Diagnosis, model: Path, head: Path | None, *, measured: bool) -> Diagnosis:
+    """The diagnosis after the model has been run, with what came of it.
+
+    measured: also measure the acceptance rate.
+    """
     from mtp_gguf.native.trial import try_model  # noqa: PLC0415
 
     failure = try_model(model, head)
-    if failure is None and head is None:
+    if failure is None and head is None and measured:
         return dataclasses.replace(
             diagnosis, findings=(*diagnosis.findings, *_stale(diagnosis, model))
         )
@@ -186,6 +227,25 @@ def _tried(diagnosis: Diagnosis, model: Path, head: Path | None) -> Diagnosis:
     finding = Finding("does-not-run", Severity.FAULT, failure)
     findings = (finding, *diagnosis.findings)
     return dataclasses.replace(diagnosis, head=None, runs_with=(), memory=None, findings=findings)
+
+
+def _explained(
+    diagnosis: Diagnosis,
+    path: Path,
+    head: Path | None,
+    text: Path | None,
+    temperature: float,
+    context: int,
+    gpu_layers: int,
+) -> "Explanation":
+    """Return the causes why drafting does not pay; without a head that runs, those of the file."""
+    from mtp_gguf.bench.explain import Usage, explain_model  # noqa: PLC0415  (loads llama.cpp)
+
+    contents = None if text is None else "\n".join(whole_texts([text]))
+    if diagnosis.can_draft:
+        gpu_layers = usable_gpu_layers(gpu_layers)
+    usage = Usage(context, gpu_layers, max((os.cpu_count() or 1) // 2, 1))
+    return explain_model(diagnosis, path, head, contents, temperature, usage)
 
 
 def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:

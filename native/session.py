@@ -126,6 +126,11 @@ class Session(Owner):
         handle = self._own(lib.mtp_session_free)
         check(lib.mtp_session_new(pointer, head_handle, ctypes.byref(params), ctypes.byref(handle)))
 
+    @property
+    def context(self) -> Any:
+        """The trunk's llama_context."""
+        return self._context
+
     def _number(self, function: Any, *arguments: Any) -> int:
         """Call a C function whose last argument is an int32_t output, and return that."""
         out = ctypes.c_int32()
