@@ -2,50 +2,93 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.remote import hub_model, on_hub
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.shell import quoted
 
-from .options import AsJson, Revision, Threads, check_revision
+from .options import AsJson, Revision, Threads, check_revision, usage_of
 from .progress import Interrupted, byte_progress, human_bytes, printable, reports_errors, say
 
 if TYPE_CHECKING:
+    from mtp_gguf.publish.catalogue import Entry
+    from mtp_gguf.publish.cluster import Cluster
     from mtp_gguf.publish.release import Record, Release
 
 _CARD = "README.md"
+_SHOWN = 5  # names in an error message
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What holds for every model of a call. folder: of all of them; by default the current one."""
+
+    types: list[str]
+    imatrix: Path | None
+    revision: str | None
+    threads: int | None
+    public: bool
+    replace: bool
+    no_upload: bool
+    dry_run: bool
+    as_json: bool
 
 
 @reports_errors
 def publish(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="Checkpoint: a folder or OWNER/NAME on the hub."),
-    ],
     types: Annotated[
         str,
         typer.Option("--types", metavar="MIX,…", help="Write a file in each of these mixes."),
     ],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="SOURCE", help="Checkpoint: a folder or OWNER/NAME on the hub."),
+    ] = None,
     to: Annotated[
-        str,
-        typer.Option("--to", metavar="OWNER/NAME", help="Publish in this repository of the hub."),
-    ],
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="OWNER/NAME",
+            help="Publish in this repository of the hub; {name} in it is the name of SOURCE.",
+        ),
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            "--list",
+            metavar="FILE",
+            help="Publish the models of this list, each a line SOURCE or SOURCE OWNER/NAME.",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="FOLDER",
-            help="Keep files and record here (default: NAME of --to, in this folder).",
+            help="Keep files and record here (default: NAME of --to, in this folder); with --list, "
+            "in a folder for each model here.",
         ),
     ] = None,
     imatrix: Annotated[
         Path | None,
         typer.Option("--imatrix", metavar="FILE", help="Quantize by this importance matrix."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Convert on the workers of a Dask cluster: tcp://HOST:PORT, or local:N for N "
+            "processes here.",
+        ),
     ] = None,
     revision: Revision = None,
     threads: Threads = None,
@@ -68,14 +111,108 @@ def publish(
     All files are made from one read of the weights, which stay on the hub if SOURCE is there.
     They include the MTP head and, if the model has one, the vision tower; files of more than 50 GB
     are split. Each is examined as by doctor, a model card is written, and all is uploaded. A
-    second call goes on where the first one stopped.
+    second call goes on where the first one stopped. Of a list, the models that fail do not stop
+    the others.
 
     **Examples**
 
     mtp-gguf publish Qwen/Qwen3.5-4B --types Q4_K_M,Q8_0 --to me/Qwen3.5-4B-MTP-GGUF --dry-run
 
     mtp-gguf publish ./Finetune --types Q4_K_M --to me/Finetune-MTP-GGUF --no-upload
+
+    mtp-gguf publish --list models.txt --types Q4_K_M,Q8_0 --to 'me/{name}-MTP-GGUF'
     """
+    names = _types(types)
+    if (source is None) == (catalogue is None):
+        raise typer.BadParameter("expected either SOURCE or --list FILE", param_hint="--list")
+    if catalogue is not None and revision is not None:
+        raise typer.BadParameter("write SOURCE@REVISION in the list", param_hint="--revision")
+    options = _Options(
+        names, imatrix, revision, threads, public, replace, no_upload, dry_run, as_json
+    )
+    from mtp_gguf.publish.catalogue import read_catalogue  # noqa: PLC0415  (NumPy is slow)
+
+    if catalogue is None:
+        assert source is not None
+        check_revision(source, revision)
+        entries = [_entry(source, to)]
+    else:
+        entries = read_catalogue(catalogue, to)
+    with ExitStack() as stack:
+        workers = None
+        if cluster is not None:
+            workers = _open_cluster(cluster, stack, connect=not dry_run)
+        if catalogue is None:
+            folder = folder or Path(entries[0].name)
+            result = _publish(entries[0], folder, options, workers)
+        else:
+            result = {"models": _publish_all(entries, folder, options, workers)}
+    if as_json:
+        typer.echo(json.dumps(result, indent=1))
+    if failed := [model["source"] for model in result.get("models", ()) if "error" in model]:
+        if as_json:
+            raise typer.Exit(1)
+        raise RequestError(
+            f"{len(failed)} of {len(entries)} models failed: {', '.join(failed[:_SHOWN])}"
+            f"{', …' if len(failed) > _SHOWN else ''}; the same command tries them again"
+        )
+
+
+def _entry(source: str, to: str | None) -> "Entry":
+    """Return the model of a call without a list."""
+    from mtp_gguf.publish.catalogue import entry_of  # noqa: PLC0415
+
+    if to is None:
+        raise typer.BadParameter("expected OWNER/NAME", param_hint="--to")
+    with usage_of("--to"):
+        return entry_of(source, to)
+
+
+def _open_cluster(text: str, stack: ExitStack, *, connect: bool) -> "Cluster | None":
+    """Connect to the cluster until `stack` ends; only check its name unless `connect`."""
+    from mtp_gguf.publish.cluster import is_cluster, open_cluster  # noqa: PLC0415
+
+    if not is_cluster(text):
+        raise typer.BadParameter(
+            f"expected tcp://HOST:PORT or local:N, found {text!r}", param_hint="--cluster"
+        )
+    if not connect:
+        return None
+    opened = stack.enter_context(open_cluster(text))
+    page = f", dashboard at {opened.dashboard}" if opened.dashboard else ""
+    say(f"mtp-gguf: {text}: {opened.workers} workers{page}")
+    return opened
+
+
+def _publish_all(
+    entries: "Sequence[Entry]", folder: Path | None, options: _Options, cluster: "Cluster | None"
+) -> list[dict[str, Any]]:
+    """Publish each model; the error of one that fails is printed, and in its result."""
+    results: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries, 1):
+        if not options.as_json:
+            typer.echo(f"{number} of {len(entries)}: {printable(entry.source)}")
+        try:
+            results.append(
+                _publish(entry, (folder or Path()) / entry.name, options, cluster, parents=True)
+            )
+        except (MtpGgufError, OSError) as error:
+            text = str(error) if isinstance(error, MtpGgufError) else (error.strerror or str(error))
+            known = text.startswith(entry.source)
+            say(f"mtp-gguf: {printable(text if known else f'{entry.source}: {text}')}")
+            results.append({"source": entry.source, "error": text})
+    return results
+
+
+def _publish(
+    entry: "Entry",
+    folder: Path,
+    options: _Options,
+    cluster: "Cluster | None",
+    *,
+    parents: bool = False,
+) -> dict[str, Any]:
+    """Publish one model and print what was done, unless --json is for the caller to print."""
     from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.resolve import open_model  # noqa: PLC0415
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
@@ -83,59 +220,55 @@ def publish(
     from mtp_gguf.publish.release import open_record, plan_release  # noqa: PLC0415
     from mtp_gguf.publish.upload import check_repository, upload  # noqa: PLC0415
 
-    names = _types(types)
-    target = hub_model(on_hub(to))
-    if target is None or target.revision:
-        raise typer.BadParameter(f"expected OWNER/NAME, found {to!r}", param_hint="--to")
-    check_revision(source, revision)
-    folder = folder or Path(target.hub_id.rpartition("/")[2])
-    if not dry_run:
-        _make(folder)
+    target = entry.repository
     with open_model(
-        source,
-        revision,
+        entry.source,
+        options.revision,
         HeadChoice.WITH_TRUNK,
         None,
         vision=True,
-        stream=hub_model(source) is not None,
+        stream=hub_model(entry.source) is not None,
     ) as checkpoint:
-        importance = read_imatrix(imatrix) if imatrix else None
-        release = plan_release(source, checkpoint, names, folder, importance)
-        card = str(card_of(release, target.hub_id))
-        if dry_run:
-            typer.echo(json.dumps(_fields(release, card), indent=1) if as_json else _text(release))
-            if not as_json:
+        if not options.dry_run:
+            _make(folder, parents)
+        importance = read_imatrix(options.imatrix) if options.imatrix else None
+        release = plan_release(entry.source, checkpoint, options.types, folder, importance)
+        card = str(card_of(release, target))
+        if options.dry_run:
+            if not options.as_json:
+                typer.echo(_text(release))
                 typer.echo(_printable_lines(card))
-            return
+            return _fields(release, card)
         record = open_record(release)
-        found = [] if no_upload else check_repository(target.hub_id, record, replace=replace)
+        found = (
+            [] if options.no_upload else check_repository(target, record, replace=options.replace)
+        )
         try:
-            _convert(release, record, threads)
+            _convert(release, record, options.threads, cluster)
             _write_card(folder / _CARD, card)
-            if not no_upload:
+            if not options.no_upload:
                 upload(
-                    target.hub_id,
+                    target,
                     [*release.paths, folder / _CARD],
                     found,
                     record,
                     lambda path: say(
                         f"mtp-gguf: upload {path.name}, {human_bytes(path.stat().st_size)}"
                     ),
-                    private=not public,
+                    private=not options.public,
                 )
         except KeyboardInterrupt:
             raise Interrupted("the same command goes on from here") from None
-    if as_json:
-        typer.echo(json.dumps(_fields(release, card) | _done(record), indent=1))
-        return
-    typer.echo(_text(release))
-    for name, warnings in record.diagnosed.items():
-        for warning in warnings:
-            typer.echo(printable(f"warning: {name}: {warning}"))
-    if no_upload:
-        typer.echo(f"not uploaded: {folder}; the same command without --no-upload uploads it")
-    else:
-        typer.echo(f"published: https://huggingface.co/{target.hub_id}")
+    if not options.as_json:
+        typer.echo(_text(release))
+        for name, warnings in record.diagnosed.items():
+            for warning in warnings:
+                typer.echo(printable(f"warning: {name}: {warning}"))
+        if options.no_upload:
+            typer.echo(f"not uploaded: {folder}; the same command without --no-upload uploads it")
+        else:
+            typer.echo(f"published: https://huggingface.co/{target}")
+    return _fields(release, card) | _done(record)
 
 
 def _types(text: str) -> list[str]:
@@ -153,14 +286,16 @@ def _types(text: str) -> list[str]:
     return names
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, parents: bool) -> None:
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True, parents=parents)
     except OSError as error:
         raise OutputError(f"{quoted(folder)}: cannot be made: {error.strerror}") from None
 
 
-def _convert(release: "Release", record: "Record", threads: int | None) -> None:
+def _convert(
+    release: "Release", record: "Record", threads: int | None, cluster: "Cluster | None"
+) -> None:
     """Write and examine the files that the record lacks, with progress on standard error."""
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
     from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
@@ -169,7 +304,14 @@ def _convert(release: "Release", record: "Record", threads: int | None) -> None:
     if not is_converted(release, record):
         total = sum(plan.size for plan in release.plans)
         with byte_progress("convert", total) as progress:
-            run(release.plans, SourceRows(release.checkpoint), progress, threads, resumable=True)
+            run(
+                release.plans,
+                SourceRows(release.checkpoint),
+                progress,
+                threads,
+                resumable=True,
+                carry_out=cluster.carry_out if cluster else None,
+            )
         record.converted = {path.name: path.stat().st_size for path in release.paths}
         record.diagnosed.clear()
         record.save()

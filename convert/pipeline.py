@@ -95,8 +95,6 @@ def run(
     meter = CoreMeter()
     workers = workers or usable_cores()
     carry_out = carry_out or _in_threads
-    for kind in {t.spec.type for plan in plans for t in plan.tensors}:
-        ggml.prepare(kind)
     values = _RESUMABLE_VALUES
     if not resumable:
         values = min(_SLICE_VALUES, _SLICE_BUDGET_BYTES // (workers * _BYTES_PER_VALUE))
@@ -195,6 +193,8 @@ def process(
     left: the slices with their numbers. done: called with the number of a slice and the bytes that
     were written of it, never concurrently.
     """
+    for kind in {kind for _, part in left for kind in part.places}:
+        ggml.prepare(kind)
     jobs = enumerate(left)
     lock = threading.Lock()
     errors: list[BaseException] = []

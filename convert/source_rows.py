@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.sources import check_unchanged
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, PlacedTensor
 from .quantized import weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
 from .weights import Extent, Nvfp4Weight, Rows, Weight, nvfp4_blocks, nvfp4_group_order, row_count
@@ -37,9 +37,17 @@ class SourceRows:
                 weights[weight.name] = weight
             bounds[target.recipe] = self._bounds[target.recipe]
             dtypes[target.recipe] = self.dtype(target)
+        parts = (part for weight in weights.values() for part in vars(weight).values())
+        sources = {part.source for part in parts if isinstance(part, PlacedTensor)}
         part = SourceRows.__new__(SourceRows)
-        part._weights, part._sources, part._bounds, part._dtypes = weights, (), bounds, dtypes
+        part._weights, part._bounds, part._dtypes = weights, bounds, dtypes
+        part._sources = tuple(sources)
         return part
+
+    def close(self) -> None:
+        """Close the files of the checkpoint."""
+        for source in self._sources:
+            source.close()
 
     def check(self, target: Target) -> None:
         """Raise CheckpointError if a source of the target cannot be read."""

@@ -6,6 +6,7 @@ MtpGgufError
 ├── RequestError     the files are valid, but the request cannot be carried out with them
 ├── OutputError      the result cannot be written
 ├── RemoteError      a remote file cannot be reached or cannot be read by ranges
+├── ClusterError     a cluster cannot be reached, or its workers cannot do what they were sent
 └── ServerError      a llama-server cannot be found, built or started
 
 The library raises these; commands print the text as one sentence and exit with code 1.
@@ -30,6 +31,10 @@ class RequestError(MtpGgufError):
 
 class RemoteError(MtpGgufError):
     """A file on a server cannot be reached or cannot be read by ranges: names the address."""
+
+
+class ClusterError(MtpGgufError):
+    """A cluster cannot be reached, or its workers cannot do what they were sent."""
 
 
 class OutputError(MtpGgufError):

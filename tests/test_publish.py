@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
+from mtp_gguf.publish.catalogue import Entry, read_catalogue
 from support.checkpoints import TINY
-from support.commands import MAIN, held
+from support.commands import MAIN, held, invoke
 from support.hub_commands import Done, run_commands
 from support.models import Models
 from support.sparse_checkpoints import TERABYTE, write_sparse
@@ -132,6 +133,66 @@ def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> Non
     assert publish(hub, tmp_path, "--replace").code == 0
     assert "theirs.gguf" not in hub.stored
     assert len(hub.stored) == 3
+
+
+class TestList:
+    def publish(self, hub: UploadHub, work: Path, lines: str, *options: object) -> Done:
+        (work / "models.txt").write_text(lines, encoding="utf-8")
+        words = ("publish", "--list", "models.txt", "--types", "Q8_0", "-o", "all", *options)
+        env = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        return run_commands(hub, work / "home", words, **env)[0]
+
+    def test_a_model_that_fails_does_not_stop_the_others(
+        self, hub: UploadHub, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "Local").symlink_to(checkpoint)
+        lines = f"# two are good\nnobody/Nothing\n{MODEL} {TARGET}  # this one\n\nLocal me/Second\n"
+        to = ("--to", "me/{name}-GGUF")
+        done = self.publish(hub, tmp_path, lines, *to, "--no-upload")
+        assert done.code == 1
+        assert "mtp-gguf: nobody/Nothing: no such model, or it is private" in done.stderr
+        assert done.last.startswith("mtp-gguf: 1 of 3 models failed: nobody/Nothing; ")
+        made = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("all/*/*.gguf")}
+        assert {*made} == {"Tiny-MTP-GGUF", "Second"}
+        # A second call converts nothing again, and uploads what was not.
+        (tmp_path / "models.txt").unlink()
+        done = self.publish(hub, tmp_path, f"{MODEL} {TARGET}", *to, "--json")
+        [model] = done.fields["models"]
+        assert {*model["uploaded"]} == {*hub.stored}
+        assert made == {p.parent.name: p.stat().st_mtime_ns for p in tmp_path.glob("all/*/*.gguf")}
+
+    @pytest.mark.parametrize(
+        ("lines", "told"),
+        [
+            ("# nothing\n", "expected a list of models, found none"),
+            ("a/b\n", "line 1: expected SOURCE OWNER/NAME, found only a source"),
+            ("\na/b c/d e/f\n", "line 2: expected SOURCE or SOURCE OWNER/NAME, found 3 words"),
+            ("a/b 'c/d\n", "line 1: No closing quotation"),
+            ("a/b c\n", "line 1: expected OWNER/NAME, found 'c'"),
+            ("a/b c/d\ne/f c/d\n", "expected each repository once, found c/d 2 times"),
+        ],
+    )
+    def test_lists_that_are_wrong(self, lines: str, told: str, tmp_path: Path) -> None:
+        path = tmp_path / "models.txt"
+        path.write_text(lines, encoding="utf-8")
+        done = invoke("publish", "--list", path, "--types", "Q8_0", "--no-upload")
+        assert done.exit_code == 1
+        assert f"{path}: {told}" in done.stderr
+
+    def test_names(self, tmp_path: Path) -> None:
+        path = tmp_path / "models.txt"
+        path.write_text("a/One@v2\n'./My Tune'\nhf://b/Two c/Other\n", encoding="utf-8")
+        entries = read_catalogue(path, "me/{name}-GGUF")
+        assert entries == [
+            Entry("a/One@v2", "me/One-GGUF"),
+            Entry("./My Tune", "me/My-Tune-GGUF"),
+            Entry("hf://b/Two", "c/Other"),
+        ]
+
+    def test_a_model_or_a_list(self, tmp_path: Path) -> None:
+        for words in ((), (MODEL, "--list", tmp_path / "x"), (MODEL,)):
+            done = invoke("publish", *words, "--types", "Q8_0", "--no-upload")
+            assert done.exit_code == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.wait4")

@@ -1,0 +1,150 @@
+"""Units of work of a conversion: slices that any machine can carry out by themselves.
+
+A unit names the sources, the places of its results in the output files, and everything between
+them. It is sent as bytes. A worker reads the ranges of the sources that the unit needs, from the
+hub or a shared folder, and writes into the files that the client has made in a shared folder.
+"""
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from mtp_gguf.convert.pipeline import Work, process
+from mtp_gguf.convert.slices import Slice
+from mtp_gguf.convert.source_rows import SourceRows
+from mtp_gguf.gguf_tools import os_files
+from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RequestError
+from mtp_gguf.gguf_tools.imatrix import Imatrix
+
+_LARGEST = 1 << 30  # bytes of the sources that a unit reads
+_SMALLEST = 16 << 20
+_PER_WORKER = 16  # units of each worker, so that the last ones end at about the same time
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Slices with their numbers; outputs: the unfinished files that they write, with their sizes.
+
+    Files are counted as in `Place`.
+    """
+
+    slices: list[tuple[int, Slice]]
+    rows: SourceRows
+    imatrix: Imatrix | None
+    outputs: dict[int, tuple[Path, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are written."""
+        return sum(part.nbytes for _, part in self.slices)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why no machine can carry out a unit: `text` is the whole message."""
+
+    kind: type[CheckpointError] | type[FormatError]
+    text: str
+
+
+def units_of(work: Work, workers: int) -> Iterator[Unit]:
+    """Divide the work among `workers`; the slices of a unit read neighbouring bytes."""
+    total = sum(map(_source_bytes, (part for _, part in work.left)))
+    limit = min(max(total // (workers * _PER_WORKER), _SMALLEST), _LARGEST)
+    group: list[tuple[int, Slice]] = []
+    size = 0
+    for numbered in work.left:
+        group.append(numbered)
+        size += _source_bytes(numbered[1])
+        if size >= limit:
+            yield _unit(work, group)
+            group, size = [], 0
+    if group:
+        yield _unit(work, group)
+
+
+def _source_bytes(part: Slice) -> int:
+    return sum(extent.stop - extent.start for extent in part.extents)
+
+
+def _unit(work: Work, slices: list[tuple[int, Slice]]) -> Unit:
+    targets = [(p.tensor.target, p.rows) for _, p in slices if p.tensor.target is not None]
+    imatrix = work.imatrix
+    if imatrix is not None:
+        names = {target.name for target, _ in targets}
+        weights = {name: w for name, w in imatrix.weights.items() if name in names}
+        imatrix = replace(imatrix, weights=weights)
+    numbers = {
+        place.output for _, part in slices for places in part.places.values() for place in places
+    }
+    outputs = {n: (work.outputs[n].partial.absolute(), work.outputs[n].size) for n in numbers}
+    return Unit(slices, work.rows.only(targets), imatrix, outputs)
+
+
+def packed(unit: Unit) -> tuple[str, bytes]:
+    """The unit as the arguments of `carry_out`."""
+    return version("mtp-gguf"), pickle.dumps(unit)
+
+
+def carry_out(wanted: str, data: bytes, threads: int) -> Failure | None:
+    """Carry out a packed unit; every byte is on the disk, or with its file server, at the end.
+
+    wanted: the version that has packed it. Returns a failure that would be the same elsewhere, and
+    raises what another machine may be able to do.
+    """
+    if (own := version("mtp-gguf")) != wanted:
+        raise RequestError(f"expected mtp-gguf {wanted} on every worker, found {own}")
+    try:
+        unit: Unit = pickle.loads(data)
+        _write(unit, threads)
+    except (CheckpointError, FormatError) as error:
+        return Failure(type(error), str(error))
+    return None
+
+
+def _write(unit: Unit, threads: int) -> None:
+    with ExitStack() as stack:
+        stack.callback(unit.rows.close)
+        files = {number: _open(*output, stack) for number, output in unit.outputs.items()}
+
+        def write(output: int, offset: int, data: "bytes | memoryview") -> None:
+            os_files.write_at(files[output], data, offset)
+
+        try:
+            process(unit.slices, unit.rows, unit.imatrix, write, lambda *_: None, threads)
+            unit.rows.check_unchanged()
+            for fd in files.values():
+                os.fsync(fd)
+        except OSError as error:
+            raise OutputError(f"{_folder(unit)}: cannot be written: {error.strerror}") from None
+
+
+def _open(path: Path, size: int, stack: ExitStack) -> int:
+    """Open an unfinished file that the client has made."""
+    try:
+        fd = os_files.open_file(path, os.O_RDWR)
+    except OSError as error:
+        raise OutputError(
+            f"{path.parent}: expected the unfinished files of the conversion, found none "
+            f"({error.strerror}); all workers must see this folder under this name"
+        ) from None
+    stack.callback(os.close, fd)
+    if os.fstat(fd).st_size != size:
+        raise OutputError(f"{path}: expected {size} bytes, found {os.fstat(fd).st_size}")
+    return fd
+
+
+def _folder(unit: Unit) -> Path:
+    return next(iter(unit.outputs.values()))[0].parent
+
+
+def finished(unit: Unit, work: Work) -> None:
+    """Record a unit that was carried out; its bytes count at once, as one step of progress."""
+    (last, _), *others = reversed(unit.slices)
+    for index, _ in others:
+        work.done(index, 0)
+    work.done(last, unit.nbytes)
