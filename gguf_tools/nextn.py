@@ -139,7 +139,7 @@ BLOCKS: Mapping[str, NextnBlock] = {
 ARCHITECTURES = tuple(BLOCKS)
 OUR_ARCHITECTURES = tuple(name for name, block in BLOCKS.items() if block.ours)
 HYBRIDS = tuple(name for name, block in BLOCKS.items() if block.hybrid)
-# Their recurrent states roll back by replay (patches/0009); those of others by snapshots.
+# Their recurrent states roll back by replay (patches/0106); those of others by snapshots.
 REPLAYED = ("qwen35", "qwen35moe")
 
 # Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and

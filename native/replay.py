@@ -1,4 +1,4 @@
-"""Which contexts roll back by replay (patches/0009: a log of tokens), and which by snapshots."""
+"""Which contexts roll back by replay (patches/0106: a log of tokens), and which by snapshots."""
 
 import ctypes
 import os

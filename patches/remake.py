@@ -5,6 +5,8 @@
     python patches/remake.py make DIR [SERIES]  write the commits of DIR as patches: here, or as the
                                                 series in the folder SERIES
     python patches/remake.py check              do both in a temporary folder and compare
+    python patches/remake.py status [TREE]      say for each patch whether it applies to the folder
+                                                TREE, another llama.cpp, and how large it is
     python patches/remake.py hunks TREE         list the hunks that do not apply to the folder TREE,
                                                 another llama.cpp, and change nothing
     python patches/remake.py rebase TREE        list them, and commit the patches in TREE
@@ -12,6 +14,9 @@
 `make` stops if DIR has changes that are not committed, or if a patch would not apply to the
 pristine tree. The patches do not depend on git settings, the user's name or the time. A series in
 another folder has only the patches that differ from those here.
+
+Bug fixes of llama.cpp come first: the commits up to the last whose subject is that of a patch in
+upstream/ become the patches of that folder, numbered from 0001. The others are numbered from 0101.
 
 `rebase` makes TREE a git repository: the tag `base` is TREE as it was, `pinned` the llama.cpp that
 the patches are made for. It commits patch after patch with three-way merges and stops at the first
@@ -21,23 +26,29 @@ compile, amend the commits, and run `make`. The sources of the head lie in TREE 
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.server.patches import (
     HEAD_FOLDER,
+    UPSTREAM,
+    Addition,
     add_head,
     apply,
+    fit,
     read_head_sources,
     read_patches,
 )
-from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
+from mtp_gguf.server.upstream_source import fetch_archive, llama_cpp_source, unpack_llama_cpp
 
 PATCHES = Path(__file__).parent
+FIRST_OWN = 101  # the number of our first patch; the bug fixes are numbered from 1
 BASE_TAG = "base"
 PINNED_TAG = "pinned"
 NAME = "mtp-gguf"
@@ -70,6 +81,11 @@ class FailedHunk:
         return f"{self.file}: {self.header}: {self.reason}"
 
 
+def patch_paths() -> list[Path]:
+    """The patches in the order of their numbers."""
+    return [*sorted((PATCHES / UPSTREAM).glob("*.patch")), *sorted(PATCHES.glob("*.patch"))]
+
+
 def git(folder: Path, *words: str, index: Path | None = None) -> str:
     """Run git in `folder` and return its output; exit with git's own words if it fails.
 
@@ -100,7 +116,7 @@ def checkout(folder: Path) -> None:
         sys.exit(f"{folder}: exists")
     unpack_llama_cpp(fetch_archive(), folder)
     make_repository(folder, "llama.cpp as the source distribution has it")
-    for path in sorted(PATCHES.glob("*.patch")):
+    for path in patch_paths():
         git(folder, "am", "--quiet", str(path.resolve()))
 
 
@@ -108,26 +124,54 @@ def make(folder: Path, target: Path) -> list[Path]:
     """Write the commits of `folder` to `target` as patches; returns their paths."""
     if dirty := git(folder, "status", "--porcelain", "--untracked-files=all"):
         sys.exit(f"{folder}: has changes that are in no commit:\n{dirty.rstrip()}")
-    for old in target.glob("*.patch"):
-        old.unlink()
-    span = f"{BASE_TAG}..HEAD"
-    names = git(folder, "format-patch", *FORMAT, "-o", str(target.resolve()), span)
-    return [Path(name) for name in names.split("\n") if name]
+    fixes = {_title(path) for path in (PATCHES / UPSTREAM).glob("*.patch")}
+    with tempfile.TemporaryDirectory() as scratch:
+        span = f"{BASE_TAG}..HEAD"
+        names = git(folder, "format-patch", *FORMAT, "-o", scratch, span).split("\n")
+        made = [Path(name) for name in names if name]
+        last = max((i for i, path in enumerate(made, 1) if _title(path) in fixes), default=0)
+        (target / UPSTREAM).mkdir(parents=True, exist_ok=True)
+        for old in [*target.glob("*.patch"), *(target / UPSTREAM).glob("*.patch")]:
+            old.unlink()
+        return [
+            *_numbered(made[:last], target / UPSTREAM, 1),
+            *_numbered(made[last:], target, FIRST_OWN),
+        ]
+
+
+def _title(patch: Path) -> str:
+    """The name of a patch without its number."""
+    return patch.name[5:]
+
+
+def _numbered(made: Sequence[Path], target: Path, first: int) -> list[Path]:
+    """Move `made` to the folder `target` with numbers from `first`; returns the new paths."""
+    numbered = [target / f"{i:04}-{_title(path)}" for i, path in enumerate(made, first)]
+    for path, new in zip(made, numbered, strict=True):
+        shutil.move(path, new)
+    return numbered
 
 
 def make_series(folder: Path, target: Path) -> list[Path]:
-    """Like `make`, but leave out patches whose change equals that of the same number here."""
-    target.mkdir(parents=True, exist_ok=True)
-    made = make(folder, target)
-    commits = git(folder, "rev-list", "--reverse", f"{BASE_TAG}..HEAD").split()
-    here = {path.name[:4]: path for path in PATCHES.glob("*.patch")}
-    kept = []
-    for commit, path in zip(commits, made, strict=True):
-        number = path.name[:4]
-        if number in here and _gives(folder, here[number], commit):
-            path.unlink()
-        else:
-            kept.append(path)
+    """Write the commits of `folder` to `target`, those whose change differs from the patch here.
+
+    A commit belongs to the patch with the same subject.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        made = make(folder, Path(scratch))
+        commits = git(folder, "rev-list", "--reverse", f"{BASE_TAG}..HEAD").split()
+        here = {_title(path): path for path in patch_paths()}
+        if unknown := [path.name for path in made if _title(path) not in here]:
+            sys.exit(f"{folder}: commits with other subjects than the patches: {unknown}")
+        target.mkdir(parents=True, exist_ok=True)
+        for old in target.glob("*.patch"):
+            old.unlink()
+        kept = []
+        for commit, path in zip(commits, made, strict=True):
+            own = here[_title(path)]
+            if not _gives(folder, own, commit):
+                kept.append(target / own.name)
+                shutil.move(path, kept[-1])
     return kept
 
 
@@ -141,7 +185,7 @@ def check() -> None:
         checkout(folder)
         made.mkdir()
         again = {path.name: path.read_bytes() for path in make(folder, made)}
-    here = {path.name: path.read_bytes() for path in PATCHES.glob("*.patch")}
+    here = {path.name: path.read_bytes() for path in patch_paths()}
     differing = sorted(
         name for name in again.keys() | here.keys() if again.get(name) != here.get(name)
     )
@@ -149,22 +193,56 @@ def check() -> None:
         sys.exit(f"not as `make` writes them: {', '.join(differing)}")
 
 
+def print_status(tree: Path) -> None:
+    """Print for each patch whether it applies to a copy of `tree`, its hunks, files and lines.
+
+    A patch that does not apply is left out, so later ones that build on it conflict as well. Hunks
+    are those in existing files.
+    """
+    _check_sources(tree)
+    width = max(len(path.stem) for path in patch_paths())
+    print(f"{'':{width}}  {'':10}   hunks   files   lines")
+    states: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in patch_paths():
+            patch = Addition(path.name, path.read_bytes())
+            _copy_old_files(patch.data, tree, Path(scratch))
+            state = fit(patch, Path(scratch))
+            states[state] += 1
+            print(f"{path.stem:{width}}  {state:10} {_columns(_size(patch.data))}")
+    for kind, folder in (("bug fixes", PATCHES / UPSTREAM), ("own patches", PATCHES)):
+        sizes = [_size(path.read_bytes()) for path in folder.glob("*.patch")]
+        total = [sum(column) for column in zip(*sizes, strict=True)]
+        print(f"{f'{len(sizes)} {kind}':{width}}  {'':10} {_columns(total)}")
+    print(", ".join(f"{count} {state}" for state, count in states.items()))
+
+
+def _columns(numbers: Iterable[int]) -> str:
+    return " ".join(f"{number:7,}" for number in numbers)
+
+
+def _size(patch: bytes) -> tuple[int, int, int]:
+    """The hunks of `patch` in existing files, the files, and the lines added or removed."""
+    hunks = files = lines = 0
+    for section in _SECTION.split(patch)[1:]:
+        head, *parts = re.split(rb"^@@ -", section, flags=re.MULTILINE)
+        files += 1
+        hunks += 0 if b"\n--- /dev/null" in head else len(parts)
+        lines += sum(len(re.findall(rb"^[-+]", part, re.MULTILINE)) for part in parts)
+    return hunks, files, lines
+
+
 def list_hunks(tree: Path) -> None:
     """Print, patch by patch, the hunks that do not apply exactly to a copy of `tree`.
 
     A failed hunk is left out, so later ones that build on it fail as well.
     """
-    if not (tree / "include" / "llama.h").is_file():
-        sys.exit(f"{tree}: expected the sources of llama.cpp, found no include/llama.h")
+    _check_sources(tree)
     hunks = failing = 0
     with tempfile.TemporaryDirectory() as scratch:
-        for path in sorted(PATCHES.glob("*.patch")):
+        for path in patch_paths():
             patch = path.read_bytes()
-            for file in _old_files(patch):
-                copy = Path(scratch) / file
-                if (tree / file).is_file() and not copy.exists():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    copy.write_bytes((tree / file).read_bytes())
+            _copy_old_files(patch, tree, Path(scratch))
             failed = failed_hunks(patch, Path(scratch))
             count = len(re.findall(rb"^@@ -", patch, re.MULTILINE))
             hunks += count
@@ -184,7 +262,7 @@ def rebase(tree: Path) -> None:
     if (tree / ".git").exists():
         sys.exit(f"{tree}: expected sources without .git, found a repository; give a copy")
     list_hunks(tree)
-    paths = sorted(path.resolve() for path in PATCHES.glob("*.patch"))
+    paths = [path.resolve() for path in patch_paths()]
     make_repository(tree, "another llama.cpp")
     # The head's sources, which the patched server includes; needed to compile, not committed.
     with (tree / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
@@ -253,6 +331,20 @@ def failed_hunks(patch: bytes, tree: Path) -> list[FailedHunk]:
     return failed
 
 
+def _check_sources(tree: Path) -> None:
+    if not (tree / "include" / "llama.h").is_file():
+        sys.exit(f"{tree}: expected the sources of llama.cpp, found no include/llama.h")
+
+
+def _copy_old_files(patch: bytes, tree: Path, target: Path) -> None:
+    """Copy the files of `tree` that `patch` changes to the folder `target`, unless it has them."""
+    for file in _old_files(patch):
+        copy = target / file
+        if (tree / file).is_file() and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((tree / file).read_bytes())
+
+
 def _old_files(patch: bytes) -> Iterator[str]:
     """The files that `patch` changes."""
     for name in re.findall(rb"^--- a/(.+)$", patch, re.MULTILINE):
@@ -307,6 +399,10 @@ def main(words: Sequence[str]) -> None:
         case ["check"]:
             check()
             print(f"{len(read_patches())} patches apply and are as `make` writes them")
+        case ["status"]:
+            print_status(llama_cpp_source())
+        case ["status", tree]:
+            print_status(Path(tree))
         case ["hunks", tree]:
             list_hunks(Path(tree))
         case ["rebase", tree]:

@@ -40,7 +40,15 @@ from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
 from .cpu_variants import CpuVariant, cpu_variants
-from .patches import Addition, add_head, apply, digest, read_head_sources, read_patches
+from .patches import (
+    Addition,
+    add_head,
+    apply,
+    digest,
+    further_patches,
+    read_head_sources,
+    read_patches,
+)
 from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
 
 TARGETS = (
@@ -213,8 +221,9 @@ def build(options: Sequence[str], archive: Path | None, jobs: int | None, report
 
     ServerError if something is missing; BuildError if cmake or a compiler fails.
     """
-    key = _short(json.dumps([*options, platform.machine(), _instruction_sets(options)]))
-    done = Build(cache_folder("server") / f"{_family()}-{key}")
+    done = Build(
+        cache_folder("server") / f"{_family()}-{_key(options, _instruction_sets(options))}"
+    )
     if (done.root / MARKER).is_file():
         (done.root / MARKER).touch()  # for `find_build`
         _add_kernels(done.libraries)
@@ -272,9 +281,15 @@ def _instruction_sets(options: Sequence[str]) -> list[str]:
 def _work_folder(options: Sequence[str], variants: Sequence[CpuVariant] = ()) -> Path:
     """The work folder for these options on this CPU."""
     made_for = [astuple(variant) for variant in variants] or _instruction_sets(options)
-    key = _short(json.dumps([*options, platform.machine(), made_for]))
+    key = _key(options, made_for)
     patches = digest(read_patches())[:10]
     return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
+
+
+def _key(options: Sequence[str], made_for: Sequence[object]) -> str:
+    """Digest of `options`, of the CPU that a build is for, and of further patches, if any."""
+    further = [digest(patches)] if (patches := further_patches()) else []
+    return _short(json.dumps([*options, platform.machine(), made_for, *further]))
 
 
 def _libraries_folder(work: Path) -> Path:
@@ -308,7 +323,7 @@ def _source(work: Path, archive: Path | None, report: Report) -> Path:
     unpatched = source.with_name("source.unpatched")
     shutil.rmtree(unpatched, ignore_errors=True)
     unpack_llama_cpp(archive, unpatched, without=("docs", "models"))
-    apply(read_patches(), unpatched)
+    apply([*read_patches(), *further_patches()], unpatched)
     unpatched.rename(source)
     return source
 
@@ -414,7 +429,7 @@ def _publish(
         "llama-cpp-python": base().version,
         "llama.cpp": base().commit,
         "machine": platform.machine(),
-        "patches": [patch.name for patch in read_patches()],
+        "patches": [patch.name for patch in [*read_patches(), *further_patches()]],
         "options": list(options),
         **(more or {}),
     }

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
 
+UPSTREAM = "upstream"  # the folder of the bug fixes
+APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
+VARIABLE = "MTP_GGUF_PATCHES"
 HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; named in the patch that uses it
 
 
@@ -23,10 +26,23 @@ class Addition:
 
 
 def read_patches() -> list[Addition]:
-    """The patches in the order of their numbers."""
-    files = resources.files("mtp_gguf.patches").iterdir()
+    """The patches in the order of their numbers: bug fixes of llama.cpp, then our own."""
+    folder = resources.files("mtp_gguf.patches")
+    files = [*folder.iterdir(), *(folder / UPSTREAM).iterdir()]
     found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
     return sorted(found, key=lambda patch: patch.name)
+
+
+def further_patches() -> list[Addition]:
+    """The patches that the environment variable MTP_GGUF_PATCHES names, applied after ours.
+
+    ServerError if a file cannot be read.
+    """
+    named = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    try:
+        return [Addition(Path(name).name, Path(name).read_bytes()) for name in named]
+    except OSError as error:
+        raise ServerError(f"{VARIABLE}: {error.filename}: {error.strerror}") from None
 
 
 def read_head_sources() -> list[Addition]:
@@ -66,27 +82,49 @@ def apply(patches: Sequence[Addition], tree: Path) -> None:
 
     ServerError names the patch that does not fit exactly, or what is missing to apply it.
     """
-    command = _command()
+    for patch in patches:
+        if message := _run(patch, tree):
+            raise ServerError(f"{patch.name}: does not fit llama.cpp: {message}")
+
+
+def fit(patch: Addition, tree: Path) -> str:
+    """Apply `patch` to the llama.cpp tree `tree` if it fits exactly; returns APPLIES then.
+
+    SUPERSEDED if the tree contains its change already, else CONFLICTS; the tree is unchanged then.
+    """
+    if not _run(patch, tree, check=True):
+        apply([patch], tree)
+        return APPLIES
+    return CONFLICTS if _run(patch, tree, reverse=True, check=True) else SUPERSEDED
+
+
+def _run(patch: Addition, tree: Path, *, reverse: bool = False, check: bool = False) -> str | None:
+    """Apply `patch` in `tree`; returns None, or the first line of the message if it does not fit.
+
+    reverse: remove its change instead. check: change nothing.
+    """
     # In a repository that contains the tree, git would look for the patched files from its root.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    for patch in patches:
-        done = subprocess.run(
-            command,
-            cwd=tree,
-            env=environment,
-            input=patch.data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        if done.returncode:
-            words = done.stdout.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise ServerError(f"{patch.name}: does not fit llama.cpp: {words[0]}")
+    done = subprocess.run(
+        _command(reverse=reverse, check=check),
+        cwd=tree,
+        env=environment,
+        input=patch.data,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if not done.returncode:
+        return None
+    return (done.stdout.decode(errors="replace").strip().splitlines() or ["no message"])[0]
 
 
-def _command() -> list[str]:
+def _command(*, reverse: bool, check: bool) -> list[str]:
     if git := shutil.which("git"):
-        return [git, "apply", "--whitespace=nowarn", "-"]
+        words = [git, "apply", "--whitespace=nowarn"]
+        return [*words, *(["-R"] if reverse else []), *(["--check"] if check else []), "-"]
     if patch := shutil.which("patch"):
-        return [patch, "-p1", "--batch", "--forward", "--fuzz=0", "--no-backup-if-mismatch"]
+        words = [patch, "-p1", "--batch", "--fuzz=0", "--no-backup-if-mismatch"]
+        dry = ["--dry-run"] if check else []
+        return [*words, "--reverse" if reverse else "--forward", *dry]
     raise ServerError("patching llama.cpp takes git or patch, and neither is on the PATH")

@@ -199,7 +199,7 @@ typedef struct mtp_kept_rows {
 
 /* Copies hidden states of n sequences to memory of the head on the device where llama.cpp computes them, so
  * that they need not go through the host. tensor, backend: from llama_get_embeddings_nextn_tensor
- * (patches/0014). The copies follow llama.cpp's computation there; wait for both with llama_synchronize before
+ * (patches/0107). The copies follow llama.cpp's computation there; wait for both with llama_synchronize before
  * these hidden states are used. */
 MTP_API mtp_status mtp_head_keep_hidden(mtp_head * head, struct ggml_tensor * tensor, struct ggml_backend * backend,
                                         mtp_kept_rows * parts, int32_t n);

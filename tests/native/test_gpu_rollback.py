@@ -1,4 +1,4 @@
-"""Rollback by replay on a GPU whose backend has the operation: Vulkan (patches/0021).
+"""Rollback by replay on a GPU whose backend has the operation: Vulkan (patches/0109).
 
     pytest -m gpu tests/native/test_gpu_rollback.py
 

@@ -32,7 +32,7 @@ from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.server import build as module
 from mtp_gguf.server import upstream_source
 from mtp_gguf.server.build import TARGETS, cmake_options
-from mtp_gguf.server.patches import Addition, apply
+from mtp_gguf.server.patches import APPLIES, CONFLICTS, SUPERSEDED, Addition, apply, fit
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 from support.commands import check_refusal, invoke, spawn
 
@@ -171,6 +171,27 @@ def test_options_make_another_build_and_the_newest_is_found(
     newest = Path(first.splitlines()[1]).parent / "build.json"
     os.utime(newest, (time.time() + 60, time.time() + 60))
     assert invoke("build-server", "--where").stdout == first
+
+
+def test_your_own_patches_are_applied_after_ours(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.patch"
+    own.write_text("--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1,2 +1,3 @@\n one\n two\n+three\n")
+    plain = machine.build().stdout
+    monkeypatch.setenv("MTP_GGUF_PATCHES", str(own))
+    patched = machine.build().stdout
+    assert patched != plain
+    marker = Path(patched.splitlines()[1]).parent / "build.json"
+    assert json.loads(marker.read_text())["patches"] == [PATCH.name, "own.patch"]
+    os.utime(marker, (time.time() + 60, time.time() + 60))
+    monkeypatch.delenv("MTP_GGUF_PATCHES")  # commands find it without the variable
+    assert invoke("build-server", "--where").stdout == patched
+    monkeypatch.setenv("MTP_GGUF_PATCHES", str(tmp_path / "none"))
+    assert failed(machine.build()) == (
+        1,
+        f"mtp-gguf: MTP_GGUF_PATCHES: {tmp_path / 'none'}: No such file or directory\n",
+    )
 
 
 def test_other_patches_make_another_build(
@@ -717,11 +738,15 @@ def test_patches_apply_exactly_or_not_at_all(
     (tree / "src" / "a.txt").write_text("one\n")
     real = shutil.which
     monkeypatch.setattr("shutil.which", lambda name: real(name) if name == tool else None)
-    apply([PATCH], tree)
+    assert fit(PATCH, tree) == APPLIES
     assert (tree / "src" / "a.txt").read_text() == "one\ntwo\n"
     assert (tree / "new.txt").read_text() == "new\n"
+    assert fit(PATCH, tree) == SUPERSEDED
     with pytest.raises(ServerError, match=r"0001-more\.patch"):
         apply([PATCH], tree)
+    (tree / "src" / "a.txt").write_text("other\n")
+    assert fit(PATCH, tree) == CONFLICTS
+    assert (tree / "src" / "a.txt").read_text() == "other\n"
 
 
 def test_the_base_is_the_pinned_dependency() -> None:

@@ -1,4 +1,7 @@
-"""Rollback snapshots: in cells that move (patches/0003), for single tokens (patches/0008)."""
+"""Rollback snapshots: in cells that move, for single tokens, and of copies.
+
+patches/upstream: 0002, 0003 and 0013.
+"""
 
 from __future__ import annotations
 
@@ -107,3 +110,38 @@ def test_a_single_token_copies_one_snapshot_of_the_convolution(
     plain, rollback = answer(patched_server.parent, COPIES, files("plain"), LLAMA_RS_REPLAY="0")
     assert rollback[0] == plain[0]  # without the patch it is rollback[1]
     assert rollback[1] > plain[1]  # a snapshot for each of four tokens
+
+
+# A sequence that was rolled back and its copy: both decode the same token.
+COPY = (
+    CODE.partition("def rolled_back")[0]
+    + """
+def copied():
+    made = context()
+    memory = llama.llama_get_memory(made)
+    decode(made, rows(0, 0, PROMPTS[0]))
+    decode(made, rows(0, 4, [TOKEN, *DRAFTS]))
+    assert llama.llama_memory_seq_rm(memory, 0, 6, -1)
+    llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+    found = []
+    for seq in range(2):
+        decode(made, rows(seq, 6, [NEXT]))
+        found.append(logits(made))
+    return found
+
+plain = context()
+decode(plain, rows(0, 0, PROMPTS[0]))
+decode(plain, rows(0, 4, [TOKEN, DRAFTS[0]]))
+decode(plain, rows(0, 6, [NEXT]))
+want = logits(plain)
+print(json.dumps([float(np.abs(np.subtract(want, found)).max()) for found in copied()]))
+"""
+)
+
+
+@pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
+def test_a_copy_of_a_rolled_back_sequence_is_rolled_back(
+    patched_server: Path, files: Files, replay: str
+) -> None:
+    differences = answer(patched_server.parent, COPY, files("plain"), LLAMA_RS_REPLAY=replay)
+    assert differences == pytest.approx([0, 0], abs=1e-4)  # without the patch the copy's is 3

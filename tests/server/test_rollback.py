@@ -1,4 +1,4 @@
-"""Rolling back by replay: as if the rejected drafts had never been decoded (patches/0009)."""
+"""Rolling back by replay: as if the rejected drafts had never been decoded (patches/0106)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of a sequence is whole before its state is saved or replaced (patches/0010)."""
+"""A copy of a sequence is whole before its state is saved or replaced (patches/upstream/0004)."""
 
 from __future__ import annotations
 

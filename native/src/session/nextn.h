@@ -30,7 +30,7 @@ struct Nextn {
 // Throws MTP_ERROR_BACKEND if the loaded llama.cpp lacks one of them.
 const Nextn & nextn();
 
-// Outputs of a decode that stay on the device that computed them (patches/0014).
+// Outputs of a decode that stay on the device that computed them (patches/0107).
 struct DeviceOutputs {
     // Whether they stay there until they are asked for. False if the CPU computes them.
     bool (*set)(llama_context * context, bool value);
@@ -44,7 +44,7 @@ struct DeviceOutputs {
     ggml_tensor * (*hidden)(llama_context * context, ggml_backend_t * backend);
 };
 
-// The output matrix of a loaded model, or its token embeddings (patches/0022); nullptr if the loaded llama.cpp
+// The output matrix of a loaded model, or its token embeddings (patches/0107); nullptr if the loaded llama.cpp
 // does not tell.
 ggml_tensor * model_matrix(const llama_model * model, bool output);
 
