@@ -1,15 +1,18 @@
 """Edit the patches, check them, and move them to another llama.cpp.
 
-    python patches/remake.py checkout DIR       make DIR a git repository of the pristine llama.cpp
-                                                with a commit for each patch: change, commit, rebase
-    python patches/remake.py make DIR [SERIES]  write the commits of DIR as patches: here, or as the
-                                                series in the folder SERIES
-    python patches/remake.py check              do both in a temporary folder and compare
-    python patches/remake.py status [TREE]      say for each patch whether it applies to the folder
-                                                TREE, another llama.cpp, and how large it is
-    python patches/remake.py hunks TREE         list the hunks that do not apply to the folder TREE,
-                                                another llama.cpp, and change nothing
-    python patches/remake.py rebase TREE        list them, and commit the patches in TREE
+    python patches/remake.py checkout DIR [BASE]    make DIR a git repository of the pristine
+                                                    llama.cpp with a commit for each patch
+    python patches/remake.py make DIR [SERIES]      write the commits of DIR as patches: here, or as
+                                                    the series in the folder SERIES
+    python patches/remake.py check [BASE]           do both in a temporary folder and compare
+    python patches/remake.py status [TREE [BASE]]   say for each patch whether it applies to the
+                                                    folder TREE, another llama.cpp, and its size
+    python patches/remake.py hunks TREE             list the hunks that do not apply to the folder
+                                                    TREE, another llama.cpp, and change nothing
+    python patches/remake.py rebase TREE            list them, and commit the patches in TREE
+
+BASE is `pin`, or the name of a folder here, such as b11549: its series are the patches here, apart
+from those of which that folder has versions of its own.
 
 `make` stops if DIR has changes that are not committed, or if a patch would not apply to the
 pristine tree. The patches do not depend on git settings, the user's name or the time. A series in
@@ -45,7 +48,13 @@ from mtp_gguf.server.patches import (
     read_head_sources,
     read_patches,
 )
-from mtp_gguf.server.upstream_source import fetch_archive, llama_cpp_source, unpack_llama_cpp
+from mtp_gguf.server.upstream_source import (
+    PIN,
+    base_names,
+    fetch_archive,
+    llama_cpp_source,
+    unpack_llama_cpp,
+)
 
 PATCHES = Path(__file__).parent
 FIRST_OWN = 101  # the number of our first patch; the bug fixes are numbered from 1
@@ -81,9 +90,11 @@ class FailedHunk:
         return f"{self.file}: {self.header}: {self.reason}"
 
 
-def patch_paths() -> list[Path]:
-    """The patches in the order of their numbers."""
-    return [*sorted((PATCHES / UPSTREAM).glob("*.patch")), *sorted(PATCHES.glob("*.patch"))]
+def patch_paths(name: str = PIN) -> list[Path]:
+    """The patches for a base, in the order of their numbers."""
+    folders = [PATCHES / UPSTREAM, PATCHES, *([PATCHES / name] if name != PIN else [])]
+    found = {path.name[:4]: path for folder in folders for path in folder.glob("*.patch")}
+    return [found[patch.name[:4]] for patch in read_patches(name)]
 
 
 def git(folder: Path, *words: str, index: Path | None = None) -> str:
@@ -110,13 +121,13 @@ def make_repository(folder: Path, message: str) -> None:
     git(folder, "tag", BASE_TAG)
 
 
-def checkout(folder: Path) -> None:
+def checkout(folder: Path, name: str = PIN) -> None:
     """Make `folder`, which must not exist, a repository with a commit for each patch."""
     if folder.exists():
         sys.exit(f"{folder}: exists")
-    unpack_llama_cpp(fetch_archive(), folder)
+    unpack_llama_cpp(fetch_archive(name), folder, name=name)
     make_repository(folder, "llama.cpp as the source distribution has it")
-    for path in patch_paths():
+    for path in patch_paths(name):
         git(folder, "am", "--quiet", str(path.resolve()))
 
 
@@ -175,17 +186,18 @@ def make_series(folder: Path, target: Path) -> list[Path]:
     return kept
 
 
-def check() -> None:
+def check(name: str = PIN) -> None:
     """Check that the patches apply, and that `make` on their own commits reproduces them."""
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / "plain"
-        unpack_llama_cpp(fetch_archive(), plain)
-        apply(read_patches(), plain)
+        unpack_llama_cpp(fetch_archive(name), plain, name=name)
+        apply(read_patches(name), plain)
         folder, made = Path(scratch) / "llama.cpp", Path(scratch) / "made"
-        checkout(folder)
-        made.mkdir()
-        again = {path.name: path.read_bytes() for path in make(folder, made)}
-    here = {path.name: path.read_bytes() for path in patch_paths()}
+        checkout(folder, name)
+        paths = make(folder, made) if name == PIN else make_series(folder, made)
+        again = {path.name: path.read_bytes() for path in paths}
+    series = patch_paths() if name == PIN else (PATCHES / name).glob("*.patch")
+    here = {path.name: path.read_bytes() for path in series}
     differing = sorted(
         name for name in again.keys() | here.keys() if again.get(name) != here.get(name)
     )
@@ -193,25 +205,26 @@ def check() -> None:
         sys.exit(f"not as `make` writes them: {', '.join(differing)}")
 
 
-def print_status(tree: Path) -> None:
-    """Print for each patch whether it applies to a copy of `tree`, its hunks, files and lines.
+def print_status(tree: Path, name: str = PIN) -> None:
+    """Print whether each patch applies to a copy of `tree`, and its hunks, files and lines.
 
     A patch that does not apply is left out, so later ones that build on it conflict as well. Hunks
     are those in existing files.
     """
     _check_sources(tree)
-    width = max(len(path.stem) for path in patch_paths())
+    width = max(len(path.stem) for path in patch_paths(name))
     print(f"{'':{width}}  {'':10}   hunks   files   lines")
     states: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
-        for path in patch_paths():
+        for path in patch_paths(name):
             patch = Addition(path.name, path.read_bytes())
             _copy_old_files(patch.data, tree, Path(scratch))
             state = fit(patch, Path(scratch))
             states[state] += 1
             print(f"{path.stem:{width}}  {state:10} {_columns(_size(patch.data))}")
-    for kind, folder in (("bug fixes", PATCHES / UPSTREAM), ("own patches", PATCHES)):
-        sizes = [_size(path.read_bytes()) for path in folder.glob("*.patch")]
+    for kind, own in (("bug fixes", False), ("own patches", True)):
+        paths = [path for path in patch_paths(name) if (int(path.name[:4]) >= FIRST_OWN) == own]
+        sizes = [_size(path.read_bytes()) for path in paths]
         total = [sum(column) for column in zip(*sizes, strict=True)]
         print(f"{f'{len(sizes)} {kind}':{width}}  {'':10} {_columns(total)}")
     print(", ".join(f"{count} {state}" for state, count in states.items()))
@@ -384,11 +397,21 @@ def _gives(folder: Path, patch: Path, commit: str) -> bool:
     return tree == git(folder, "rev-parse", f"{commit}^{{tree}}")
 
 
+def _base_of(words: Sequence[str]) -> str:
+    """The base that the last words of a command name."""
+    match words:
+        case []:
+            return PIN
+        case [name] if name in base_names():
+            return name
+    sys.exit(f"{' '.join(words)}: expected one of {', '.join(base_names())}")
+
+
 def main(words: Sequence[str]) -> None:
     """Run the command line."""
     match words:
-        case ["checkout", folder]:
-            checkout(Path(folder))
+        case ["checkout", folder, *name]:
+            checkout(Path(folder), _base_of(name))
         case ["make", folder]:
             for path in make(Path(folder), PATCHES):
                 print(path.name)
@@ -396,13 +419,14 @@ def main(words: Sequence[str]) -> None:
         case ["make", folder, series]:
             for path in make_series(Path(folder), Path(series)):
                 print(path.name)
-        case ["check"]:
-            check()
-            print(f"{len(read_patches())} patches apply and are as `make` writes them")
+        case ["check", *name]:
+            check(_base_of(name))
+            count = len(read_patches(_base_of(name)))
+            print(f"{count} patches apply and are as `make` writes them")
         case ["status"]:
             print_status(llama_cpp_source())
-        case ["status", tree]:
-            print_status(Path(tree))
+        case ["status", tree, *name]:
+            print_status(Path(tree), _base_of(name))
         case ["hunks", tree]:
             list_hunks(Path(tree))
         case ["rebase", tree]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
 
+from .upstream_source import PIN, base
+
 UPSTREAM = "upstream"  # the folder of the bug fixes
 APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
 VARIABLE = "MTP_GGUF_PATCHES"
@@ -25,12 +27,23 @@ class Addition:
     data: bytes
 
 
-def read_patches() -> list[Addition]:
-    """The patches in the order of their numbers: bug fixes of llama.cpp, then our own."""
+def read_patches(name: str = PIN) -> list[Addition]:
+    """The patches in the order of their numbers: bug fixes of llama.cpp, then our own.
+
+    name: the base that they are for, which may have versions of its own of some.
+    """
+    found = _patches_in(UPSTREAM) | _patches_in("")
+    if name != PIN:
+        found |= _patches_in(name)
+    return [found[number] for number in sorted(found) if number not in base(name).superseded]
+
+
+def _patches_in(name: str) -> dict[str, Addition]:
+    """The patches in the folder `name` of patches/, by their numbers."""
     folder = resources.files("mtp_gguf.patches")
-    files = [*folder.iterdir(), *(folder / UPSTREAM).iterdir()]
+    files = (folder / name if name else folder).iterdir()
     found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
-    return sorted(found, key=lambda patch: patch.name)
+    return {patch.name[:4]: patch for patch in found}
 
 
 def further_patches() -> list[Addition]:

@@ -84,8 +84,8 @@ class Machine:
         digest = hashlib.sha256(self.archive.read_bytes()).hexdigest()
         self.base = Base("1.2.3", digest, "0123456789abcdef")
         for owner in (module, upstream_source):
-            monkeypatch.setattr(owner, "base", lambda: self.base)
-        monkeypatch.setattr(module, "read_patches", lambda: [PATCH])
+            monkeypatch.setattr(owner, "base", lambda *_: self.base)
+        monkeypatch.setattr(module, "read_patches", lambda *_: [PATCH])
 
     def _pack(self, path: Path) -> None:
         root = "llama_cpp_python-1.2.3/vendor/llama.cpp"
@@ -199,7 +199,7 @@ def test_other_patches_make_another_build(
 ) -> None:
     first = machine.build().stdout
     other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
-    monkeypatch.setattr(module, "read_patches", lambda: [other])
+    monkeypatch.setattr(module, "read_patches", lambda *_: [other])
     check_refusal(*failed(invoke("build-server", "--where")))
     assert machine.build().stdout != first
 
@@ -241,8 +241,8 @@ from pathlib import Path
 from mtp_gguf.server import build, upstream_source
 from mtp_gguf.server.patches import Addition
 base = upstream_source.Base{base}
-build.base = upstream_source.base = lambda: base
-build.read_patches = lambda: [Addition{patch}]
+build.base = upstream_source.base = lambda *_: base
+build.read_patches = lambda *_: [Addition{patch}]
 """
 
 
@@ -608,7 +608,7 @@ def test_another_cpu_or_other_patches_make_other_libraries(
     monkeypatch.setattr(module, "cpu_features", lambda: "sse2")
     machine.build_libraries(tmp_path / "two")
     other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
-    monkeypatch.setattr(module, "read_patches", lambda: [other])
+    monkeypatch.setattr(module, "read_patches", lambda *_: [other])
     machine.build_libraries(tmp_path / "three")
     assert len(machine.targets()) == 3
 

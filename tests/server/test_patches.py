@@ -13,11 +13,18 @@ import pytest
 
 from mtp_gguf.server.patches import (
     HEAD_FOLDER,
+    Addition,
     add_head,
     read_head_sources,
     read_patches,
 )
-from mtp_gguf.server.upstream_source import cache_folder, fetch_archive, llama_cpp_source
+from mtp_gguf.server.upstream_source import (
+    base,
+    base_names,
+    cache_folder,
+    fetch_archive,
+    llama_cpp_source,
+)
 
 PATCHES = Path(__file__).parents[2] / "patches"
 FOLDERS = (PATCHES / "upstream", PATCHES)
@@ -71,24 +78,34 @@ def test_the_patches_name_no_author_and_no_machine() -> None:
 
 
 @pytest.mark.upstream
-def test_the_patches_apply_and_are_as_their_commits_make_them() -> None:
-    done = subprocess.run(
-        [sys.executable, PATCHES / "remake.py", "check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize("name", base_names())
+def test_the_patches_apply_and_are_as_their_commits_make_them(name: str) -> None:
+    done = remake("check", name)
     assert done.returncode == 0, done.stderr
-    assert f"{len(read_patches())} patches" in done.stdout
+    assert f"{len(read_patches(name))} patches" in done.stdout
+
+
+@pytest.mark.parametrize("name", base_names()[1:])
+def test_another_base_has_versions_of_our_patches(name: str) -> None:
+    ours = {patch.name for patch in read_patches()}
+    here = {path.name for path in (PATCHES / name).glob("*.patch")}
+    assert here < ours
+    superseded = base(name).superseded
+    assert len(read_patches(name)) == len(ours) - len(superseded)
+    assert not {path[:4] for path in here} & set(superseded)
 
 
 @pytest.mark.upstream
-def test_each_bug_fix_applies_without_the_other_patches() -> None:
-    source = llama_cpp_source()
+@pytest.mark.parametrize("name", base_names())
+def test_each_bug_fix_applies_without_the_other_patches(name: str) -> None:
+    source = llama_cpp_source(name)
     apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(source.parent)}
-    for path in [*FOLDERS[0].glob("*.patch"), PATCHES.parent / ".ci/vulkan/llvmpipe.patch"]:
-        check = ["git", "apply", "--check", str(path)]
-        assert not subprocess.run(check, cwd=source, env=apart, check=False).returncode, path
+    fixes = [patch for patch in read_patches(name) if patch.name < "0100"]
+    llvmpipe = PATCHES.parent / ".ci/vulkan/llvmpipe.patch"
+    for patch in [*fixes, Addition(llvmpipe.name, llvmpipe.read_bytes())]:
+        check = ["git", "apply", "--check", "-"]
+        done = subprocess.run(check, cwd=source, env=apart, input=patch.data, check=False)
+        assert done.returncode == 0, patch.name
 
 
 def test_each_bug_fix_names_its_test() -> None:
