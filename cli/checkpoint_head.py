@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,15 @@ def converted_head(
                 run((planned.plan,), SourceRows(whole), progress)
             with open_model(planned.plan.shards[0].path) as head:
                 yield head
+
+
+def head_in_type(
+    base: Model, source: str, revision: str | None, target: Path, head_type: str
+) -> AbstractContextManager[Model]:
+    """Convert the head of a checkpoint into a temporary file, without a draft vocabulary."""
+    return converted_head(
+        base, source, revision, head_type, DraftOptions.parse(None, None, None), target
+    )
 
 
 def _vehicle(base: Model) -> str:

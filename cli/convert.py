@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,13 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
-from .convert_model import Planned, planned
+from .checkpoint_head import head_in_type
+from .convert_model import Planned, is_gguf, planned
+from .head_gate import HeadGate, gate_type, is_small, measurable, refuse
 from .options import (
     DRAFT,
     HEAD,
@@ -22,7 +26,9 @@ from .options import (
     FastMtp,
     FastMtpCorpus,
     FastMtpIds,
+    Force,
     MtpF16,
+    NoCheck,
     Overwrite,
     Revision,
     Threads,
@@ -240,6 +246,8 @@ def convert(
         bool,
         typer.Option("--verbose", help="Report which types are quantized by which kernels."),
     ] = False,
+    no_check: NoCheck = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert a checkpoint to one GGUF that includes its MTP head.
@@ -248,7 +256,9 @@ def convert(
     in the mix that llama-quantize would use, the head in its own type: Q8_0, or with
     --quant F16, BF16 or F32 that of the base, unless --mtp-type names one. Instead of a checkpoint,
     MODEL can be a GGUF in 16 or 32 bits. With a target, the types of the trunk are chosen by
-    measuring what each costs (docs/precision.md). --mmproj writes the vision tower, too, into
+    measuring what each costs (docs/precision.md). A head in a type of fewer than 8 bits is compared
+    with the source's by the acceptance rate: more than 5 points fewer are a warning, more than 25
+    an error. --mmproj writes the vision tower, too, into
     a file of its own beside the model.
 
     **Examples**
@@ -355,6 +365,11 @@ def convert(
         with leaves_nothing(*outputs, resumes=conversion.resumes):
             outcome = _run(conversion, threads)
     warnings = head_warnings(plans[0].shards[0].path)
+    if head_type and head is HeadChoice.WITH_TRUNK and not no_check and len(outputs) == 1:
+        gate = _compared(outputs[0], mtp_from or model, revision, head_type.name)
+        if gate:
+            refuse(gate, force=force, written=outputs[0])
+            warnings = [*warnings, *gate.warnings()]
     if as_json:
         typer.echo(summary_json(plans, outcome, found, warnings))
         return
@@ -365,6 +380,17 @@ def convert(
     abilities = towers if mmproj_only else [head_verdict(report), *towers]
     abilities += [f"warning: {warning}" for warning in warnings]
     typer.echo(summary_text(plans, outcome, report, abilities))
+
+
+def _compared(path: Path, source: str, revision: str | None, head_type: str) -> HeadGate | None:
+    """Compare the head of a written file, if its type is small, with that of its source."""
+    if not is_small(head_type) or is_gguf(source):
+        return None
+    with open_model(path) as written:
+        if not measurable(written):
+            return None
+        convert = partial(head_in_type, written, source, revision, path)
+        return gate_type(path, None, head_type, convert)
 
 
 def _precisions(quant: str, also: str | None) -> tuple[str, ...]:

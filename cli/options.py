@@ -162,6 +162,12 @@ Revision: TypeAlias = Annotated[
 Overwrite: TypeAlias = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing output.")
 ]
+NoCheck: TypeAlias = Annotated[
+    bool, typer.Option("--no-check", help="Do not measure the acceptance rate.")
+]
+Force: TypeAlias = Annotated[
+    bool, typer.Option("--force", help="Use a head that accepts far fewer drafts than its source.")
+]
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, also for an error.")
 ]

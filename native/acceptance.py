@@ -66,17 +66,29 @@ def memory_needed(path: Path) -> int:
 
 
 def measure_in_subprocess(
-    path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
+    path: Path,
+    *,
+    seconds: float = 60.0,
+    whole_vocabulary: bool = False,
+    head: Path | None = None,
+    text: Path | None = None,
+    drafts: int = _MOST_DRAFTS,
 ) -> Acceptance:
     """Run `measure_acceptance` in a subprocess, so that a file may crash llama.cpp.
 
     Raises RequestError if nothing can be measured, or if loading takes longer than it would from a
     slow disk.
     """
-    whole = ["whole"] if whole_vocabulary else []
+    options = {
+        "seconds": seconds,
+        "whole_vocabulary": whole_vocabulary,
+        "head": None if head is None else str(head.absolute()),
+        "text": None if text is None else text.read_text(encoding="utf-8"),
+        "drafts": drafts,
+    }
     limit = _STARTING + path.stat().st_size / _SLOW_DISK + 2 * seconds
     try:
-        words = (str(path.absolute()), str(seconds), *whole)
+        words = (str(path.absolute()), json.dumps(options))
         child = run_module("mtp_gguf.native.acceptance", *words, timeout=limit)
     except subprocess.TimeoutExpired:
         raise RequestError(f"loading and drafting took longer than {limit:.0f} s") from None
@@ -91,12 +103,19 @@ def measure_in_subprocess(
 
 
 def measure_acceptance(
-    path: Path, *, seconds: float = 60.0, whole_vocabulary: bool = False
+    path: Path,
+    *,
+    seconds: float = 60.0,
+    whole_vocabulary: bool = False,
+    head: Path | str | None = None,
+    text: str | None = None,
+    drafts: int = _MOST_DRAFTS,
 ) -> Acceptance:
     """Load the model on the CPU and measure for at most `seconds`, not counting loading.
 
     At least sixteen drafts are measured. whole_vocabulary: ignore the file's draft vocabulary
-    (layout ids). Raises RequestError if nothing can be drafted, NativeError if llama.cpp or the
+    (layout ids). head: a separate file with the head. text: in place of TEXT. drafts: the most to
+    measure. Raises RequestError if nothing can be drafted, NativeError if llama.cpp or the
     head rejects the file.
     """
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
@@ -104,8 +123,9 @@ def measure_acceptance(
     threads = max((os.cpu_count() or 1) // 2, 1)  # llama_cpp's default for single tokens
     with MTPLlama(
         str(path),
+        mtp_head=None if head is None else str(head),
         depth=1,
-        n_ctx=_CONTEXT,
+        n_ctx=max(_CONTEXT, 2 * drafts),
         n_batch=_CONTEXT,
         n_threads=threads,
         n_threads_batch=threads,
@@ -113,7 +133,8 @@ def measure_acceptance(
     ) as llm:
         if llm.head is None:
             raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
-        tokens = llm.tokenize(TEXT.encode(), add_bos=False)[: _PROMPT + _MOST_DRAFTS]
+        raw = (TEXT if text is None else text).encode()
+        tokens = llm.tokenize(raw, add_bos=False)[: _PROMPT + drafts]
         if len(tokens) < _PROMPT + _LEAST_DRAFTS:
             raise RequestError(
                 f"its tokenizer makes only {len(tokens)} tokens of the test text, "
@@ -135,10 +156,10 @@ def measure_acceptance(
 
 def _main() -> int:
     """Run in the subprocess: print a JSON object, or an error message and exit with _REFUSED."""
-    path, seconds, *whole = sys.argv[1:]
+    path, options = sys.argv[1], json.loads(sys.argv[2])
     warnings.simplefilter("ignore")  # the sentence must be the first line
     try:
-        found = measure_acceptance(Path(path), seconds=float(seconds), whole_vocabulary=bool(whole))
+        found = measure_acceptance(Path(path), **options)
     except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
         # llama_cpp raises the last three if its libraries cannot be loaded.
         sys.stderr.write(f"{error}\n")
