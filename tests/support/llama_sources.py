@@ -5,16 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 # What building such a distribution takes, even if only its metadata is wanted
 TOOLS = ("scikit-build-core", "setuptools", "setuptools_scm", "cython", "wheel")
 
 
-def built(folder: Path, name: str, version: str, inside: str, *targets: str) -> Path:
+def built(
+    folder: Path, name: str, version: str, inside: str, *targets: str, options: Sequence[str] = ()
+) -> Path:
     """The folder of the libraries, built from the sources of this version.
 
-    inside: where llama.cpp is in the source distribution.
+    inside: where llama.cpp is in the source distribution. options: more of CMake's.
     """
     pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "install", "-q", *TOOLS], check=True)
@@ -27,7 +30,10 @@ def built(folder: Path, name: str, version: str, inside: str, *targets: str) -> 
     parts = ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")
     off = [f"-DLLAMA_BUILD_{part}=OFF" for part in parts]
     build = folder / "build"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", *off]
-    subprocess.run(["cmake", "-G", "Ninja", "-S", tree, "-B", build, *options], check=True)
+    all_options = [
+        *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF"),
+        *(*off, *options),
+    ]
+    subprocess.run(["cmake", "-G", "Ninja", "-S", tree, "-B", build, *all_options], check=True)
     subprocess.run(["cmake", "--build", build, "--target", *targets], check=True)
     return build / "bin"

@@ -19,11 +19,11 @@ class Build:
     source: Path
     folder: Path
 
-    def library(self) -> Path:
+    def library(self, name: str = "mtp") -> Path:
         """Build what the sources now hold."""
-        command = ["cmake", "--build", str(self.folder), "--target", "mtp", "--parallel", "2"]
+        command = ["cmake", "--build", str(self.folder), "--target", name, "--parallel", "2"]
         subprocess.run(command, check=True, capture_output=True)
-        return next(self.folder.glob("native/libmtp.*"))
+        return next(self.folder.glob(f"native/**/lib{name}.*"))
 
 
 def configure(source: Path, folder: Path, *options: str) -> Build:
