@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,8 @@ from mtp_gguf.gguf_tools.shell import quoted
 
 from .options import AsJson, Revision, Threads, check_revision, usage_of
 from .progress import Interrupted, byte_progress, human_bytes, printable, reports_errors, say
+from .quality_run import measure_quality
+from .text_files import whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.publish.catalogue import Entry
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from mtp_gguf.publish.release import Record, Release
 
 _CARD = "README.md"
+_CONTEXT = 512  # tokens of a window of text
+_NOT_IN_CARD = ("size", "predicted tok/s")  # columns of `quality`: known, or of this machine
 _SHOWN = 5  # names in an error message
 
 
@@ -32,6 +37,8 @@ class _Options:
 
     types: list[str]
     imatrix: Path | None
+    text: str
+    chunks: int | None
     revision: str | None
     threads: int | None
     public: bool
@@ -81,6 +88,19 @@ def publish(
         Path | None,
         typer.Option("--imatrix", metavar="FILE", help="Quantize by this importance matrix."),
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text",
+            metavar="FILE…",
+            help="Measure quality and acceptance on these text files, as `quality` does, for the "
+            "card.",
+        ),
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option("--chunks", min=1, help="Measure on at most N windows of 512 tokens."),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -127,8 +147,19 @@ def publish(
         raise typer.BadParameter("expected either SOURCE or --list FILE", param_hint="--list")
     if catalogue is not None and revision is not None:
         raise typer.BadParameter("write SOURCE@REVISION in the list", param_hint="--revision")
+    contents = "".join(whole_texts(text)) if text else ""
     options = _Options(
-        names, imatrix, revision, threads, public, replace, no_upload, dry_run, as_json
+        names,
+        imatrix,
+        contents,
+        chunks,
+        revision,
+        threads,
+        public,
+        replace,
+        no_upload,
+        dry_run,
+        as_json,
     )
     from mtp_gguf.publish.catalogue import read_catalogue  # noqa: PLC0415  (NumPy is slow)
 
@@ -245,6 +276,9 @@ def _publish(
         )
         try:
             _convert(release, record, options.threads, cluster)
+            if options.text:
+                _measure(release, record, options)
+                card = str(card_of(release, target, record.measured))
             _write_card(folder / _CARD, card)
             if not options.no_upload:
                 upload(
@@ -314,8 +348,48 @@ def _convert(
             )
         record.converted = {path.name: path.stat().st_size for path in release.paths}
         record.diagnosed.clear()
+        record.measured.clear()
         record.save()
     diagnose_files(release, record)
+
+
+def _measure(release: "Release", record: "Record", options: _Options) -> None:
+    """Compare the files of all types with that of most bits, unless the record has the figures."""
+    from mtp_gguf.gguf_tools.process_memory import free_memory  # noqa: PLC0415
+
+    plans = sorted(release.models, key=lambda plan: -plan.size)
+    key = sha256(f"{options.chunks} {options.text}".encode()).hexdigest()
+    if record.measured.get("text") == key or len(plans) < 2:
+        return
+    if plans[0].size > free_memory():
+        say(
+            f"mtp-gguf: {release.source}: not measured: {plans[0].quant} needs "
+            f"{human_bytes(plans[0].size)} of memory, and {human_bytes(free_memory())} are free"
+        )
+        return
+    reference, *files = (plan.shards[0].path for plan in plans)
+    measured = measure_quality(
+        reference,
+        files,
+        options.text,
+        context=_CONTEXT,
+        chunks=options.chunks,
+        base=None,
+        drafting=True,
+        threads=options.threads,
+        gpu_layers=0,
+        quiet=options.as_json,
+    )
+    every = measured.candidates[0].HEADS
+    at = [index for index, head in enumerate(every) if head not in _NOT_IN_CARD]
+    record.measured = {
+        "text": key,
+        "reference": reference.name,
+        "tokens": measured.candidates[0].divergence.tokens,
+        "heads": [every[index] for index in at],
+        "rows": {c.name: [c.cells()[index] for index in at] for c in measured.candidates},
+    }
+    record.save()
 
 
 def _write_card(path: Path, card: str) -> None:

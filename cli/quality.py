@@ -1,23 +1,20 @@
 """`mtp-gguf quality`."""
 
-import hashlib
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.model import open_model, shard_paths
 from mtp_gguf.gguf_tools.output import check_output
 
 from .local_model import local_model
-from .options import AsJson, GpuLayers, Overwrite, Threads, parse_output, usable_gpu_layers
-from .progress import Interrupted, human_bytes, reports_errors, say, share_progress
+from .options import AsJson, GpuLayers, Overwrite, Threads, parse_output
+from .progress import reports_errors
+from .quality_run import measure_quality
 from .text_files import whole_texts
 
 if TYPE_CHECKING:
@@ -98,66 +95,22 @@ def quality(
         # A file of logits that exists is used.
         if path is not None:
             check_output(path, [source, *files, *text], overwrite or path is base)
-    from mtp_gguf.bench.imatrix import windows_of  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.bench.logit_file import LogitFile  # noqa: PLC0415
-    from mtp_gguf.bench.model import BenchModel  # noqa: PLC0415
-    from mtp_gguf.bench.quality import (  # noqa: PLC0415
-        Candidate,
-        check_same_model,
-        measure_divergence,
-        measure_drafting,
-        store_reference,
+    measured = measure_quality(
+        source,
+        files,
+        contents,
+        context=context,
+        chunks=chunks,
+        base=base,
+        drafting=drafting,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        quiet=as_json,
     )
-    from mtp_gguf.bench.report.quality_page import render_quality  # noqa: PLC0415
-    from mtp_gguf.gguf_tools.profile import identify  # noqa: PLC0415
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-    from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
-    from mtp_gguf.server.upstream_source import cache_folder  # noqa: PLC0415
-
-    with open_model(source) as known:
-        for file in files:
-            with open_model(file) as opened:
-                check_same_model(known, opened)
-    tell_crashes()
-    cores = threads or os.cpu_count() or 1
-    gpu_layers = usable_gpu_layers(gpu_layers)
-    with Vocabulary(source) as vocabulary:
-        ids = vocabulary.encode(contents, special=False).tolist()
-        windows = windows_of(ids, context, chunks, vocabulary.bos)
-        n_vocab = vocabulary.size
-    if base is None:
-        key = repr(identify(source)).encode() + repr(windows.shape).encode() + windows.tobytes()
-        base = cache_folder("logits") / f"{hashlib.sha256(key).hexdigest()[:32]}.kld"
-    stored = LogitFile(base, windows, n_vocab)
-    try:
-        if not stored.complete():
-            if not as_json:
-                say(f"mtp-gguf: logits of the reference: {human_bytes(stored.nbytes)} in {base}")
-            with (
-                BenchModel(source, n_ctx=context, threads=cores, gpu_layers=gpu_layers) as model,
-                model.reader(context) as reader,
-                share_progress("reference") as show,
-            ):
-                store_reference(reader, stored, partial(_show_window, show, len(windows)))
-        candidates = []
-        for file in files:
-            with (
-                BenchModel(file, n_ctx=context, threads=cores, gpu_layers=gpu_layers) as model,
-                share_progress(file.name) as show,
-            ):
-                with model.reader(context) as reader:
-                    divergence = measure_divergence(
-                        reader,
-                        stored,
-                        partial(_show_window, show, len(windows)),
-                        threads=cores,
-                    )
-                drafts = measure_drafting(model, windows) if drafting and _can_draft(file) else None
-            nbytes = sum(shard.stat().st_size for shard in shard_paths(file))
-            candidates.append(Candidate(file.name, nbytes, divergence, drafts))
-    except KeyboardInterrupt:
-        raise Interrupted(f"the same command continues with the logits in {base}") from None
+    candidates = measured.candidates
     if page is not None:
+        from mtp_gguf.bench.report.quality_page import render_quality  # noqa: PLC0415
+
         html = render_quality(source.name, candidates[0].divergence.tokens, candidates)
         try:
             page.write_text(html, encoding="utf-8")
@@ -167,8 +120,8 @@ def quality(
         fields = {
             "format": 1,
             "reference": str(source),
-            "logits": str(base),
-            "windows": len(windows),
+            "logits": str(measured.logits),
+            "windows": measured.windows,
             "window": context,
             "candidates": [asdict(candidate) for candidate in candidates],
         }
@@ -178,10 +131,6 @@ def quality(
         typer.echo(line)
     if page is not None:
         typer.echo(f"{page}: written")
-
-
-def _show_window(show: Callable[[float, str], None], count: int, done: int) -> None:
-    show(done / count, f"window {done} of {count}")
 
 
 def _table(reference: str, candidates: "Sequence[Candidate]") -> list[str]:
@@ -200,8 +149,3 @@ def _table(reference: str, candidates: "Sequence[Candidate]") -> list[str]:
             if cell
         ]
     return lines
-
-
-def _can_draft(path: Path) -> bool:
-    with open_model(path) as opened:
-        return opened.head.report.ready

@@ -1,5 +1,6 @@
 """The model card of a release."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ _TAGS = ("gguf", "llama.cpp", "mtp", "speculative-decoding")
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 
 
-def card_of(release: Release, repository: str) -> ModelCard:
-    """The card of `repository`: base model, licence and tags of the source, files, how to run."""
+def card_of(
+    release: Release, repository: str, measured: Mapping[str, Any] | None = None
+) -> ModelCard:
+    """The card of `repository`: base model, licence and tags of the source, files, how to run.
+
+    measured: as in the record; without it the card has no table of quality.
+    """
     fields = _source_fields(release.checkpoint.folder)
     kept = {name: fields[name] for name in _KEPT if fields.get(name)}
     tags = fields.get("tags")
@@ -26,7 +32,8 @@ def card_of(release: Release, repository: str) -> ModelCard:
         kept["base_model"] = hub.hub_id
         kept["base_model_relation"] = "quantized"
     data = ModelCardData(**kept, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(release, repository)}")
+    text = _text(release, repository) + _quality(measured or {})
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
 def _source_fields(folder: Path) -> dict[str, Any]:
@@ -39,6 +46,28 @@ def _source_fields(folder: Path) -> dict[str, Any]:
     except Exception:  # publishers write anything, and the library raises many types
         return {}
     return fields
+
+
+def _quality(measured: Mapping[str, Any]) -> str:
+    """A section with the measured table; empty without one."""
+    if not measured:
+        return ""
+    heads = measured["heads"]
+    rows = "\n".join(
+        f"| {name} | {' | '.join(cells)} |" for name, cells in measured["rows"].items()
+    )
+    return f"""
+## Quality
+
+Compared with {measured["reference"]} on {measured["tokens"]} tokens of text, by `mtp-gguf
+quality`: the Kullback-Leibler divergence (KLD) of the next token's distribution, how often the most
+likely token is the same, perplexity, and the share of drafted tokens that are accepted, by position
+in the draft.
+
+| file | {" | ".join(heads)} |
+| --- |{" --- |" * len(heads)}
+{rows}
+"""
 
 
 def _size(nbytes: int) -> str:

@@ -192,7 +192,7 @@ def open_cluster(text: str) -> Iterator[Cluster]:
                 count = int(text.removeprefix(_LOCAL))
                 threads = max(1, usable_cores() // count)
                 address = stack.enter_context(
-                    LocalCluster(  # type: ignore[no-untyped-call]
+                    LocalCluster(
                         n_workers=count,
                         threads_per_worker=1,
                         processes=True,
@@ -203,7 +203,7 @@ def open_cluster(text: str) -> Iterator[Cluster]:
                         silence_logs=logging.CRITICAL,
                     )
                 )
-            client = stack.enter_context(Client(address, timeout=_CONNECT))  # type: ignore[no-untyped-call]
+            client = stack.enter_context(Client(address, timeout=_CONNECT))
         except (OSError, ValueError, RuntimeError) as error:
             raise ClusterError(f"{text}: the cluster cannot be used: {_reason(error)}") from None
         yield Cluster(client, text, threads, client.dashboard_link)

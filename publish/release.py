@@ -104,7 +104,7 @@ class Record:
 
     identity: of the release. converted: sizes of the files. diagnosed: what doctor found in each.
     repository: the one on the hub that has no other files. uploaded: the SHA-256 of each file that
-    is there.
+    is there. measured: the table of quality and acceptance, with what it was measured on.
     """
 
     path: Path
@@ -113,6 +113,7 @@ class Record:
     diagnosed: dict[str, list[str]] = field(default_factory=dict)
     repository: str = ""
     uploaded: dict[str, str] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
 
     def save(self) -> None:
         """Write the record; it is replaced as a whole."""

@@ -155,7 +155,7 @@ def test_goes_on_after_a_signal(
 
     hub.trouble = at = At(12, stop)
     with started(hub, tmp_path, "local:2") as process:
-        children = []
+        children: list[psutil.Process] = []
         while not at.done.wait(0.05) and process.poll() is None:
             children = workers(process) or children
         told = process.communicate(timeout=_TIMEOUT)[1]

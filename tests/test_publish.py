@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from mtp_gguf.publish.catalogue import Entry, read_catalogue
 from support.checkpoints import TINY
 from support.commands import MAIN, held, invoke
 from support.hub_commands import Done, run_commands
-from support.models import Models
+from support.models import DEMO, ROOT, Models
 from support.sparse_checkpoints import TERABYTE, write_sparse
 from support.upload_hub import TARGET, UploadHub
 
@@ -133,6 +134,34 @@ def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> Non
     assert publish(hub, tmp_path, "--replace").code == 0
     assert "theirs.gguf" not in hub.stored
     assert len(hub.stored) == 3
+
+
+class TestQuality:
+    WORDS = ("publish", DEMO, "--types", "Q4_K_M,F16", "--to", "me/Demo-GGUF", "--no-upload")
+
+    def test_tables_in_the_card(self, hub: UploadHub, tmp_path: Path) -> None:
+        text = tmp_path / "text.txt"
+        text.write_text((ROOT / "docs" / "bench.md").read_text(encoding="utf-8"), encoding="utf-8")
+        words = (*self.WORDS, "-o", "out", "--text", text, "--chunks", "1")
+        first, second = run_commands(hub, tmp_path / "home", words, words)
+        assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+        card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        [row] = [line for line in card.splitlines() if re.match(r"\| \S+Q4_K_M\.gguf \|.*±", line)]
+        assert re.fullmatch(r"\| \S+ \| 0\.0\d{4} ± .* \| \d+\.\d+% \|.*\d% \d+% \d+% \|", row)
+        assert re.search(r"Compared with \S+-F16\.gguf on 255 tokens", card)
+        assert "Q4_K_M.gguf: starting" in first.stderr
+        assert "starting" not in second.stderr, "the record has the figures"
+
+    def test_models_that_do_not_fit_are_not_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("mtp_gguf.gguf_tools.process_memory.free_memory", lambda: 1000)
+        (tmp_path / "text.txt").write_text("text")
+        words = (*self.WORDS, "-o", tmp_path / "out", "--text", tmp_path / "text.txt")
+        done = invoke(*words)
+        assert done.exit_code == 0
+        assert "not measured: F16 needs 11.1 MB of memory, and 1 kB are free" in done.stderr
+        assert "## Quality" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 class TestList:

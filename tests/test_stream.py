@@ -198,7 +198,7 @@ class TestResumes:
         asked = request(output)
         other = replace(asked, head_type=BY_NAME["Q6_K"])
         with Web(folder) as web:
-            interrupted(folder, web, other, after=2)
+            interrupted(folder, web, other, after=40)
             convert(from_web(folder, web), asked)
         assert held(output) == local(folder, asked)
 
@@ -206,7 +206,7 @@ class TestResumes:
         folder = models.checkpoint(KINDS[0])
         asked = request(output)
         with Web(folder) as web:
-            interrupted(folder, web, asked, after=2)
+            interrupted(folder, web, asked, after=40)
             next(output.glob(".x-F16*.partial")).unlink()
             convert(from_web(folder, web), asked)
         assert held(output) == local(folder, asked)
