@@ -21,7 +21,7 @@ LLAMA void llama_set_embeddings_nextn(llama_context *, bool on, bool) { state = 
 GET = "LLAMA float * llama_get_embeddings_nextn(llama_context *) { return &state; }"
 CALLER = """
 #include "error.h"
-#include "nextn.h"
+#include "session/nextn.h"
 extern "C" int call(float * out) {
     return mtp::guard([&] {
         mtp::nextn().set(nullptr, true, false);
@@ -54,7 +54,7 @@ def compile_library(folder: Path, name: str, code: str, *options: object) -> Pat
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     headers = Path(sysconfig.get_path("purelib")) / "include"
     options = ("-I", SOURCES / "src", "-I", SOURCES / "include", "-I", headers)
-    files = (SOURCES / "src" / "session/nextn.cpp", SOURCES / "src" / "error.cpp")
+    files = (SOURCES / "src" / "session" / "nextn.cpp", SOURCES / "src" / "error.cpp")
     return compile_library(tmp_path_factory.mktemp("caller"), "caller", CALLER, *options, *files)
 
 
