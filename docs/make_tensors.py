@@ -146,8 +146,8 @@ VISION = """
 ## Vision tower
 
 `--mmproj` writes the tensors under `model.visual.` into an mmproj file (architecture `clip`), with
-the bytes of `convert_hf_to_gguf.py --mmproj` (`tests/test_mmproj.py`). `i` counts the tower's
-layers. Every tensor of the table has a weight and a bias, except the positions.
+the bytes of `convert_hf_to_gguf.py --mmproj` (`tests/convert/test_mmproj.py`). `i` counts the
+tower's layers. Every tensor of the table has a weight and a bias, except the positions.
 
 | Hugging Face | GGUF | type |
 | --- | --- | --- |"""

@@ -2,7 +2,7 @@
 
 The rows follow load_arch_tensors and the MTP graph of src/models/ in the pinned llama.cpp. A test
 leaves out each tensor of a small file of each architecture and asks llama.cpp whether it still
-drafts (tests/surgery/test_architectures.py).
+drafts (tests/gguf_tools/test_architectures.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -148,20 +148,20 @@ def test_transcripts(page: Path, models: Models, folder: Path) -> None:
 
 # Commands that only other tests run, by words in them, and why.
 NOT_RUN = {
-    r"OWNER/NAME": "needs a hub: tests/test_hub_gguf.py",
-    r"^(up|build-server)\b": "downloads or builds: tests/test_hub.py, tests/server",
+    r"OWNER/NAME": "needs a hub: tests/gguf_tools/test_hub_gguf.py",
+    r"^(up|build-server)\b": "downloads or builds: tests/convert/test_hub.py, tests/server",
     r"^serve\b": "runs until it is stopped: tests/server",
     r"^(bench|tune)\b": "takes minutes: tests/bench",
     r"^kernels\b": "needs another llama.cpp: tests/kernels/test_plugged.py",
-    r"^chat\b": "needs a terminal: tests/test_chat.py",
+    r"^chat\b": "needs a terminal: tests/cli/test_chat.py",
     r"^train-head\b": "takes minutes: tests/train",
     r"--image": "needs a picture and a vision tower: tests/native/test_pictures.py",
     r"-ngl": "needs a GPU: tests/native/test_gpu.py",
-    r"--imatrix": "needs the output of llama-imatrix: tests/test_convert_gguf.py",
+    r"--imatrix": "needs the output of llama-imatrix: tests/convert/test_convert_gguf.py",
     r"^imatrix\b": "takes minutes: tests/bench/test_imatrix.py",
     r"^quality\b": "takes minutes: tests/bench/test_quality.py",
-    r"^publish\b": "needs a hub: tests/test_publish.py",
-    r"--stream": "needs a hub: tests/test_stream.py",
+    r"^publish\b": "needs a hub: tests/publish/test_publish.py",
+    r"--stream": "needs a hub: tests/convert/test_stream.py",
     r"^0\.1\.0, ": "is the first line that info prints",
     r"…": "is no whole command",
 }

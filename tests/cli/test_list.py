@@ -1,4 +1,4 @@
-"""`mtp-gguf list` of folders; tests/test_hub_gguf.py lists the hub's cache."""
+"""`mtp-gguf list` of folders; tests/gguf_tools/test_hub_gguf.py lists the hub's cache."""
 
 from __future__ import annotations
 

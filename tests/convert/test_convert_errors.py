@@ -303,7 +303,7 @@ class TestIndex:
 
 
 class TestSafetensorsHeader:
-    """Only that the converter ends well; tests/test_safetensors.py breaks each field by itself."""
+    """Only that the converter ends well; gguf_tools/test_safetensors.py breaks each field."""
 
     @pytest.mark.parametrize("length", [0, 1, 1 << 20, 100_000_001, (1 << 63) - 1, (1 << 64) - 1])
     def test_length(self, length: int, broken: Path, output: Path) -> None:

@@ -16,7 +16,7 @@ from mtp_gguf.native.runtime import llama_cpp
 from support.reference_model import ReferenceModel
 from support.upstream.llama_mtp import LlamaMtp
 
-DEMO = Path(__file__).parent.parent / "gguf_tools" / "demo_model"
+DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
 PROMPTS = (
     "def is_prime(n):\n",
     "import os\nimport sys\n\nclass Reader:\n    def __init__(self, path):\n",

@@ -6,7 +6,7 @@ as before; if upstream's converter accepts a value, our file equals its file.
 
 Every value of every file, against every command and upstream, takes up to an hour:
 
-    python -m pytest -m slow tests/test_hostile_json.py
+    python -m pytest -m slow tests/gguf_tools/test_hostile_json.py
 """
 
 from __future__ import annotations

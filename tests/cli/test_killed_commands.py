@@ -2,7 +2,7 @@
 
 Everyday runs do one round of each; the sweep:
 
-    MTP_KILLING_ROUNDS=100 pytest -m slow tests/test_killed_commands.py
+    MTP_KILLING_ROUNDS=100 pytest -m slow tests/cli/test_killed_commands.py
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def harmed(folder: Path, rounds: int, seed: int) -> dict[str, int]:
     """The counts of killed_commands.py, which forks: in a process of its own."""
     words = [sys.executable, "-m", "support.killed_commands", str(folder), str(rounds), str(seed)]
     done = subprocess.run(
-        words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])

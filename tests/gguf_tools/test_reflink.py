@@ -3,7 +3,7 @@
 The tests that need such a file system (XFS, Btrfs) are skipped elsewhere; a loop device will do:
 
     truncate -s 1G x && mkfs.xfs x && mount -o loop x /mnt
-    pytest tests/surgery/test_reflink.py --basetemp=/mnt/tmp
+    pytest tests/gguf_tools/test_reflink.py --basetemp=/mnt/tmp
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each file is broken as files are found broken; stock llama.cpp is asked whether it loads and drafts.
 
-    pytest -m slow tests/surgery/test_loader_rules.py
+    pytest -m slow tests/gguf_tools/test_loader_rules.py
 
 breaks every key and every tensor of a dense model and of a mixture in every way there is: about
 1,200 files, some minutes.

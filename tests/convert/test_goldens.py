@@ -45,7 +45,7 @@ ALLOWED_KEYS = {
 
 
 def test_the_documentation_lists_the_allowed_keys() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "tensors.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "tensors.md").read_text(encoding="utf-8")
     table = text.partition("with these differences:")[2].partition("\n\n")[2].split("\n\n")[0]
     listed = [line.split("`")[1] for line in table.splitlines() if "`" in line.split("|")[1]]
     assert set(ALLOWED_KEYS) <= set(listed)

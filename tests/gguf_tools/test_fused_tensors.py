@@ -57,7 +57,7 @@ class Pair:
 def pair(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
-    """The plain file in 16 bits is ours, which tests/test_goldens.py holds to upstream's bytes."""
+    """The plain file in 16 bits is ours, which test_goldens.py holds to upstream's bytes."""
     folder = tmp_path_factory.mktemp("fused")
     moe = request.param != "demo"
     checkpoint = models.checkpoint(SPECS[request.param]) if moe else DEMO
