@@ -125,7 +125,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             draft, on_draft = _draft_vocabulary(head)
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
-        findings += [*_unloadable(model), *_sidecar(model, separate)]
+        findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
@@ -218,7 +218,7 @@ def _sidecar(model: Model, separate: Model | None) -> Iterator[Finding]:
     else:
         fits = [] if is_remote(str(model.path)) else models_beside(model)
         yield Finding("sidecar", Severity.NOTE, _purpose(model, fits), _try_with(model, fits))
-    if head.head.is_shared:
+    if head.head.is_shared and head.head.kind.graph:
         trunk = "TRUNK.gguf" if separate is None else quoted(model.path)
         yield Finding(
             "shared-head",
@@ -227,6 +227,18 @@ def _sidecar(model: Model, separate: Model | None) -> Iterator[Finding]:
             "and llama.cpp with #28243 load the file, other llama.cpp does not; in the model's "
             "own file the head loads everywhere",
             f"mtp-gguf graft {trunk} --from {name}",
+        )
+
+
+def _no_graph(head: Model) -> Iterator[Finding]:
+    """Say that the pinned llama.cpp does not draft with the architecture."""
+    if not head.head.kind.graph:
+        whole = "" if head.head.is_alone else ", and cannot load a file that has both"
+        yield Finding(
+            "no-graph",
+            Severity.NOTE,
+            f"llama.cpp at the version of this package has no MTP graph of {head.architecture}"
+            f"{whole}; a newer llama-server drafts with it (serve --llama-server FILE --head HEAD)",
         )
 
 
@@ -423,6 +435,9 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
     trunk = "TRUNK.gguf" if model.head.is_alone else quoted(model.path)
     separate = head is not model or model.head.is_alone
     files = f"-m {trunk}" + (f" -md {quoted(head.path)}" if separate else "")
+    if not head.head.kind.graph:
+        yield f"llama-server {files} --spec-type draft-mtp  (a newer llama.cpp)"
+        return
     if stock:
         yield f"llama-server {files} --spec-type draft-mtp"
     option = f" --head {quoted(head.path)}" if separate else ""

@@ -22,12 +22,13 @@ from .fastmtp import (
     vocabulary_size,
 )
 from .format import ArrayRef, GgufFile, Scalar, TensorInfo
-from .nextn import ARCHITECTURES, BLOCKS, FUSED_SUFFIXES, NextnBlock
+from .nextn import BLOCKS, FUSED_SUFFIXES, KNOWN, NextnBlock
 from .shell import quoted
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 OUTPUT_NORM_TENSOR = "output_norm.weight"
 TRUNK_TENSOR = "blk.0.attn_norm.weight"  # llama.cpp treats a file without it as head-only
+_WIDE_TRUNK_TENSOR = "blk.0.hc_attn_norm.weight"  # the same, with hyper-connections
 # What a head-only file shares with its trunk if it has no embedding, and the key that says so
 # (`convert_hf_to_gguf.py --mtp-shared-embd` of llama.cpp #28243, Unsloth's sidecars).
 SHARED_TENSORS = (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR, OUTPUT_TENSOR)
@@ -43,7 +44,7 @@ _SHARED_KEYS = (
     *("rope.dimension_count", "rope.dimension_sections"),
     *("expert_count", "expert_used_count", "expert_shared_count"),
     *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
-    *("hyper_connection.count", "kda.head_dim"),
+    *("hyper_connection.count", "hyper_connection.low_rank", "kda.head_dim"),
 )
 # Publishers name the unused ids of the same vocabulary differently. If more tokens than this
 # differ, it is another tokenizer.
@@ -133,7 +134,7 @@ class MtpHead:
     def _unknown_text(self) -> str:
         """Why the heads of an unknown architecture are left alone."""
         found = self.file.keys.get("general.architecture")
-        known = ", ".join(ARCHITECTURES)
+        known = ", ".join(KNOWN)
         if not isinstance(found, str):
             found = "an array" if isinstance(found, ArrayRef) else repr(found)
             return f"architecture {found} is not one of {known}"
@@ -154,7 +155,7 @@ class MtpHead:
     @property
     def is_known(self) -> bool:
         """Whether MTP heads of the model's architecture are supported."""
-        return self.file.keys.get("general.architecture") in ARCHITECTURES
+        return self.file.keys.get("general.architecture") in KNOWN
 
     @cached_property
     def trunk_layers(self) -> int:
@@ -229,7 +230,8 @@ class MtpHead:
     @cached_property
     def is_alone(self) -> bool:
         """Whether this is a head-only file, without a trunk."""
-        return TRUNK_TENSOR not in self.tensors
+        wide = self.is_known and self.kind.streams
+        return (_WIDE_TRUNK_TENSOR if wide else TRUNK_TENSOR) not in self.tensors
 
     @cached_property
     def is_shared(self) -> bool:
@@ -335,11 +337,16 @@ class MtpHead:
             hint = "; mtp-gguf graft adds one" if fault.code == "no-head" else ""
             return self.refusal(fault.text + hint)
         shared = self.is_shared
-        stock = not shared and (self.draft is None or self.draft.layout is DraftLayout.IDS)
+        drafts = self.kind.graph
+        stock = (
+            drafts and not shared and (self.draft is None or self.draft.layout is DraftLayout.IDS)
+        )
         alone = "a head alone, " if self.is_alone else ""
         if shared:
             alone = "a head alone that shares its trunk's embedding and output, "
         reason = f"{alone}MTP head in {self.blocks_text}"
+        if not drafts:
+            reason += f", for a llama.cpp that drafts with {self.architecture} (newer than ours)"
         block, ours = self.trunk_layers, self.kind.ours
         return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared)
 
@@ -432,7 +439,8 @@ class MtpHead:
                 f"expected {trunk + claimed}: "
                 f"{trunk} trunk layers and {claimed} MTP layer{'s' if claimed > 1 else ''}",
             )
-        for needed in (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR):
+        last = () if self.kind.streams else (OUTPUT_NORM_TENSOR,)
+        for needed in (EMBEDDING_TENSOR, *last):
             if self.suffixes and not self.is_shared and needed not in self.tensors:
                 yield HeadFault("shared-tensors", f"{needed} is missing, which the head needs")
 
@@ -519,6 +527,16 @@ class MtpHead:
             "ffn_up_shexp.weight": (width, shared),
             "ffn_down_shexp.weight": (shared, width),
         }
+        if self.kind.streams:
+            wide = width * self._size("hyper_connection.count")
+            rank = self._size("hyper_connection.low_rank")
+            shapes |= {"nextn.hnorm.weight": (wide,)}
+            for place in ("hc_attn", "hc_ffn", "nextn.hc_head"):
+                shapes |= {
+                    f"{place}_norm.weight": (wide,),
+                    f"{place}_down.weight": (wide, rank),
+                    f"{place}_up.weight": (rank, wide),
+                }
         shapes |= sizes if self.kind.ours and self.kind.single else {}
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 

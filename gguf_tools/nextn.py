@@ -1,8 +1,8 @@
-"""Which tensors make an MTP head: one row for each architecture that llama.cpp drafts with.
+"""Which tensors make an MTP head: one row for each architecture with heads in GGUF files.
 
 The rows follow load_arch_tensors and the MTP graph of src/models/ in the pinned llama.cpp. A test
 leaves out each tensor of a small file of each architecture and asks llama.cpp whether it still
-drafts (tests/gguf_tools/test_architectures.py).
+drafts (tests/gguf_tools/test_architectures.py). Rows without a graph there follow published files.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -24,7 +24,9 @@ class NextnBlock:
     llama.cpp drafts with one block only. ours: whether our runtime drafts with it; the others draft
     with llama-server. in_checkpoints: whether `graft` reads it from a checkpoint, too. hybrid:
     whether it is one of the Qwen models that `convert` writes and doctor knows as a whole, with
-    linear attention in most layers.
+    linear attention in most layers. graph: whether the pinned llama.cpp drafts with it; a newer one
+    may. streams: whether hyper-connections widen the hidden state; such models have a mixer in
+    place of the last norm, and the head its own.
     """
 
     required: Suffixes
@@ -33,6 +35,8 @@ class NextnBlock:
     ours: bool = False
     in_checkpoints: bool = False
     hybrid: bool = False
+    graph: bool = True
+    streams: bool = False
 
     def missing(self, present: Collection[str], shared_experts: bool) -> list[str]:
         """Suffixes that a block lacks.
@@ -76,6 +80,11 @@ _INDEXER = (
 _STREAMS = _weights(  # hyper-connections
     *(f"hc_{place}_{part}" for place in ("attn", "ffn") for part in ("fn", "base", "scale"))
 )
+_MIXERS = _weights(  # low-rank hyper-connections, with the mixer that the head ends with
+    *(f"hc_{p}_{part}" for p in ("attn", "ffn") for part in ("norm", "down", "up", "inject")),
+    *(f"nextn.hc_head_{part}" for part in ("norm", "down", "up")),
+)
+_SPARSE = _weights(*(f"indexer.{part}" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
 _QWEN_ATTENTION = (*_CORE, *_QKV, *_QK_NORMS, *_POST_NORM)
 _QWEN_MOE = (*_QWEN_ATTENTION, *_EXPERTS, *_GATED_SHARED)
 
@@ -135,8 +144,17 @@ BLOCKS: Mapping[str, NextnBlock] = {
         ),
         (_ANY_Q,),
     ),
+    "qwen4exp": NextnBlock(
+        (
+            *(name for name in _CORE if name != "attn_norm.weight"),
+            *(*_QKV, *_QK_NORMS, *_SPARSE, *_MIXERS, *_EXPERTS, *_GATED_SHARED),
+        ),
+        graph=False,
+        streams=True,
+    ),
 }
-ARCHITECTURES = tuple(BLOCKS)
+KNOWN = tuple(BLOCKS)
+ARCHITECTURES = tuple(name for name, block in BLOCKS.items() if block.graph)
 OUR_ARCHITECTURES = tuple(name for name, block in BLOCKS.items() if block.ours)
 HYBRIDS = tuple(name for name, block in BLOCKS.items() if block.hybrid)
 # Their recurrent states roll back by replay (patches/0106); those of others by snapshots.

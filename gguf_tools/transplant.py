@@ -22,7 +22,7 @@ from .fastmtp import (
     DraftLayout,
 )
 from .format import ArrayRef, Scalar, Value, ValueType
-from .head import SHARED_KEY, block_of, part_of
+from .head import SHARED_KEY, SHARED_TENSORS, block_of, part_of
 from .model import Metadata, Model
 from .nextn import OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
@@ -184,6 +184,8 @@ def extract(model: Model, layout: HeadLayout = HeadLayout.GGML_ORG) -> OutputSpe
     }
     if shares:
         outside &= {ID_MAP_TENSOR}
+    elif model.head.kind.streams:  # not the trunk's mixer, nor a table of n-grams
+        outside &= {ID_MAP_TENSOR, *SHARED_TENSORS}
     wanted = (name for name in model.tensors if name in head or name in outside)
     tensors = tuple(TensorCopy.of(model, name) for name in wanted)
     metadata = model.metadata()

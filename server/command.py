@@ -9,6 +9,7 @@ from typing import Literal
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings
 from mtp_gguf.gguf_tools.shell import quoted
 
@@ -181,6 +182,8 @@ def _check_shared(server: LlamaServer, model: ServedModel, passed: Sequence[str]
     stepwise = any(option in passed for option in _STEPWISE)
     if server.fused and head.head.ours and not stepwise:
         return
+    if model.file.architecture in BLOCKS and not BLOCKS[model.file.architecture].graph:
+        return  # a newer server, of which nothing is known here
     why = (
         "llama.cpp's own draft steps cannot"
         if server.fused

@@ -10,6 +10,7 @@ from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.head_files import heads_beside
 from mtp_gguf.gguf_tools.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
+from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.gguf_tools.sources import what_is_at
 from mtp_gguf.gguf_tools.vision import FILE_PREFIX, VisionTower, misfits
 
@@ -123,6 +124,11 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
                 f"{named}: expected the head of a model with {_says(model)}, found {_says(head)}"
             )
         return ServedModel(model, head)
+    if model.architecture in BLOCKS and not BLOCKS[model.architecture].graph:
+        raise NoHeadError(
+            f"{model.path}: llama.cpp at the version of this package does not draft with "
+            f"{model.architecture}; with a llama-server that does, name the head with --head"
+        )
     if model.head.ready:
         return ServedModel(model, model)
     beside = _heads_beside(model)

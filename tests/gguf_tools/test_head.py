@@ -11,13 +11,13 @@ import pytest
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary
 from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.head import HeadReport, MtpHead, part_of
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.nextn import BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, I64, TensorType
 from support.byte_source import ByteSource
 
 HEAD = 3  # block of the head: the trunk has blocks 0 to 2
 PREFIX = f"blk.{HEAD}."
-KNOWN = ", ".join(ARCHITECTURES)
+KNOWN = ", ".join(BLOCKS)
 Shape = tuple[int, ...]
 Tensors = Mapping[str, tuple[Shape, TensorType]]
 
