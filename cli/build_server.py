@@ -12,13 +12,16 @@ from mtp_gguf.server.build import (
     NPM,
     Build,
     BuildError,
+    MisfitError,
+    Sources,
     build,
     clean,
     cmake_options,
     find_build,
     split_options,
 )
-from mtp_gguf.server.upstream_source import remove_cached
+from mtp_gguf.server.patches import APPLIES, purposes
+from mtp_gguf.server.upstream_source import PIN, base_names, remove_cached
 
 from .options import AsJson, usage_of
 from .progress import Interrupted, printable, reports_errors, status_line
@@ -44,9 +47,27 @@ def build_server(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Build from this llama-cpp-python sdist, for offline builds (default: fetched by "
-            "pip).",
+            help="Build from this sdist of the base, for offline builds (default: fetched by pip).",
         ),
+    ] = None,
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(base_names()),
+            help="Build this version of llama.cpp: the pinned one, which is tested most, or a "
+            "newer one.",
+        ),
+    ] = PIN,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Build the sources of another llama.cpp, or list the patches that do not apply.",
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NUMBER", help="Leave out this patch, such as 0111; may be repeated."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -71,12 +92,23 @@ def build_server(
     mtp-gguf build-server
 
     CMAKE_ARGS="-DGGML_CUDA=ON" mtp-gguf build-server
+
+    mtp-gguf build-server --base b11549
     """
     if where and clean_all:
         raise typer.BadParameter("--where and --clean cannot be combined")
-    if (where or clean_all) and (cmake_args or sdist or jobs):
+    chosen = base != PIN or source or without
+    if (where or clean_all) and (cmake_args or sdist or jobs or chosen):
         raise typer.BadParameter(
-            "--where and --clean build nothing; leave --cmake-args, --sdist and --jobs out"
+            "--where and --clean build nothing; leave the options of builds out"
+        )
+    if base not in base_names():
+        raise typer.BadParameter(f"--base: expected {' or '.join(base_names())}, found {base!r}")
+    if source and (sdist or base != PIN):
+        raise typer.BadParameter("--source cannot be combined with --sdist or --base")
+    if source and not (source / "include" / "llama.h").is_file():
+        raise typer.BadParameter(
+            f"--source {source}: expected the sources of llama.cpp, found no include/llama.h"
         )
     if clean_all:
         n = clean()
@@ -97,9 +129,18 @@ def build_server(
         return
     with usage_of("--cmake-args"):
         further = split_options(cmake_args, "--cmake-args")
+    folder = source.resolve() if source else None
+    made_from = Sources(base, sdist, folder, tuple(sorted(set(without or ()))))
     try:
         with status_line("starting") as update:
-            done = build(cmake_options(further), sdist, jobs, update)
+            done = build(cmake_options(further, made_from), made_from, jobs, update)
+    except MisfitError as error:
+        lost = purposes()
+        for one in error.fits:
+            number = one.patch.name[:4]
+            line = f"{number} {one.state}" + ("" if one.state == APPLIES else f": {lost[number]}")
+            typer.echo(printable(line), err=True)
+        raise
     except BuildError as error:
         for line in error.log:
             typer.echo(printable(line), err=True)

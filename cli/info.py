@@ -4,13 +4,15 @@ import json
 import os
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.server.build import find_build
-from mtp_gguf.server.find import VARIABLE
+from mtp_gguf.server.find import VARIABLE, ask
 
 from .progress import printable, reports_errors
 
@@ -41,7 +43,7 @@ def info(
         f"compiled for: {fields['cpu_features']}",
         f"kernels: {_kernels_text(fields['plugged_kernels'])}",
         *(f"device: {device['name']}, {device['description']}" for device in fields["devices"]),
-        f"llama-server: {fields['llama_server'] or 'none built'}",
+        f"llama-server: {_server_text(fields)}",
         *(f"missing: {text}" for text in fields["missing"]),
     ]
     for line in lines:
@@ -54,6 +56,14 @@ def say_note() -> None:
 
     if runtime.note:
         typer.echo(f"mtp-gguf: {runtime.note}", err=True)
+
+
+def _server_text(fields: dict[str, Any]) -> str:
+    """The server that commands use, what it was made from, and what it lacks."""
+    path, made_from = fields["llama_server"], fields["llama_server_from"]
+    lacks = fields["llama_server_lacks"]
+    origin = f" ({made_from})" if made_from else ""
+    return f"{path or 'none built'}{origin}" + (f"; lacks {', '.join(lacks)}" if lacks else "")
 
 
 def _kernels_text(plugged: dict[str, Any]) -> str:
@@ -72,10 +82,20 @@ def _fields() -> dict[str, Any]:
     from mtp_gguf.native.runtime import llama_cpp, plugged_kernels, runtime  # noqa: PLC0415
 
     built = find_build()
-    server = os.environ.get(VARIABLE) or (str(built.server) if built else None)
+    stated = os.environ.get(VARIABLE)
+    server = stated or (str(built.server) if built else None)
+    lacks = []
+    unusable = None
+    if server:
+        try:
+            lacks = ask(Path(server)).lacking
+        except ServerError as error:
+            unusable = str(error)
     missing = [runtime.note] if runtime.note else []
     if server is None:
         missing.append("a llama-server with patches/: `mtp-gguf build-server` builds it")
+    if unusable:
+        missing.append(unusable)
     machine = this_machine(kernels())
     features = llama_cpp.llama_print_system_info().decode().strip(" |")
     return {
@@ -99,5 +119,7 @@ def _fields() -> dict[str, Any]:
         "cores": machine.cores,
         "devices": [asdict(device) for device in devices()],
         "llama_server": server,
+        "llama_server_from": built.origin if built and not stated else None,
+        "llama_server_lacks": lacks,
         "missing": missing,
     }

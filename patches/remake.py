@@ -44,7 +44,7 @@ from mtp_gguf.server.patches import (
     Addition,
     add_head,
     apply,
-    fit,
+    fit_copy,
     read_head_sources,
     read_patches,
 )
@@ -218,8 +218,7 @@ def print_status(tree: Path, name: str = PIN) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for path in patch_paths(name):
             patch = Addition(path.name, path.read_bytes())
-            _copy_old_files(patch.data, tree, Path(scratch))
-            state = fit(patch, Path(scratch))
+            state = fit_copy(patch, tree, Path(scratch))
             states[state] += 1
             print(f"{path.stem:{width}}  {state:10} {_columns(_size(patch.data))}")
     for kind, own in (("bug fixes", False), ("own patches", True)):

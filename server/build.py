@@ -1,5 +1,7 @@
 """Builds of llama.cpp with our patches, each made once and kept in a cache folder.
 
+A build of another base has that one's version in its names, one of a folder of sources `source`.
+
 There are two kinds: a llama-server with its tools, and the libraries that the package ships for
 Python. <additions> is a digest of the patches and of the head's sources, which the server includes.
 
@@ -41,15 +43,28 @@ from mtp_gguf.gguf_tools.system import cpu_features, shared_library
 
 from .cpu_variants import CpuVariant, cpu_variants
 from .patches import (
+    APPLIES,
+    OPTIONAL,
+    SUPERSEDED,
     Addition,
+    Fit,
     add_head,
     apply,
     digest,
+    fit_series,
     further_patches,
     read_head_sources,
     read_patches,
 )
-from .upstream_source import base, cache_folder, check_archive, fetch_archive, unpack_llama_cpp
+from .upstream_source import (
+    PIN,
+    base,
+    base_names,
+    cache_folder,
+    check_archive,
+    fetch_archive,
+    unpack_llama_cpp,
+)
 
 TARGETS = (
     *("llama-server", "llama-quantize", "llama-imatrix", "llama-gguf-split", "llama-bench"),
@@ -75,7 +90,11 @@ _OFF = ("0", "off", "false", "n", "no")
 _COMPILED_FOR = re.compile(
     r"abm|amx|asimd|avx|bf16|bmi|f16c|fma|fphp|i8mm|movbe|popcnt|s?sse|sme2?\b|sve"
 )
-_NEEDS = "instruction sets"  # in the marker of a server
+# In the marker of a server.
+_NEEDS = "instruction sets"
+_LLAMA_CPP = "llama.cpp"
+_WITHOUT = "without"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 Report = Callable[[str], None]
@@ -114,12 +133,79 @@ class Build:
         needs = self._made_from().get(_NEEDS, [])
         return isinstance(needs, list) and all(need in cpu_features().split() for need in needs)
 
+    @property
+    def origin(self) -> str:
+        """The llama.cpp that it was made from, and the patches that were left out."""
+        made_from = self._made_from()
+        without = made_from.get(_WITHOUT) or []
+        left_out = f", without {', '.join(map(str, without))}" if without else ""
+        version = str(made_from.get(_LLAMA_CPP, "of an unknown version"))
+        return f"llama.cpp {version[:9] if _COMMIT.fullmatch(version) else version}{left_out}"
+
     def _made_from(self) -> dict[str, Any]:
         try:
             made_from = json.loads((self.root / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return made_from if isinstance(made_from, dict) else {}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a build is made from.
+
+    base: the name of the llama.cpp. archive: its source distribution; None to fetch it with pip.
+    folder: sources of another llama.cpp, which are copied, instead of a base. without: numbers of
+    patches to leave out.
+    """
+
+    base: str = PIN
+    archive: Path | None = None
+    folder: Path | None = None
+    without: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> str:
+        """What the names of the build's folders begin with."""
+        return base(self.base).version if self.folder is None else "source"
+
+    @property
+    def series(self) -> list[Addition]:
+        """All patches that belong to this version; those that are left out, too."""
+        if self.folder is None:
+            return read_patches(self.base)
+        return [patch for name in base_names() for patch in read_patches(name)]
+
+    def patches(self) -> list[Addition]:
+        """The patches to apply, those of the user last; MisfitError if one does not apply."""
+        found = self.series
+        if self.folder is not None:
+            fits = [one for one in fit_series(self.folder) if self._takes(one.patch)]
+            if any(one.state not in (APPLIES, SUPERSEDED) for one in fits):
+                raise MisfitError(self.folder, fits)
+            found = [one.patch for one in fits if one.state == APPLIES]
+        return [*filter(self._takes, found), *further_patches()]
+
+    def key(self) -> list[object]:
+        """What tells builds with the same options apart, other than `version` and `series`."""
+        words: list[object] = [digest(patches)] if (patches := further_patches()) else []
+        words += [{"without": self.without}] if self.without else []
+        return words + ([_tree_digest(self.folder)] if self.folder else [])
+
+    def _takes(self, patch: Addition) -> bool:
+        return patch.name[:4] not in self.without
+
+
+class MisfitError(ServerError):
+    """Patches do not apply to the sources in a folder. fits: how each one fits."""
+
+    def __init__(self, folder: Path, fits: Sequence[Fit]) -> None:
+        count = sum(one.state not in (APPLIES, SUPERSEDED) for one in fits)
+        super().__init__(
+            f"{folder}: {count} of {len(fits)} patches do not apply; leave them out with --without "
+            "if no other patch needs them, or build a version with --base"
+        )
+        self.fits = tuple(fits)
 
 
 class BuildError(ServerError):
@@ -130,8 +216,11 @@ class BuildError(ServerError):
         self.log = tuple(log)
 
 
-def cmake_options(extra: Sequence[str] = ()) -> list[str]:
+def cmake_options(extra: Sequence[str] = (), sources: Sources | None = None) -> list[str]:
     """The options for cmake: ours, then CMAKE_ARGS, then `extra`; later ones win."""
+    version = base((sources or Sources()).base).commit[:9]
+    if sources is not None and sources.folder is not None:
+        version = "source"
     ours = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DBUILD_SHARED_LIBS=ON",
@@ -144,7 +233,7 @@ def cmake_options(extra: Sequence[str] = ()) -> list[str]:
         "-DLLAMA_BUILD_APP=OFF",
         f"-DLLAMA_BUILD_UI={'ON' if shutil.which(NPM) else 'OFF'}",
         "-DLLAMA_USE_PREBUILT_UI=OFF",  # it would be downloaded
-        f"-DLLAMA_BUILD_COMMIT={base().commit[:9]}",  # said by --version
+        f"-DLLAMA_BUILD_COMMIT={version}",  # said by --version
     ]
     if sys.platform == "darwin":
         ours += ["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]
@@ -187,7 +276,12 @@ def find_build() -> Build | None:
     backend for GPUs is preferred, since it also runs on the CPU; then the one that was asked for
     last.
     """
-    finished = cache_folder("server").glob(f"{_family()}-*/{MARKER}")
+    kinds = [*(Sources(name) for name in base_names()), Sources(folder=Path())]
+    finished = [
+        marker
+        for kind in kinds
+        for marker in cache_folder("server").glob(f"{_family(kind)}-*/{MARKER}")
+    ]
     builds = {Build(marker.parent): marker.stat().st_mtime for marker in finished}
     usable = [made for made in builds if made.runs_here]
     return max(usable, key=lambda made: (bool(made.gpus), builds[made]), default=None)
@@ -213,29 +307,35 @@ def clean() -> int:
     return len(folders)
 
 
-def build(options: Sequence[str], archive: Path | None, jobs: int | None, report: Report) -> Build:
+def build(options: Sequence[str], sources: Sources, jobs: int | None, report: Report) -> Build:
     """Build the server with these cmake `options`, or return the existing build.
 
-    archive: the source distribution; None to fetch it with pip. jobs: parallel compilers; None for
-    ninja's default. report: called with the current step.
+    jobs: parallel compilers; None for ninja's default. report: called with the current step.
 
-    ServerError if something is missing; BuildError if cmake or a compiler fails.
+    RequestError if a patch cannot be left out; ServerError if something is missing; MisfitError if
+    a patch does not apply; BuildError if cmake or a compiler fails.
     """
+    if fixed := [number for number in sources.without if number not in OPTIONAL]:
+        raise RequestError(
+            f"--without {fixed[0]}: expected one of the patches that no other one needs: "
+            f"{', '.join(OPTIONAL)}"
+        )
     done = Build(
-        cache_folder("server") / f"{_family()}-{_key(options, _instruction_sets(options))}"
+        cache_folder("server")
+        / f"{_family(sources)}-{_key(options, _instruction_sets(options), sources)}"
     )
     if (done.root / MARKER).is_file():
         (done.root / MARKER).touch()  # for `find_build`
         _add_kernels(done.libraries)
         return done
-    work = _work_folder(options)
+    work = _work_folder(options, sources)
     with _lock(work.with_suffix(".lock")) as lock:
         if (done.root / MARKER).is_file():  # another process has built it meanwhile
             return done
-        _compile(work, TARGETS, options, archive, jobs, lock, report, head=read_head_sources())
-        if [*options] == library_options():
+        _compile(work, TARGETS, options, sources, jobs, lock, report, head=read_head_sources())
+        if [*options] == library_options() and sources == Sources(archive=sources.archive):
             _keep_libraries(work, options)
-        _keep_programs(work, done.root, options)
+        _keep_programs(work, done.root, options, sources)
         shutil.rmtree(work)
     return done
 
@@ -256,20 +356,31 @@ def build_libraries(
     """
     variants = cpu_variants() if portable else []
     options = [*library_options(), *(variants[-1].options if variants else ())]
-    work = _work_folder(options, variants)
+    sources = Sources(archive=archive)
+    work = _work_folder(options, sources, variants)
     kept = _libraries_folder(work)
     with _lock(work.with_suffix(".lock"), report) as lock:
         if not (kept / MARKER).is_file():
             for variant in variants[:-1]:
                 report(f"libggml-cpu for {variant.name}")
-                _compile_variant(work, variant, archive, jobs, lock, report)
-            _compile(work, library_names(options), options, archive, jobs, lock, report)
+                _compile_variant(work, variant, sources, jobs, lock, report)
+            _compile(work, library_names(options), options, sources, jobs, lock, report)
             _keep_libraries(work, options, variants[:-1])
         shutil.copytree(kept, target, dirs_exist_ok=True)
 
 
-def _family() -> str:
-    return f"{base().version}-{digest([*read_patches(), *read_head_sources()])[:10]}"
+def _family(sources: Sources) -> str:
+    return f"{sources.version}-{digest([*sources.series, *read_head_sources()])[:10]}"
+
+
+def _tree_digest(folder: Path) -> str:
+    """A digest of the files in `folder`, without those of git."""
+    state = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and ".git" not in path.relative_to(folder).parts:
+            state.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+            state.update(path.read_bytes())
+    return state.hexdigest()[:10]
 
 
 def _instruction_sets(options: Sequence[str]) -> list[str]:
@@ -278,18 +389,19 @@ def _instruction_sets(options: Sequence[str]) -> list[str]:
     return sorted(filter(_COMPILED_FOR.match, features))
 
 
-def _work_folder(options: Sequence[str], variants: Sequence[CpuVariant] = ()) -> Path:
+def _work_folder(
+    options: Sequence[str], sources: Sources, variants: Sequence[CpuVariant] = ()
+) -> Path:
     """The work folder for these options on this CPU."""
     made_for = [astuple(variant) for variant in variants] or _instruction_sets(options)
-    key = _key(options, made_for)
-    patches = digest(read_patches())[:10]
-    return cache_folder("server") / f"{base().version}-{patches}-{key}.work"
+    key = _key(options, made_for, sources)
+    patches = digest(sources.series)[:10]
+    return cache_folder("server") / f"{sources.version}-{patches}-{key}.work"
 
 
-def _key(options: Sequence[str], made_for: Sequence[object]) -> str:
-    """Digest of `options`, of the CPU that a build is for, and of further patches, if any."""
-    further = [digest(patches)] if (patches := further_patches()) else []
-    return _short(json.dumps([*options, platform.machine(), made_for, *further]))
+def _key(options: Sequence[str], made_for: Sequence[object], sources: Sources) -> str:
+    """Digest of `options`, of the CPU that a build is for, and of its patches and sources."""
+    return _short(json.dumps([*options, platform.machine(), made_for, *sources.key()]))
 
 
 def _libraries_folder(work: Path) -> Path:
@@ -308,22 +420,28 @@ def _tool(name: str) -> str:
     return found
 
 
-def _source(work: Path, archive: Path | None, report: Report) -> Path:
+def _source(work: Path, sources: Sources, report: Report) -> Path:
     """The patched source tree in the folder `work`, renamed into place once it is complete."""
     source = work / "source"
     if source.is_dir():
         return source
+    patches = sources.patches()
     work.mkdir(exist_ok=True)
-    if archive is None:
-        report("fetching the sources with pip")
-        archive = fetch_archive()
-    else:
-        check_archive(archive)
-    report("unpacking and patching the sources")
     unpatched = source.with_name("source.unpatched")
     shutil.rmtree(unpatched, ignore_errors=True)
-    unpack_llama_cpp(archive, unpatched, without=("docs", "models"))
-    apply([*read_patches(), *further_patches()], unpatched)
+    if sources.folder is not None:
+        report("copying and patching the sources")
+        shutil.copytree(sources.folder, unpatched, ignore=shutil.ignore_patterns(".git"))
+    else:
+        archive = sources.archive
+        if archive is None:
+            report("fetching the sources with pip")
+            archive = fetch_archive(sources.base)
+        else:
+            check_archive(archive, sources.base)
+        report("unpacking and patching the sources")
+        unpack_llama_cpp(archive, unpatched, without=("docs", "models"), name=sources.base)
+    apply(patches, unpatched)
     unpatched.rename(source)
     return source
 
@@ -332,7 +450,7 @@ def _compile(
     work: Path,
     targets: Sequence[str],
     options: Sequence[str],
-    archive: Path | None,
+    sources: Sources,
     jobs: int | None,
     lock: int,
     report: Report,
@@ -340,7 +458,7 @@ def _compile(
 ) -> None:
     """Prepare, configure and build `targets` in `work`; head: the head's sources to include."""
     cmake, ninja = _tool("cmake"), _tool("ninja")
-    source, objects = _source(work, archive, report), work / "build"
+    source, objects = _source(work, sources, report), work / "build"
     add_head(head, source)
     report("configuring")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
@@ -352,7 +470,7 @@ def _compile(
 def _compile_variant(
     work: Path,
     variant: CpuVariant,
-    archive: Path | None,
+    sources: Sources,
     jobs: int | None,
     lock: int,
     report: Report,
@@ -366,7 +484,7 @@ def _compile_variant(
     if done.is_file():
         return
     options = [*library_options(), *variant.options]
-    _compile(work, ["ggml-cpu"], options, archive, jobs, lock, report)
+    _compile(work, ["ggml-cpu"], options, sources, jobs, lock, report)
     done.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(work / "build" / "bin" / name, done.with_suffix(".copy"))
     done.with_suffix(".copy").replace(done)
@@ -390,14 +508,14 @@ def _keep_libraries(
     _publish(collected, kept, options, {"cpu variants": needs} if needs else None)
 
 
-def _keep_programs(work: Path, done: Path, options: Sequence[str]) -> None:
+def _keep_programs(work: Path, done: Path, options: Sequence[str], sources: Sources) -> None:
     collected = work / "server"
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir()
     (work / "build" / "bin").rename(collected / "bin")
     _add_kernels(collected / "bin")
     more = {"web page": _page_was_built(work / "build"), _NEEDS: _instruction_sets(options)}
-    _publish(collected, done, options, more)
+    _publish(collected, done, options, more, sources)
 
 
 def _add_kernels(folder: Path) -> None:
@@ -419,17 +537,24 @@ def _page_was_built(objects: Path) -> bool:
 
 
 def _publish(
-    made: Path, done: Path, options: Sequence[str], more: Mapping[str, object] | None = None
+    made: Path,
+    done: Path,
+    options: Sequence[str],
+    more: Mapping[str, object] | None = None,
+    sources: Sources | None = None,
 ) -> None:
     """Add a marker to the folder `made` and rename it to `done`, so that it appears complete.
 
     more: what else the marker says.
     """
+    sources = sources or Sources()
+    origin = base(sources.base)
+    versions = {origin.distribution: origin.version, _LLAMA_CPP: origin.commit}
     made_from = {
-        "llama-cpp-python": base().version,
-        "llama.cpp": base().commit,
+        **(versions if sources.folder is None else {_LLAMA_CPP: str(sources.folder)}),
         "machine": platform.machine(),
-        "patches": [patch.name for patch in [*read_patches(), *further_patches()]],
+        "patches": [patch.name for patch in sources.patches()],
+        _WITHOUT: list(sources.without),
         "options": list(options),
         **(more or {}),
     }

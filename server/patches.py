@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -11,9 +13,14 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
 
-from .upstream_source import PIN, base
+from .upstream_source import PIN, base, base_names
 
 UPSTREAM = "upstream"  # the folder of the bug fixes
+# Patches that no other one needs; a build can leave them out.
+OPTIONAL = (
+    *("0001", "0003", "0004", "0008", "0009", "0010", "0011", "0012", "0013"),
+    *("0108", "0109", "0111", "0112"),
+)
 APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
 VARIABLE = "MTP_GGUF_PATCHES"
 HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; named in the patch that uses it
@@ -44,6 +51,13 @@ def _patches_in(name: str) -> dict[str, Addition]:
     files = (folder / name if name else folder).iterdir()
     found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
     return {patch.name[:4]: patch for patch in found}
+
+
+def purposes() -> dict[str, str]:
+    """The purpose of each patch by its number, from the index of patches/."""
+    index = (resources.files("mtp_gguf.patches") / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d{4}) \| (.+?)(?:\. |\.? \|)", index, re.MULTILINE)
+    return {number: text.replace("`", "") for number, text in rows}
 
 
 def further_patches() -> list[Addition]:
@@ -79,6 +93,45 @@ def digest(additions: Sequence[Addition]) -> str:
         state.update(f"{addition.name} {len(addition.data)}\n".encode())
         state.update(addition.data)
     return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether `patch` fits some sources: APPLIES, CONFLICTS or SUPERSEDED."""
+
+    patch: Addition
+    state: str
+
+
+def fit_series(tree: Path) -> list[Fit]:
+    """How each patch fits the llama.cpp tree `tree`, which is not changed.
+
+    Of a patch that has versions for several bases, the first one that fits is taken. A patch that
+    does not apply is left out, so later ones that build on it conflict as well.
+    """
+    versions: dict[str, list[Addition]] = {}
+    for name in base_names():
+        for patch in read_patches(name):
+            known = versions.setdefault(patch.name[:4], [])
+            if patch not in known:
+                known.append(patch)
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in sorted(versions):
+            fits = (Fit(p, fit_copy(p, tree, Path(scratch))) for p in versions[number])
+            conflict = Fit(versions[number][0], CONFLICTS)
+            found.append(next((one for one in fits if one.state != CONFLICTS), conflict))
+    return found
+
+
+def fit_copy(patch: Addition, tree: Path, copies: Path) -> str:
+    """`fit` for copies of the files of `tree` in the folder `copies`, copied when first needed."""
+    for name in re.findall(rb"^--- a/(.+)$", patch.data, re.MULTILINE):
+        original, copy = tree / name.decode(), copies / name.decode()
+        if original.is_file() and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(original.read_bytes())
+    return fit(patch, copies)
 
 
 def add_head(sources: Sequence[Addition], tree: Path) -> None:

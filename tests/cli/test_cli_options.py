@@ -68,7 +68,7 @@ class TestSpelling:
         """What two commands share, both spell alike; what is old, none of them shows."""
         shown = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
         assert {"--ctx", "--temp", "--from", "--tokens", "--gpu-layers", "--depth"} <= shown
-        assert not {"--context", "--temperature", "--mtp-from", "--source"} & shown
+        assert not {"--context", "--temperature", "--mtp-from"} & shown
         for name, command in COMMANDS.items():
             for param in command.params:
                 for short, long in (("-n", "--tokens"), ("-c", "--ctx"), ("-ngl", "--gpu-layers")):

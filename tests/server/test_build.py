@@ -30,7 +30,7 @@ from typer.testing import Result
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import shared_library
 from mtp_gguf.server import build as module
-from mtp_gguf.server import upstream_source
+from mtp_gguf.server import patches, upstream_source
 from mtp_gguf.server.build import TARGETS, cmake_options
 from mtp_gguf.server.patches import APPLIES, CONFLICTS, SUPERSEDED, Addition, apply, fit
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
@@ -194,6 +194,63 @@ def test_your_own_patches_are_applied_after_ours(
     )
 
 
+def test_another_base_is_another_build_and_the_last_one_is_used(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Addition("0002-other.patch", PATCH.data)
+    monkeypatch.setattr(module, "read_patches", lambda name: [PATCH if name == "pin" else other])
+    pinned = machine.build().stdout
+    newer = machine.build("--base", "b11549").stdout
+    assert newer != pinned
+    marker = Path(newer.splitlines()[1]).parent / "build.json"
+    os.utime(marker, (time.time() + 60, time.time() + 60))
+    assert invoke("build-server", "--where").stdout == newer
+    refused = machine.build("--base", "b1")
+    message = "--base: expected pin or b11549, found 'b1'"
+    check_refusal(refused.exit_code, refused.stderr, message, code=2)
+
+
+def test_a_patch_that_no_other_one_needs_can_be_left_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optional = Addition("0111-more.patch", PATCH.data)
+    monkeypatch.setattr(module, "read_patches", lambda *_: [optional])
+    whole = machine.build().stdout
+    part = machine.build("--without", "0111").stdout
+    assert part != whole
+    build = module.Build(Path(part.splitlines()[1]).parent)
+    made_from = json.loads((build.root / "build.json").read_text())
+    assert (made_from["patches"], made_from["without"]) == ([], ["0111"])
+    assert build.origin == "llama.cpp 0123456789abcdef, without 0111"
+    refused = machine.build("--without", "0106")
+    message = "--without 0106: expected one of the patches that no other one needs: "
+    check_refusal(refused.exit_code, refused.stderr.splitlines(keepends=True)[-1], message)
+
+
+def test_other_sources_are_built_or_the_patches_that_do_not_fit_are_listed(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = Addition("0112-media.patch", PATCH.data)
+    monkeypatch.setattr(patches, "read_patches", lambda *_: [media])
+    monkeypatch.setattr(module, "read_patches", lambda *_: [media])
+    folder = tmp_path / "mine"
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "llama.h").write_text("")
+    (folder / "src").mkdir()
+    (folder / "src" / "a.txt").write_text("one\n")
+    built = invoke("build-server", "--source", folder).stdout
+    assert module.Build(Path(built.splitlines()[1]).parent).origin == f"llama.cpp {folder}"
+    assert (folder / "src" / "a.txt").read_text() == "one\n"
+
+    (folder / "src" / "a.txt").write_text("other\n")
+    result = invoke("build-server", "--source", folder)
+    assert result.exit_code == 1
+    *_, row, last = result.stderr.splitlines()
+    assert row.startswith("0112 conflicts: llama-server fetches pictures, audio and video")
+    assert last.startswith(f"mtp-gguf: {folder}: 1 of 1 patches do not apply; leave them out")
+    assert invoke("build-server", "--source", folder, "--without", "0112").exit_code == 0
+
+
 def test_other_patches_make_another_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +398,7 @@ def test_a_signal_to_an_install_ends_the_compilers(
     """server/make_libraries.py alone gets it, whose sources are there already."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
-    source = module._work_folder(module.library_options()) / "source"
+    source = module._work_folder(module.library_options(), module.Sources()) / "source"
     source.mkdir(parents=True)
     mark = tmp_path / "compiling"
     text = ENDLESS.format(targets=" ".join(module.LIBRARIES), mark=mark)

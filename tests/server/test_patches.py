@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.server.patches import (
+    APPLIES,
     HEAD_FOLDER,
+    OPTIONAL,
     Addition,
     add_head,
+    fit_copy,
+    purposes,
     read_head_sources,
     read_patches,
 )
@@ -106,6 +110,21 @@ def test_each_bug_fix_applies_without_the_other_patches(name: str) -> None:
         check = ["git", "apply", "--check", "-"]
         done = subprocess.run(check, cwd=source, env=apart, input=patch.data, check=False)
         assert done.returncode == 0, patch.name
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", base_names())
+def test_an_optional_patch_can_be_left_out(name: str, tmp_path: Path) -> None:
+    for number in OPTIONAL:
+        series = [patch for patch in read_patches(name) if patch.name[:4] != number]
+        copies = tmp_path / number
+        copies.mkdir()
+        states = [fit_copy(patch, llama_cpp_source(name), copies) for patch in series]
+        assert set(states) == {APPLIES}, number
+
+
+def test_the_purpose_of_each_patch_is_known() -> None:
+    assert purposes().keys() == {patch.name[:4] for patch in read_patches()}
 
 
 def test_each_bug_fix_names_its_test() -> None:
