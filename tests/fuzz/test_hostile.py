@@ -269,7 +269,7 @@ def test_load_is_for_gguf_files(tmp_path: Path) -> None:
     for place in (tmp_path, "owner/name"):
         result = invoke("doctor", place, "--load")
         assert result.exit_code == 2
-        assert "--load is for GGUF files" in result.stderr
+        assert "--load and --explain are for GGUF files" in result.stderr
 
 
 def test_damaged_head_file(contents: dict[str, Content], tmp_path: Path) -> None:

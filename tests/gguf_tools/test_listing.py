@@ -194,6 +194,7 @@ def test_json_of_a_gguf(model: Path) -> None:
         "types": {"F16": 8},
         "stock": True,
         "ours": True,
+        "shared": False,
     }
     assert list(draft) == ["layout", "size", "source", "coverage"]
     assert (draft["layout"], draft["size"]) == ("ids", DRAFT)
@@ -209,6 +210,7 @@ def test_json_without_a_head(folder: Path, models: Models) -> None:
         "draft": None,
         "stock": False,
         "ours": False,
+        "shared": False,
     }
     assert as_json(model, "--mtp")["tensors"] == []
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -460,7 +460,7 @@ def test_a_broken_header_is_a_format_error(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- redirects, links, tokens
 
 
-def redirecting(target: list[str]) -> object:
+def redirecting(target: list[str]) -> Callable[[Handler], bool]:
     """Send requests for `hub/…` to the last target."""
 
     def behave(handler: Handler) -> bool:
@@ -474,7 +474,7 @@ def redirecting(target: list[str]) -> object:
 
 def test_redirects_are_followed_once(random_file: Path) -> None:
     target: list[str] = []
-    with Web(random_file.parent, redirecting(target)) as web:  # type: ignore[arg-type]
+    with Web(random_file.parent, redirecting(target)) as web:
         target.append(web.url("data?sig=1", "localhost"))
         source = RemoteSource(web.url("hub/data"))
         source.read(3_000_000, 10)
@@ -492,7 +492,7 @@ def test_links_that_expire_are_renewed(status: int, random_file: Path) -> None:
     def behave(handler: Handler) -> bool:
         if "sig=1" in handler.path and len(web.asked) > 3:
             return handler.answer(status)
-        return renew(handler)  # type: ignore[operator]
+        return renew(handler)
 
     with Web(random_file.parent, behave) as web:
         target.append(web.url("data?sig=1", "localhost"))
@@ -507,7 +507,7 @@ def test_links_that_expire_are_renewed(status: int, random_file: Path) -> None:
 def test_tokens_go_to_the_hub_alone(random_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     target: list[str] = []
-    with Web(random_file.parent, redirecting(target)) as web:  # type: ignore[arg-type]
+    with Web(random_file.parent, redirecting(target)) as web:
         target.append(web.url("data", "localhost"))
         monkeypatch.setenv("HF_ENDPOINT", web.url("").rstrip("/"))
         source = RemoteSource(web.url("hub/data"))
