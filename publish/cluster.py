@@ -7,9 +7,10 @@ renames the files when they are complete.
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -123,12 +124,10 @@ class Cluster:
         )
 
     def _await_workers(self) -> None:
-        from distributed import TimeoutError as NoneCame  # noqa: PLC0415
-
-        try:
-            self._client.wait_for_workers(1, timeout=_PATIENCE)
-        except NoneCame:
-            raise self._no_workers() from None
+        alone_since: float | None = None
+        while not self.workers:
+            alone_since = self._check_alive(alone_since)
+            sleep(_POLL / 10)
 
     def _check_alive(self, alone_since: float | None) -> float | None:
         """ClusterError if scheduler or workers are gone; since when there are no workers."""
@@ -142,15 +141,19 @@ class Cluster:
         return now if alone_since is None else alone_since
 
     def _gone(self) -> ClusterError:
-        return ClusterError(
-            f"{self._address}: the scheduler is gone; start it again, and the same command goes on"
-        )
+        return _gone(self._address)
 
     def _no_workers(self) -> ClusterError:
         return ClusterError(
             f"{self._address}: expected workers, found none for {_PATIENCE:.0f} s; start one with "
             "dask worker ADDRESS --nthreads 1"
         )
+
+
+def _gone(address: str) -> ClusterError:
+    return ClusterError(
+        f"{address}: the scheduler is gone; start it again, and the same command goes on"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -171,13 +174,15 @@ def open_cluster(text: str) -> Iterator[Cluster]:
     """
     try:
         from distributed import Client, LocalCluster  # noqa: PLC0415  (an extra, and slow)
+        from distributed.comm import CommClosedError  # noqa: PLC0415
     except ImportError:
         raise ClusterError(
             "--cluster: needs dask.distributed, found none; pip install 'mtp-gguf[cluster]'"
         ) from None
     import dask  # noqa: PLC0415
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the sentences say it
+    for name in ("distributed", "tornado", "asyncio"):  # the sentences say it
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     settings: dict[str, Any] = {
         "distributed.scheduler.allowed-failures": _ATTEMPTS - 1,
         "distributed.comm.timeouts.connect": _CONNECT,
@@ -206,7 +211,10 @@ def open_cluster(text: str) -> Iterator[Cluster]:
             client = stack.enter_context(Client(address, timeout=_CONNECT))
         except (OSError, ValueError, RuntimeError) as error:
             raise ClusterError(f"{text}: the cluster cannot be used: {_reason(error)}") from None
-        yield Cluster(client, text, threads, client.dashboard_link)
+        try:
+            yield Cluster(client, text, threads, client.dashboard_link)
+        except (CommClosedError, CancelledError):  # between two checks of whether it is alive
+            raise _gone(text) from None
 
 
 def is_cluster(text: str) -> bool:

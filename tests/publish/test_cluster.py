@@ -301,7 +301,9 @@ def test_random_kills(hub: UploadHub, expected: dict[str, bytes], tmp_path: Path
                     process.kill()
                 else:
                     machines.kill(victim)
-                if victim == "scheduler":
+                if victim == "scheduler":  # its workers end some time after it
+                    machines.kill("worker 0")
+                    machines.kill("worker 1")
                     machines.start()
                 told = process.communicate(timeout=_TIMEOUT)[1]
             machines.start()
