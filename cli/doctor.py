@@ -88,7 +88,9 @@ def doctor(
     ] = False,
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="Measure on this text (default: a built-in)."),
+        typer.Option(
+            "--text", metavar="FILE", help="Measure on this text (default: a built-in text)."
+        ),
     ] = None,
     temperature: Annotated[
         float,

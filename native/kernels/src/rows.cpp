@@ -98,7 +98,8 @@ bool convolution(const kernel_set & kernels, const task & task, ggml_tensor * op
     const ggml_tensor * c = op->src[1];
     const int taps = (int) c->ne[0], tokens = (int) op->ne[1];
     const int64_t first = task.first(op->ne[0]), last = task.last(op->ne[0]);
-    // With vectors, 64 took 0.5 of the time of 8; without, a row of x should be about as long as a cache line.
+    // Vectors write whole cache lines of x, so more tokens at a time read s in longer runs. Without them, a cache line of
+    // s should serve all of its tokens before the next channel.
     const int at_once = taps == row_taps ? 64 : 8;
     for (int64_t s = 0; s < op->ne[2]; s++) {
         const float * from = (const float *) ((const char *) x->data + first * x->nb[1] + s * x->nb[2]);
