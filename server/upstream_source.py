@@ -167,10 +167,11 @@ def _download(folder: Path, wanted: Base) -> None:
     """Download the distribution with pip: no wheel, no dependencies.
 
     pip prepares the metadata of an sdist after downloading it, which needs the build backend; pip
-    downloads that too unless it is installed.
+    downloads that too unless it is installed. Only the distribution itself is named for
+    --no-binary: with ":all:", pip would compile what the backend needs, Cython for instance.
     """
     command = [sys.executable, "-m", "pip", "download", f"{wanted.distribution}=={wanted.version}"]
-    command += ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    command += ["--no-deps", "--no-binary", wanted.distribution, "--dest", str(folder)]
     if wanted.distribution == base().distribution and find_spec("scikit_build_core"):
         command.append("--no-build-isolation")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
