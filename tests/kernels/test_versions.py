@@ -16,10 +16,10 @@ from support.llama_sources import built
 
 pytestmark = pytest.mark.slow
 
-# Distribution, version, where llama.cpp is in its source distribution
+# Distribution, version, where llama.cpp is in its source distribution; which llama.cpp it is
 VERSIONS = [
-    ("llama-cpp-python", "0.3.9", "vendor/llama.cpp"),  # May 2025
-    ("xllamacpp", "2026.10.11549", "thirdparty/llama.cpp"),  # llama.cpp b11549
+    pytest.param("llama-cpp-python", "0.3.9", "vendor/llama.cpp", id="May 2025"),
+    pytest.param("xllamacpp", "2026.10.11549", "thirdparty/llama.cpp", id="b11549"),
 ]
 KINDS = ("product", "many", "experts", "attention", "recurrence")
 
