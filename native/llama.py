@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
@@ -34,7 +34,7 @@ from . import log
 from ._bindings import MAX_DEPTH, library
 from ._interrupts import DeferredInterrupts
 from .checkpoint import Checkpoint, CheckpointKind
-from .errors import ModelRefusedError, NativeError
+from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .json_schema import response_schema, schema_grammar
@@ -46,6 +46,8 @@ from .offload import tensor_overrides as override_array
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
+from .session_file import SessionHeader, read_session, write_session
+from .session_identity import check_identity, identity_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -751,6 +753,77 @@ class MTPLlama(llama_cpp.Llama):
         if drafting and (self._head is not None or self._max_lookup):
             with Checkpoint.from_bytes(drafting) as saved:
                 self.session.restore(saved)
+
+    def save_session(
+        self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the evaluated tokens and all that the model computed for them to a file.
+
+        extra: a JSON object that `load_session` returns. An older file stays as it was until the
+        new one is complete. Raises NativeError if nothing is evaluated, or a picture, and
+        OutputError if the file cannot be written. docs/sessions.md describes the file.
+        """
+        with self._model_lock.hold():
+            self._check_open()
+            session = self.session
+            self._sync_session()
+            tokens = self._input_ids
+            if len(tokens) == 0:
+                raise NativeError("save_session: expected evaluated tokens, found none")
+            if tokens.min() < 0:
+                raise NativeError("save_session: expected a text without pictures, found one")
+            with session.save(CheckpointKind.WHOLE) as saved:
+                data = saved.to_bytes()
+            write_session(Path(path), tokens, data, identity_of(self), extra or {})
+
+    def load_session(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Replace what is evaluated by the session in a file; return its `extra`.
+
+        A prompt that begins with the session's tokens is read from their end. Raises FormatError
+        for a damaged file, RequestError for the session of another model or of other settings, and
+        ContextFullError for more tokens than the context holds. All of them leave the model usable.
+        """
+        with self._model_lock.hold():
+            self._check_open()
+            session = self.session
+            if self._logits_all:
+                raise NativeError("load_session: expected logits_all=False, found True")
+            file = Path(path)
+
+            def check(header: SessionHeader) -> None:
+                check_identity(file, header.identity, identity_of(self))
+                if header.n_tokens >= self.n_ctx():
+                    raise ContextFullError(
+                        f"{file}: n_ctx: expected more than the {header.n_tokens} tokens of the "
+                        f"session, found {self.n_ctx()}"
+                    )
+
+            saved = read_session(file, check)
+            if saved.tokens.max() >= self._n_vocab:
+                raise FormatError(
+                    f"{file}: tokens: expected ids below {self._n_vocab}, found "
+                    f"{saved.tokens.max()}"
+                )
+            try:
+                with Checkpoint.from_bytes(saved.checkpoint) as checkpoint:
+                    length, kind = checkpoint.length, checkpoint.kind
+                    if length != len(saved.tokens) or kind is not CheckpointKind.WHOLE:
+                        raise FormatError(
+                            f"{file}: checkpoint: expected a whole one of {len(saved.tokens)} "
+                            f"tokens, found {kind.name.lower()} of {length}"
+                        )
+                    session.restore(checkpoint)
+            except NativeError as error:
+                if session.length() != self._n_tokens:
+                    self.reset()
+                raise type(error)(f"{file}: {error}") from None
+            if self._prompt is not None:
+                self._prompt.close()
+                self._prompt = None
+            self.input_ids[:length] = saved.tokens
+            self._n_tokens = length
+            self._requires_eval = True
+            return saved.header.extra
 
     def __getstate__(self) -> Any:
         """Return the constructor's arguments, which is how llama_cpp.Llama is pickled."""

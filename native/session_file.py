@@ -1,0 +1,246 @@
+"""Files that hold a session: its tokens, and the checkpoint of what the model has computed.
+
+docs/sessions.md describes the bytes. Nothing here needs llama.cpp.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.sources import FileSource
+
+MAGIC = b"mtpsess\0"
+VERSION = 1
+ALIGNMENT = 64  # of sections, in bytes
+TOKENS, CHECKPOINT = "tokens", "checkpoint"
+_SECTIONS = (TOKENS, CHECKPOINT)  # in the order of the file
+
+# Magic, version, checksum of the header, bytes of the JSON, bytes of the file.
+_PREFIX = struct.Struct("<8sIIQQ")
+_LARGEST_JSON = 64 << 20
+_LARGEST_TEXT = 1 << 24  # tokens, as in a checkpoint
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the file. checksum: the CRC-32 of its bytes."""
+
+    name: str
+    offset: int
+    nbytes: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class SessionHeader:
+    """What a file says of itself, before its sections are read.
+
+    identity: the model and the settings of its context, by name. extra: what the program that saved
+    it added.
+    """
+
+    path: Path
+    nbytes: int
+    n_tokens: int
+    identity: dict[str, Any]
+    extra: dict[str, Any]
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """A session as it was saved. tokens: int32. checkpoint: for `Checkpoint.from_bytes`."""
+
+    header: SessionHeader
+    tokens: NDArray[np.int32]
+    checkpoint: bytes
+
+
+def is_session(path: Path) -> bool:
+    """Whether a local file begins as a session file does; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def write_session(
+    path: Path,
+    tokens: NDArray[np.int32],
+    checkpoint: bytes,
+    identity: Mapping[str, Any],
+    extra: Mapping[str, Any],
+) -> None:
+    """Write a session file, which appears under its name only when it is complete.
+
+    Raises OutputError if it cannot be written, which leaves an older file as it was, and
+    RequestError if `extra` has values that JSON lacks.
+    """
+    check_output(path, [], overwrite=True)
+    contents = {TOKENS: np.ascontiguousarray(tokens, "<i4").tobytes(), CHECKPOINT: checkpoint}
+    sums = {name: zlib.crc32(data) for name, data in contents.items()}
+
+    def layout(start: int) -> list[Section]:
+        sections = []
+        for name, data in contents.items():
+            start = _aligned(start)
+            sections.append(Section(name, start, len(data), sums[name]))
+            start += len(data)
+        return sections
+
+    def header(sections: list[Section]) -> bytes:
+        fields = {
+            "n_tokens": len(tokens),
+            "identity": dict(identity),
+            "extra": dict(extra),
+            "sections": [vars(section) for section in sections],
+        }
+        return json.dumps(fields, allow_nan=False).encode()
+
+    try:
+        # The offsets are part of the JSON, whose length they depend on: leave room for 20 digits.
+        room = len(header(layout(0))) + 20 * len(contents)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: extra: expected what JSON can hold, found: {error}") from None
+    if room > _LARGEST_JSON:
+        raise RequestError(f"{path}: extra: expected at most {_LARGEST_JSON} bytes, found {room}")
+    sections = layout(_PREFIX.size + room)
+    text = header(sections).ljust(room)
+    size = sections[-1].offset + sections[-1].nbytes
+    with OutputFile(path, size) as out:
+        out.write(0, _prefix(text, size) + text)
+        for section, data in zip(sections, contents.values(), strict=True):
+            out.write(section.offset, data)
+        out.commit()
+
+
+def read_header(path: Path) -> SessionHeader:
+    """Read what a session file holds, without its sections.
+
+    FormatError says why the file cannot be read, or which of its bytes are not as docs/sessions.md
+    describes them.
+    """
+    with closing(FileSource(path)) as source:
+        return _header(path, source)
+
+
+def read_session(
+    path: Path, check: Callable[[SessionHeader], None] = lambda _: None
+) -> SavedSession:
+    """Read a session file and check its bytes; errors as those of `read_header`.
+
+    check: called with the header before the sections are read; it may raise an error of its own.
+    """
+    with closing(FileSource(path)) as source:
+        header = _header(path, source)
+        check(header)
+        found = {section.name: _read_section(path, source, section) for section in header.sections}
+        source.check_unchanged()
+    tokens = np.frombuffer(found[TOKENS], "<i4").astype(np.int32)
+    if len(tokens) and tokens.min() < 0:
+        raise FormatError(f"{path}: tokens: expected ids of 0 or more, found {tokens.min()}")
+    return SavedSession(header, tokens, found[CHECKPOINT])
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _prefix(text: bytes, size: int) -> bytes:
+    """Return what comes before the JSON; its checksum covers both, with itself as 0."""
+    unsummed = _PREFIX.pack(MAGIC, VERSION, 0, len(text), size)
+    return _PREFIX.pack(MAGIC, VERSION, zlib.crc32(text, zlib.crc32(unsummed)), len(text), size)
+
+
+def _header(path: Path, source: FileSource) -> SessionHeader:
+    size = source.size
+    raw = source.read(0, min(_PREFIX.size, size))
+    if raw[: len(MAGIC)] != MAGIC:
+        raise FormatError(f"{path}: expected a session file, found other data")
+    if len(raw) < _PREFIX.size:
+        raise FormatError(f"{path}: expected {_PREFIX.size} bytes or more, found {len(raw)}")
+    _, version, checksum, length, claimed = _PREFIX.unpack(raw)
+    if version != VERSION:
+        raise FormatError(f"{path}: version: expected {VERSION}, found {version}; save it anew")
+    if claimed != size:
+        raise FormatError(f"{path}: expected {claimed} bytes, found {size}")
+    if length > min(_LARGEST_JSON, size - _PREFIX.size):
+        most = min(_LARGEST_JSON, size - _PREFIX.size)
+        raise FormatError(f"{path}: header: expected at most {most} bytes, found {length}")
+    text = source.read(_PREFIX.size, length)
+    if raw != _prefix(text, size):
+        raise FormatError(
+            f"{path}: header: expected checksum {checksum:08x}, found that of other bytes"
+        )
+    return _parsed(path, text, size)
+
+
+def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FormatError(f"{path}: header: expected JSON, found something else") from None
+    if not isinstance(fields, dict):
+        raise FormatError(f"{path}: header: expected an object, found something else")
+    n_tokens = _integer(path, fields, "n_tokens", 1, _LARGEST_TEXT)
+    for name in ("identity", "extra"):
+        if not isinstance(fields.get(name), dict):
+            raise FormatError(f"{path}: {name}: expected an object, found something else")
+    listed: Any = fields.get("sections")
+    names = []
+    if isinstance(listed, list):
+        names = [section.get("name") for section in listed if isinstance(section, dict)]
+    if names != list(_SECTIONS) or len(listed) != len(_SECTIONS):
+        raise FormatError(f"{path}: sections: expected {' and '.join(_SECTIONS)}, found others")
+    sections = tuple(
+        Section(
+            section["name"],
+            _integer(path, section, "offset", 0, size),
+            _integer(path, section, "nbytes", 1, size),
+            _integer(path, section, "checksum", 0, 2**32 - 1),
+        )
+        for section in listed
+    )
+    ends = [_PREFIX.size + len(text), *(s.offset + s.nbytes for s in sections)]
+    for section, end in zip(sections, ends, strict=False):
+        if section.offset != _aligned(end):
+            raise FormatError(
+                f"{path}: {section.name}: expected offset {_aligned(end)}, found {section.offset}"
+            )
+    if ends[-1] != size:
+        raise FormatError(f"{path}: {CHECKPOINT}: expected its end at {size}, found {ends[-1]}")
+    if sections[0].nbytes != 4 * n_tokens:
+        raise FormatError(
+            f"{path}: tokens: expected {4 * n_tokens} bytes, found {sections[0].nbytes}"
+        )
+    return SessionHeader(path, size, n_tokens, fields["identity"], fields["extra"], sections)
+
+
+def _integer(path: Path, fields: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = fields.get(name)
+    if type(value) is not int or not least <= value <= most:
+        found = value if type(value) is int and abs(value) < 2**64 else "something else"
+        raise FormatError(f"{path}: {name}: expected {least} to {most}, found {found}")
+    return value
+
+
+def _read_section(path: Path, source: FileSource, section: Section) -> bytes:
+    """Read a section; what is between sections has no meaning."""
+    data = source.read(section.offset, section.nbytes)
+    if zlib.crc32(data) != section.checksum:
+        raise FormatError(
+            f"{path}: {section.name}: expected checksum {section.checksum:08x}, found that of "
+            "other bytes; the file is damaged"
+        )
+    return data
