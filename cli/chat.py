@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.output import check_output
 
 from . import token_colors
 from .chat_commands import Answer, obey
@@ -45,6 +46,7 @@ from .options import (
     sampler_seed,
 )
 from .progress import reports_errors
+from .session_option import SessionFile
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
@@ -92,6 +94,7 @@ def chat(
             help="Answer with at most N tokens; 0 or -1: as many as the context holds.",
         ),
     ] = 0,
+    session: SessionFile = None,
     context: Context = 8192,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -142,6 +145,8 @@ def chat(
 
     mtp-gguf chat model.gguf --reasoning off --image photo.png -p "What is this?"
 
+    mtp-gguf chat model.gguf --session notes.session
+
     echo "What is a GGUF?" | mtp-gguf chat model.gguf --temp 0
     """
     wanted = parse_depth(depth)
@@ -163,6 +168,12 @@ def chat(
             frequency_penalty=frequency_penalty,
         )
         conversation = Conversation(answers, sampling, sampler_seed(seed), system, n)
+        if session is not None:
+            check_output(session, [], overwrite=True)
+            if session.exists():
+                conversation.load_session(session)
+                if system is not None:
+                    conversation.system = system
         for image in images or ():
             conversation.attach(image)
         terminal = not as_json and sys.stdin is not None and sys.stdin.isatty()
@@ -184,6 +195,11 @@ def chat(
                 _say(outcome.said)
             if outcome.answer is not None:
                 screen.show(outcome.answer)
+        if session is not None and llm.n_tokens:
+            try:
+                conversation.save_session(session)
+            except MtpGgufError as error:
+                _say(f"mtp-gguf: the session is not saved: {error}")
         if as_json:
             typer.echo(json.dumps(conversation.record(), ensure_ascii=False))
 

@@ -88,6 +88,11 @@ def _reset(conversation: Conversation, _: str) -> Outcome:
 
 def _save(conversation: Conversation, name: str) -> Outcome:
     path = Path(name).expanduser()
+    if path.suffix == ".session":
+        if path.exists():
+            raise RequestError(f"{path}: exists; choose another name")
+        conversation.save_session(path)
+        return Outcome(f"written: {path}")
     if path.suffix == ".json":
         text = json.dumps(conversation.messages, indent=1, ensure_ascii=False)
     else:
@@ -104,7 +109,12 @@ def _save(conversation: Conversation, name: str) -> Outcome:
 
 def _load(conversation: Conversation, name: str) -> Outcome:
     path = Path(name).expanduser()
-    conversation.load(path)
+    from mtp_gguf.native.session_file import is_session  # noqa: PLC0415  (NumPy)
+
+    if is_session(path):
+        conversation.load_session(path)
+    else:
+        conversation.load(path)
     return Outcome(
         f"{path}: the conversation goes on from its {len(conversation.messages)} messages"
     )
@@ -138,10 +148,12 @@ _COMMANDS = {
     "/clear": _CLEAR,
     "/save": _Command(
         "/save FILE",
-        "write the conversation to FILE: JSON if it ends with .json, else Markdown",
+        "write the conversation to FILE: JSON (.json), a session (.session), else Markdown",
         _save,
     ),
-    "/load": _Command("/load FILE", "continue the conversation in a JSON file of /save", _load),
+    "/load": _Command(
+        "/load FILE", "continue the conversation in a JSON or session file of /save", _load
+    ),
     "/stats": _Command(
         "/stats",
         "show speed and acceptance of the answers",

@@ -121,6 +121,23 @@ class Conversation:
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
         self._pictures = []
 
+    def load_session(self, path: Path) -> None:
+        """Continue the conversation in a session file, without reading its text again.
+
+        RequestError if it has none; errors of `MTPLlama.load_session`.
+        """
+        messages: Any = self._chat.llm.load_session(path).get("messages")
+        if not _is_conversation(messages):
+            raise RequestError(
+                f"{path}: expected a session of `mtp-gguf chat`, found one without its messages"
+            )
+        self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
+        self._pictures = []
+
+    def save_session(self, path: Path) -> None:
+        """Write the conversation and the model's state; errors of `MTPLlama.save_session`."""
+        self._chat.llm.save_session(path, extra={"messages": self.messages})
+
     def answer(self, message: str, stopped: Callable[[], bool]) -> Iterator["Piece"]:
         """Answer a message, and the pictures that were added to it.
 

@@ -17,7 +17,7 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
-from . import token_colors
+from . import session_option, token_colors
 from .drafting_model import drafting_model, vision_tower
 from .options import (
     SAMPLING,
@@ -46,6 +46,7 @@ from .options import (
     sampler_seed,
 )
 from .progress import Interrupted, reports_errors
+from .session_option import SessionFile
 
 if TYPE_CHECKING:
     from mtp_gguf.native.generate import Renderer
@@ -101,6 +102,7 @@ def generate(
         ),
     ] = 256,
     stop: Stop = None,
+    session: SessionFile = None,
     context: Context = 4096,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -235,6 +237,8 @@ def generate(
     mtp-gguf generate model.gguf --image photo.jpg -p "What does this show?"
 
     git diff | mtp-gguf generate model.gguf -f -
+
+    mtp-gguf generate model.gguf --session story.session -p "Once upon a time"
     """
     wanted = parse_depth(depth)
     if max_depth is not None and isinstance(wanted, int):
@@ -245,7 +249,9 @@ def generate(
         raise typer.BadParameter("--mmproj is for --image; give both")
     if not all(stop or ()):
         raise typer.BadParameter("expected a text, found an empty one", param_hint="--stop")
-    text = _prompt(prompt, prompt_file)
+    if session is not None and image:
+        raise typer.BadParameter("--session is for text; leave out --image")
+    text = _prompt(prompt, prompt_file, optional=session is not None and session.exists())
     constraint = _constraint(grammar_file, json_schema)
     seed = sampler_seed(seed)
     llm = drafting_model(
@@ -286,13 +292,17 @@ def generate(
     with closing(llm):
         llm.set_seed(seed)  # passed to Llama as an argument, 0 would mean a random seed
         began = perf_counter()
+        resumed = session_option.load(llm, session)
+        continued = None
         if image:
             tokens = _with_pictures(llm, system, text, image, mmproj)
         else:
             if chat or system is not None:
                 option = "--chat" if system is None else "--system"
                 text = _renderer(llm, option)(_messages(system, text))
-            tokens = llm.tokenize(text.encode(), special=True)
+            if resumed is not None:
+                continued = session_option.prompt_tokens(llm, resumed, text)
+            tokens = continued or llm.tokenize(text.encode(), special=True)
         if not 0 < len(tokens) < llm.n_ctx():
             source = "--prompt-file" if prompt_file else "standard input"
             source = source if prompt is None else "--prompt"
@@ -305,6 +315,7 @@ def generate(
         terminal = sys.stdout.isatty() and not as_json
         shown = token_colors.TokenText(colored=colored, terminal=terminal, stops=stop or ())
         pieces: list[str] = []
+        following: list[int] = []  # the last token, which is not evaluated
         generated: Counter[int] = Counter()  # tokens by origin
         finish_reason = "length"
         stream = llm.generate(
@@ -314,6 +325,7 @@ def generate(
         )
         try:
             for token in islice(stream, max(most, 1)):
+                following = [token]
                 if llm.is_end(token):
                     finish_reason = "stop"
                     break
@@ -331,6 +343,8 @@ def generate(
         pieces.append(shown.end())
         seconds = perf_counter() - began
         did = llm.mtp_stats
+        if session is not None:
+            session_option.save(llm, session, {"next": following})
         libraries = loaded_libraries(gpu_layers)
     record = {
         "text": "".join(pieces),
@@ -376,14 +390,19 @@ def parse_depth(text: str | None) -> int | Literal["auto"] | None:
     return int(text)
 
 
-def _prompt(text: str | None, file: Path | None) -> str:
-    """Return the text to continue: as given, from the file, or from standard input."""
+def _prompt(text: str | None, file: Path | None, *, optional: bool) -> str:
+    """Return the text to continue: as given, from the file, or from standard input.
+
+    optional: on a terminal it may be missing.
+    """
     if text is not None:
         if file is not None:
             raise typer.BadParameter("--prompt and --prompt-file contradict each other")
         return as_utf8("--prompt", text)
     from_input = file is None or str(file) == "-"
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
+        if optional:
+            return ""
         raise typer.BadParameter("expected -p TEXT, -f FILE or a text on standard input")
     if from_input:
         raw = sys.stdin.buffer.read(_LARGEST_INPUT + 1)

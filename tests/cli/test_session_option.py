@@ -1,0 +1,101 @@
+"""`--session` of `generate` and `chat`: each run goes on where the last one ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.native.session_file import read_header
+from support.commands import check_refusal, invoke
+from support.models import Models
+
+PROMPT = "def is_prime(n):\n"
+
+
+@pytest.fixture(scope="module")
+def demo(models: Models) -> Path:
+    return models.convert("demo", "--mtp-f16")
+
+
+def generate(model: Path, *options: object) -> dict[str, Any]:
+    words = ("generate", model, "-t", "1", "--ctx", "512", "--depth", 3, "--json")
+    done = invoke(*words, *options)
+    assert done.exit_code == 0, done.output
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("option", ["--session", "--prompt-cache"])
+def test_generate_goes_on(option: str, demo: Path, tmp_path: Path) -> None:
+    """An empty prompt, and the text so far with more after it, are read from their end only."""
+    file = tmp_path / "a.session"
+    whole = generate(demo, "-p", PROMPT, "-n", 40)
+    first = generate(demo, "-p", PROMPT, "-n", 20, option, file)
+    assert first["text"] == whole["text"][: len(first["text"])]
+    rest = generate(demo, "-p", "", "-n", 20, option, file)
+    assert first["text"] + rest["text"] == whole["text"]
+    assert rest["prefilled"] <= 1
+    text = PROMPT + whole["text"] + "\n# and then\n"
+    more = generate(demo, "-p", text, "-n", 20, option, file)
+    assert more["prefilled"] < 20 < more["prompt_tokens"]
+    other = generate(demo, "-p", "import ", "-n", 5, option, file)
+    assert other["text"] == generate(demo, "-p", "import ", "-n", 5)["text"]
+    assert read_header(file).n_tokens < 20
+
+
+def test_a_session_of_another_model_stays_as_it_is(
+    demo: Path, models: Models, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.session"
+    generate(demo, "-p", PROMPT, "-n", 5, "--session", file)
+    before = file.read_bytes()
+    fits = ("as in the loaded model, found ",)
+    for words, expected in (
+        (("generate", models.gguf(), "-p", PROMPT, "--session", file), fits),
+        (("chat", models.gguf(), "--session", file), fits),
+        (("generate", demo, "-p", PROMPT, "--session", demo), ("a session file",)),
+        (("chat", demo, "--session", file), ("a session of `mtp-gguf chat`",)),
+        (("generate", demo, "-p", PROMPT, "--session", tmp_path / "no" / "a"), ("its folder",)),
+    ):
+        done = invoke(*words)
+        check_refusal(done.exit_code, done.stderr, *expected)
+    done = invoke("generate", demo, "-p", PROMPT, "--session", file, "--image", file)
+    assert done.exit_code == 2
+    assert file.read_bytes() == before
+
+
+def test_a_session_that_cannot_be_saved_costs_no_text(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    words = ("-p", PROMPT, "-n", "5", "--ctx", "512", "--session", tmp_path / "a")
+    done = invoke("generate", demo, *words)
+    assert done.exit_code == 0
+    assert done.stdout.strip()
+    assert "the session is not saved: " in done.stderr
+    assert "are free on its disk" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def chat(model: Path, *options: object, message: str) -> dict[str, Any]:
+    words = ("--temp", "0", "--ctx", "1024", "--threads", "1", "-n", "12", "--depth", "3", "--json")
+    done = invoke("chat", model, *words, *options, input=message)
+    assert done.exit_code == 0, done.output
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_chat_goes_on(demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.session"
+    whole = chat(demo, message="def f(n):\ndef g(n):\n")
+    chat(demo, "--session", file, message="def f(n):\n")
+    found = chat(demo, "--session", file, message="def g(n):\n")
+    assert found["messages"] == whole["messages"]
+    assert len(found["messages"]) == 4
+    saved = tmp_path / "b.session"
+    chat(demo, "--session", file, message=f"/save {saved}\n")
+    loaded = chat(demo, message=f"/load {saved}\n")
+    assert loaded["messages"] == whole["messages"]
