@@ -58,15 +58,26 @@ template <class V> LANES_INLINE typename V::F exp_negative(typename V::F x) {
     return V::times_power(e, n);
 }
 
-// exp(s - most). The sum is that of the results in their order, in double precision for each vector's sum.
+// exp(s - most), and the sum. What each addition rounds away is kept, so that the sum in single precision is the same wherever
+// the positions lie: a sequence may have others after its state was restored.
 template <class V> double attention_weights(int64_t n, float * s, float most) {
-    double sum = 0;
+    auto sum = V::zerof(), lost = V::zerof();
     for (int64_t i = 0; i < n; i += V::floats) {
         const auto e = exp_negative<V>(V::subf(V::load_f32(s + i), V::setf(most)));
         V::store_f32(s + i, e);
-        sum += (double) V::sum(e);
+        const auto next = V::addf(sum, e);
+        const auto added = V::subf(next, sum);
+        lost = V::addf(lost, V::addf(V::subf(sum, V::subf(next, added)), V::subf(e, added)));
+        sum = next;
     }
-    return sum;
+    float sums[V::floats], rests[V::floats];
+    V::store_f32(sums, sum);
+    V::store_f32(rests, lost);
+    double all = 0;
+    for (int64_t i = 0; i < V::floats; i++) {
+        all += (double) sums[i] + rests[i];
+    }
+    return all;
 }
 
 constexpr int mix_block = 32;  // rows that are read again for the next floats, while they are in the L1 cache

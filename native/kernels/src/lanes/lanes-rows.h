@@ -136,13 +136,14 @@ void copy_block(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, s
     }
 }
 
-// Tokens t0 to t1 of nr channels with any number of taps; of V::floats channels with row_taps, four tokens at a time.
+// Tokens t0 to t1 of nr channels with any number of taps; of V::floats channels with row_taps, four tokens at a time. Each
+// product is rounded with its sum, whatever a compiler makes of a loop: a token is convolved alike alone and in a batch.
 void convolve_channels(const float * s, const float * c, float * x, int nc, int ncs, int64_t xs, int nr, int t0, int t1) {
     for (int i1 = 0; i1 < nr; i1++, s += ncs, c += nc) {
         for (int t = t0; t < t1; t++) {
             float sum = 0.0f;
             for (int i0 = 0; i0 < nc; i0++) {
-                sum += s[t + i0] * c[i0];
+                sum = __builtin_fmaf(s[t + i0], c[i0], sum);
             }
             x[t * xs + i1] = sum;
         }
@@ -184,7 +185,7 @@ void convolve_row(int64_t n, float * y, const float * const * x, const float * c
     for (int64_t i = 0; i < n; i++) {
         float sum = 0.0f;
         for (int tap = 0; tap < row_taps; tap++) {
-            sum += x[tap][i] * c[tap * stride + i];
+            sum = __builtin_fmaf(x[tap][i], c[tap * stride + i], sum);
         }
         y[i] = sum;
     }
