@@ -109,6 +109,8 @@ def doctor(
     on its fine-tune. --explain measures acceptance and cost on a text, and prints each cause for
     which drafting does not pay with the figures behind it and the command that fixes it.
 
+    For a session file (--session) it prints what the file holds, and whether its checksums hold.
+
     **Examples**
 
     mtp-gguf doctor model.gguf
@@ -128,6 +130,8 @@ def doctor(
         raise typer.BadParameter("--load and --explain are for GGUF files")
     if text is not None and not explain:
         raise typer.BadParameter("--text is for --explain")
+    if folder.is_file() and _reports_session(folder, as_json=as_json):
+        return
     if load or explain:
         found = local_model(model, head)
         folder, model = found.path, str(found.path)
@@ -173,6 +177,23 @@ def doctor(
             typer.echo(printable(line))
     if not diagnosis.is_sound:
         raise typer.Exit(_FAULTY)
+
+
+def _reports_session(path: Path, *, as_json: bool) -> bool:
+    """Report on a session file; False if it is none."""
+    from mtp_gguf.native.session_file import is_session  # noqa: PLC0415  (NumPy)
+
+    if not is_session(path):
+        return False
+    from . import session_report  # noqa: PLC0415
+
+    header = session_report.checked(path)
+    if as_json:
+        typer.echo(json.dumps(session_report.fields(header), indent=1))
+        return True
+    for line in session_report.lines(header):
+        typer.echo(line)
+    return True
 
 
 def _examined(

@@ -99,3 +99,22 @@ def test_chat_goes_on(demo: Path, tmp_path: Path) -> None:
     chat(demo, "--session", file, message=f"/save {saved}\n")
     loaded = chat(demo, message=f"/load {saved}\n")
     assert loaded["messages"] == whole["messages"]
+
+
+def test_doctor_reads_a_session(demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.session"
+    generate(demo, "-p", PROMPT, "-n", 5, "--session", file)
+    header = read_header(file)
+    done = invoke("doctor", file)
+    assert done.exit_code == 0
+    assert f"{file}: a session of {header.n_tokens} tokens" in done.stdout
+    assert f"checksum {header.sections[1].checksum:08x} holds" in done.stdout
+    fields = json.loads(invoke("doctor", file, "--json").stdout)
+    assert (fields["kind"], fields["tokens"]) == ("session", header.n_tokens)
+    assert fields["identity"] == header.identity
+    assert PROMPT not in json.dumps(fields)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    done = invoke("doctor", file)
+    check_refusal(done.exit_code, done.stderr, "checkpoint: expected checksum")

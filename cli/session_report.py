@@ -1,0 +1,40 @@
+"""What `mtp-gguf doctor` says of a session file."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.native.session_file import SessionHeader, read_session
+
+from .progress import human_bytes, printable
+
+
+def checked(path: Path) -> SessionHeader:
+    """Read a session file whole; FormatError if a checksum does not hold."""
+    return read_session(path).header
+
+
+def fields(header: SessionHeader) -> dict[str, Any]:
+    """Return the report for --json, without the texts that the program added."""
+    return {
+        "path": str(header.path),
+        "kind": "session",
+        "bytes": header.nbytes,
+        "tokens": header.n_tokens,
+        "identity": header.identity,
+        "extra": sorted(header.extra),
+        "sections": [asdict(section) for section in header.sections],
+    }
+
+
+def lines(header: SessionHeader) -> Iterator[str]:
+    """Yield the report."""
+    yield f"{header.path}: a session of {header.n_tokens} tokens, {human_bytes(header.nbytes)}"
+    for name, value in header.identity.items():
+        yield printable(f"{name}: {value if isinstance(value, str) else repr(value)}")
+    for section in header.sections:
+        yield (
+            f"{section.name}: {human_bytes(section.nbytes)} @ {section.offset}, "
+            f"checksum {section.checksum:08x} holds"
+        )
