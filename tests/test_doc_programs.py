@@ -155,6 +155,7 @@ NOT_RUN = {
     r"^kernels\b": "needs another llama.cpp: tests/kernels/test_plugged.py",
     r"^chat\b": "needs a terminal: tests/cli/test_chat.py",
     r"^train-head\b": "takes minutes: tests/train",
+    r'--session .* -p ""': "continues what another command wrote: tests/cli/test_session_option.py",
     r"--image": "needs a picture and a vision tower: tests/native/test_pictures.py",
     r"-ngl": "needs a GPU: tests/native/test_gpu.py",
     r"--imatrix": "needs the output of llama-imatrix: tests/convert/test_convert_gguf.py",
