@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.session_file import read_header
 from support.commands import check_refusal, invoke
 from support.models import Models
@@ -44,6 +46,25 @@ def test_generate_goes_on(option: str, demo: Path, tmp_path: Path) -> None:
     other = generate(demo, "-p", "import ", "-n", 5, option, file)
     assert other["text"] == generate(demo, "-p", "import ", "-n", 5)["text"]
     assert read_header(file).n_tokens < 20
+
+
+def test_saved_tokens_are_kept(demo: Path, tmp_path: Path) -> None:
+    """A text can have several tokenizations; the session's own is the one that is not read again.
+
+    The token that the program saved beside it is used only if the model has it.
+    """
+    file = tmp_path / "a.session"
+    with closing(MTPLlama(str(demo), depth=0, n_ctx=512)) as llm:
+        letters = [token for c in b"return" for token in llm.tokenize(bytes([c]), add_bos=False)]
+        assert letters != llm.tokenize(b"return", add_bos=False)
+        llm.eval(letters)
+        llm.save_session(file, extra={"next": [10**9, -1]})
+    before = file.read_bytes()
+    for text, n in (("return", len(letters)), ("", len(letters)), ("return x", len(letters) + 1)):
+        found = generate(demo, "-p", text, "-n", 1, "--session", file)
+        assert found["prompt_tokens"] >= n
+        assert text != "return x" or found["prefilled"] == found["prompt_tokens"] - len(letters)
+        file.write_bytes(before)
 
 
 def test_a_session_of_another_model_stays_as_it_is(
@@ -112,6 +133,7 @@ def test_doctor_reads_a_session(demo: Path, tmp_path: Path) -> None:
     fields = json.loads(invoke("doctor", file, "--json").stdout)
     assert (fields["kind"], fields["tokens"]) == ("session", header.n_tokens)
     assert fields["identity"] == header.identity
+    assert fields["extra"] == ["next"]
     assert PROMPT not in json.dumps(fields)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

@@ -31,7 +31,7 @@ PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 MORE = [5, 6, 7]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temp": 0.0},
-    "seeded": {"temp": 0.9},
+    "seeded": {"temp": 6.0, "top_k": 8, "top_p": 1.0, "min_p": 0.0},  # the model is very sure
 }
 
 
@@ -100,6 +100,10 @@ def test_another_process_goes_on(
     assert found == want
     assert found["read"] == len(text) + len(MORE) - read
     assert sum(found["accepted"]) > 0
+    if sampling == "seeded":  # of the numbers drawn, too
+        with load(path, seed=6, **options) as llm:
+            llm.load_session(file)
+            assert go_on(llm, text, SAMPLING[sampling])["tokens"] != want["tokens"]
 
 
 @pytest.fixture
@@ -149,13 +153,17 @@ def test_a_text_longer_than_the_context(saved: tuple[Path, Path, list[int]]) -> 
     path, file, _ = saved
     large = file.with_name("large.session")
     with load(path, n_ctx=512) as llm:
-        llm.eval((PROMPT * 20)[:301])
+        llm.eval((PROMPT * 20)[:256])
+        llm.save_session(file)  # there would be no room for another token
+        llm.eval((PROMPT * 20)[256:301])
         llm.save_session(large)
     with load(path) as llm:
         want = take(llm, 6, PROMPT)
-        with pytest.raises(ContextFullError, match=r"n_ctx: expected more than the 301 .* 256"):
-            llm.load_session(large)
-        assert take(llm, 6, PROMPT) == want
+        for n, session in ((256, file), (301, large)):
+            message = rf"n_ctx: expected more than the {n} .* 256"
+            with pytest.raises(ContextFullError, match=message):
+                llm.load_session(session)
+            assert take(llm, 6, PROMPT) == want
 
 
 def test_nothing_to_save(dial: Dial, tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ def test_damaged_files_are_refused(saved: tuple[Path, Path, list[int]], tmp_path
             broken.write_bytes(data[:length])
             refused(llm, broken)
         broken.write_bytes(data + b"\0")
-        assert "expected" in refused(llm, broken)
+        assert f"expected {len(data)} bytes, found {len(data) + 1}" in refused(llm, broken)
         llm.load_session(file)
         llm.session.reset_stats()
         take(llm, 3, text)
@@ -269,7 +277,8 @@ def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_pat
                     return fields
 
                 broken.write_bytes(forged(data, change))
-                refused(llm, broken)
+                message = refused(llm, broken)
+                assert name == "checksum" or "checksum" not in message
         for text in (b"", b"[]", b"[" * 4000, b"\xff", b'{"a":' * 1000, b"1" * 5000, b"null"):
             broken.write_bytes(forged(data, lambda _: text))  # noqa: B023
             refused(llm, broken)
@@ -278,6 +287,10 @@ def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_pat
             refused(llm, broken)
         broken.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
         assert "version: expected 1, found 2" in refused(llm, broken)
+    write_session(broken, np.ones(1, np.int32), b"x", {}, {})
+    broken.write_bytes(forged(broken.read_bytes(), lambda f: {**f, "n_tokens": True}))
+    with pytest.raises(FormatError, match=r"n_tokens: expected 1 to .*, found something else"):
+        read_header(broken)
 
 
 def test_valid_checksums_of_wrong_contents(
@@ -379,6 +392,9 @@ def test_a_model_without_recurrent_state(tmp_path: Path) -> None:
         llm.save_session(file)
     with load(model, depth=0) as llm:
         llm.load_session(file)
+        llm.session.reset_stats()
+        assert take(llm, 1, [*prompt, *want[:-1]]) == want[-1:]  # the logits are not in the file
+        assert llm.mtp_stats.prefilled == 1
         llm.session.reset_stats()
         assert take(llm, 9, prompt) == want
         assert llm.mtp_stats.prefilled == 1
