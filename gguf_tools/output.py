@@ -62,7 +62,7 @@ class OutputFile:
                 raise OutputError(
                     f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
                 )
-            self._remove_leftovers()
+            remove_leftovers(self.path.parent, re.escape(self.path.name), besides=self.partial)
             self.partial.unlink(missing_ok=True)  # left by a killed process with the same pid
             self._created = True  # a signal may come before the descriptor is here
             self._fd = _create_locked(self.partial)
@@ -73,24 +73,6 @@ class OutputFile:
                 raise self._fault(error) from None
             raise
         return self
-
-    def _remove_leftovers(self) -> None:
-        """Remove partial files of killed processes; running processes have locked theirs."""
-        name = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]+\.(partial|done)")
-        for path in self.path.parent.iterdir():
-            if path.stem == self.partial.stem:
-                continue
-            if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                with suppress(OSError):
-                    fd = os_files.open_file(path, os.O_RDWR)
-                    try:
-                        abandoned = _is_lockable(fd)
-                        if abandoned and sys.platform != "win32":
-                            path.unlink()
-                    finally:
-                        os.close(fd)
-                    if abandoned and sys.platform == "win32":
-                        path.unlink()  # which Windows refuses while a process has it open
 
     def _reserve(self) -> None:
         """Reserve the disk space if the file system can, so that a full disk is noticed early."""
@@ -325,6 +307,29 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
         self._path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path, name: str, *, besides: Path | None) -> None:
+    """Remove partial files of killed processes; running processes have locked theirs.
+
+    name: a regular expression for the name of the complete file. besides: a partial file that is
+    kept, with its journal.
+    """
+    pattern = re.compile(rf"\.{name}\.[0-9a-f]+\.(partial|done)")
+    for path in folder.iterdir():
+        if besides is not None and path.stem == besides.stem:
+            continue
+        if pattern.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            with suppress(OSError):
+                fd = os_files.open_file(path, os.O_RDWR)
+                try:
+                    abandoned = _is_lockable(fd)
+                    if abandoned and sys.platform != "win32":
+                        path.unlink()
+                finally:
+                    os.close(fd)
+                if abandoned and sys.platform == "win32":
+                    path.unlink()  # which Windows refuses while a process has it open
 
 
 def unfinished(path: Path, identity: str) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import secrets
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
@@ -47,7 +49,9 @@ from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .session_file import SessionHeader, read_session, write_session
+from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
+from .session_store import DEFAULT_BYTES, SessionStore
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -140,6 +144,10 @@ class MTPLlama(llama_cpp.Llama):
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
     - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
       memory, so that the next prompt with the same prefix is not evaluated from the start.
+    - session_dir: a folder of sessions. A conversation is written there when another one takes its
+      place, when the model is closed and when Python ends; a prompt is continued from the session
+      there that holds the most of it. docs/sessions.md has the rules.
+    - session_size: bytes of all sessions in session_dir; the least recently used are removed.
     - lookup_files: your own text files, and folders of them, to draft from as well; this implies
       lookup. They are indexed once, in the user's cache.
     - lookup: also draft from the text itself, up to 14 tokens at a time, if a copy of earlier text
@@ -184,6 +192,8 @@ class MTPLlama(llama_cpp.Llama):
         busy: Literal["wait", "raise"] = "wait",
         lookup: bool | None = None,
         lookup_files: Sequence[str | os.PathLike[str]] = (),
+        session_dir: str | os.PathLike[str] | None = None,
+        session_size: int = DEFAULT_BYTES,
         **options: Any,
     ) -> None:
         _check_names(type(self), options)
@@ -192,11 +202,17 @@ class MTPLlama(llama_cpp.Llama):
         self._session: Session | None = None
         self._head: Head | None = None
         self._prompt: Checkpoint | None = None
+        self._store: SessionStore | None = None
         self._n_tokens = self._pictures = 0
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if isinstance(lookup_files, str | bytes | os.PathLike):
             raise NativeError(f"lookup_files: expected a list of paths, found {lookup_files!r}")
+        if session_size < 1:
+            raise NativeError(f"session_size: expected 1 byte or more, found {session_size}")
+        if session_dir is not None and options.get("logits_all"):
+            raise NativeError("session_dir: expected logits_all=False, found True")
+        folder = None if session_dir is None else SessionFolder(Path(session_dir), session_size)
         looks_up = lookup or bool(lookup_files)
         self._lookup_files = [Path(path) for path in lookup_files]
         if options.get("draft_model") is not None:
@@ -228,10 +244,11 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
         optional = asked[0] in (None, AUTO) and not exact and depth != 0
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
-        if why is not None and looks_up:
+        if why is not None and (looks_up or folder is not None):
             unrelated = _why_plain(Path(model_path), options, look_for_head=False)
-            if unrelated is None:  # only the head is missing: lookup works without one
-                _warn(model_path, f"{why}; drafting only from the text")
+            if unrelated is None:  # only the head is missing: a session works without one
+                source = "only from the text" if looks_up else "nothing"
+                _warn(model_path, f"{why}; drafting {source}")
                 why, depth = None, 0
         self._plain = why is not None  # llama_cpp.Llama's methods run it, without a session
         if self._plain and depth != 0:
@@ -274,6 +291,8 @@ class MTPLlama(llama_cpp.Llama):
             "busy": busy,
             "lookup": lookup,
             "lookup_files": self._lookup_files,
+            "session_dir": session_dir,
+            "session_size": session_size,
         }
         self._batches = Batches()
         if exact:
@@ -287,6 +306,8 @@ class MTPLlama(llama_cpp.Llama):
             # Until llama_cpp owns the objects that llama.cpp creates, an interrupt would leak them.
             with DeferredInterrupts() as self._interrupts:
                 self._load(model_path, mtp_head, mtp_device or device, settings, costs, options)
+            if folder is not None:
+                self._open_store(folder)
         except BaseException:
             self.close()
             raise
@@ -493,6 +514,7 @@ class MTPLlama(llama_cpp.Llama):
         """
         # Python would print and drop an interrupt that is handled inside a destructor.
         with DeferredInterrupts():
+            self._close_store()
             if self._session is not None:
                 self._session.close()
             if hasattr(self, "_stack"):
@@ -841,9 +863,10 @@ class MTPLlama(llama_cpp.Llama):
         """
         if not self._requires_eval and tokens == self._input_ids.tolist():
             return []  # the last token's logits are available
-        known = self._input_ids[: max(len(tokens) - 1, 0)]
-        differs = np.flatnonzero(known != np.asarray(tokens[: len(known)]))
-        common = int(differs[0]) if len(differs) else len(known)
+        common = shared_length(self._input_ids, tokens[:-1])
+        if self._store is not None and self.n_tokens - common >= MIN_CHECKPOINTED_PROMPT:
+            self._store_session()
+            common = min(common, self.n_tokens)
         while 0 < common < self.n_tokens and self.input_ids[common - 1] == self._cut(common):
             common -= 1  # to the beginning of a picture
         if 0 < common < self.session.length():
@@ -851,12 +874,47 @@ class MTPLlama(llama_cpp.Llama):
                 self.session.remove(common)
             except NativeError:
                 common = self._restore_prompt(common)
+        if self._store is not None and len(tokens) - common >= MIN_CHECKPOINTED_PROMPT:
+            self._n_tokens = common
+            common = self._store.load(self, tokens, common)
         _check_text(tokens[common:])
         if common == 0:
             self.reset()
         self.n_tokens = common
         self._requires_eval = True
         return tokens[common:]
+
+    def _open_store(self, folder: SessionFolder) -> None:
+        """Write sessions to a folder, also when Python ends without closing the model."""
+        if self._plain:
+            raise NativeError("session_dir: expected a model with a session, found one without")
+        self._store = SessionStore(self, folder)
+        self._at_exit = partial(_store_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            atexit.unregister(self._at_exit)
+            if self._session is not None and not self._session.closed:
+                self._store_session()
+            self._store = None
+
+    def _store_session(self) -> None:
+        """Write a long enough conversation to session_dir, before its place is taken.
+
+        A recurrent model can continue it only from where it was written. The next prompt may render
+        the last answer differently, as without its thoughts, so the session is written a second
+        time as of the prompt's checkpoint, where this leaves it.
+        """
+        if self._store is None or self.n_tokens < MIN_CHECKPOINTED_PROMPT:
+            return
+        self._store.store(self)
+        length = self._restore_prompt(self.n_tokens) if self._store.whole else 0
+        if length:
+            self.n_tokens = length
+            self._requires_eval = True
+            if length >= MIN_CHECKPOINTED_PROMPT:
+                self._store.store(self)
 
     def _sync_session(self) -> None:
         """Remove tokens beyond n_tokens: a stream may have stopped between accepted drafts.
@@ -1012,6 +1070,12 @@ class MTPLlama(llama_cpp.Llama):
             return
         with suppress(NativeError):
             self._session.remove(self.n_tokens)
+
+
+def _store_at_exit(model: weakref.ref[MTPLlama]) -> None:
+    llm = model()
+    if llm is not None and not llm._closed:
+        llm._close_store()
 
 
 def _check_text(tokens: Sequence[int]) -> None:

@@ -135,6 +135,20 @@ def read_header(path: Path) -> SessionHeader:
         return _header(path, source)
 
 
+def read_tokens(
+    path: Path, wanted: Callable[[SessionHeader], bool] = lambda _: True
+) -> NDArray[np.int32] | None:
+    """Read the header and the tokens only; errors as those of `read_header`.
+
+    wanted: if it returns False for the header, no token is read, and None is returned.
+    """
+    with closing(FileSource(path)) as source:
+        header = _header(path, source)
+        if not wanted(header):
+            return None
+        return _tokens(path, _read_section(path, source, header.sections[0]))
+
+
 def read_session(
     path: Path, check: Callable[[SessionHeader], None] = lambda _: None
 ) -> SavedSession:
@@ -147,10 +161,14 @@ def read_session(
         check(header)
         found = {section.name: _read_section(path, source, section) for section in header.sections}
         source.check_unchanged()
-    tokens = np.frombuffer(found[TOKENS], "<i4").astype(np.int32)
-    if len(tokens) and tokens.min() < 0:
+    return SavedSession(header, _tokens(path, found[TOKENS]), found[CHECKPOINT])
+
+
+def _tokens(path: Path, data: bytes) -> NDArray[np.int32]:
+    tokens = np.frombuffer(data, "<i4").astype(np.int32)
+    if tokens.min() < 0:
         raise FormatError(f"{path}: tokens: expected ids of 0 or more, found {tokens.min()}")
-    return SavedSession(header, tokens, found[CHECKPOINT])
+    return tokens
 
 
 def _aligned(offset: int) -> int:

@@ -1,0 +1,155 @@
+"""A folder of session files, bounded in size, which several processes may share.
+
+A file is written under a hidden name and renamed, and may vanish at any moment. Its modification
+time says when it was last used. Nothing here needs llama.cpp.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError
+from mtp_gguf.gguf_tools.output import remove_leftovers
+
+from .session_file import SessionHeader, is_session, read_tokens, write_session
+
+SUFFIX = ".session"
+_HEADER_BYTES = 1 << 16  # more than a header without `extra` has
+
+
+@dataclass(frozen=True)
+class Match:
+    """A session that shares its first `length` tokens with a prompt."""
+
+    path: Path
+    length: int
+
+
+def shared_length(first: Sequence[int] | NDArray[Any], second: Sequence[int] | NDArray[Any]) -> int:
+    """Return the number of tokens that two texts have in common at their beginning."""
+    n = min(len(first), len(second))
+    differs = np.flatnonzero(np.asarray(first[:n]) != np.asarray(second[:n]))
+    return int(differs[0]) if len(differs) else n
+
+
+class SessionFolder:
+    """Session files by their tokens; the least recently used are removed if there are too many.
+
+    path: created, readable by its user only, if it does not exist; OutputError if that fails.
+    size: of all sessions together, in bytes. Files of others, and damaged ones, are left alone.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be created: {error.strerror}") from None
+
+    def find(
+        self,
+        tokens: Sequence[int],
+        fits: Callable[[SessionHeader], bool],
+        *,
+        more_than: int,
+        whole: bool,
+    ) -> list[Match]:
+        """Return the sessions that spare the most tokens of a prompt, the best first.
+
+        Only headers and tokens are read. fits: whether a session is of the loaded model.
+        more_than: shorter matches are of no use. whole: whether a match has all tokens of its
+        session, as recurrent models need it. The prompt's last token is never part of a match.
+        """
+        prompt = np.asarray(tokens[:-1], np.int64)
+        matches = []
+        for path in self._sessions():
+            try:
+                saved = read_tokens(path, lambda h: h.n_tokens > more_than and fits(h))
+            except MtpGgufError:
+                continue
+            if saved is None:
+                continue
+            length = shared_length(prompt, saved)
+            if length > more_than and (length == len(saved) or not whole):
+                matches.append(Match(path, length))
+        return sorted(matches, key=lambda match: match.length, reverse=True)
+
+    def used(self, path: Path) -> None:
+        """Note that a session was used, so that others are removed before it."""
+        with suppress(OSError):
+            os.utime(path)
+
+    def write(
+        self, tokens: NDArray[np.int32], checkpoint: bytes, identity: Mapping[str, Any]
+    ) -> Path | None:
+        """Write a session, after room is made for it; None if it is larger than the folder may be.
+
+        Errors of `write_session`.
+        """
+        needed = len(checkpoint) + tokens.nbytes + _HEADER_BYTES
+        if needed > self.size:
+            return None
+        path = self._path(tokens, identity)
+        self._make_room(needed, path)
+        write_session(path, tokens, checkpoint, identity, {})
+        return path
+
+    def has(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> bool:
+        """Whether there is a session of exactly these tokens, which is then noted as used."""
+        path = self._path(tokens, identity)
+        try:
+            read_tokens(path)
+        except MtpGgufError:
+            return False
+        self.used(path)
+        return True
+
+    def remove_prefixes(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> None:
+        """Remove the sessions of the same model that hold only a beginning of these tokens."""
+        for path in self._sessions():
+            with suppress(MtpGgufError, OSError):
+                saved = read_tokens(
+                    path, lambda h: h.n_tokens < len(tokens) and h.identity == identity
+                )
+                if saved is not None and shared_length(tokens, saved) == len(saved):
+                    path.unlink()
+
+    def _path(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> Path:
+        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+        name.update(np.ascontiguousarray(tokens, "<i4").tobytes())
+        return self.path / f"{name.hexdigest()[:32]}{SUFFIX}"
+
+    def _sessions(self) -> list[Path]:
+        """Return the paths of session files; others may have the suffix as well."""
+        try:
+            found = sorted(self.path.iterdir())
+        except OSError:
+            return []
+        return [path for path in found if path.suffix == SUFFIX and path.is_file()]
+
+    def _make_room(self, needed: int, path: Path) -> None:
+        """Remove the least recently used sessions until `needed` bytes fit, besides `path`."""
+        with suppress(OSError):
+            remove_leftovers(self.path, rf".*{SUFFIX}", besides=None)
+        files = []
+        for other in self._sessions():
+            with suppress(OSError):
+                state = other.stat()
+                if other != path and is_session(other):
+                    files.append((state.st_mtime_ns, state.st_size, other))
+        total = needed + sum(size for _, size, _ in files)
+        for _, size, other in sorted(files):
+            if total <= self.size:
+                break
+            with suppress(OSError):
+                other.unlink()
+            total -= size

@@ -1,0 +1,87 @@
+"""`session_dir`: what a model has evaluated is written to a folder and continued from there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+
+from .checkpoint import CheckpointKind
+from .runtime import llama_cpp
+from .session_file import SessionHeader
+from .session_folder import SessionFolder
+from .session_identity import check_identity, identity_of
+
+if TYPE_CHECKING:
+    from .llama import MTPLlama
+
+DEFAULT_BYTES = 20 * 10**9
+
+
+class SessionStore:
+    """Writes the sessions of one model to a folder, and loads them.
+
+    whole: whether the model can continue a session only from its end, because its state is
+    recurrent or has a sliding window.
+    """
+
+    def __init__(self, llm: MTPLlama, folder: SessionFolder) -> None:
+        self._folder = folder
+        self._identity: dict[str, Any] = identity_of(llm)
+        self._writable = True
+        model = llm.model
+        window = llama_cpp.llama_model_n_swa(model) > 0 and not llm.context_params.swa_full
+        self.whole: bool = (
+            window
+            or llama_cpp.llama_model_is_recurrent(model)
+            or llama_cpp.llama_model_is_hybrid(model)
+        )
+
+    def store(self, llm: MTPLlama) -> None:
+        """Write what is evaluated; a text with pictures is not.
+
+        If that fails, as on a full disk, a warning says so, and nothing more is written.
+        """
+        tokens = llm.input_ids[: llm.n_tokens]
+        if not self._writable or len(tokens) == 0 or tokens.min() < 0:
+            return
+        try:
+            if llm.session.length() != len(tokens):  # drafts that nobody read
+                llm.session.remove(len(tokens))
+            if self._folder.has(tokens, self._identity):
+                return
+            with llm.session.save(CheckpointKind.WHOLE) as saved:
+                data = saved.to_bytes()
+            if self._folder.write(tokens, data, self._identity) and not self.whole:
+                self._folder.remove_prefixes(tokens, self._identity)
+        except MtpGgufError as error:
+            self._writable = False
+            warnings.warn(f"session_dir: sessions are no longer saved: {error}", stacklevel=4)
+
+    def load(self, llm: MTPLlama, tokens: Sequence[int], known: int) -> int:
+        """Load the session that spares the most of a prompt, if that is more than `known` tokens.
+
+        Returns how many tokens are evaluated now. A session that cannot be loaded is skipped.
+        """
+
+        def fits(header: SessionHeader) -> bool:
+            try:
+                check_identity(header.path, header.identity, self._identity)
+            except RequestError:
+                return False
+            return header.n_tokens < llm.n_ctx()
+
+        for match in self._folder.find(tokens, fits, more_than=known, whole=self.whole):
+            try:
+                llm.load_session(match.path)
+                llm.session.remove(match.length)
+            except MtpGgufError:
+                if llm.session.length() != known:
+                    llm.reset()
+                    known = 0
+                continue
+            self._folder.used(match.path)
+            return match.length
+        return known

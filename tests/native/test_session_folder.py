@@ -1,0 +1,271 @@
+"""Folders of sessions: conversations are read once, whatever happens to the files in between."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtp_gguf.gguf_tools.errors import OutputError
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.session_file import read_header, write_session
+from mtp_gguf.native.session_folder import SessionFolder, shared_length
+from support.models import Dial
+from support.tiny_llama import write_tiny_llama
+
+
+def text(seed: int, n: int = 300) -> list[int]:
+    return [int(t) for t in np.random.PCG64(seed).random_raw(n) % np.uint64(120)]
+
+
+A, B = text(1), text(2)
+OPTIONS: dict[str, Any] = {"n_ctx": 1024}
+
+
+def load(path: Path, **options: Any) -> closing[MTPLlama]:
+    given = {"depth": 3, "n_threads": 1, "n_threads_batch": 1, "seed": 5, **options}
+    return closing(MTPLlama(str(path), **given))
+
+
+def take(llm: MTPLlama, n: int, prompt: list[int]) -> list[int]:
+    with closing(llm.generate(prompt, temp=0.0)) as stream:
+        return list(itertools.islice(stream, n))
+
+
+def answer(llm: MTPLlama, prompt: list[int], n: int = 8) -> tuple[list[int], int]:
+    """The tokens that follow a prompt, and how many tokens were read for it."""
+    llm.session.reset_stats()
+    tokens = take(llm, n, prompt)
+    return tokens, llm.mtp_stats.prefilled
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.session"))
+
+
+def test_conversations_are_read_once(dial: Dial, tmp_path: Path) -> None:
+    """Two of them alternate in one context, and go on in the next process."""
+    path, folder = dial("tiny"), tmp_path / "new" / "sessions"
+    with load(path, **OPTIONS) as llm:
+        first = [*A, *answer(llm, A)[0], 5, 6]
+        want = {"A": answer(llm, first)[0]}
+        second = [*B, *answer(llm, B)[0], 7]
+        want["B"] = answer(llm, second)[0]
+    with load(path, session_dir=folder, **OPTIONS) as llm:
+        answer(llm, A)
+        assert not files(folder)
+        answer(llm, B)
+        assert len(files(folder)) == 1  # the checkpoint of A is shorter than 256 tokens
+        assert answer(llm, first) == (want["A"], 3)
+        assert len(files(folder)) == 2
+    assert folder.stat().st_mode & 0o77 == 0
+    for file in files(folder):
+        os.utime(file, (1, 1))
+    with load(path, session_dir=folder, **OPTIONS) as llm:
+        assert answer(llm, second) == (want["B"], 2)
+        assert sum(file.stat().st_mtime > 1 for file in files(folder)) == 1
+        assert answer(llm, [*first, *want["A"], 1])[1] <= 2
+        before = len(files(folder))
+    assert len(files(folder)) > before
+    before = len(files(folder))
+    with load(path, session_dir=folder, **OPTIONS) as llm:
+        answer(llm, A[:200])
+    assert len(files(folder)) == before
+    for file in files(folder):
+        assert read_header(file).n_tokens >= 256
+
+
+def test_a_recurrent_model_goes_on_from_the_end_of_its_prompt(dial: Dial, tmp_path: Path) -> None:
+    """The next prompt leaves out a part of the answer, so the end of the session is of no use."""
+    path = dial("tiny")
+    long, other = text(3, 400), [9, *text(3, 399)]
+    follow = [*long, 1, 2, 3]
+    with load(path, **OPTIONS) as llm:
+        want = answer(llm, follow)[0]
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        answer(llm, long)
+        answer(llm, other)
+        assert sorted(read_header(f).n_tokens for f in files(tmp_path))[0] == 400 - 64
+        assert answer(llm, follow) == (want, 64 + 3)
+        written = {file: file.stat().st_ino for file in files(tmp_path)}
+        answer(llm, long)
+        answer(llm, other)
+        assert written.items() <= {file: file.stat().st_ino for file in files(tmp_path)}.items()
+
+
+def test_a_prompt_that_shares_more_than_the_checkpoint(dial: Dial, tmp_path: Path) -> None:
+    """After the long answer is written, the model is at the checkpoint, and goes on from there."""
+    path, long = dial("tiny"), text(6, 400)
+    follow = [*long[:380], 9, 8, 7]
+    with load(path, **OPTIONS) as llm:
+        want = answer(llm, follow)[0]
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        answer(llm, long, 300)
+        assert answer(llm, follow) == (want, len(follow) - (400 - 64))
+
+
+def test_other_models_use_any_shared_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer session takes the place of the shorter one that it continues."""
+    path, folder = write_tiny_llama(tmp_path / "llama.gguf"), tmp_path / "sessions"
+    with load(path, depth=0, n_ctx=1024) as llm:
+        long = [*A, *answer(llm, A)[0], *B]
+        want = answer(llm, [*long[:450], 1, 2])[0]
+    options: dict[str, Any] = {"depth": 0, "n_ctx": 1024, "session_dir": folder}
+    for prompt in (A, long):
+        with load(path, **options) as llm:
+            answer(llm, prompt)
+        assert len(files(folder)) == 1
+    with load(path, **options) as llm:
+        assert answer(llm, [*long[:450], 1, 2]) == (want, 2)
+    with pytest.warns(UserWarning, match="drafting nothing"):
+        opened = load(path, **{**options, "depth": "auto"})
+    with opened as llm:
+        assert answer(llm, [*long[:450], 1, 2])[1] == 1
+    for file in files(folder):
+        if read_header(file).n_tokens < 512:
+            file.unlink()
+    assert files(folder)
+    monkeypatch.setattr(MTPLlama, "load_session", None)
+    with load(path, **{**options, "n_ctx": 512}) as llm:  # which has no room for it
+        assert answer(llm, [*long[:450], 1, 2])[1] == 452
+
+
+def test_damaged_foreign_and_vanishing_files(
+    dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dial("tiny")
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        prompt = [*A, *answer(llm, A)[0], 5]
+    (good,) = files(tmp_path)
+    data = good.read_bytes()
+    good.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # its header and tokens are whole
+    for name, contents in {"a": b"", "b": b"hello", "c": data[:100], "d": data[:-1]}.items():
+        (tmp_path / f"{name}.session").write_bytes(contents)
+    (tmp_path / "e.session").mkdir()
+    (tmp_path / "f.session").symlink_to(tmp_path / "none")
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        assert answer(llm, prompt)[1] == len(prompt)
+    shutil.copy(good, tmp_path / "other.session")
+    (tmp_path / "other.session").write_bytes(data)
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        assert answer(llm, prompt)[1] <= 2  # the next best one
+    really_find = SessionFolder.find
+    offered: list[Any] = []
+
+    def find(self: SessionFolder, *args: Any, **options: Any) -> Any:
+        found = really_find(self, *args, **options)
+        offered.extend(found)
+        for file in files(tmp_path):
+            if not file.is_dir():
+                file.unlink()
+        return found
+
+    monkeypatch.setattr(SessionFolder, "find", find)
+    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+        assert answer(llm, prompt)[1] == len(prompt)
+        assert offered
+        shutil.rmtree(tmp_path)
+        with pytest.warns(UserWarning, match="sessions are no longer saved: .* its folder"):
+            answer(llm, B)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            answer(llm, A)
+
+
+def test_sessions_of_other_models_are_not_offered(
+    dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(dial("tiny"), session_dir=tmp_path, **OPTIONS) as llm:
+        prompt = [*A, *answer(llm, A)[0], 5]
+    with load(dial("tiny"), session_dir=tmp_path, n_ctx=512) as llm:
+        assert answer(llm, prompt)[1] <= 2
+    monkeypatch.setattr(MTPLlama, "load_session", None)
+    with load(dial("tiny"), session_dir=tmp_path, type_k=8, **OPTIONS) as llm:
+        assert answer(llm, prompt)[1] == len(prompt)
+    with pytest.raises(NativeError, match="session_dir: expected logits_all=False"):
+        load(dial("tiny"), session_dir=tmp_path, logits_all=True)
+    with pytest.raises(NativeError, match="session_size: expected 1 byte or more, found 0"):
+        load(dial("tiny"), session_dir=tmp_path, session_size=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="file: cannot be created: "):
+        load(dial("tiny"), session_dir=tmp_path / "file")
+
+
+def ones(n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.ones(n, np.int32)
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path, 1_000_000)
+    (tmp_path / "foreign.session").write_bytes(b"x" * 900_000)
+    os.utime(tmp_path / "foreign.session", (0, 0))
+    dead = tmp_path / ".gone.session.1234.partial"
+    dead.write_bytes(b"left by a killed process")
+    paths = []
+    for i in range(3):
+        path = folder.write(ones(i + 1), bytes(300_000), {})
+        assert path
+        os.utime(path, (i + 1, i + 1))
+        paths.append(path)
+    assert not dead.exists()
+    folder.used(paths[0])
+    assert folder.write(ones(9), bytes(300_000), {})
+    assert [path.exists() for path in paths] == [True, False, True]
+    assert folder.write(ones(9), bytes(2_000_000), {}) is None
+    assert folder.write(ones(9), bytes(300_000), {})  # in the place of the one before
+    assert [path.exists() for path in paths] == [True, False, True]
+    assert (tmp_path / "foreign.session").exists()
+    assert sum(p.stat().st_size for p in files(tmp_path) if p.stem != "foreign") <= 1_000_000
+
+
+def test_the_longest_is_found(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path, 10**9)
+    for n in (3, 5, 7):
+        folder.write(np.arange(n, dtype=np.int32), b"x", {"n": n})
+    write_session(tmp_path / "x.session", np.array([0, 1, 2, 3, 9], np.int32), b"x", {}, {})
+
+    def lengths(n: int, more_than: int = 0, *, whole: bool = True, least: int = 0) -> list[int]:
+        found = folder.find(
+            list(range(n)),
+            lambda header: header.n_tokens >= least,
+            more_than=more_than,
+            whole=whole,
+        )
+        return [match.length for match in found]
+
+    assert lengths(20) == [7, 5, 3]
+    assert lengths(7) == [5, 3]  # the last token has to be read
+    assert lengths(20, 5) == [7]
+    assert lengths(20, least=6) == [7]
+    assert lengths(7, whole=False) == [6, 5, 4, 3]
+    assert shared_length([], [1]) == 0
+    folder.remove_prefixes(np.arange(6, dtype=np.int32), {"n": 5})
+    assert lengths(20) == [7, 3]
+
+
+AT_EXIT = """
+import sys
+from test_session_folder import A, MTPLlama, take
+llm = MTPLlama(sys.argv[1], depth=3, n_ctx=1024, n_threads=1, seed=5, session_dir=sys.argv[2])
+take(llm, 8, A)
+"""
+
+
+def test_the_end_of_python_closes_the_folder(dial: Dial, tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
+    words = [sys.executable, "-c", AT_EXIT, str(dial("tiny")), str(tmp_path)]
+    done = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(files(tmp_path)) == 1
