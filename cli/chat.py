@@ -19,7 +19,7 @@ import typer
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.output import check_output
 
-from . import token_colors
+from . import named_sessions, token_colors
 from .chat_commands import Answer, obey
 from .conversation import Conversation
 from .drafting_model import drafting_model, vision_tower
@@ -95,6 +95,15 @@ def chat(
         ),
     ] = 0,
     session: SessionFile = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            named_sessions.OPTION,
+            metavar="[NAME]",
+            help="Continue the conversation of this name, or start it, and save it at the end; "
+            "without NAME, the last one with this model.",
+        ),
+    ] = None,
     context: Context = 8192,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -147,8 +156,12 @@ def chat(
 
     mtp-gguf chat model.gguf --session notes.session
 
+    mtp-gguf chat model.gguf --continue notes
+
     echo "What is a GGUF?" | mtp-gguf chat model.gguf --temp 0
     """
+    if name is not None and session is not None:
+        raise typer.BadParameter(f"{named_sessions.OPTION} and --session cannot be combined")
     wanted = parse_depth(depth)
     system = system and as_utf8("--system", system)
     llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe)
@@ -168,6 +181,8 @@ def chat(
             frequency_penalty=frequency_penalty,
         )
         conversation = Conversation(answers, sampling, sampler_seed(seed), system, n)
+        if name is not None:
+            session = named_sessions.path_of(name, llm)
         if session is not None:
             check_output(session, [], overwrite=True)
             if session.exists():

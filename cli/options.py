@@ -403,7 +403,8 @@ class Command(ReadableHelp, TyperCommand):
     """A command that accepts lists of files, bare options and other spellings.
 
     An option with a metavar such as `FILE…` takes all files that follow it (`--corpus notes/*.txt
-    MODEL`), and one such as `[N]` its default if no number follows. `-m MODEL` is read as MODEL.
+    MODEL`), and one such as `[N]` its default if no such value follows. `-m MODEL` is read as
+    MODEL.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -486,6 +487,7 @@ class _Bare(NamedTuple):
 # By metavar.
 _BARE = {
     "[N]": _Bare(str.isdecimal, str(DEFAULT_SIZE)),
+    "[NAME]": _Bare(lambda word: word[:1] not in ("", "-") and not word.endswith(".gguf"), ""),
     "[TYPE]": _Bare(lambda word: word.upper() in BY_NAME, "F16"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,35 @@ def test_chat_goes_on(demo: Path, tmp_path: Path) -> None:
     chat(demo, "--session", file, message=f"/save {saved}\n")
     loaded = chat(demo, message=f"/load {saved}\n")
     assert loaded["messages"] == whole["messages"]
+
+
+def test_conversations_by_name(
+    demo: Path, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    folder = tmp_path / "data" / "mtp-gguf" / "chats"
+    none = ("--continue: expected a conversation with this model", "--continue NAME")
+    for words, expected in (
+        (("--continue",), none),
+        (("--continue", "../a"), ("expected a name",)),
+    ):
+        done = invoke("chat", demo, *words)
+        check_refusal(done.exit_code, done.stderr, *expected)
+    assert not folder.exists()
+    whole = chat(demo, message="def f(n):\ndef g(n):\n")
+    chat(demo, "--continue", "notes", message="def f(n):\n")
+    assert folder.stat().st_mode & 0o77 == 0
+    chat(demo, "--continue", "other", message="import os\n")
+    os.utime(folder / "other.session", (1, 1))
+    (folder / "foreign.session").write_bytes(b"hello")
+    found = chat(demo, "--continue", "--seed", 1, message="def g(n):\n")
+    assert found["messages"] == whole["messages"]
+    assert chat(demo, "--continue", "notes", message="")["messages"] == whole["messages"]
+    assert len(list(folder.iterdir())) == 3
+    done = invoke("chat", models.gguf(), "--continue")
+    check_refusal(done.exit_code, done.stderr, *none)
+    done = invoke("chat", demo, "--continue", "notes", "--session", tmp_path / "a")
+    assert done.exit_code == 2
 
 
 def test_doctor_reads_a_session(demo: Path, tmp_path: Path) -> None:
