@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -44,9 +45,14 @@ def ask(client: Client, headers: dict[str, str], **body: Any) -> Any:
     return urllib.request.urlopen(request, timeout=PATIENCE)
 
 
-def streamed(client: Client, headers: dict[str, str]) -> list[dict[str, Any]]:
+def streamed(client: Client, headers: dict[str, str], begun: Event) -> list[dict[str, Any]]:
+    events = []
     with ask(client, headers, stream=True) as answer:
-        return [json.loads(line[len(b"data: ") :]) for line in answer if line.startswith(b"data: ")]
+        for line in answer:
+            if line.startswith(b"data: "):
+                events.append(json.loads(line[len(b"data: ") :]))
+                begun.set()
+    return events
 
 
 def refused(client: Client) -> tuple[int, str]:
@@ -72,11 +78,13 @@ def test_requests_under_way_end(patched_server: Path, files: Files, free_port: i
     ):
         run.until("ready")
         client = Client(run, free_port)
+        begun = [Event(), Event()]
         streams = [
-            pool.submit(streamed, client, {}),
-            pool.submit(streamed, client, {"X-Conversation-Id": "resumed"}),
+            pool.submit(streamed, client, {}, begun[0]),
+            pool.submit(streamed, client, {"X-Conversation-Id": "resumed"}, begun[1]),
         ]
         whole = pool.submit(refused, client)
+        assert all(stream.wait(PATIENCE) for stream in begun)
         deadline = time.monotonic() + PATIENCE
         while busy_slots(client) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
