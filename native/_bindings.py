@@ -452,7 +452,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.mtp_checkpoint_write.argtypes = [c_void_p, c_void_p, c_size_t]
     # mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
     lib.mtp_checkpoint_read.restype = c_int32
-    lib.mtp_checkpoint_read.argtypes = [c_char_p, c_size_t, POINTER(c_void_p)]
+    lib.mtp_checkpoint_read.argtypes = [c_void_p, c_size_t, POINTER(c_void_p)]
 
     # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
     lib.mtp_depth_new.restype = c_int32

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ._bindings import CheckpointInfo, check, library
 from ._owner import Owner
 
@@ -44,9 +47,11 @@ class Checkpoint(Owner):
         self._written_bytes: int = info.written_bytes
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Checkpoint":
+    def from_bytes(cls, data: bytes | NDArray[np.uint8]) -> "Checkpoint":
         """Read the output of `to_bytes`; ModelRefusedError says what is wrong with invalid data."""
-        return cls(lambda out: check(library().mtp_checkpoint_read(data, len(data), out)))
+        array = np.frombuffer(data, np.uint8)
+        address = array.ctypes.data_as(ctypes.c_void_p)
+        return cls(lambda out: check(library().mtp_checkpoint_read(address, array.size, out)))
 
     def to_bytes(self) -> bytes:
         """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""
