@@ -7,8 +7,8 @@ time says when it was last used. Nothing here needs llama.cpp.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError
 from mtp_gguf.gguf_tools.output import remove_leftovers
 
 from .session_file import SessionHeader, is_session, read_tokens, write_session
 
 SUFFIX = ".session"
+_LOCK = ".lock"
 _HEADER_BYTES = 1 << 16  # more than a header without `extra` has
 
 
@@ -99,9 +101,23 @@ class SessionFolder:
         if needed > self.size:
             return None
         path = self._path(tokens, identity)
-        self._make_room(needed, path)
-        write_session(path, tokens, checkpoint, identity, {})
+        with self.locked():
+            self._make_room(needed, path)
+            write_session(path, tokens, checkpoint, identity, {})
         return path
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing meanwhile, if the file system has locks."""
+        fd = -1
+        with suppress(OSError):
+            fd = os_files.open_file(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+            os_files.lock(fd, wait=True)
+        try:
+            yield
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def has(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> bool:
         """Whether there is a session of exactly these tokens, which is then noted as used."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,9 @@ import pytest
 
 from mtp_gguf.gguf_tools.errors import OutputError
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.session_file import read_header, write_session
+from mtp_gguf.native.session_file import read_header, read_session, write_session
 from mtp_gguf.native.session_folder import SessionFolder, shared_length
-from support.models import Dial
+from support.models import Dial, Models
 from support.tiny_llama import write_tiny_llama
 
 
@@ -229,6 +234,16 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in files(tmp_path) if p.stem != "foreign") <= 1_000_000
 
 
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path, 1_000_000)
+    with ThreadPoolExecutor(1) as pool:
+        with folder.locked():
+            job = pool.submit(folder.write, ones(1), b"x", {})
+            time.sleep(0.3)
+            assert not job.done()
+        assert job.result(timeout=10) in files(tmp_path)
+
+
 def test_the_longest_is_found(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path, 10**9)
     for n in (3, 5, 7):
@@ -269,3 +284,114 @@ def test_the_end_of_python_closes_the_folder(dial: Dial, tmp_path: Path) -> None
     done = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(files(tmp_path)) == 1
+
+
+CLIENT = """
+import json, random, sys
+from pathlib import Path
+from test_session_folder import answer, load
+model, folder, size, seed, asked, stop = sys.argv[1:]
+conversations, rng = json.loads(Path(asked).read_text()), random.Random(seed)
+turns = [0] * len(conversations)
+with load(model, n_ctx=1024, session_dir=folder, session_size=int(size)) as llm:
+    print("ready", flush=True)
+    while not Path(stop).exists():
+        number = rng.randrange(len(turns))
+        prompt, want = conversations[number][turns[number] % 3]
+        found = answer(llm, prompt)[0]
+        assert found == want, f"turn {turns[number]} of {number}: {found}, not {want}"
+        turns[number] += 1
+"""
+Turns = list[tuple[list[int], list[int]]]
+
+
+def turns_of(llm: MTPLlama, seed: int) -> Turns:
+    """The prompts of a conversation, and what follows each."""
+    prompt, turns = text(seed), []
+    for turn in range(3):
+        tokens = take(llm, 8, prompt)
+        turns.append((prompt, tokens))
+        prompt = [*prompt, *tokens, turn]
+    return turns
+
+
+@contextmanager
+def clients(model: Path, scratch: Path, folder: Path, size: int, talks: list[Turns]) -> Any:
+    """Starts processes that continue random conversations, until the block ends."""
+    asked, stop = scratch / "asked.json", scratch / "stop"
+    asked.write_text(json.dumps(talks))
+    tests = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        words = map(str, (model, folder, size, len(started), asked, stop))
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", CLIENT, *words], env=env, **pipes))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        stop.touch()
+        ended = [(child.communicate(timeout=60)[1], child.returncode) for child in started]
+        stop.unlink()
+    for stderr, code in ended:
+        assert not stderr
+        assert code in (0, -signal.SIGKILL)
+
+
+def check_folder(folder: SessionFolder) -> None:
+    """No file is damaged, and all of them, unfinished ones too, are within the size."""
+    with folder.locked():
+        assert sum(p.stat().st_size for p in folder.path.iterdir()) <= folder.size
+        for path in files(folder.path):
+            read_session(path)
+
+
+@pytest.mark.parametrize(
+    ("n_clients", "n_talks", "kills"),
+    [(2, 15, 6), pytest.param(8, 200, 100, marks=pytest.mark.slow)],
+)
+def test_processes_that_are_killed_share_a_folder(
+    models: Models, tmp_path: Path, n_clients: int, n_talks: int, kills: int
+) -> None:
+    """Each answer is right, and the folder, which has room for a third, within its size."""
+    path, rng = models.gguf(), random.Random(2)
+    with load(path, n_ctx=1024) as llm:
+        talks = [turns_of(llm, seed) for seed in range(n_talks)]
+        llm.save_session(tmp_path / "one")
+    folder = SessionFolder(tmp_path / "folder", n_talks * (tmp_path / "one").stat().st_size // 3)
+    with clients(path, tmp_path, folder.path, folder.size, talks) as start:
+        running = [start() for _ in range(n_clients)]
+        for _ in range(kills):
+            victim = running.pop(rng.randrange(n_clients))
+            assert victim.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0, 0.5))
+            victim.kill()
+            check_folder(folder)
+            running.append(start())
+        for child in running:
+            child.stdout.readline()
+    check_folder(folder)
+    assert len(files(folder.path)) > n_talks // 5
+    assert folder.write(ones(1), b"x", {})
+    assert {p.suffix or p.name for p in folder.path.iterdir()} == {".session", ".lock"}
+
+
+@pytest.mark.parametrize("n_talks", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_nothing_is_lost_that_fits(models: Models, tmp_path: Path, n_talks: int) -> None:
+    """After several processes have ended, each conversation goes on where it ended."""
+    path, folder = models.gguf(), tmp_path / "folder"
+    with load(path, n_ctx=1024) as llm:
+        talks = [turns_of(llm, seed) for seed in range(n_talks)]
+    with clients(path, tmp_path, folder, 10**9, [turns[:1] * 3 for turns in talks]) as start:
+        for child in [start(), start()]:
+            child.stdout.readline()
+        wait_until = time.monotonic() + 60
+        while len(files(folder)) < n_talks and time.monotonic() < wait_until:
+            time.sleep(0.1)
+    with load(path, n_ctx=1024, session_dir=folder) as llm:
+        for turns in talks:
+            prompt, want = turns[1]
+            assert answer(llm, prompt) == (want, 2)  # the last token of the answer, and a new one
