@@ -9,10 +9,12 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
+from mtp_gguf.native.kernel_share import KernelShare, kernel_share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,11 +38,15 @@ class Environment:
 
 @dataclass(frozen=True)
 class MeasuredFile:
-    """The model file as profiles identify it. size: bytes. sha256: None until computed."""
+    """The model file as profiles identify it. size: bytes. sha256: None until computed.
+
+    kernels: what our kernels compute of its products on this CPU.
+    """
 
     file: str
     size: int
     fingerprint: str
+    kernels: KernelShare
     sha256: str | None = None
 
 
@@ -65,7 +71,11 @@ def describe_environment(device: str, threads: int, gpu_layers: int) -> Environm
 def describe_file(path: Path) -> MeasuredFile:
     """The file without its checksum, which takes time to compute."""
     identity = identify(path)
-    return MeasuredFile(path.name, identity.size, identity.fingerprint)
+    tensors: list[TensorInfo] = []
+    for shard in shard_paths(path):
+        with open_gguf(shard) as file:
+            tensors += file.tensors
+    return MeasuredFile(path.name, identity.size, identity.fingerprint, kernel_share(tensors))
 
 
 def sha256(path: Path) -> str:

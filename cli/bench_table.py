@@ -46,6 +46,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
     yield f"{result.model.file} on {e.cpu}, {e.device}"
     llama = e.versions["llama-cpp-python"]
     yield f"threads {e.threads}, llama-cpp-python {llama}, {e.kernels} kernels"
+    yield f"kernels: {result.model.kernels.text}"
     for costs in result.cycles:
         yield ""
         yield f"ms after {costs.context} tokens"

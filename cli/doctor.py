@@ -26,6 +26,7 @@ from .text_files import whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.explain import Explanation
+    from mtp_gguf.native.kernel_share import KernelShare
 
 _FAULTY = 1
 _CONTEXT = 8192  # tokens that the memory is estimated for
@@ -125,7 +126,7 @@ def doctor(
 
     mtp-gguf doctor model.gguf --explain --text notes.txt --temp 0.6
     """
-    folder, on_hub = Path(model), hub_model(model)
+    folder, on_hub, share = Path(model), hub_model(model), None
     if (load or explain) and (folder.is_dir() or on_hub):
         raise typer.BadParameter("--load and --explain are for GGUF files")
     if text is not None and not explain:
@@ -156,6 +157,7 @@ def doctor(
             if mmproj is not None:
                 with open_any_model(str(mmproj)) as tower:
                     diagnosis = with_tower(diagnosis, opened, tower)
+            share = _kernel_share(opened) if diagnosis.can_draft else None
         if (load or explain) and diagnosis.can_draft:
             separate_head = Path(head) if head else None
             diagnosis = _tried(diagnosis, folder, separate_head, measured=not explain)
@@ -165,18 +167,32 @@ def doctor(
         explanation = _explained(diagnosis, folder, Path(head) if head else None, *usage)
     if as_json:
         fields = _fields(diagnosis)
+        fields["kernels"] = dataclasses.asdict(share) if share else None
         if explanation is not None:
             fields["explain"] = explanation.fields()
         typer.echo(json.dumps(fields, indent=1))
     else:
         for line in _report(diagnosis):
             typer.echo(printable(line))
+        if share:
+            typer.echo(f"kernels: {share.text}")
         if (load or explain) and diagnosis.can_draft:
             typer.echo("loaded: it runs and drafts")
         for line in explanation.lines() if explanation else ():
             typer.echo(printable(line))
     if not diagnosis.is_sound:
         raise typer.Exit(_FAULTY)
+
+
+def _kernel_share(model: Model) -> "KernelShare | None":
+    """Return what our kernels compute of a local file; None if llama.cpp cannot be loaded."""
+    from mtp_gguf.native.errors import NativeError  # noqa: PLC0415
+
+    try:
+        from mtp_gguf.native.kernel_share import kernel_share  # noqa: PLC0415  (loads llama.cpp)
+    except NativeError:
+        return None
+    return kernel_share(model.tensors.values())
 
 
 def _reports_session(path: Path, *, as_json: bool) -> bool:

@@ -11,9 +11,9 @@ checks this list against the loaded library):
 Results are therefore the same for two to `MAX_ROWS` rows. With k-quants and a Q8_0 cache they are
 the same for one row, too.
 
-Our kernels (native/kernels) have the same result for 1 to `LANES_ROWS` rows, for weights of
-`LANES_TYPES` in matrices and experts, and in attention over any cache. Where they run, exact needs
-nothing else.
+Our kernels (native/kernels) have the same result for 1 to `LANES_ROWS` rows, for weights of their
+types in matrices and experts, and in attention over any cache. Where they run, exact needs nothing
+else.
 
 Other backends are rejected: ARM's products process rows in pairs (i8mm), and GPUs choose kernels by
 batch size.
@@ -31,14 +31,13 @@ from mtp_gguf.gguf_tools.system import PATCHED, PLUGGED_IN, STOCK
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
+from .kernel_share import weight_matrices
 from .runtime import plugged_kernels
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})
 MAX_ROWS = 7  # ggml-cpu/tiled/tiled.cpp: ggml_tiled_min_batch
-# native/kernels/src/lanes
-LANES_TYPES = frozenset({"Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q8_0", "F16", "BF16", "F32"})
-LANES_ROWS = 15
+LANES_ROWS = 15  # native/kernels/src/columns.cpp, most_columns
 _MACHINES = ("x86_64", "AMD64")
 
 
@@ -76,17 +75,8 @@ def trunk_matrices(path: Path) -> list[TensorInfo]:
         blocks = files[0].integer(f"{arch}.block_count") or 0
         head = files[0].integer(f"{arch}.nextn_predict_layers") or 0
         tensors = [tensor for file in files for tensor in file.tensors]
-    tied = all(t.name != "output.weight" for t in tensors)
     skipped = tuple(f"blk.{n}." for n in range(blocks - head, blocks))
-    return [
-        t
-        for t in tensors
-        if len(t.shape) > 1  # a matrix, not a vector
-        and t.name.endswith(".weight")
-        and not t.name.endswith("ssm_conv1d.weight")
-        and not t.name.startswith(skipped)
-        and (tied or t.name != "token_embd.weight")
-    ]
+    return [t for t in weight_matrices(tensors) if not t.name.startswith(skipped)]
 
 
 def sgemm_tensors(path: Path) -> list[str]:
@@ -123,7 +113,7 @@ def exact_batches(path: Path, options: dict[str, Any], *, two_phase: bool) -> Ba
     adapter = bool(options.get("lora_path"))
     if has_product_kernels() and not adapter:
         types = {t.type.name for t in trunk_matrices(path)}
-        if types <= LANES_TYPES:
+        if types <= plugged_kernels.types():
             return Batches(max_rows=LANES_ROWS, repacked=False)
     # An adapter's matrices may have any type. If at least two rows are computed anyway, llama.cpp's
     # default cache type is fine.

@@ -7,6 +7,7 @@ the other values of that variable are in native/kernels/include/mtp_kernels.h.
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # With this function of patches/ they fuse operations and prefetch weights, too.
 _HOOKS = "ggml_cpu_set_graph_hooks"
@@ -33,6 +34,12 @@ class PluggedKernels:
         """Return a sentence for each kind of operation whose results differed from ggml's."""
         return _report()[1:] if self.instructions else []
 
+    def types(self) -> frozenset[str]:
+        """Return the types of weights, such as "Q4_K", whose products the library computes."""
+        if "MUL_MAT" not in self.operations():
+            return frozenset()
+        return frozenset(_text(_library.mtp_kernels_types).upper().split(","))
+
     def computed(self, operation: str) -> int:
         """Return how many operations of this name the library has computed."""
         return int(_library.mtp_kernels_computed(operation.encode())) if self.instructions else 0
@@ -50,13 +57,14 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
     global _library  # noqa: PLW0603  (a process has one)
     try:
         _library = ctypes.CDLL(str(library))
-    except OSError as error:
+        _library.mtp_kernels_reason.restype = ctypes.c_char_p
+        _library.mtp_kernels_name.restype = ctypes.c_char_p
+        for function in (_library.mtp_kernels_report, _library.mtp_kernels_types):
+            function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+            function.restype = ctypes.c_size_t
+        _library.mtp_kernels_computed.restype = ctypes.c_long
+    except (OSError, AttributeError) as error:  # AttributeError: the library of another version
         return PluggedKernels(None, str(error))
-    _library.mtp_kernels_reason.restype = ctypes.c_char_p
-    _library.mtp_kernels_name.restype = ctypes.c_char_p
-    _library.mtp_kernels_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-    _library.mtp_kernels_report.restype = ctypes.c_size_t
-    _library.mtp_kernels_computed.restype = ctypes.c_long
     if _library.mtp_kernels_plug_in(loaded._name.encode()):
         return PluggedKernels(None, _library.mtp_kernels_reason().decode(errors="replace"))
     return PluggedKernels(_library.mtp_kernels_name().decode(), "", hasattr(loaded, _HOOKS))
@@ -64,7 +72,12 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
 
 def _report() -> list[str]:
     """Return the lines of mtp_kernels_report."""
-    size = _library.mtp_kernels_report(None, 0) + 1
+    return _text(_library.mtp_kernels_report).splitlines()
+
+
+def _text(function: Any) -> str:
+    """Return what a function writes that takes a buffer and its size."""
+    size = function(None, 0) + 1
     text = ctypes.create_string_buffer(size)
-    _library.mtp_kernels_report(text, size)
-    return text.value.decode(errors="replace").splitlines()
+    function(text, size)
+    return text.value.decode(errors="replace")

@@ -26,6 +26,7 @@ from mtp_gguf.gguf_tools.profile import (
     read_profiles,
 )
 from mtp_gguf.native.errors import ModelRefusedError
+from mtp_gguf.native.kernel_share import KernelShare
 from mtp_gguf.native.replay import replays
 from support.commands import invoke
 from support.models import Models
@@ -242,6 +243,7 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
     record = json.loads((out / "bench.json").read_text(encoding="utf-8"))
     assert {t["kind"] for t in record["texts"]} == {"json", "mine.txt", "all"}
     assert "with free drafts, depth 1 would reach" in done.stdout
+    assert f"\nkernels: {KernelShare(**record['model']['kernels']).text}\n" in done.stdout
     again = invoke(*command)
     assert again.exit_code == 1
     assert "bench.json: exists; pass --overwrite" in again.stderr

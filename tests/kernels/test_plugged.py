@@ -88,6 +88,22 @@ for columns in (0, 1, 1, 9):
     counts.append(ggml.plugged.computed("MUL_MAT") - before)
 print(json.dumps(counts))
 """
+# With two types that have no kernels
+TYPES_COMPUTED = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import TYPES, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+computed = []
+for name, number in {**TYPES, "TQ1_0": 34, "Q1_0": 41}.items():
+    before = ggml.plugged.computed("MUL_MAT")
+    weights = np.zeros(4 * ggml.base.ggml_row_size(number, 512), np.uint8)
+    ggml.product(number, weights, 4, np.ones((4, 512), np.float32), 2)
+    if ggml.plugged.computed("MUL_MAT") > before:
+        computed.append(name)
+print(json.dumps([computed, sorted(ggml.plugged.types())]))
+"""
 
 PLUG_IN_AGAIN = """
 import json, sys
@@ -102,11 +118,11 @@ import json, sys
 from hashlib import sha256
 from pathlib import Path
 from support.kernels.ggml_calls import TYPES, Ggml
-from support.kernels.sweep import EXACT, columns, weights
+from support.kernels.sweep import EXACT, columns, encoded_weights
 ggml = Ggml(*map(Path, sys.argv[1:]))
 found = {}
 for name in EXACT:
-    encoded = ggml.encode(TYPES[name], weights(name, 768, 75))
+    encoded = encoded_weights(ggml, name, 768, 75)
     each = [ggml.product(TYPES[name], encoded, 75, columns(768)[:n], 2) for n in (1, 4, 8, 9, 33)]
     found[name] = sha256(b"".join(y.tobytes() for y in each)).hexdigest()
 print(json.dumps([ggml.plugged.instructions, ggml.plugged.left_to_ggml(), found]))
@@ -231,6 +247,20 @@ def test_each_path_is_tried_out_before_it_is_used() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
     counts = llama_libraries.answer(stock, ONE_THEN_MANY, stock, library)
     assert counts == [0, 2, 1, 2]  # with and without a small case; of no columns there is none
+
+
+def test_the_types_are_those_whose_products_are_computed() -> None:
+    stock, library = stock_libraries(), native_library("mtp_kernels")
+    computed, said = llama_libraries.answer(stock, TYPES_COMPUTED, stock, library)
+    assert sorted(computed) == said
+    assert "Q4_K" in said
+
+
+@pytest.mark.parametrize("operations", ["0", "RMS_NORM"])
+def test_no_types_without_products(operations: str) -> None:
+    say = "import json; from mtp_gguf.native.runtime import plugged_kernels as found; "
+    say += "print(json.dumps(sorted(found.types())))"
+    assert llama_libraries.answer(STOCK, say, MTP_GGUF_KERNELS=operations) == []
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the loader of macOS preloads otherwise")

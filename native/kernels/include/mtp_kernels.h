@@ -42,6 +42,10 @@ MTP_KERNELS_API const char * mtp_kernels_name(void);
  * line for each kind of operation that is left to ggml because the results differ. Returns the length of the whole text. */
 MTP_KERNELS_API size_t mtp_kernels_report(char * text, size_t size);
 
+/* Writes at most `size` bytes, the last of which is 0: the types of weights, such as "q4_K", whose products are computed here
+ * for as many columns as a batch of drafts has, separated by commas. Returns the length of the whole text. */
+MTP_KERNELS_API size_t mtp_kernels_types(char * text, size_t size);
+
 /* How many operations of this name were computed here since the kernels were plugged in. */
 MTP_KERNELS_API long mtp_kernels_computed(const char * operation);
 

@@ -109,6 +109,46 @@ struct block_tq2_0 {
 };
 static_assert(sizeof(block_tq2_0) == 66, "a block of 256 in 2.0625 bits");
 
+// Types whose elements are magnitudes from a table, with signs; see lanes/lanes-grid-formats.h.
+
+struct block_iq3_xxs {
+    uint16_t d;
+    uint8_t qs[QK_K / 4];     // numbers of the table, for four elements each
+    uint8_t signs[QK_K / 8];  // of each 32 elements four times 7 bits, and 4 bits of scale
+};
+static_assert(sizeof(block_iq3_xxs) == 98, "a block of 256 in 3.0625 bits");
+
+struct block_iq3_s {
+    uint16_t d;
+    uint8_t qs[QK_K / 4];
+    uint8_t qh[QK_K / 32];    // the ninth bits
+    uint8_t signs[QK_K / 8];  // a bit for each element
+    uint8_t scales[QK_K / 64];
+};
+static_assert(sizeof(block_iq3_s) == 110, "a block of 256 in 3.4375 bits");
+
+struct block_iq2_xxs {
+    uint16_t d;
+    uint8_t qs[QK_K / 4];  // of each 32 elements four numbers of the table, four times 7 bits of signs and 4 bits of scale
+};
+static_assert(sizeof(block_iq2_xxs) == 66, "a block of 256 in 2.0625 bits");
+
+struct block_iq2_xs {
+    uint16_t d;
+    uint16_t qs[QK_K / 8];  // for eight elements 9 bits of number and 7 of signs
+    uint8_t scales[QK_K / 32];
+};
+static_assert(sizeof(block_iq2_xs) == 74, "a block of 256 in 2.3125 bits");
+
+struct block_iq2_s {
+    uint16_t d;
+    uint8_t qs[QK_K / 8];     // for eight elements the low 8 bits of the number
+    uint8_t signs[QK_K / 8];  // a bit for each element
+    uint8_t qh[QK_K / 32];    // two more bits of each number
+    uint8_t scales[QK_K / 32];
+};
+static_assert(sizeof(block_iq2_s) == 82, "a block of 256 in 2.5625 bits");
+
 struct block_mxfp4 {
     uint8_t e;  // exponent of a power of two
     uint8_t qs[16];

@@ -5,6 +5,7 @@
 
 #include "ggml_api.h"
 #include "graph_loop.h"
+#include "grids.h"
 #include "operation.h"
 #include "proof.h"
 
@@ -144,7 +145,7 @@ public:
     }
 };
 
-// The entry that repacks weights, which leaves those that the kernels read where they are: no copy, and the memory map
+// An entry that repacks weights, which leaves those that the kernels read where they are: no copy, and the memory map
 // stays. Weights that it holds already are still its own.
 class repacking : public extra_buffer_type {
 public:
@@ -274,10 +275,11 @@ bool is_wanted(const char * words, const char * operation) {
 
 std::string name_of(ggml_backend_buffer_type * type) { return (*(const char * (**) (void *) ) type)(type); }
 
-// Whether the entry is ggml's own for repacked weights, by its name now or in the first half of 2025.
+// Whether the entry is ggml's own for repacked weights, by its name now or in the first half of 2025, or that for tiles of
+// AMX, which the kernels for AVX-512 VNNI outdo (docs/decisions.md).
 bool repacks(ggml_backend_buffer_type * type) {
     const std::string found = name_of(type);
-    return found == "CPU_REPACK" || found == "CPU_AARCH64";
+    return found == "CPU_REPACK" || found == "CPU_AARCH64" || found == "AMX";
 }
 
 mtp_kernels_status plug_in(void * library, const std::string & place) {
@@ -295,6 +297,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     if (const char * wrong = wrong_tensor_field()) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_tensor has another field " + wrong + " than expected");
     }
+    read_grids();
     buffer_types & list = ggml().extra_buffer_types();
     if (std::any_of(list.begin(), list.end(), [](auto * type) { return type && name_of(type) == own_name; })) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": another copy of the kernels is plugged in");
@@ -395,6 +398,17 @@ extern "C" const char * mtp_kernels_reason(void) { return reason.c_str(); }
 
 extern "C" const char * mtp_kernels_name(void) { return plugged_in ? kernels->name : nullptr; }
 
+namespace {
+
+size_t write(const std::string & all, char * text, size_t size) {
+    if (size > 0) {
+        snprintf(text, size, "%s", all.c_str());
+    }
+    return all.size();
+}
+
+}  // namespace
+
 extern "C" size_t mtp_kernels_report(char * text, size_t size) {
     const std::lock_guard<std::mutex> lock(plugging);
     std::string all;
@@ -404,10 +418,17 @@ extern "C" size_t mtp_kernels_report(char * text, size_t size) {
         }
     }
     all += "\n" + failures();
-    if (size > 0) {
-        snprintf(text, size, "%s", all.c_str());
+    return write(all, text, size);
+}
+
+extern "C" size_t mtp_kernels_types(char * text, size_t size) {
+    std::string all;
+    for (int type = 0; plugged_in && type < GGML_TYPE_COUNT; type++) {
+        if (kernels->product((ggml_type) type)) {
+            all += (all.empty() ? "" : ",") + std::string(ggml().type_name((ggml_type) type));
+        }
     }
-    return all.size();
+    return write(all, text, size);
 }
 
 extern "C" long mtp_kernels_computed(const char * operation) {

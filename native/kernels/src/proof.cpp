@@ -1,6 +1,7 @@
 #include "proof.h"
 
 #include "ggml_api.h"
+#include "grids.h"
 
 #include <algorithm>
 #include <cmath>
@@ -73,6 +74,13 @@ void fill(ggml_tensor * t, const small_case::tensor & like, random_numbers & ran
     if (t->type == GGML_TYPE_I32) {
         for (int64_t i = 0; i < rows * n; i++) {
             ((int32_t *) t->data)[i] = like.below > 0 ? (int32_t) (random.next() % like.below) : 0;
+        }
+        return;
+    }
+    if (has_grid(t->type)) {  // to quantize, ggml would prepare tables for a second
+        const size_t size = ggml().traits(t->type)->type_size;
+        for (size_t i = 0; i < rows * n / QK_K * size; i++) {
+            ((uint8_t *) t->data)[i] = i % size == 0 ? 0 : i % size == 1 ? 0x24 : (uint8_t) random.next();  // d is 1 / 64
         }
         return;
     }

@@ -26,7 +26,8 @@ SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
 # The types that the kernels of the patches take, and those that keep their bits in any batch there
 PATCHED, PATCHED_EXACT = ("F32", "F16", "BF16", "Q8_0", *SUPER_BLOCKS), SUPER_BLOCKS
-EXACT = (*SUPER_BLOCKS, "Q2_K", "Q3_K", "TQ2_0", *BLOCKS)  # with the plugged-in library
+GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+EXACT = (*SUPER_BLOCKS, "Q2_K", "Q3_K", "TQ2_0", *GRIDS, *BLOCKS)  # with the plugged-in library
 BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
 LARGE = (16, 17, 33)  # more: those of EXACT keep their bits
 COLUMNS = max(LARGE)
@@ -56,6 +57,17 @@ def weights(name: str, n: int, rows: int) -> Floats:
     return np.random.default_rng([TYPES[name], n, rows]).standard_normal((rows, n), np.float32)
 
 
+def encoded_weights(ggml: Products, name: str, n: int, rows: int) -> Bytes:
+    """The inputs in a type. Any bytes are a block of GRIDS, which ggml takes seconds to quantize."""
+    if name not in GRIDS:
+        return ggml.encode(TYPES[name], weights(name, n, rows))
+    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    rng = np.random.default_rng([TYPES[name], n, rows])
+    blocks = rng.integers(0, 256, (rows * n // elements, size), np.uint8)
+    blocks[:, :2] = rng.uniform(-0.05, 0.05, (len(blocks), 1)).astype("<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
 def columns(n: int) -> Floats:
     """Inputs of all batches, of very different sizes; the last is zero."""
     rng = np.random.default_rng(n)
@@ -71,7 +83,7 @@ def products(ggml: Products, names: tuple[str, ...]) -> dict[str, Any]:
     for name in names:
         type_ = TYPES[name]
         for n, rows in shapes(name):
-            encoded = ggml.encode(type_, weights(name, n, rows))
+            encoded = encoded_weights(ggml, name, n, rows)
             found[f"weights/{name} {n}x{rows}"] = encoded
             x = columns(n)
             each = [ggml.product(type_, encoded, rows, x[c : c + 1], 1) for c in range(COLUMNS)]
@@ -95,7 +107,7 @@ def many_columns(ggml: Ggml, names: tuple[str, ...]) -> dict[str, Floats]:
     x = np.random.default_rng(9).standard_normal((max(MANY), n), np.float32)
     for name in names:
         for rows in (16, 75):
-            encoded = ggml.encode(TYPES[name], weights(name, n, rows))
+            encoded = encoded_weights(ggml, name, n, rows)
             few = [
                 ggml.product(TYPES[name], encoded, rows, x[c : c + 5], 1)
                 for c in range(0, len(x), 5)
@@ -118,7 +130,7 @@ def expert_products(
     for name in names:
         type_ = TYPES[name]
         rows = 148 if name == "F32" else 20  # more pieces of 128 KB than threads
-        encoded = ggml.encode(type_, weights(name, n, rows * experts))
+        encoded = encoded_weights(ggml, name, n, rows * experts)
         x = columns(n)
         most = COLUMNS if name in exact else 15
         for batch in {1, 2, 3, 7, 8, 15, most}:

@@ -1,5 +1,5 @@
 // Products of bytes for the vectors B of an instruction set, which make the vectors V of lanes-kernels.h: `maddubs_dots`
-// with what every AVX2 has, in words, and `vnni_dots`, in 32 bits.
+// with what every AVX2 has, in words, and `vnni_dots`, in 32 bits. `scaled` takes dots of codes up to `most_code`.
 
 #pragma once
 
@@ -14,9 +14,8 @@ template <class B> struct maddubs_dots : B {
     LANES_INLINE I dot16(I u, I s) { return B::maddubs(u, s); }
     LANES_INLINE I dot32(I u0, I s0, I u1, I s1) { return B::add16(dot16(u0, s0), dot16(u1, s1)); }
     LANES_INLINE I scaled(I acc, I dot, I scale) { return at_once(B::add32(acc, B::madd16(dot, scale))); }
-    template <int N> LANES_INLINE I scale(I words) {
-        return B::shuffle8(words, B::set16(2 * N | (2 * N + 1) << 8));
-    }
+    LANES_INLINE I scale(I words, int n) { return B::shuffle8(words, B::set16(2 * n | (2 * n + 1) << 8)); }
+    static constexpr int most_code = INT16_MAX / (2 * 127);
 
     // The sign of signed codes is moved to the activations.
     static constexpr bool offset_codes = false;
@@ -24,7 +23,7 @@ template <class B> struct maddubs_dots : B {
     LANES_INLINE I signed_code(I w) { return w; }
     LANES_INLINE I signed_start(I, I) { return B::zero(); }
     template <int N> LANES_INLINE I signed32(I acc, I w0, I s0, I w1, I s1, I scales) {
-        const I each = scale<N>(scales);
+        const I each = scale(scales, N);
         return scaled(scaled(acc, dot16_signed(w0, s0), each), dot16_signed(w1, s1), each);
     }
     template <bool Signed> LANES_INLINE I sums(I w0, I s0, I w1, I s1) {
@@ -54,10 +53,10 @@ template <class B> struct vnni_dots : B {
     LANES_INLINE I dot16(I u, I s) { return B::dpbusd(B::zero(), u, s); }
     LANES_INLINE I dot32(I u0, I s0, I u1, I s1) { return B::dpbusd(dot16(u0, s0), u1, s1); }
     LANES_INLINE I scaled(I acc, I dot, I scale) { return B::dpwssd(acc, dot, scale); }
-    template <int N> LANES_INLINE I scale(I words) {
-        constexpr int pick = 2 * N | (2 * N + 1) << 8 | (int) 0x80800000;  // the high word is the dot's sign
-        return B::shuffle8(words, B::set32(pick));
+    LANES_INLINE I scale(I words, int n) {
+        return B::shuffle8(words, B::set32(2 * n | (2 * n + 1) << 8 | (int) 0x80800000));  // the high word is the dot's sign
     }
+    static constexpr int most_code = INT16_MAX / (4 * 127);
 
     // 128 is added to signed codes before the product, and 128 times the sum of the activations is subtracted.
     static constexpr bool offset_codes = true;

@@ -3,17 +3,34 @@
 //     block, max_code      its layout and its largest code
 //     has_min, bias_bits   an element is d * scale * code - dmin * min, or d * scale * (code - 2^bias_bits)
 //     scales(p, lane, tail, scales, mins)   words of sub-blocks 0 to 7, and of 8 to 15
-//     codes<S>(p, lane, w)                  elements 32 * S to 32 * S + 15 of the blocks, and the 16 behind them
-//     d(tails), dmin(tails)                 floats from the last 32 bits of blocks
+//     codes(p, lane, s, w)                  elements 32 * s to 32 * s + 15 of the blocks, and the 16 behind them
+//     eighths(body)                         calls body(s) for s = 0 to 7, constants (unrolled) or numbers (looped)
+//     d(tails), dmin(tails)                 floats from the last 32 bits of blocks, or from the first if d_first
 //
-// where tail has the last 16 bytes of the blocks.
+// where tail has the last 16 bytes of the blocks, or the first.
 
 #pragma once
 
+#include "lanes-dots.h"
 #include "lanes-super-blocks.h"
+
+#include <type_traits>
 
 namespace mtp {
 namespace {
+
+struct unrolled {
+    template <class Body> LANES_INLINE void eighths(Body && body) {
+        body(std::integral_constant<int, 0>());
+        body(std::integral_constant<int, 1>());
+        body(std::integral_constant<int, 2>());
+        body(std::integral_constant<int, 3>());
+        body(std::integral_constant<int, 4>());
+        body(std::integral_constant<int, 5>());
+        body(std::integral_constant<int, 6>());
+        body(std::integral_constant<int, 7>());
+    }
+};
 
 // Two bits of each element: elements 128 * h + 32 * j + i are bits 2 * j and 2 * j + 1 of byte 32 * h + i.
 template <class V, int S> LANES_INLINE void two_bits(const char * p, const size_t * lane, typename V::I * w) {
@@ -23,10 +40,10 @@ template <class V, int S> LANES_INLINE void two_bits(const char * p, const size_
     }
 }
 
-struct q2_K {
+struct q2_K : unrolled {
     using block = block_q2_K;
     static constexpr int max_code = 3, bias_bits = 0;
-    static constexpr bool has_min = true;
+    static constexpr bool has_min = true, d_first = false;
     template <class V> LANES_INLINE void scales(const char * p, const size_t * lane, typename V::I, typename V::I * scales, typename V::I * mins) {
         const auto bytes = V::lanes(p + offsetof(block, scales), lane), four = V::set8(0x0f);
         const auto low = V::and_(bytes, four), high = V::and_(V::template srl32<4>(bytes), four);
@@ -35,17 +52,17 @@ struct q2_K {
         mins[0] = V::unpacklo8(high, V::zero());
         mins[1] = V::unpackhi8(high, V::zero());
     }
-    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
-        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+    template <class V, class S> LANES_INLINE void codes(const char * p, const size_t * lane, S, typename V::I * w) {
+        two_bits<V, S::value>(p + offsetof(block, qs), lane, w);
     }
     template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_lo(tails); }
     template <class V> LANES_INLINE typename V::F dmin(typename V::I tails) { return V::half_hi(tails); }
 };
 
-struct q3_K {
+struct q3_K : unrolled {
     using block = block_q3_K;
     static constexpr int max_code = 7, bias_bits = 2;
-    static constexpr bool has_min = false;
+    static constexpr bool has_min = false, d_first = false;
     // 6 bits less 32: the low four of 0 to 7 and of 8 to 15 in 8 bytes, the high two of i, i + 4, i + 8 and i + 12 in a byte
     template <class V> LANES_INLINE void scales(const char *, const size_t *, typename V::I tail, typename V::I * scales, typename V::I *) {
         static const int8_t low[16] = { 2, 3, 4, 5, 6, 7, 8, 9, -1, -1, -1, -1, -1, -1, -1, -1 };
@@ -61,27 +78,27 @@ struct q3_K {
         scales[0] = V::sub16(V::unpacklo8(six, V::zero()), V::set16(32));
         scales[1] = V::sub16(V::unpackhi8(six, V::zero()), V::set16(32));
     }
-    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
-        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+    template <class V, class S> LANES_INLINE void codes(const char * p, const size_t * lane, S, typename V::I * w) {
+        two_bits<V, S::value>(p + offsetof(block, qs), lane, w);
         LANES_UNROLL
         for (int i = 0; i < 2; i++) {
             const auto mask = V::lanes(p + offsetof(block, hmask) + 16 * i, lane);
-            w[i] = V::or_(w[i], V::where8(mask, V::set8(1 << S), V::set8(4)));
+            w[i] = V::or_(w[i], V::where8(mask, V::set8(1 << S::value), V::set8(4)));
         }
     }
     template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_hi(tails); }
 };
 
 // One scale for all.
-struct tq2_0 {
+struct tq2_0 : unrolled {
     using block = block_tq2_0;
     static constexpr int max_code = 3, bias_bits = 0;
-    static constexpr bool has_min = false;
+    static constexpr bool has_min = false, d_first = false;
     template <class V> LANES_INLINE void scales(const char *, const size_t *, typename V::I, typename V::I * scales, typename V::I *) {
         scales[0] = scales[1] = V::set16(1);
     }
-    template <class V, int S> LANES_INLINE void codes(const char * p, const size_t * lane, typename V::I * w) {
-        two_bits<V, S>(p + offsetof(block, qs), lane, w);
+    template <class V, class S> LANES_INLINE void codes(const char * p, const size_t * lane, S, typename V::I * w) {
+        two_bits<V, S::value>(p + offsetof(block, qs), lane, w);
     }
     template <class V> LANES_INLINE typename V::F d(typename V::I tails) { return V::half_hi(tails); }
 };
@@ -95,7 +112,7 @@ template <class F> struct sixteens {
 
     // Scales, and what is multiplied with the sums of the activations: the minima, or what the bias adds to each code.
     template <class V> LANES_INLINE void load(const char * p, const size_t * lane, typename V::I & tail, typename V::I * scales, typename V::I * less) {
-        tail = V::lanes(p + sizeof(block) - 16, lane);
+        tail = V::lanes(F::d_first ? p : p + sizeof(block) - 16, lane);
         F::template scales<V>(p, lane, tail, scales, less);
         if constexpr (!has_min) {
             LANES_UNROLL
@@ -116,29 +133,23 @@ template <class F> struct sixteens {
             low[m] = x;
             sum[m] = has_min ? V::zero() : x;
         }
-        eighth<V, M, 0>(p, lane, y, scales[0], sum);
-        eighth<V, M, 1>(p, lane, y, scales[0], sum);
-        eighth<V, M, 2>(p, lane, y, scales[0], sum);
-        eighth<V, M, 3>(p, lane, y, scales[0], sum);
-        eighth<V, M, 4>(p, lane, y, scales[1], sum);
-        eighth<V, M, 5>(p, lane, y, scales[1], sum);
-        eighth<V, M, 6>(p, lane, y, scales[1], sum);
-        eighth<V, M, 7>(p, lane, y, scales[1], sum);
+        F::eighths([&](auto at) LANES_ALWAYS {
+            typename V::I w[2];
+            F::template codes<V>(p, lane, at, w);
+            // where dots of four codes may not fit into words, those of two do
+            using D = std::conditional_t<(max_code > V::most_code), maddubs_dots<V>, V>;
+            const auto s0 = D::scale(scales[at / 4], at % 4 * 2), s1 = D::scale(scales[at / 4], at % 4 * 2 + 1);
+            LANES_UNROLL
+            for (int m = 0; m < M; m++) {
+                sum[m] = V::scaled(sum[m], D::dot16(w[0], V::all(y[m]->qs[2 * at])), s0);
+                sum[m] = V::scaled(sum[m], D::dot16(w[1], V::all(y[m]->qs[2 * at + 1])), s1);
+            }
+        });
     }
 
-    template <class V, int M, int S>
-    LANES_INLINE void eighth(const char * p, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I scales, typename V::I * sum) {
-        typename V::I w[2];
-        F::template codes<V, S>(p, lane, w);
-        const auto s0 = V::template scale<2 * (S % 4)>(scales), s1 = V::template scale<2 * (S % 4) + 1>(scales);
-        LANES_UNROLL
-        for (int m = 0; m < M; m++) {
-            sum[m] = V::scaled(sum[m], V::dot16(w[0], V::all(y[m]->qs[2 * S])), s0);
-            sum[m] = V::scaled(sum[m], V::dot16(w[1], V::all(y[m]->qs[2 * S + 1])), s1);
-        }
+    template <class V> LANES_INLINE typename V::F d(const typename V::I * tail) {
+        return F::template d<V>(F::d_first ? lane_heads<V>(tail) : lane_tails<V>(tail));
     }
-
-    template <class V> LANES_INLINE typename V::F d(const typename V::I * tail) { return F::template d<V>(lane_tails<V>(tail)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I * tail) {
         if constexpr (has_min) {
             return F::template dmin<V>(lane_tails<V>(tail));
@@ -166,27 +177,18 @@ template <class F> struct sixteens {
             store_scales<V>(scales[h], to.scales + 8 * h);
             transpose<V>(less[h], to.least + 4 * h);
         }
-        unpack_eighth<V, 0>(p, stride, lane, to.codes);
-        unpack_eighth<V, 1>(p, stride, lane, to.codes);
-        unpack_eighth<V, 2>(p, stride, lane, to.codes);
-        unpack_eighth<V, 3>(p, stride, lane, to.codes);
-        unpack_eighth<V, 4>(p, stride, lane, to.codes);
-        unpack_eighth<V, 5>(p, stride, lane, to.codes);
-        unpack_eighth<V, 6>(p, stride, lane, to.codes);
-        unpack_eighth<V, 7>(p, stride, lane, to.codes);
-    }
-
-    template <class V, int S> LANES_INLINE void unpack_eighth(const char * p, size_t stride, const size_t * lane, typename V::I * codes) {
-        typename V::I w[2][4];
-        LANES_UNROLL
-        for (int i = 0; i < 4; i++) {
-            typename V::I both[2];
-            F::template codes<V, S>(p + i * stride, lane, both);
-            w[0][i] = both[0];
-            w[1][i] = both[1];
-        }
-        transpose<V>(w[0], codes + 8 * S);
-        transpose<V>(w[1], codes + 8 * S + 4);
+        F::eighths([&](auto at) LANES_ALWAYS {
+            typename V::I w[2][4];
+            LANES_UNROLL
+            for (int i = 0; i < 4; i++) {
+                typename V::I both[2];
+                F::template codes<V>(p + i * stride, lane, at, both);
+                w[0][i] = both[0];
+                w[1][i] = both[1];
+            }
+            transpose<V>(w[0], to.codes + 8 * at);
+            transpose<V>(w[1], to.codes + 8 * at + 4);
+        });
     }
 };
 

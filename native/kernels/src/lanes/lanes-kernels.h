@@ -7,7 +7,7 @@
 //     V::dot16(u, s)               unsigned u times signed s over 16 elements of each lane, and over
 //     V::dot32(u0, s0, u1, s1)     32: still unscaled. Sums of 4 products (8) must fit int16
 //     V::scaled(acc, dot, scale)   acc + dot * scale, 32 bits
-//     V::scale<i>(words)           word i of each lane, as scaled takes it
+//     V::scale(words, i)           word i of each lane, as scaled takes it
 //
 //     V::sums<Signed>(w0, y0, w1, y1)   as dot32, in 32 bits; for signed codes where that is said
 //     V::signed32(…)               scaled products of signed codes, see iq4_xs
@@ -28,7 +28,8 @@
 #else
 #define LANES_UNROLL _Pragma("GCC unroll 16")
 #endif
-#define LANES_INLINE static inline __attribute__((always_inline))
+#define LANES_ALWAYS __attribute__((always_inline))
+#define LANES_INLINE static inline LANES_ALWAYS
 
 namespace mtp {
 namespace {
@@ -75,17 +76,28 @@ template <class V, class B> LANES_INLINE void block_lanes(int here, size_t * lan
 
 // Prefetches weights: the hardware prefetcher does not follow the many small loads,
 // although they are nearly in address order. Prefetching beyond the end of a matrix is harmless.
-// Cache: the cache level to prefetch into, or 0: as data that is read once, which other caches need not keep.
+// Cache: the level of the cache to prefetch into.
 template <size_t Bytes, int Cache = 1> LANES_INLINE void fetch(const char * p) {
     LANES_UNROLL
     for (size_t at = 0; at < Bytes; at += 64) {
-        __builtin_prefetch(p + at, 0, Cache ? 4 - Cache : 0);
+        __builtin_prefetch(p + at, 0, 4 - Cache);
+    }
+}
+
+// The same for data that is read once; where hint_read_once says so, with this hint and into the L1 cache.
+template <size_t Bytes, int Cache> LANES_INLINE void fetch_once(const char * p) {
+    if (!hint_read_once) {
+        return fetch<Bytes, Cache>(p);
+    }
+    LANES_UNROLL
+    for (size_t at = 0; at < Bytes; at += 64) {
+        __builtin_prefetch(p + at, 0, 0);
     }
 }
 
 // Rows that are read four (rows) at a time are prefetched in address order, at least as far ahead as that, so that
 // the next ones are there when they are begun. The distance in bytes, and whether so much fits beside the columns
-// in an L1 cache, where some CPUs keep data that is read once.
+// in an L1 cache.
 struct rows_ahead {
     size_t bytes;
     bool   near;
@@ -94,7 +106,7 @@ struct rows_ahead {
 
 template <size_t Bytes> LANES_INLINE void fetch(const char * p, const rows_ahead & ahead) {
     if (ahead.near) {
-        fetch<Bytes, 0>(p + ahead.bytes);
+        fetch_once<Bytes, 2>(p + ahead.bytes);
     } else {
         fetch<Bytes, 2>(p + ahead.bytes);
     }

@@ -5,6 +5,7 @@
 #include "lanes-attention.h"
 #include "lanes-blocks.h"
 #include "lanes-floats.h"
+#include "lanes-grid-formats.h"
 #include "lanes-k-formats.h"
 #include "lanes-panels.h"
 
@@ -13,21 +14,26 @@ namespace {
 
 template <class V> product_kernel quants_product(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q2_K:   return super_block_mul_mat<V, sixteens<q2_K>>;
-        case GGML_TYPE_Q3_K:   return super_block_mul_mat<V, sixteens<q3_K>>;
-        case GGML_TYPE_Q4_K:   return super_block_mul_mat<V, k_mins<block_q4_K>>;
-        case GGML_TYPE_Q5_K:   return super_block_mul_mat<V, k_mins<block_q5_K>>;
-        case GGML_TYPE_Q6_K:   return super_block_mul_mat<V, q6_K>;
-        case GGML_TYPE_IQ4_XS: return super_block_mul_mat<V, iq4_xs>;
-        case GGML_TYPE_TQ2_0:  return super_block_mul_mat<V, sixteens<tq2_0>>;
-        case GGML_TYPE_Q8_0:   return block_mul_mat<V, q8_0>;
-        case GGML_TYPE_Q4_0:   return block_mul_mat<V, q4_0>;
-        case GGML_TYPE_Q4_1:   return block_mul_mat<V, q4_1>;
-        case GGML_TYPE_Q5_0:   return block_mul_mat<V, q5_0>;
-        case GGML_TYPE_Q5_1:   return block_mul_mat<V, q5_1>;
-        case GGML_TYPE_IQ4_NL: return block_mul_mat<V, iq4_nl>;
-        case GGML_TYPE_MXFP4:  return block_mul_mat<V, mxfp4>;
-        default:               return nullptr;
+        case GGML_TYPE_Q2_K:    return super_block_mul_mat<V, sixteens<q2_K>>;
+        case GGML_TYPE_Q3_K:    return super_block_mul_mat<V, sixteens<q3_K>>;
+        case GGML_TYPE_Q4_K:    return super_block_mul_mat<V, k_mins<block_q4_K>>;
+        case GGML_TYPE_Q5_K:    return super_block_mul_mat<V, k_mins<block_q5_K>>;
+        case GGML_TYPE_Q6_K:    return super_block_mul_mat<V, q6_K>;
+        case GGML_TYPE_IQ4_XS:  return super_block_mul_mat<V, iq4_xs>;
+        case GGML_TYPE_IQ2_XXS: return super_block_mul_mat<V, sixteens<iq2_xxs>>;
+        case GGML_TYPE_IQ2_XS:  return super_block_mul_mat<V, sixteens<iq2_xs>>;
+        case GGML_TYPE_IQ2_S:   return super_block_mul_mat<V, sixteens<iq2_s>>;
+        case GGML_TYPE_IQ3_XXS: return super_block_mul_mat<V, sixteens<iq3_xxs>>;
+        case GGML_TYPE_IQ3_S:   return super_block_mul_mat<V, sixteens<iq3_s>>;
+        case GGML_TYPE_TQ2_0:   return super_block_mul_mat<V, sixteens<tq2_0>>;
+        case GGML_TYPE_Q8_0:    return block_mul_mat<V, q8_0>;
+        case GGML_TYPE_Q4_0:    return block_mul_mat<V, q4_0>;
+        case GGML_TYPE_Q4_1:    return block_mul_mat<V, q4_1>;
+        case GGML_TYPE_Q5_0:    return block_mul_mat<V, q5_0>;
+        case GGML_TYPE_Q5_1:    return block_mul_mat<V, q5_1>;
+        case GGML_TYPE_IQ4_NL:  return block_mul_mat<V, iq4_nl>;
+        case GGML_TYPE_MXFP4:   return block_mul_mat<V, mxfp4>;
+        default:                return nullptr;
     }
 }
 

@@ -124,7 +124,7 @@ template <class B> struct k_mins {
             hi0 = V::or_(hi0, fifth<V, 2 * J + 1>(high[0]));
             hi1 = V::or_(hi1, fifth<V, 2 * J + 1>(high[1]));
         }
-        const auto scale_lo = V::template scale<2 * J>(scales), scale_hi = V::template scale<2 * J + 1>(scales);
+        const auto scale_lo = V::scale(scales, 2 * J), scale_hi = V::scale(scales, 2 * J + 1);
         LANES_UNROLL
         for (int m = 0; m < M; m++) {
             const auto * q = y[m]->qs + 4 * J;
@@ -224,8 +224,8 @@ struct q6_K {
         const auto w1 = V::or_(V::and_(l1, four), V::and_(V::template sll32<2>(h), two));
         const auto w2 = V::or_(V::and_(V::template srl32<4>(l0), four), V::and_(h, two));
         const auto w3 = V::or_(V::and_(V::template srl32<4>(l1), four), V::and_(V::template srl32<2>(h), two));
-        const auto s0 = V::template scale<C>(scales), s1 = V::template scale<2 + C>(scales);
-        const auto s2 = V::template scale<4 + C>(scales), s3 = V::template scale<6 + C>(scales);
+        const auto s0 = V::scale(scales, C), s1 = V::scale(scales, 2 + C);
+        const auto s2 = V::scale(scales, 4 + C), s3 = V::scale(scales, 6 + C);
         LANES_UNROLL
         for (int m = 0; m < M; m++) {
             const auto * q = y[m]->qs + 8 * H + C;
@@ -437,8 +437,8 @@ template <class T> struct super_blocks {
             LANES_UNROLL
             for (int i = 0; i < 4; i++) {
                 const char * p = pass + (4 * step + i) * vector_size;
-                fetch<vector_size, 0>(p + far);
-                fetch<vector_size, 0>(p + near);
+                fetch_once<vector_size, 2>(p + far);
+                fetch_once<vector_size, 1>(p + near);
                 const q8_K_blocks<V> * y[M];
                 typename V::I s[M], l[M];
                 LANES_UNROLL

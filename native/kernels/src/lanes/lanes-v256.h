@@ -19,6 +19,7 @@ struct v256 {
     LANES_INLINE I lanes(const char * p, const size_t * offset) {
         return _mm256_inserti128_si256(_mm256_castsi128_si256(load(p)), load(p + offset[1]), 1);
     }
+    LANES_INLINE I from_lanes(const __m128i * a) { return _mm256_set_m128i(a[1], a[0]); }
     LANES_INLINE I all(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
     LANES_INLINE I same(const void * p) { return _mm256_broadcastsi128_si256(load((const char *) p)); }
     LANES_INLINE I zero() { return _mm256_setzero_si256(); }
@@ -30,10 +31,17 @@ struct v256 {
     LANES_INLINE I xor_(I a, I b) { return _mm256_xor_si256(a, b); }
     // bytes of x where those of a and b have a bit in common, for b with one bit in each
     LANES_INLINE I where8(I a, I b, I x) { return and_(_mm256_cmpeq_epi8(and_(a, b), b), x); }
+    // -x there, and x elsewhere
+    LANES_INLINE I negated8(I x, I a, I b) {
+        const I there = _mm256_cmpeq_epi8(and_(a, b), b);
+        return _mm256_sub_epi8(xor_(x, there), there);
+    }
+    LANES_INLINE I add8(I a, I b) { return _mm256_add_epi8(a, b); }
     LANES_INLINE I add16(I a, I b) { return _mm256_add_epi16(a, b); }
     LANES_INLINE I add32(I a, I b) { return _mm256_add_epi32(a, b); }
     LANES_INLINE I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
     template <int N> LANES_INLINE I srl32(I a) { return _mm256_srli_epi32(a, N); }
+    LANES_INLINE I srlv32(I a, I n) { return _mm256_srlv_epi32(a, n); }
     template <int N> LANES_INLINE I sll32(I a) { return _mm256_slli_epi32(a, N); }
     template <int N> LANES_INLINE I sra16(I a) { return _mm256_srai_epi16(a, N); }
     template <int N> LANES_INLINE I sll16(I a) { return _mm256_slli_epi16(a, N); }

@@ -21,6 +21,9 @@ struct v512 {
         const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(load(p + offset[2])), load(p + offset[3]), 1);
         return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     }
+    LANES_INLINE I from_lanes(const __m128i * a) {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set_m128i(a[1], a[0])), _mm256_set_m128i(a[3], a[2]), 1);
+    }
     LANES_INLINE I all(const void * p) { return _mm512_loadu_si512(p); }
     LANES_INLINE I same(const void * p) { return _mm512_broadcast_i32x4(load((const char *) p)); }
     LANES_INLINE I zero() { return _mm512_setzero_si512(); }
@@ -32,10 +35,14 @@ struct v512 {
     LANES_INLINE I xor_(I a, I b) { return _mm512_xor_si512(a, b); }
     // bytes of x where those of a and b have a bit in common, for b with one bit in each
     LANES_INLINE I where8(I a, I b, I x) { return _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(a, b), x); }
+    // -x there, and x elsewhere
+    LANES_INLINE I negated8(I x, I a, I b) { return _mm512_mask_sub_epi8(x, _mm512_test_epi8_mask(a, b), zero(), x); }
+    LANES_INLINE I add8(I a, I b) { return _mm512_add_epi8(a, b); }
     LANES_INLINE I add16(I a, I b) { return _mm512_add_epi16(a, b); }
     LANES_INLINE I add32(I a, I b) { return _mm512_add_epi32(a, b); }
     LANES_INLINE I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
     template <int N> LANES_INLINE I srl32(I a) { return _mm512_srli_epi32(a, N); }
+    LANES_INLINE I srlv32(I a, I n) { return _mm512_srlv_epi32(a, n); }
     template <int N> LANES_INLINE I sll32(I a) { return _mm512_slli_epi32(a, N); }
     template <int N> LANES_INLINE I sra16(I a) { return _mm512_srai_epi16(a, N); }
     template <int N> LANES_INLINE I sll16(I a) { return _mm512_slli_epi16(a, N); }

@@ -12,6 +12,8 @@
 
 namespace mtp {
 
+bool hint_read_once = false;
+
 namespace {
 
 // Whether `word` is one of the words, which commas separate.
@@ -86,6 +88,7 @@ const kernel_set * cheaper(const kernel_set & all) {
 const kernel_set * choose_kernels(const char * restriction) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
+    hint_read_once = __builtin_cpu_is("amd");
     const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
     if (has_avx512() && !avx2 && !avx_vnni) {
         return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")

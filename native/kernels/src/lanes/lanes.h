@@ -64,6 +64,11 @@ const kernel_set * choose_kernels(const char * restriction);
 
 extern const kernel_set avx512_kernels, avx2_kernels, neon_i8mm_kernels, neon_dotprod_kernels;
 
+// Whether to prefetch weights with the hint that they are read once. AMD's CPUs read them into the L1 cache, and the other
+// caches keep what they have: up to 1.14 times as fast on Zen 5. Intel's read fewer at a time then: a quarter of the speed
+// with Q4_K on a Xeon with AMX.
+extern bool hint_read_once;
+
 // Products of quants with VNNI, in place of those of avx512_kernels and avx2_kernels.
 product_kernel avx512_vnni_product(ggml_type type);
 product_kernel avx_vnni_product(ggml_type type);
