@@ -52,6 +52,7 @@ from .session_file import SessionHeader, read_session, write_session
 from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
 from .session_store import DEFAULT_BYTES, SessionStore
+from .state_cache import StateCache
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -744,6 +745,15 @@ class MTPLlama(llama_cpp.Llama):
             self._drop_unread()
 
     @_exclusive
+    def set_cache(self, cache: Any) -> None:
+        """Set llama_cpp's cache of states, such as LlamaRAMCache or LlamaDiskCache; None: no cache.
+
+        A completion continues from the state with the most tokens of its prompt. States of other
+        models and settings are not used. `session_dir` does the same without pickled files.
+        """
+        super().set_cache(None if cache is None else StateCache(self, cache))
+
+    @_exclusive
     def save_state(self) -> Any:
         """Return llama_cpp.Llama's state, with that of the drafts as bytes in `mtp_head`."""
         self._sync_session()
@@ -759,10 +769,18 @@ class MTPLlama(llama_cpp.Llama):
     def load_state(self, state: Any) -> None:
         """Load a state, with that of the drafts if it has one (llama_cpp.Llama's states have none).
 
-        Raises RuntimeError if llama.cpp rejects the state, which leaves nothing evaluated, and
-        NativeError if the part of the drafts is rejected, which leaves the trunk's state loaded.
+        Raises ContextFullError if it has more tokens than the context, RuntimeError if llama.cpp
+        rejects the state, which leaves nothing evaluated, and NativeError if the part of the drafts
+        is rejected, which leaves the trunk's state loaded.
         """
+        if state.n_tokens > self.n_ctx():
+            raise ContextFullError(
+                f"load_state: n_ctx: expected at least the {state.n_tokens} tokens of the state, "
+                f"found {self.n_ctx()}"
+            )
         loaded = copy(state)
+        loaded.input_ids = np.zeros(self.n_ctx(), np.intc)  # the state's may be of another n_ctx
+        loaded.input_ids[: state.n_tokens] = state.input_ids[: state.n_tokens]
         loaded.scores = state.scores[-len(self.scores) :]  # as many rows as there is room for
         try:
             super().load_state(loaded)

@@ -20,24 +20,31 @@ if TYPE_CHECKING:
 DEFAULT_BYTES = 20 * 10**9
 
 
+def continues_from_end_only(llm: MTPLlama) -> bool:
+    """Whether a saved state is of no use at an earlier position.
+
+    That is so if it is recurrent or has a sliding window.
+    """
+    model = llm.model
+    window = llama_cpp.llama_model_n_swa(model) > 0 and not llm.context_params.swa_full
+    return bool(
+        window
+        or llama_cpp.llama_model_is_recurrent(model)
+        or llama_cpp.llama_model_is_hybrid(model)
+    )
+
+
 class SessionStore:
     """Writes the sessions of one model to a folder, and loads them.
 
-    whole: whether the model can continue a session only from its end, because its state is
-    recurrent or has a sliding window.
+    whole: `continues_from_end_only`.
     """
 
     def __init__(self, llm: MTPLlama, folder: SessionFolder) -> None:
         self._folder = folder
         self._identity: dict[str, Any] = identity_of(llm)
         self._writable = True
-        model = llm.model
-        window = llama_cpp.llama_model_n_swa(model) > 0 and not llm.context_params.swa_full
-        self.whole: bool = (
-            window
-            or llama_cpp.llama_model_is_recurrent(model)
-            or llama_cpp.llama_model_is_hybrid(model)
-        )
+        self.whole = continues_from_end_only(llm)
 
     def store(self, llm: MTPLlama) -> None:
         """Write what is evaluated; a text with pictures is not.

@@ -1,0 +1,60 @@
+"""`set_cache`: of the states in a cache of llama_cpp's, only those that the model can use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .runtime import llama_cpp
+from .session_folder import shared_length
+from .session_identity import identity_of
+from .session_store import continues_from_end_only
+
+if TYPE_CHECKING:
+    from .llama import MTPLlama
+
+
+class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
+    """A cache of llama_cpp's between it and a model.
+
+    Its keys are made different for each model and its settings, so that a cache on the disk, which
+    other models may share, never offers their states. It keeps no states with pictures, because
+    their ids are those of one process.
+    """
+
+    def __init__(self, llm: MTPLlama, cache: Any) -> None:
+        super().__init__(cache.capacity_bytes)
+        self._cache = cache
+        self._n_ctx = llm.n_ctx()
+        self._whole = continues_from_end_only(llm)
+        identity = json.dumps(identity_of(llm), sort_keys=True).encode()
+        self._model = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
+
+    @property
+    def cache_size(self) -> int:
+        """The bytes of all states."""
+        return int(self._cache.cache_size)
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._key(key) in self._cache
+
+    def __getitem__(self, key: Sequence[int]) -> Any:
+        """Return the state with the most tokens of a prompt; KeyError if it is of no use."""
+        state = self._cache[self._key(key)]  # which LlamaDiskCache removes
+        tokens = state.input_ids[: state.n_tokens]
+        usable = len(tokens) <= self._n_ctx
+        if self._whole:
+            usable &= shared_length(tokens, key[:-1]) == len(tokens)
+        if not usable:
+            self[tokens.tolist()] = state
+            raise KeyError("expected a state from which the model can continue, found another")
+        return state
+
+    def __setitem__(self, key: Sequence[int], state: Any) -> None:
+        if min(key, default=-1) >= 0:
+            self._cache[self._key(key)] = state
+
+    def _key(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._model << 32 | token for token in tokens)
