@@ -12,6 +12,7 @@ import json
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,49 @@ def test_whole_states(name: str, streams: int, dial: Dial) -> None:
             assert go_on(session, token, 8) == want
             session.decode([want[-1][-1]])
             assert np.array_equal(trunk.logits(), logits)
+
+
+def generate(llm: MTPLlama, prompt: list[int], **sampling: float) -> tuple[Any, ...]:
+    """The tokens that follow a prompt, how they were drafted, and how many tokens were read."""
+    llm.session.reset_stats()
+    with closing(llm.generate(prompt, **sampling)) as stream:
+        tokens = list(islice(stream, 24))
+    did = llm.mtp_stats
+    return tokens, did.drafted, did.accepted, did.cycles, did.prefilled
+
+
+@pytest.mark.parametrize(
+    ("name", "swa_full"), [*((name, True) for name in OUR_ARCHITECTURES), ("step35", False)]
+)
+@pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 6.0, "top_k": 8, "min_p": 0.0}])
+@pytest.mark.parametrize("kind", ["random", "dial"])
+def test_session_files(
+    name: str,
+    kind: str,
+    swa_full: bool,
+    sampling: dict[str, float],
+    random: dict[str, Path],
+    dial: Dial,
+    tmp_path: Path,
+) -> None:
+    """A loaded session generates, drafts and accepts what one does that was not interrupted.
+
+    Without swa_full, Step 3.5 has a cache of its sliding windows.
+    """
+    path = random[name] if kind == "random" else dial.gguf(name, HIT)
+    options = {"depth": 3, "n_ctx": 256, "n_threads": 1, "seed": 5, "swa_full": swa_full}
+    with closing(MTPLlama(str(path), **options)) as llm:
+        tokens = generate(llm, PROMPT, **sampling)[0]
+        follow = [*PROMPT, *tokens, 5, 6, 7]
+        read = len(follow) - llm.n_tokens
+        llm.save_session(tmp_path / "a.session")
+        want = generate(llm, follow, **sampling)
+    with closing(MTPLlama(str(path), **options)) as llm:
+        llm.load_session(tmp_path / "a.session")
+        assert generate(llm, follow, **sampling) == want
+    assert want[-1] == read < 8
+    if kind == "dial" and sampling["temp"] == 0:
+        assert sum(want[2]) > 0
 
 
 @every
