@@ -58,7 +58,7 @@ def weights(name: str, n: int, rows: int) -> Floats:
 
 
 def encoded_weights(ggml: Products, name: str, n: int, rows: int) -> Bytes:
-    """The inputs in a type. Any bytes are a block of GRIDS, which ggml takes seconds to quantize."""
+    """The inputs in a type. In GRIDS, which ggml quantizes slowly, any bytes are a block."""
     if name not in GRIDS:
         return ggml.encode(TYPES[name], weights(name, n, rows))
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
