@@ -17,6 +17,7 @@ from mtp_gguf.bench.result import (
     TextResult,
 )
 from mtp_gguf.bench.stats import Stats
+from mtp_gguf.native.kernel_share import KernelShare
 
 KINDS = ("code", "chat")
 DEPTHS = (0, 1, 2, 3)
@@ -84,7 +85,9 @@ def result() -> BenchResult:
             python="3.11",
             versions={"llama-cpp-python": "0.3.36"},
         ),
-        model=MeasuredFile(name, 708048256, "fingerprint", "ab" * 32),
+        model=MeasuredFile(
+            name, 708048256, "fingerprint", KernelShare(None, HOSTILE, 0, {}), "ab" * 32
+        ),
         amount=Amount(1, 64, 3),
         budget_s=300.0,
         whole_s=1400.0,
