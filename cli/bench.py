@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.profile import MAX_DEPTH
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, usable_cores
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
@@ -40,7 +41,7 @@ from .options import (
     usable_gpu_layers,
     usage_of,
 )
-from .progress import INTERRUPTED, printable, reports_errors, say, share_progress
+from .progress import INTERRUPTED, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

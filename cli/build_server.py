@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.interrupted import Interrupted
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.build import (
     NPM,
     Build,
@@ -24,7 +26,7 @@ from mtp_gguf.server.patches import APPLIES, purposes
 from mtp_gguf.server.upstream_source import PIN, base_names, remove_cached
 
 from .options import AsJson, usage_of
-from .progress import Interrupted, printable, reports_errors, status_line
+from .progress import reports_errors, status_line
 
 
 @reports_errors

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtp_gguf.convert.options import check_revision
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import find_draft_vocabulary
 from mtp_gguf.gguf_tools.head import part_of
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.text import printable
 
-from .local_model import announce_download
-from .options import AsJson, Filter, Revision, check_revision, parse_filter
-from .progress import byte_progress, printable, reports_errors
+from .console import CONSOLE
+from .options import AsJson, Filter, Revision, parse_filter
+from .progress import byte_progress, reports_errors
 
 if TYPE_CHECKING:
     from mtp_gguf.gguf_tools.compare import MetadataDifference, Side, TensorDifference
@@ -163,7 +165,7 @@ def _checkpoint(
     elif model.head.names:
         part = HeadChoice.WITH_TRUNK
     check_revision(source, revision)
-    with open_checkpoint(source, revision, part, None, say=announce_download) as checkpoint:
+    with open_checkpoint(source, revision, part, None, say=CONSOLE.download) as checkpoint:
         side = CheckpointSide(checkpoint, part)
         yield side, side.metadata
 

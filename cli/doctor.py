@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtp_gguf.convert.acceptance import check_acceptance
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, with_tower
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
-from .acceptance import POOR, check_acceptance
-from .checkpoint_head import fetched, open_source
+from .console import CONSOLE
 from .local_model import local_model
 from .options import AsJson, GpuLayers, usable_gpu_layers
-from .progress import human_bytes, printable, reports_errors
+from .progress import reports_errors
 from .text_files import whole_texts
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     """Compare the head of a model with that of its original, a GGUF or a checkpoint."""
     from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
     from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.converted_head import fetched, open_source  # noqa: PLC0415
     from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415
     from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
     from mtp_gguf.quantize import ggml  # noqa: PLC0415
@@ -243,7 +245,7 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     with (
         tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder,
         open_source(source, None) as checkpoint,
-        fetched(checkpoint, folder) as whole,
+        fetched(checkpoint, folder, CONSOLE) as whole,
     ):
         converted = CheckpointSide(whole, HeadChoice.BLOCK)
         return tuple(measure_head(model, converted, source, ggml.dequantize))
@@ -290,7 +292,7 @@ def _explained(
 def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
     """A warning if most first drafts are rejected, although the file is valid."""
     listed = diagnosis.draft is not None and diagnosis.draft.layout is DraftLayout.IDS
-    check = check_acceptance(model, has_list=listed)
+    check = check_acceptance(model, CONSOLE, has_list=listed)
     measured, whole = check.measured, check.whole
     if measured is None or not check.poor:
         return
@@ -299,7 +301,7 @@ def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
         f"the head's first drafts have an acceptance rate of {measured.share:.0%} on a short text, "
         "where heads that were trained with their trunk have 60 to 95 %"
     )
-    if whole is not None and whole.share >= POOR:
+    if check.list_is_poor and whole is not None:
         fix = f"mtp-gguf fastmtp add {name} --corpus FILES --in-place"
         text += f"; without the draft vocabulary it is {whole.share:.0%}"
         yield Finding("draft-vocabulary", Severity.WARNING, text, fix)

@@ -7,13 +7,16 @@ import typer
 
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.head_files import sidecar_name
+from mtp_gguf.gguf_tools.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.transplant import HeadLayout
 
+from .console import CONSOLE
 from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
-from .progress import leaves_nothing, reports_errors
-from .written import local_files, output_path, report_file, write_file
+from .progress import reports_errors
+from .written import report_file
 
 
 @reports_errors
@@ -61,7 +64,7 @@ def extract(
             target = target.with_name(_published_name(opened, target, layout))
         with leaves_nothing(target):
             spec = transplant.extract(opened, layout or HeadLayout.GGML_ORG)
-            write_file("extract", spec, target, local_files(opened), overwrite)
+            write_file("extract", spec, target, local_files(opened), overwrite, CONSOLE)
     report_file(target, "mtp-gguf graft TRUNK.gguf --from {}", as_json=as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.convert.options import DraftOptions
 from mtp_gguf.gguf_tools.draft_list import (
     DraftList,
     list_faults,
@@ -19,18 +20,21 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.in_place import hide_list, replace_list
+from mtp_gguf.gguf_tools.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.remote import hub_gguf, is_remote
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.text import printable
 
+from .console import CONSOLE
 from .local_model import local_model
 from .options import (
     AsJson,
     Command,
     Context,
-    DraftOptions,
     GpuLayers,
     Group,
     ModelFile,
@@ -40,9 +44,9 @@ from .options import (
     spelled,
     usable_gpu_layers,
 )
-from .progress import byte_progress, leaves_nothing, printable, reports_errors
+from .progress import byte_progress, reports_errors
 from .text_files import paragraphs
-from .written import local_files, output_path, report_file, write_file
+from .written import report_file
 
 _SHOWN_TOKENS = 24
 # Options of `convert`, and the same options of `fastmtp`.
@@ -136,6 +140,9 @@ def add(
     with open_any_model(_loadable(model) if options.corpus else model) as opened:
         check_head(opened)
         old = read_draft_list(opened)
+        from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
+
+        tell_crashes()
         with spelled(_OPTIONS):
             draft = options.ranked_for(opened)
         keys = draft.metadata(with_ids=True)
@@ -155,7 +162,9 @@ def add(
             target = output_path(output, opened, pattern)
             sources = [*local_files(opened), *options.files]
             with leaves_nothing(target):
-                write_file("fastmtp", with_list(opened, keys, layout), target, sources, overwrite)
+                write_file(
+                    "fastmtp", with_list(opened, keys, layout), target, sources, overwrite, CONSOLE
+                )
     report_file(target, as_json=as_json)
 
 
@@ -232,7 +241,7 @@ def calibrate(
         else:
             spec = with_list(opened, keys, DraftLayout.IDS)
             with leaves_nothing(target):
-                write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite)
+                write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite, CONSOLE)
     report_file(target, as_json=as_json)
 
 
@@ -287,7 +296,7 @@ def remove(
             target = output_path(output, opened, "{}-no-FastMTP")
             with leaves_nothing(target):
                 spec = without_list(opened)
-                write_file("fastmtp", spec, target, local_files(opened), overwrite)
+                write_file("fastmtp", spec, target, local_files(opened), overwrite, CONSOLE)
     report_file(target, as_json=as_json)
 
 

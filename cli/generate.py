@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
 from . import session_option, token_colors
@@ -45,7 +46,7 @@ from .options import (
     TopP,
     sampler_seed,
 )
-from .progress import Interrupted, reports_errors
+from .progress import reports_errors
 from .session_option import SessionFile
 
 if TYPE_CHECKING:

@@ -1,27 +1,19 @@
 """`mtp-gguf graft`."""
 
 import json
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools import transplant
-from mtp_gguf.gguf_tools.doctor import original_of
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.resolve import names_gguf
 from mtp_gguf.gguf_tools.shell import quoted
 
-from .acceptance import AcceptanceCheck, acceptance_lines, check_acceptance
-from .checkpoint_head import converted_head, head_in_type
-from .head_gate import HeadGate, gate_donor, gate_type, is_small, measurable, refuse
+from .console import CONSOLE
 from .options import (
     HEAD,
     AsJson,
-    DraftOptions,
     FastMtp,
     FastMtpCorpus,
     FastMtpIds,
@@ -30,11 +22,13 @@ from .options import (
     NoCheck,
     Overwrite,
     Revision,
-    check_revision,
     parse_gguf_output,
 )
-from .progress import leaves_nothing, reports_errors
-from .written import file_fields, head_of, local_files, output_path, report_file, write_file
+from .progress import reports_errors
+from .written import file_fields, report_file
+
+if TYPE_CHECKING:
+    from mtp_gguf.convert.acceptance import AcceptanceCheck
 
 
 @reports_errors
@@ -104,48 +98,28 @@ def graft(
 
     mtp-gguf graft base.gguf --from mtp-Qwen3.5-9B.gguf -o with-head.gguf
     """
-    draft = DraftOptions.parse(fastmtp, fastmtp_corpus, fastmtp_ids)
-    if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
-        raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
-    head_type = "F16" if mtp_f16 else mtp_type
-    from_gguf = names_gguf(source)
-    if from_gguf and (head_type or revision):
-        raise typer.BadParameter(
-            "--mtp-type, --mtp-f16 and --revision are for checkpoints; "
-            "a GGUF's head is copied as it is"
-        )
-    if not from_gguf:
-        check_revision(source, revision)
-    with open_any_model(base) as opened:
-        transplant.check_takes_a_head(opened)
-        target = output_path(output, opened, "{}-MTP")
-        sources = [*local_files(opened), *draft.files]
-        check_output(target, sources, overwrite)
-        gate: HeadGate | None = None
-        with leaves_nothing(target):
-            if from_gguf:
-                with open_any_model(source) as donor:
-                    keys = None
-                    if draft.wanted:
-                        ranked = draft.ranked_for(_tokenizer_of(opened, donor, draft))
-                        if ranked.warning:
-                            typer.echo(f"note: {ranked.warning}", err=True)
-                        keys = ranked.metadata(with_ids=True)
-                    spec = transplant.graft(opened, donor, keys)
-                    if not no_check and measurable(opened) and measurable(donor):
-                        gate = gate_donor(opened.paths[0], donor.paths[0])
-                    refuse(gate, force=force)
-                    write_file("graft", spec, target, [*sources, *local_files(donor)], overwrite)
-            else:
-                with converted_head(opened, source, revision, head_type, draft, target) as donor:
-                    spec = transplant.graft(opened, donor)
-                    if not no_check and head_type and is_small(head_type) and measurable(opened):
-                        convert = partial(head_in_type, opened, source, revision, target)
-                        gate = gate_type(opened.paths[0], donor.paths[0], head_type, convert)
-                    refuse(gate, force=force)
-                    write_file("graft", spec, target, sources, overwrite)
-        original = original_of(opened)
-    check = None if no_check else _checked(target)
+    from mtp_gguf.convert.graft import graft as make  # noqa: PLC0415  (NumPy and gguf are slow)
+
+    if (fastmtp or fastmtp_corpus or fastmtp_ids) and names_gguf(source):
+        from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+
+        tell_crashes()  # llama.cpp reads the vocabulary
+    result = make(
+        base,
+        source,
+        output,
+        mtp_f16=mtp_f16,
+        mtp_type=mtp_type,
+        fastmtp=fastmtp,
+        fastmtp_corpus=fastmtp_corpus or (),
+        fastmtp_ids=fastmtp_ids,
+        revision=revision,
+        overwrite=overwrite,
+        no_check=no_check,
+        force=force,
+        progress=CONSOLE,
+    )
+    target, check, gate = result.path, result.acceptance, result.compared
     if as_json:
         fields = file_fields(target) | {
             "acceptance": check.fields() if check else None,
@@ -157,27 +131,31 @@ def graft(
     for warning in gate.warnings() if gate else ():
         typer.echo(f"warning: {warning}")
     if check:
-        for line in acceptance_lines(check, quoted(target), quoted(base), quoted(original)):
+        for line in _acceptance_lines(check, quoted(target), quoted(base), quoted(result.original)):
             typer.echo(line)
     typer.echo(f"next: mtp-gguf list-tensors {quoted(target)} --mtp")
 
 
-def _checked(path: Path) -> AcceptanceCheck | None:
-    """Measure the acceptance rate; None if only llama-server drafts with the architecture."""
-    report = head_of(path)
-    draft = report.draft
-    if not report.ours:
-        return None
-    return check_acceptance(path, has_list=draft is not None and draft.layout is DraftLayout.IDS)
+def _acceptance_lines(
+    check: "AcceptanceCheck", output: str, base: str, original: str
+) -> Iterator[str]:
+    """Yield the report: one line, and for a poor head the reason and the command that fixes it.
 
-
-def _tokenizer_of(base: Model, donor: Model, draft: DraftOptions) -> Model:
-    """Return the model whose tokenizer counts a corpus: the base if local, else the donor."""
-    if not draft.corpus or local_files(base):
-        return base
-    if local_files(donor):
-        return donor
-    raise typer.BadParameter(
-        "--fastmtp-corpus needs a local file for its tokenizer, and both models are remote; "
-        "graft first, then: mtp-gguf fastmtp add OUTPUT --corpus FILES --in-place"
+    output, base: file names quoted for a shell. original: the model that the base was made from.
+    """
+    measured = check.measured
+    if measured is None:
+        yield f"acceptance not measured: {check.skipped}"
+        return
+    yield (
+        f"accepts {measured.share:.0%} of first drafts "
+        f"({measured.accepted} of {measured.drafted}, greedy)"
     )
+    if not check.poor:
+        return
+    yield f"warning: {check.warning}"
+    if check.list_is_poor:
+        yield f"  fix: mtp-gguf fastmtp add {output} --corpus FILES --in-place"
+        return
+    yield f"  fix: mtp-gguf graft {base} --from {original} -o {output} --overwrite"
+    yield f"  or train it for this trunk: mtp-gguf train-head {output} --text FILES"

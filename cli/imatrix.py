@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.text import human_bytes
 
 from .local_model import local_model
 from .options import (
@@ -23,7 +25,7 @@ from .options import (
     parse_gguf_output,
     usable_gpu_layers,
 )
-from .progress import Interrupted, human_bytes, reports_errors, share_progress
+from .progress import reports_errors, share_progress
 from .text_files import paragraphs, whole_texts
 
 if TYPE_CHECKING:

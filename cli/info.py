@@ -11,10 +11,11 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE, ask
 
-from .progress import printable, reports_errors
+from .progress import reports_errors
 
 
 @reports_errors

@@ -11,10 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server import kernels
 
 from .options import AsJson, Command
-from .progress import printable, reports_errors
+from .progress import reports_errors
 
 _RUN = "run"
 

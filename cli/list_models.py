@@ -9,9 +9,10 @@ import typer
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.local_models import LocalModel, models_in, models_in_hub_cache
 from mtp_gguf.gguf_tools.sources import what_is_at
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
 from .options import AsJson
-from .progress import human_bytes, printable, reports_errors
+from .progress import reports_errors
 
 
 @reports_errors

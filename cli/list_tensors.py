@@ -16,9 +16,10 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import ListedTensor, Listing, list_model, list_safetensors
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
+from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 
 from .options import AsJson, Filter, parse_filter
-from .progress import count_types, human_bytes, printable, reports_errors
+from .progress import reports_errors
 from .written import head_verdict, tower_verdict
 
 # Types of weights that are not quantized.

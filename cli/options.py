@@ -4,14 +4,11 @@ An option has the same spelling in every command; former spellings and those of 
 too.
 """
 
-import os
 import re
 import secrets
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
@@ -19,28 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from mtp_gguf.convert.options import DEFAULT_SIZE, gguf_output, output_file
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import MAGIC
-from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.shell import as_argument
-from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
+from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, MAX_THREADS
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.gguf_tools.torch_file import SUFFIXES as WEIGHT_SUFFIXES
 
 from .help import ReadableHelp
-from .progress import USAGE_ERROR, print_json_error
+from .progress import USAGE_ERROR, print_json_error, usage_errors
 
 if TYPE_CHECKING:
-    from mtp_gguf.convert.draft_vocabulary import DraftVocabulary
+    pass
 
 # Panels of the help.
 HEAD, DRAFT, SAMPLING = "MTP head", "FastMTP draft vocabulary", "Sampling"
 
-DEFAULT_SIZE = -1  # stands for --fastmtp without a number
-
-_MAX_THREADS = 512
-_SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 SEEDS = (1 << 32) - 1  # of samplers; this one is llama.cpp's -1, which stands for a random seed
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_BUDGET = 7 * 24 * 3600
@@ -68,29 +59,14 @@ _MODEL = ("-m", "--model")  # llama.cpp's, for the argument MODEL
 
 def parse_output(text: str) -> Path:
     """Parse the path of a file to write, or of an existing folder for it."""
-    path = Path(text)
-    if text == "-":
-        raise typer.BadParameter(
-            "expected a file or a folder, found -; weights are written at offsets, which standard "
-            "output does not have"
-        )
-    if text.endswith(_SEPARATORS) and not path.is_dir():
-        raise typer.BadParameter(
-            f"expected a folder that exists, found no {text}; create it: mkdir -p "
-            f"{shlex.quote(text)}"
-        )
-    return path
+    with usage_errors():
+        return output_file(text)
 
 
 def parse_gguf_output(text: str) -> Path:
     """Parse the path of a GGUF to write, or of an existing folder for it."""
-    path = parse_output(text)
-    if path.suffix in WEIGHT_SUFFIXES and not path.is_dir():
-        raise typer.BadParameter(
-            f"expected a name for a GGUF, such as {path.with_suffix('.gguf')}, found {path}, which "
-            "names another format"
-        )
-    return path
+    with usage_errors():
+        return gguf_output(text)
 
 
 # A model to read, for `open_any_model`.
@@ -298,7 +274,7 @@ Threads: TypeAlias = Annotated[
         "-t",
         "--threads",
         min=1,
-        max=_MAX_THREADS,
+        max=MAX_THREADS,
         help="Number of CPU threads (default: all cores).",
     ),
 ]
@@ -548,68 +524,6 @@ def _belongs_to_list(arg: str) -> bool:
             return file.read(len(MAGIC)) != MAGIC
     except (OSError, ValueError):
         return False
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """The options for a draft vocabulary; `size` None means the default."""
-
-    wanted: bool
-    size: int | None
-    corpus: tuple[Path, ...]
-    ids_file: Path | None
-
-    @classmethod
-    def parse(
-        cls,
-        size: int | None,
-        corpus: Sequence[Path] | None,
-        ids_file: Path | None,
-        prefix: str = "--fastmtp-",
-    ) -> "DraftOptions":
-        """Check and return the options; a usage error if they contradict each other.
-
-        prefix: the first part of the option names for corpus and ids in this command.
-        """
-        if corpus and ids_file:
-            raise typer.BadParameter(f"{prefix}ids and {prefix}corpus contradict each other")
-        if size is not None and size < 1 and size != DEFAULT_SIZE:
-            raise typer.BadParameter(
-                f"expected a size from 1, found {size}", param_hint="--fastmtp"
-            )
-        for path in corpus or ():
-            if path.suffix == ".gguf":
-                raise typer.BadParameter(
-                    f"expected text files, found a GGUF: {path}", param_hint=f"{prefix}corpus"
-                )
-        wanted = bool(size is not None or corpus or ids_file)
-        return cls(wanted, None if size == DEFAULT_SIZE else size, tuple(corpus or ()), ids_file)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files to read, which the output must not replace."""
-        return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
-
-    def ranked_for(self, model: Model) -> "DraftVocabulary":
-        """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
-        from mtp_gguf.convert.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
-        from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-        from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415
-
-        tell_crashes()
-
-        return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
-
-
-def check_revision(model: str, revision: str | None) -> None:
-    """Raise a usage error for --revision if the model has none, or includes one in its name."""
-    if revision is None:
-        return
-    hub = hub_model(model)
-    if hub is None:
-        raise typer.BadParameter(f"--revision is for models on the hub, and {model} is not there")
-    if hub.revision is not None:
-        raise typer.BadParameter(f"--revision and {model} contradict each other")
 
 
 @contextmanager

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.vision import PART
 
-from .progress import count_types, human_bytes, printable
-
 if TYPE_CHECKING:
+    from mtp_gguf.convert.mix import Choice, Knapsack
     from mtp_gguf.convert.pipeline import Outcome
     from mtp_gguf.convert.plan import Plan, PlannedTensor
 
+_CURVE = 12  # points of it that are shown
 _PARTS = ("base", "head", "draft vocabulary", PART)
 
 
@@ -162,6 +163,17 @@ def _plan_fields(plan: "Plan") -> dict[str, Any]:
         "notes": list(plan.notes),
         "bits_per_weight": _bits_per_weight(plan),
     }
+
+
+def choice_text(choice: "Choice", knapsack: "Knapsack", *, curve: bool) -> str:
+    """Return the expected divergence, and with `curve` the best files of other sizes."""
+    lines = [f"expected mean KL divergence of these types: {choice.damage:.2g} nats"]
+    if curve:
+        lines.append("chosen tensors  expected KLD")
+        step = max(1, len(knapsack.curve) // _CURVE)
+        for point in knapsack.curve[::step]:
+            lines.append(f"{human_bytes(point.nbytes):>14}  {point.damage:.2g}")
+    return "\n".join(lines)
 
 
 def kernels(plans: Sequence["Plan"]) -> dict[str, str]:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
+from mtp_gguf.gguf_tools.interrupted import Interrupted
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
 from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
@@ -55,7 +56,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
         with stops_cleanly() as stop:
             try:
-                result = command(*args, **kwargs)
+                with usage_errors():
+                    result = command(*args, **kwargs)
                 sys.stdout.flush()
                 return result
             except MtpGgufError as error:
@@ -83,41 +85,13 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or another signal; the message says what remains on disk.
-
-    fields: what --json prints of the work that was done, besides the error.
-    """
-
-    def __init__(self, text: str = "", fields: Mapping[str, Any] | None = None) -> None:
-        super().__init__(text)
-        self.fields = fields
-
-
 @contextmanager
-def leaves_nothing(*outputs: Path, resumes: bool = False) -> Iterator[None]:
-    """Make an interruption report whether any of `outputs` was written.
-
-    resumes: parts of them stay under hidden names, and the same command goes on with them.
-    """
-    before = [_identity(path) for path in outputs]
+def usage_errors() -> Iterator[None]:
+    """Turn an OptionError of the library into a usage error."""
     try:
         yield
-    except KeyboardInterrupt:
-        whole = [str(p) for p, old in zip(outputs, before, strict=True) if _identity(p) != old]
-        text = f"{', '.join(whole)}: written before that" if whole else "nothing was written"
-        if resumes and not whole:
-            text = "the same command goes on from here"
-        raise Interrupted(text) from None
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes with the file or its contents; None if it does not exist."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+    except OptionError as error:
+        raise typer.BadParameter(error.text, param_hint=error.option) from None
 
 
 def print_json_error(text: str, code: int, fields: Mapping[str, Any] | None = None) -> None:
@@ -142,28 +116,6 @@ def say(text: str) -> None:
     typer.echo writes to the file itself, and so into the status line.
     """
     print(text, file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Escape the characters of a text that control a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def human_bytes(count: float) -> str:
-    """Format a number of bytes with three digits and a decimal unit."""
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 999.5:
-            return f"{count:.3g} {unit}" if count < 99.95 else f"{count:.0f} {unit}"
-    return f"{count / 1000:.3g} TB"
-
-
-def count_types(types: Mapping[str, int]) -> str:
-    """Format tensor types with their counts, the most frequent first."""
-    ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} {name}" for name, count in ranked)
 
 
 @contextmanager

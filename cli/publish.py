@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtp_gguf.convert.options import check_revision
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
-from .options import AsJson, Revision, Threads, check_revision, usage_of
-from .progress import Interrupted, byte_progress, human_bytes, printable, reports_errors, say
+from .options import AsJson, Revision, Threads, usage_of
+from .progress import byte_progress, reports_errors, say
 from .quality_run import measure_quality
 from .text_files import whole_texts
 

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.model import open_model, shard_paths
+from mtp_gguf.gguf_tools.text import human_bytes
 
 from .options import usable_gpu_layers
-from .progress import Interrupted, human_bytes, say, share_progress
+from .progress import say, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.quality import Candidate

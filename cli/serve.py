@@ -16,6 +16,7 @@ import typer
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.gguf_tools.remote import on_hub
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command, without_key
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
@@ -32,7 +33,7 @@ from mtp_gguf.server.model import (
 
 from .local_model import local_model
 from .options import AsJson, Command, Threads, spelled
-from .progress import USAGE_ERROR, printable, reports_errors, status_line
+from .progress import USAGE_ERROR, reports_errors, status_line
 
 _EXAMPLE = """
 from openai import OpenAI

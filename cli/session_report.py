@@ -5,9 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 from mtp_gguf.native.session_file import SessionHeader, read_session
-
-from .progress import human_bytes, printable
 
 
 def checked(path: Path) -> SessionHeader:

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools import transplant
+from mtp_gguf.gguf_tools.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
 from mtp_gguf.gguf_tools.resolve import open_any_model
 
+from .console import CONSOLE
 from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
-from .progress import leaves_nothing, reports_errors
-from .written import local_files, output_path, report_file, write_file
+from .progress import reports_errors
+from .written import report_file
 
 
 @reports_errors
@@ -43,5 +46,5 @@ def strip(
         target = output_path(output, opened, "{}-no-mtp")
         with leaves_nothing(target):
             spec = transplant.strip(opened)
-            write_file("strip", spec, target, local_files(opened), overwrite)
+            write_file("strip", spec, target, local_files(opened), overwrite, CONSOLE)
     report_file(target, "mtp-gguf graft {} --from MODEL", as_json=as_json)

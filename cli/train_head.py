@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.new_file import output_path
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.shell import quoted
 
@@ -25,7 +26,7 @@ from .options import (
 )
 from .progress import reports_errors
 from .text_files import paragraphs, whole_texts
-from .written import file_fields, output_path, report_file
+from .written import file_fields, report_file
 
 _SAFETENSORS = ".safetensors"
 

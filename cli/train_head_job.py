@@ -17,18 +17,22 @@ from safetensors.numpy import save_file
 
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
+from mtp_gguf.convert.converted_head import converted_head
 from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
+from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.gguf_tools import process_memory, system
 from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import Value
+from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.gguf_tools.transplant import head_alone, with_head
 from mtp_gguf.train.block import Weights, fresh_weights, read_weights
 from mtp_gguf.train.collect import CollectSettings, Texts, bytes_needed, collect
@@ -49,9 +53,8 @@ from mtp_gguf.train.trainer import (
 )
 from mtp_gguf.train.write_back import check_type, head_tensors, train_keys
 
-from .checkpoint_head import converted_head
-from .options import DEFAULT_SIZE, DraftOptions
-from .progress import Interrupted, byte_progress, human_bytes, leaves_nothing, share_progress
+from .console import CONSOLE
+from .progress import byte_progress, share_progress
 
 _TRAINED_ROWS = 32768  # most tokens of the vocabulary to learn without a draft vocabulary
 _MEASURED_ROWS = 1500  # positions from which the written file drafts
@@ -184,7 +187,7 @@ def _donor(base: Model, source: str) -> Iterator[Model]:
     draft = DraftOptions(False, None, (), None)
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         target = Path(folder) / "head.gguf"
-        with converted_head(base, source, None, "F32", draft, target) as donor:
+        with converted_head(base, source, None, "F32", draft, target, CONSOLE) as donor:
             yield donor
 
 

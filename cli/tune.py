@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.profile import (
     write_profile,
 )
 from mtp_gguf.gguf_tools.system import usable_cores
+from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
 
@@ -41,7 +42,7 @@ from .options import (
     usable_gpu_layers,
     usage_of,
 )
-from .progress import INTERRUPTED, printable, reports_errors, say, share_progress
+from .progress import INTERRUPTED, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

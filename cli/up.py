@@ -10,9 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.convert.options import DraftOptions
+from mtp_gguf.gguf_tools.text import printable
+
 from .local_model import local_model
-from .options import AsJson, DraftOptions, FastMtp, FastMtpCorpus, parse_budget, parse_gguf_output
-from .progress import printable, reports_errors
+from .options import AsJson, FastMtp, FastMtpCorpus, parse_budget, parse_gguf_output
+from .progress import reports_errors
 from .serve import CommandClass as ServeClass
 from .up_plan import Asked, Step, StepName, headline, make_plan
 

@@ -23,13 +23,14 @@ from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.safetensors import checkpoint_files
 from mtp_gguf.gguf_tools.shell import as_argument
 from mtp_gguf.gguf_tools.system import PATCHED, usable_cores
+from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.server.address import check_free, resolve
 from mtp_gguf.server.command import check_access, without_key
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server
 from mtp_gguf.server.model import NoHeadError, choose_head
 from mtp_gguf.server.model import open_model as open_served
 
-from .progress import duration, human_bytes
+from .progress import duration
 
 # Estimates; the steps report their real progress.
 _DOWNLOAD_RATE = 10e6  # bytes a second: a line of 80 Mbit/s

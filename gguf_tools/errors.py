@@ -4,12 +4,14 @@ MtpGgufError
 ├── FormatError      a GGUF or safetensors file breaks its format
 ├── CheckpointError  a Hugging Face checkpoint is incomplete, contradictory or of an unknown kind
 ├── RequestError     the files are valid, but the request cannot be carried out with them
+│   └── OptionError  options contradict each other, or one has an impossible value
 ├── OutputError      the result cannot be written
 ├── RemoteError      a remote file cannot be reached or cannot be read by ranges
 ├── ClusterError     a cluster cannot be reached, or its workers cannot do what they were sent
 └── ServerError      a llama-server cannot be found, built or started
 
-The library raises these; commands print the text as one sentence and exit with code 1.
+The library raises these; commands print the text as one sentence and exit with code 1, or 2 for
+an OptionError.
 """
 
 
@@ -27,6 +29,19 @@ class CheckpointError(MtpGgufError):
 
 class RequestError(MtpGgufError):
     """The files are valid, but the request does not fit them."""
+
+
+class OptionError(RequestError):
+    """Options contradict each other, or the value of one is impossible whatever the files.
+
+    Options are named as on the command line: `--mtp-type` is the argument `mtp_type`.
+    text: the message without the option that it is about. option: this option; None for several.
+    """
+
+    def __init__(self, text: str, option: str | None = None) -> None:
+        super().__init__(f"{option}: {text}" if option else text)
+        self.text = text
+        self.option = option
 
 
 class RemoteError(MtpGgufError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .errors import MtpGgufError, RemoteError, RequestError
 from .head_files import heads_beside
+from .interrupted import Interrupted
 from .model import Model, open_model
 from .remote import download_command, hub_gguf, is_remote, open_remote_model
 
@@ -58,7 +59,11 @@ def local_gguf(
         from .hub_gguf import fetch  # noqa: PLC0415  (huggingface_hub is slow to import)
 
         with _says_where(text):
-            return LocalGguf(*fetch(found, with_head=with_head, say=say))
+            try:
+                return LocalGguf(*fetch(found, with_head=with_head, say=say))
+            except KeyboardInterrupt:
+                remains = "files that are complete stay in the hub's cache"
+                raise Interrupted(remains) from None
     if is_remote(text):
         raise RequestError(
             f"{text}: expected a local GGUF, or one on the hub; download it first: "

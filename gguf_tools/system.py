@@ -17,6 +17,7 @@ from pathlib import Path
 # patches/, which use them best, or into others.
 STOCK, PATCHED, PLUGGED_IN = KERNELS = ("stock", "patches/", "plugged in")
 
+MAX_THREADS = 512  # that an option accepts
 # The largest context that an option accepts: four times the family's training context.
 LARGEST_CONTEXT = 1 << 20
 

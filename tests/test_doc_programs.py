@@ -58,9 +58,11 @@ def model(models: Models) -> Path:
 
 
 @pytest.fixture
-def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the model."""
+def folder(model: Path, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the model, its checkpoint, and its file without a head."""
     (tmp_path / "model.gguf").symlink_to(model)
+    (tmp_path / "Qwen3.5-4B").symlink_to(DEMO)
+    shutil.copy(models.convert("demo", "--no-mtp"), tmp_path / "base.gguf")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -138,7 +140,6 @@ def test_transcripts(page: Path, models: Models, folder: Path) -> None:
     """What follows a `$` is what the command prints; `…` stands for any lines."""
     (folder / "demo_model").symlink_to(DEMO)
     (folder / "Demo").symlink_to(DEMO)
-    shutil.copy(models.convert("demo", "--no-mtp"), folder / "base.gguf")
     for transcript in "\n".join(transcripts(page)).removeprefix("$ ").split("\n$ "):
         command, _, expected = transcript.partition("\n")
         result = invoke(*words_of(command)[1:])

@@ -1,9 +1,15 @@
 """Convert, inspect and run GGUF models with their Multi-Token Prediction head.
 
-The packages beneath it, such as `mtp_gguf.native`, are imported by their names.
+`convert(...)` does what `mtp-gguf convert` does; docs/python.md describes it.
+The packages beneath this one, such as `mtp_gguf.native`, are imported by their names.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .convert.api import convert as convert
+    from .convert.graft import graft as graft
 
 __version__: str
 
@@ -13,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # noqa: PLC0415  (slow to import)
 
         return version("mtp-gguf")
+    if name == "convert":
+        return import_module(".convert", __name__)  # a package that can be called
+    if name == "graft":
+        return import_module(".convert.graft", __name__).graft
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

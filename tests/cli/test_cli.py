@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from mtp_gguf.cli import app, progress
+from mtp_gguf.gguf_tools.text import printable
 from support.checkpoint_edits import edit_tensors, write_repeating
 from support.checkpoints import SMALL, TINY, Spec
 from support.commands import invoke, spawn
@@ -173,7 +174,7 @@ class TestTerminal:
         assert not {"\x1b", "\r", "\x07", "\u202e"} & {*message}
 
     def test_printable(self) -> None:
-        assert progress.printable("a\x1b[0m\né\u202e") == "a\\x1b[0m\\né\\u202e"
+        assert printable("a\x1b[0m\né\u202e") == "a\\x1b[0m\\né\\u202e"
 
 
 class TestProgress:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.cli import target_mix
-from mtp_gguf.convert import mix
+from mtp_gguf.convert import mix, target_mix
 from mtp_gguf.convert.mix import Choice, Errors, Knapsack, groups, read_recipe, write_recipe
 from mtp_gguf.convert.recipe import Recipe, Target
 from mtp_gguf.gguf_tools.errors import RequestError

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.cli import acceptance as graft_end
-from mtp_gguf.cli.progress import human_bytes
+from mtp_gguf.convert import acceptance as graft_end
 from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
@@ -116,7 +116,7 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
 def test_no_check_loads_nothing(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graft_end, "check_acceptance", None)
+    monkeypatch.setattr("mtp_gguf.convert.graft.check_acceptance", None)
     assert graft(demo, demo / "hf", tmp_path / "made.gguf", "--no-check")["acceptance"] is None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.cli.head_gate import FAIL, WARN, HeadGate, is_small
+from mtp_gguf.convert.head_gate import FAIL, WARN, HeadGate, is_small
 from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from support.commands import invoke, refused, succeed
@@ -65,7 +65,7 @@ def test_the_types_of_a_trained_head(trunk: Path, models: Models) -> None:
 def test_too_much_is_refused_before_anything_is_written(
     trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.cli.head_gate.FAIL", 0.1)
+    monkeypatch.setattr("mtp_gguf.convert.head_gate.FAIL", 0.1)
     source, made = models.checkpoint("demo"), trunk.with_name("made.gguf")
     words = ("--from", source, "-o", made, "--mtp-type", "Q2_K")
     message = refused(trunk.parent, "graft", trunk, *words, words=("--mtp-type Q4_K", "--force"))

@@ -8,24 +8,32 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.profile import identify
+from mtp_gguf.gguf_tools.progress import Progress
+from mtp_gguf.gguf_tools.resolve import local_gguf
+from mtp_gguf.gguf_tools.tensor_types import TensorType
 
-from .convert_model import is_gguf, planned
-from .local_model import local_model
-from .progress import human_bytes, share_progress
-
-if TYPE_CHECKING:
-    from mtp_gguf.convert.mix import Choice, Errors, Knapsack
-    from mtp_gguf.convert.plan import Plan, Request
-    from mtp_gguf.gguf_tools.tensor_types import TensorType
+from .blueprint import HeadChoice
+from .conversion import is_gguf, planned
+from .mix import (
+    Choice,
+    Errors,
+    Knapsack,
+    check_size,
+    chosen_targets,
+    exact_overrides,
+    groups,
+    measure_errors,
+    probe_types,
+)
+from .pipeline import run
+from .plan import Plan, Request
+from .source_rows import SourceRows
 
 # What the factors are measured on, of the built-in text.
 _WINDOW, _WINDOWS = 256, 8
-_CURVE = 12  # points of it that are shown
 
 
 @dataclass(frozen=True)
@@ -43,28 +51,23 @@ class Target:
 
 
 def choose_types(
-    model: str, request: "Request", target: Target, imatrix: Path | None, threads: int | None
-) -> "tuple[Choice, Knapsack]":
+    model: str,
+    request: Request,
+    target: Target,
+    imatrix: Path | None,
+    threads: int | None,
+    progress: Progress,
+) -> tuple[Choice, Knapsack]:
     """Choose the types that reach the target, and return all other choices, too.
 
     RequestError if the target is out of reach, or the model cannot be run as it is.
     """
-    from mtp_gguf.convert.mix import (  # noqa: PLC0415  (NumPy and gguf are slow)
-        Knapsack,
-        check_size,
-        chosen_targets,
-        groups,
-        measure_errors,
-        probe_types,
-    )
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
-
     if not is_gguf(model):
         raise RequestError(
             f"{model}: expected a GGUF in 16 or 32 bits, which can be run to measure it, found a "
             f"checkpoint; convert it first: mtp-gguf convert {model} --quant BF16"
         )
-    with planned(model, None, None, request, None) as conversion:
+    with planned(model, None, None, request, None, progress) as conversion:
         plan = conversion.plans[0]
         targets = chosen_targets(plan, request.overrides)
         if not targets:
@@ -77,13 +80,15 @@ def choose_types(
     if target.kld is None:
         where = "--target-size" if target.size is not None else "--target-bpw"
         check_size(targets, errors, budget, where)
-    source = local_model(model, drafts=False).path
+    source = local_gguf(model, with_head=False, say=progress.download).path
     key = hashlib.sha256(repr(sorted(targets)).encode())
     if imatrix is not None:
         key.update(imatrix.read_bytes())
     factors: dict[str, float] = {}
     probes = {group: probe_types(group, errors) for group in groups(list(targets))}
-    for group, factor in _factors(model, source, request, probes, errors, key.hexdigest(), threads):
+    for group, factor in _factors(
+        model, source, request, probes, errors, key.hexdigest(), threads, progress
+    ):
         factors |= dict.fromkeys(group, factor)
     knapsack = Knapsack(targets, errors, factors)
     if target.kld is not None:
@@ -91,7 +96,7 @@ def choose_types(
     return knapsack.of_size(budget), knapsack
 
 
-def _budget(plan: "Plan", target: Target, names: list[str]) -> int:
+def _budget(plan: Plan, target: Target, names: list[str]) -> int:
     """Bytes that the chosen tensors may take; without meaning for a target divergence."""
     specs = [t.spec for shard in plan.shards for t in shard.tensors]
     chosen = set(names)
@@ -105,11 +110,12 @@ def _budget(plan: "Plan", target: Target, names: list[str]) -> int:
 def _factors(
     model: str,
     source: Path,
-    request: "Request",
-    probes: "dict[tuple[str, ...], dict[str, TensorType]]",
-    errors: "Errors",
+    request: Request,
+    probes: dict[tuple[str, ...], dict[str, TensorType]],
+    errors: Errors,
     key: str,
     threads: int | None,
+    progress: Progress,
 ) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the factor of each group of tensors, measured, or from the cache."""
     from mtp_gguf.bench.calibration import built_in_text  # noqa: PLC0415  (loads llama.cpp)
@@ -117,11 +123,6 @@ def _factors(
     from mtp_gguf.bench.logit_file import LogitFile  # noqa: PLC0415
     from mtp_gguf.bench.model import BenchModel  # noqa: PLC0415
     from mtp_gguf.bench.quality import measure_divergence, store_reference  # noqa: PLC0415
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415
-    from mtp_gguf.convert.mix import exact_overrides  # noqa: PLC0415
-    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
-    from mtp_gguf.gguf_tools.profile import identify  # noqa: PLC0415
     from mtp_gguf.server.upstream_source import cache_folder  # noqa: PLC0415
 
     words = f"{key} {identify(source)} {_WINDOW} {_WINDOWS}".encode()
@@ -132,7 +133,7 @@ def _factors(
     folder = folder or (request.output.parent if request.output else Path())
     with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder) as temporary:
         logits: LogitFile | None = None
-        with share_progress("measure") as show:
+        with progress.share("measure") as show:
             for number, (group, types) in enumerate(probes.items()):
                 show(number / len(probes), f"{group[0]} and {len(group) - 1} like it")
                 if group[0] not in known:
@@ -155,7 +156,7 @@ def _factors(
                         overrides=exact_overrides(types),
                         output=Path(temporary) / "probe.gguf",
                     )
-                    with planned(model, None, None, probe, None) as conversion:
+                    with planned(model, None, None, probe, None, progress) as conversion:
                         run(conversion.plans, SourceRows(conversion.weights), lambda _: None, cores)
                     with (
                         BenchModel(
@@ -175,14 +176,3 @@ def _known(cached: Path) -> dict[str, float]:
         return {str(k): float(v) for k, v in json.loads(cached.read_text("utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def report_choice(choice: "Choice", knapsack: "Knapsack", *, curve: bool) -> None:
-    """Print the expected divergence, and for a dry run the best files of other sizes."""
-    typer.echo(f"expected mean KL divergence of these types: {choice.damage:.2g} nats", err=True)
-    if not curve:
-        return
-    typer.echo("chosen tensors  expected KLD", err=True)
-    step = max(1, len(knapsack.curve) // _CURVE)
-    for point in knapsack.curve[::step]:
-        typer.echo(f"{human_bytes(point.nbytes):>14}  {point.damage:.2g}", err=True)

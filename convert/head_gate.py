@@ -7,15 +7,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.remote import is_remote
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-
-from .progress import human_bytes, printable
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
 WARN, FAIL = 0.05, 0.25  # of acceptance that may be lost before a warning, and before an error
 UNQUANTIZED = "F16"
@@ -95,6 +93,7 @@ def gate_type(
     head: Path | None,
     head_type: str,
     convert: Callable[[str], AbstractContextManager[Model]],
+    progress: Progress,
 ) -> HeadGate | None:
     """Compare a head in a small type with the source's; None, with a note, if not measured.
 
@@ -110,24 +109,24 @@ def gate_type(
         if reference - share > WARN:
             better = _better(trunk, head_type, reference, convert)
     except (MtpGgufError, ImportError, OSError) as error:
-        _note(error)
+        _note(progress, error)
         return None
     except KeyboardInterrupt:
-        _note("interrupted")
+        _note(progress, "interrupted")
         return None
     return HeadGate(head_type.upper(), share, reference, better)
 
 
-def gate_donor(trunk: Path, donor: Path) -> HeadGate | None:
+def gate_donor(trunk: Path, donor: Path, progress: Progress) -> HeadGate | None:
     """Compare a head that is copied with itself in its own model; None if not measured."""
     try:
         _check_memory(trunk)
         reference, share = _share(donor, None), _share(trunk, donor)
     except (MtpGgufError, ImportError, OSError) as error:
-        _note(error)
+        _note(progress, error)
         return None
     except KeyboardInterrupt:
-        _note("interrupted")
+        _note(progress, "interrupted")
         return None
     return HeadGate(None, share, reference)
 
@@ -183,6 +182,6 @@ def _share(trunk: Path, head: Path | None) -> float:
         ).share
 
 
-def _note(reason: object) -> None:
+def _note(progress: Progress, reason: object) -> None:
     first = printable(str(reason).partition("\n")[0])
-    typer.echo(f"note: not compared with the source's head: {first}", err=True)
+    progress.say(f"note: not compared with the source's head: {first}")

@@ -1,16 +1,13 @@
 """The last step of a graft: measure the acceptance rate of the head."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-
-from .progress import human_bytes, printable
+from mtp_gguf.gguf_tools.progress import Progress
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from mtp_gguf.native.acceptance import Acceptance
@@ -39,6 +36,26 @@ class AcceptanceCheck:
         """Whether most drafts of this head would be rejected."""
         return self.measured is not None and self.measured.share < POOR
 
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with a poor head; None for any other."""
+        if not self.poor:
+            return None
+        if self.list_is_poor and self.whole:
+            return (
+                f"without the draft vocabulary it would be {self.whole.share:.0%}: the list "
+                "lacks words of the text that was measured (English and Python)"
+            )
+        return (
+            "that is poor, drafting will cost more than it gains; heads of another fine-tune "
+            "have such rates: take the head of exactly the model that was quantized"
+        )
+
+    @property
+    def list_is_poor(self) -> bool:
+        """Whether a poor result comes from the draft vocabulary, and not from the head."""
+        return self.poor and self.whole is not None and self.whole.share >= POOR
+
     def fields(self) -> dict[str, Any]:
         """Return the fields for --json."""
         measured = self.measured
@@ -53,7 +70,7 @@ class AcceptanceCheck:
         }
 
 
-def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
+def check_acceptance(path: Path, progress: Progress, *, has_list: bool) -> AcceptanceCheck:
     """Measure the finished file; if that fails, the result contains the reason.
 
     has_list: whether the file has a draft vocabulary that can be left out, to find out whether
@@ -68,10 +85,9 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
                 f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
             )
         if needed >= _LARGE:
-            typer.echo(
+            progress.say(
                 f"measuring acceptance: takes {human_bytes(needed)} of memory, and at most "
-                f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it",
-                err=True,
+                f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it"
             )
         check = AcceptanceCheck(measure_in_subprocess(path, seconds=_SECONDS))
         if check.poor and has_list:
@@ -82,35 +98,3 @@ def check_acceptance(path: Path, *, has_list: bool) -> AcceptanceCheck:
     except KeyboardInterrupt:
         return AcceptanceCheck(skipped="interrupted")
     return check
-
-
-def acceptance_lines(
-    check: AcceptanceCheck, output: str, base: str, original: str
-) -> Iterator[str]:
-    """Yield the report: one line, and for a poor head the reason and the command that fixes it.
-
-    output, base: file names quoted for a shell. original: the model that the base was made from.
-    """
-    measured = check.measured
-    if measured is None:
-        yield f"acceptance not measured: {check.skipped}"
-        return
-    yield (
-        f"accepts {measured.share:.0%} of first drafts "
-        f"({measured.accepted} of {measured.drafted}, greedy)"
-    )
-    if not check.poor:
-        return
-    if check.whole and check.whole.share >= POOR:
-        yield (
-            f"warning: without the draft vocabulary it would be {check.whole.share:.0%}: the list "
-            "lacks words of the text that was measured (English and Python)"
-        )
-        yield f"  fix: mtp-gguf fastmtp add {output} --corpus FILES --in-place"
-        return
-    yield (
-        "warning: that is poor, drafting will cost more than it gains; heads of another fine-tune "
-        "have such rates: take the head of exactly the model that was quantized"
-    )
-    yield f"  fix: mtp-gguf graft {base} --from {original} -o {output} --overwrite"
-    yield f"  or train it for this trunk: mtp-gguf train-head {output} --text FILES"

@@ -4,42 +4,37 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import typer
-
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import OptionError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.remote import hub_model
 
-from .options import DraftOptions
-from .progress import byte_progress
+from .blueprint import HeadChoice
+from .checkpoint import Checkpoint
+from .head_donor import plan_head
+from .hub_checkpoint import open_hub_checkpoint, remote_head_bytes, with_local_head
+from .options import DEFAULT_HEAD_TYPE, DraftOptions
+from .pipeline import run
+from .plan import DraftRequest, Request
+from .precision import parse_tensor_type
+from .resolve import model_name
+from .resolve import open_model as open_checkpoint
+from .source_rows import SourceRows
 
-if TYPE_CHECKING:
-    from mtp_gguf.convert.checkpoint import Checkpoint
 
-
-def open_source(source: str, revision: str | None) -> "Checkpoint":
+def open_source(source: str, revision: str | None) -> Checkpoint:
     """Open the MTP head of a folder, hub id or `hf://OWNER/NAME` (on the hub: only headers)."""
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
-    from mtp_gguf.convert.hub_checkpoint import open_hub_checkpoint  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
-
     if hub := hub_model(source):
         return open_hub_checkpoint(hub.hub_id, revision or hub.revision, HeadChoice.BLOCK)
     return open_checkpoint(source, revision, HeadChoice.BLOCK, None)
 
 
-def fetched(checkpoint: "Checkpoint", folder: str) -> "Checkpoint":
+def fetched(checkpoint: Checkpoint, folder: str, progress: Progress) -> Checkpoint:
     """Return the checkpoint with a local head; a remote one is downloaded into `folder`."""
-    from mtp_gguf.convert.hub_checkpoint import (  # noqa: PLC0415
-        remote_head_bytes,
-        with_local_head,
-    )
-
-    with byte_progress("fetch the head", remote_head_bytes(checkpoint)) as progress:
-        return with_local_head(checkpoint, Path(folder) / "mtp.safetensors", progress)
+    with progress.count("fetch the head", remote_head_bytes(checkpoint)) as advance:
+        return with_local_head(checkpoint, Path(folder) / "mtp.safetensors", advance)
 
 
 @contextmanager
@@ -50,20 +45,13 @@ def converted_head(
     head_type: str | None,
     draft: DraftOptions,
     target: Path,
+    progress: Progress,
 ) -> Iterator[Model]:
     """Convert the head of a checkpoint into a temporary file in the output's folder."""
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
-    from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
-    from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
-    from mtp_gguf.convert.plan import DraftRequest, Request  # noqa: PLC0415
-    from mtp_gguf.convert.precision import parse_tensor_type  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
-
     try:
-        kind = parse_tensor_type(head_type or "Q8_0", "--mtp-type")
+        kind = parse_tensor_type(head_type or DEFAULT_HEAD_TYPE, "--mtp-type")
     except RequestError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise OptionError(str(error)) from None
     with open_source(source, revision) as checkpoint:
         request = Request(
             quant=_vehicle(base),
@@ -81,22 +69,22 @@ def converted_head(
             planned.preview.head.check_fit(base.head)
             for note in planned.plan.notes:
                 if "draft vocabulary" in note:
-                    typer.echo(f"note: {note}", err=True)
+                    progress.say(f"note: {note}")
             with (
-                fetched(checkpoint, folder) as whole,
-                byte_progress("convert the head", planned.plan.size) as progress,
+                fetched(checkpoint, folder, progress) as whole,
+                progress.count("convert the head", planned.plan.size) as advance,
             ):
-                run((planned.plan,), SourceRows(whole), progress)
+                run((planned.plan,), SourceRows(whole), advance)
             with open_model(planned.plan.shards[0].path) as head:
                 yield head
 
 
 def head_in_type(
-    base: Model, source: str, revision: str | None, target: Path, head_type: str
+    base: Model, source: str, revision: str | None, target: Path, progress: Progress, head_type: str
 ) -> AbstractContextManager[Model]:
     """Convert the head of a checkpoint into a temporary file, without a draft vocabulary."""
     return converted_head(
-        base, source, revision, head_type, DraftOptions.parse(None, None, None), target
+        base, source, revision, head_type, DraftOptions.parse(None, None, None), target, progress
     )
 
 

@@ -1,33 +1,33 @@
-"""What `mtp-gguf convert` converts: a checkpoint on disk or on the hub, or a GGUF in 16 bits."""
+"""Plans the conversion of a checkpoint on disk or on the hub, or of a GGUF in 16 bits."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import typer
-
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import OptionError, RequestError
 from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.remote import RemoteSource, hub_gguf, hub_model
-from mtp_gguf.gguf_tools.resolve import names_gguf
+from mtp_gguf.gguf_tools.resolve import local_gguf, names_gguf
 
-from .local_model import announce_download, local_model
+from .blueprint import HeadChoice
+from .checkpoint import Checkpoint
+from .head_donor import plan_head
 from .options import DraftOptions, check_revision
-
-if TYPE_CHECKING:
-    from mtp_gguf.convert.checkpoint import Checkpoint
-    from mtp_gguf.convert.plan import Plan, Request
-    from mtp_gguf.convert.plan_gguf import Donor
+from .plan import Plan, Request
+from .plan_checkpoint import make_plans
+from .plan_gguf import Donor, make_gguf_plans
+from .resolve import model_name, open_headers
+from .resolve import open_model as open_checkpoint
 
 
 @dataclass(frozen=True)
 class Planned:
     """The files to write, the weights they are made from, and the local source files."""
 
-    plans: tuple["Plan", ...]
-    weights: "Checkpoint"
+    plans: tuple[Plan, ...]
+    weights: Checkpoint
     sources: list[Path]
 
     @property
@@ -48,8 +48,9 @@ def planned(
     model: str,
     revision: str | None,
     mtp_from: str | None,
-    request: "Request",
+    request: Request,
     stream: bool | None,
+    progress: Progress,
 ) -> Iterator[Planned]:
     """Plan the conversion of `model` and keep its files open during the context.
 
@@ -57,16 +58,16 @@ def planned(
     None to do so if the disk lacks room for them.
     """
     if stream and (is_gguf(model) or hub_model(model) is None):
-        raise typer.BadParameter("--stream needs a checkpoint on the hub, OWNER/NAME")
+        raise OptionError("--stream needs a checkpoint on the hub, OWNER/NAME")
     if is_gguf(model):
         if request.mmproj is not None:
-            raise typer.BadParameter(
+            raise OptionError(
                 "--mmproj needs the original checkpoint: a GGUF of a language model has no vision "
                 "tower"
             )
         if revision or request.tokenizer_pre:
-            raise typer.BadParameter("--revision and --tokenizer-pre are for checkpoints")
-        found = local_model(model, drafts=False)
+            raise OptionError("--revision and --tokenizer-pre are for checkpoints")
+        found = local_gguf(model, with_head=False, say=progress.download)
         with open_model(found.path) as opened, ExitStack() as stack:
             yield _planned_gguf(opened, mtp_from, request, stack)
         return
@@ -76,10 +77,6 @@ def planned(
             f"--from: expected a checkpoint like {model}, found the GGUF {mtp_from}; convert "
             f"without --from, then: mtp-gguf graft OUTPUT --from {mtp_from}"
         )
-    from mtp_gguf.convert.plan_checkpoint import make_plans  # noqa: PLC0415  (NumPy and gguf)
-    from mtp_gguf.convert.resolve import model_name  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
-
     vision = request.mmproj is not None
     with open_checkpoint(
         model,
@@ -87,7 +84,7 @@ def planned(
         request.head,
         mtp_from,
         vision=vision,
-        say=announce_download,
+        say=progress.download,
         stream=stream,
     ) as checkpoint:
         plans = make_plans(checkpoint, replace(request, model_name=model_name(model)))
@@ -95,10 +92,8 @@ def planned(
 
 
 def _planned_gguf(
-    model: Model, mtp_from: str | None, request: "Request", stack: ExitStack
+    model: Model, mtp_from: str | None, request: Request, stack: ExitStack
 ) -> Planned:
-    from mtp_gguf.convert.plan_gguf import make_gguf_plans  # noqa: PLC0415  (NumPy and gguf)
-
     draft, files = None, []
     if request.draft:
         asked = request.draft
@@ -112,14 +107,8 @@ def _planned_gguf(
     return Planned(made.plans, made.weights, sources)
 
 
-def _donor(base: Model, mtp_from: str, request: "Request", stack: ExitStack) -> "Donor":
+def _donor(base: Model, mtp_from: str, request: Request, stack: ExitStack) -> Donor:
     """Open the model `mtp_from` as a donor of the head for `base`."""
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415
-    from mtp_gguf.convert.head_donor import plan_head  # noqa: PLC0415
-    from mtp_gguf.convert.plan import Request  # noqa: PLC0415
-    from mtp_gguf.convert.plan_gguf import Donor  # noqa: PLC0415
-    from mtp_gguf.convert.resolve import open_headers  # noqa: PLC0415
-
     if is_gguf(mtp_from):
         return Donor(stack.enter_context(open_model(Path(mtp_from))))
     checkpoint = stack.enter_context(open_headers(mtp_from, HeadChoice.BLOCK))
