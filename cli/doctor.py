@@ -18,12 +18,12 @@ from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.text import human_bytes, printable
+from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .console import CONSOLE
 from .local_model import local_model
 from .options import AsJson, GpuLayers, usable_gpu_layers
 from .progress import reports_errors
-from .text_files import whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.explain import Explanation

@@ -28,6 +28,7 @@ from mtp_gguf.gguf_tools.remote import hub_gguf, is_remote
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.text import printable
+from mtp_gguf.gguf_tools.text_files import paragraphs
 
 from .console import CONSOLE
 from .local_model import local_model
@@ -45,7 +46,6 @@ from .options import (
     usable_gpu_layers,
 )
 from .progress import byte_progress, reports_errors
-from .text_files import paragraphs
 from .written import report_file
 
 _SHOWN_TOKENS = 24

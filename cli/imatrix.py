@@ -13,6 +13,7 @@ from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.text import human_bytes
+from mtp_gguf.gguf_tools.text_files import paragraphs, whole_texts
 
 from .local_model import local_model
 from .options import (
@@ -26,7 +27,6 @@ from .options import (
     usable_gpu_layers,
 )
 from .progress import reports_errors, share_progress
-from .text_files import paragraphs, whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.model import BenchModel

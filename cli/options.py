@@ -23,6 +23,7 @@ from mtp_gguf.gguf_tools.shell import as_argument
 from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, MAX_THREADS
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 
+from .console import CONSOLE
 from .help import ReadableHelp
 from .progress import USAGE_ERROR, print_json_error, usage_errors
 
@@ -558,13 +559,9 @@ def usable_gpu_layers(gpu_layers: int) -> int:
     """Return how many layers can go on a GPU: 0, with a note, if llama.cpp has none."""
     if gpu_layers == 0:
         return 0
-    from mtp_gguf.native.offload import missing_gpu  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native import offload  # noqa: PLC0415  (loads llama.cpp)
 
-    note = missing_gpu("-ngl ", gpu_layers)
-    if note is None:
-        return gpu_layers
-    typer.echo(f"mtp-gguf: {note}", err=True)
-    return 0
+    return offload.usable_gpu_layers(gpu_layers, CONSOLE.say)
 
 
 def parse_budget(text: str | None, full: bool) -> float | None:

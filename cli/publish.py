@@ -17,11 +17,11 @@ from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.text import human_bytes, printable
+from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .options import AsJson, Revision, Threads, usage_of
 from .progress import byte_progress, reports_errors, say
 from .quality_run import measure_quality
-from .text_files import whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.publish.catalogue import Entry

@@ -10,12 +10,12 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import OutputError
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .local_model import local_model
 from .options import AsJson, GpuLayers, Overwrite, Threads, parse_output
 from .progress import reports_errors
 from .quality_run import measure_quality
-from .text_files import whole_texts
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.quality import Candidate

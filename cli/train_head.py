@@ -1,18 +1,25 @@
 """`mtp-gguf train-head`."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.new_file import output_path
-from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.train.options import (
+    EPOCHS,
+    GPU_LAYERS,
+    LEAST_MINUTES,
+    LEAST_RATE,
+    LENGTH,
+    RANK,
+    SEED,
+    STEPS,
+    TOKENS,
+)
 
-from .local_model import local_model
+from .console import CONSOLE
 from .options import (
     HEAD,
     AsJson,
@@ -22,13 +29,9 @@ from .options import (
     Overwrite,
     Threads,
     parse_output,
-    usable_gpu_layers,
 )
 from .progress import reports_errors
-from .text_files import paragraphs, whole_texts
 from .written import file_fields, report_file
-
-_SAFETENSORS = ".safetensors"
 
 
 @reports_errors
@@ -98,36 +101,40 @@ def train_head(
         float | None,
         typer.Option(
             "--minutes",
-            min=0.01,
+            min=LEAST_MINUTES,
             help="Finish in about N minutes (default: when the held-out loss stops falling).",
         ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=256, help="Train on at most N tokens.")
-    ] = 200_000,
+        int, typer.Option("--tokens", min=TOKENS.least, help="Train on at most N tokens.")
+    ] = TOKENS.default,
     length: Annotated[
         int,
         typer.Option(
             "--length",
-            min=32,
-            max=8192,
+            min=LENGTH.least,
+            max=LENGTH.most,
             help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
         ),
-    ] = 512,
+    ] = LENGTH.default,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
     ] = False,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, max=8, help="Train drafts of up to N tokens.")
-    ] = 4,
+        int,
+        typer.Option(
+            "--steps", min=STEPS.least, max=STEPS.most, help="Train drafts of up to N tokens."
+        ),
+    ] = STEPS.default,
     epochs: Annotated[
-        float, typer.Option("--epochs", min=0.01, help="Train on each token at most N times.")
-    ] = 8.0,
+        float,
+        typer.Option("--epochs", min=EPOCHS.least, help="Train on each token at most N times."),
+    ] = EPOCHS.default,
     rate: Annotated[
         float | None,
         typer.Option(
             "--rate",
-            min=0.0,
+            min=LEAST_RATE,
             help="Highest learning rate (default: 0.16 / sqrt(width of the model) for random "
             "weights, down to a twentieth of that for a head that is always right).",
         ),
@@ -135,18 +142,20 @@ def train_head(
     rank: Annotated[
         int,
         typer.Option(
-            "--rank", min=0, help="Train low-rank changes (LoRA) of this rank; 0: all weights."
+            "--rank",
+            min=RANK.least,
+            help="Train low-rank changes (LoRA) of this rank; 0: all weights.",
         ),
-    ] = 0,
+    ] = RANK.default,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Seed all random numbers.")
-    ] = 1,
+        int, typer.Option("--seed", min=SEED.least, max=SEED.most, help="Seed all random numbers.")
+    ] = SEED.default,
     device: Annotated[
         str | None,
         typer.Option("--device", help="Train on this PyTorch device (default: a GPU, or cpu)."),
     ] = None,
     threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
+    gpu_layers: GpuLayers = GPU_LAYERS.default,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -177,45 +186,25 @@ def train_head(
 
     mtp-gguf train-head headless.gguf --from-scratch --text notes/*.md --fastmtp 16384
     """
-    if bool(text) == bool(prompts):
-        raise typer.BadParameter("expected either --text or --prompt-file")
-    if head_from and from_scratch:
-        raise typer.BadParameter("--head-from and --from-scratch contradict each other")
-    if mtp_f16 and mtp_type and mtp_type.upper() != "F16":
-        raise typer.BadParameter("--mtp-f16 and another --mtp-type contradict each other")
-    files = [*(text or ()), *(prompts or ())]
-    target = output_path(output, Path(model), "{}-tuned")
-    if target.suffix == _SAFETENSORS and (head_only or mtp_f16 or mtp_type or fastmtp):
-        raise typer.BadParameter("the options of the GGUF's head do not apply to a .safetensors")
-    for name in ("torch", "safetensors"):
-        if find_spec(name) is None:
-            raise RequestError(
-                f"train-head: expected {name}, which is not installed; "
-                'pip install "mtp-gguf[train]"'
-            )
-    texts = whole_texts(text) if text else tuple(paragraphs(prompts or []))
-    path = local_model(model, drafts=False).path
-    check_output(target, [path, *files], overwrite)
-    gpu_layers = usable_gpu_layers(gpu_layers)
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-
-    from .train_head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.train.api import train_head as train  # noqa: PLC0415
 
     tell_crashes()
-    job = Job(
-        model=path,
-        texts=texts,
-        are_prompts=not text,
-        files=len(files),
-        target=target,
-        start=Start(head_from, from_scratch),
-        head_type="F16" if mtp_f16 else mtp_type,
+    result = train(
+        model,
+        output,
+        text=text or (),
+        prompts=prompts or (),
+        head_from=head_from,
+        from_scratch=from_scratch,
+        mtp_f16=mtp_f16,
+        mtp_type=mtp_type,
         head_only=head_only,
         fastmtp=fastmtp,
         minutes=minutes,
         tokens=tokens,
         length=length,
-        chat=not raw,
+        raw=raw,
         steps=steps,
         epochs=epochs,
         rate=rate,
@@ -225,21 +214,22 @@ def train_head(
         threads=threads,
         gpu_layers=gpu_layers,
         work=work,
+        overwrite=overwrite,
+        progress=CONSOLE,
     )
-    fields = run(job)
     if as_json:
-        head = {} if target.suffix == _SAFETENSORS else file_fields(target)
-        fields["warnings"] += head.get("warnings", [])
-        typer.echo(json.dumps({"path": str(target), **head, **fields}, indent=1))
+        head = file_fields(result.path) if result.is_gguf else {"path": str(result.path)}
+        fields = {**head, **result.figures, "warnings": result.warnings}
+        typer.echo(json.dumps(fields, indent=1))
         return
-    for line in _report(fields):
+    for line in _report(result.figures):
         typer.echo(line)
-    if target.suffix == _SAFETENSORS:
-        typer.echo(f"{target}: mtp.* tensors; put it beside the checkpoint's config.json")
+    if result.is_gguf:
+        report_file(result.path, None if head_only else "mtp-gguf tune {}")
     else:
-        report_file(target, None if head_only else "mtp-gguf tune {}")
-    if job.folder.exists():
-        typer.echo(f"kept: {quoted(job.folder)}")
+        typer.echo(f"{result.path}: mtp.* tensors; put it beside the checkpoint's config.json")
+    if result.kept:
+        typer.echo(f"kept: {quoted(result.kept)}")
 
 
 def _report(fields: dict[str, Any]) -> list[str]:

@@ -69,9 +69,8 @@ class DraftOptions:
         ids_file: StrPath | None = None,
     ) -> "DraftOptions":
         """Check and return the arguments of a Python function. size: True means the default."""
-        number = (DEFAULT_SIZE if size else None) if isinstance(size, bool) else size
         files = [Path(path) for path in listed(corpus)]
-        return cls.parse(number, files, None if ids_file is None else Path(ids_file))
+        return cls.parse(draft_size(size), files, None if ids_file is None else Path(ids_file))
 
     @property
     def files(self) -> list[Path]:
@@ -87,6 +86,13 @@ class DraftOptions:
         return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
 
 
+def draft_size(size: int | bool | None) -> int | None:
+    """The size as a command has it: DEFAULT_SIZE for True, None for False."""
+    if isinstance(size, bool):
+        return DEFAULT_SIZE if size else None
+    return size
+
+
 def listed(values: StrPath | Sequence[StrPath]) -> tuple[str, ...]:
     """Several values, or the only one, as texts."""
     return (str(values),) if isinstance(values, str | Path) else tuple(map(str, values))
@@ -99,10 +105,11 @@ def head_type_named(mtp_f16: bool, mtp_type: str | None) -> str | None:
     return "F16" if mtp_f16 else mtp_type
 
 
-def check_range(option: str, value: float | None, least: float, most: float = float("inf")) -> None:
+def check_range(option: str, value: float | None, least: float, most: float | None = None) -> None:
     """OptionError for a number outside of the range."""
-    if value is not None and not least <= value <= most:
-        wanted = f"at least {least:g}" if most == float("inf") else f"{least:g} to {most:g}"
+    highest = float("inf") if most is None else most
+    if value is not None and not least <= value <= highest:
+        wanted = f"at least {least:g}" if most is None else f"{least:g} to {most:.12g}"
         raise OptionError(f"expected {wanted}, found {value}", option)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .devices import buffer_type, devices
@@ -40,6 +40,15 @@ def missing_gpu(option: str, n_gpu_layers: int) -> str | None:
         f"{option}{n_gpu_layers}: llama.cpp found no GPU that it can use and runs all layers on "
         "the CPU; docs/gpu.md says how to install it with a GPU backend"
     )
+
+
+def usable_gpu_layers(gpu_layers: int, say: Callable[[str], None]) -> int:
+    """How many layers of -ngl can go on a GPU: 0, after saying why, if llama.cpp has none."""
+    note = missing_gpu("-ngl ", gpu_layers)
+    if note is None:
+        return gpu_layers
+    say(f"mtp-gguf: {note}")
+    return 0
 
 
 def idle_cpu_moe(n_cpu_moe: int, n_gpu_layers: int, metadata: Mapping[str, str]) -> str | None:

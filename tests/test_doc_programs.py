@@ -49,7 +49,8 @@ SPECIAL = ("uvicorn.run", "OWNER/NAME", f"127.0.0.1:{HTTP_PORT}")
 
 
 def short(program: str) -> str:
-    return re.sub(r"n_ctx=\d+", f"n_ctx={LONGEST}", program)
+    program = re.sub(r"n_ctx=\d+", f"n_ctx={LONGEST}", program)
+    return re.sub(r"minutes=\d+", "minutes=0.1", program)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,8 @@ def model(models: Models) -> Path:
 
 @pytest.fixture
 def folder(model: Path, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the model, its checkpoint, and its file without a head."""
+    """A working folder with the model, its checkpoint, its file without a head, and a text."""
+    shutil.copy(__file__, tmp_path / "notes.txt")
     (tmp_path / "model.gguf").symlink_to(model)
     (tmp_path / "Qwen3.5-4B").symlink_to(DEMO)
     shutil.copy(models.convert("demo", "--no-mtp"), tmp_path / "base.gguf")

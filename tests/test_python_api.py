@@ -9,17 +9,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 import mtp_gguf
 from mtp_gguf.cli.convert import convert as convert_command
 from mtp_gguf.cli.graft import graft as graft_command
-from mtp_gguf.convert.api import convert
+from mtp_gguf.cli.train_head import train_head as train_head_command
+from mtp_gguf.convert.api import Converted, convert
 from mtp_gguf.convert.graft import graft
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
 from mtp_gguf.gguf_tools.progress import Progress
+from mtp_gguf.train.api import train_head
 from support.commands import invoke, succeed
 from support.models import Models
 
@@ -27,7 +30,12 @@ OF_THE_CONSOLE = {"as_json", "verbose"}  # options of what a command prints
 
 
 @pytest.mark.parametrize(
-    ("function", "command"), [(convert, convert_command), (graft, graft_command)]
+    ("function", "command"),
+    [
+        (convert, convert_command),
+        (graft, graft_command),
+        (train_head, train_head_command),
+    ],
 )
 def test_the_options_are_the_commands(
     function: Callable[..., Any], command: Callable[..., Any]
@@ -54,10 +62,11 @@ def test_the_package_is_the_function() -> None:
     for program in (
         "import mtp_gguf.convert; from mtp_gguf.convert import api, plan; import mtp_gguf",
         "from mtp_gguf import convert; import mtp_gguf.convert.plan; import mtp_gguf",
-        "import mtp_gguf; mtp_gguf.convert; mtp_gguf.graft; from mtp_gguf.convert import plan",
+        "import mtp_gguf; mtp_gguf.convert; mtp_gguf.train_head; from mtp_gguf.convert import plan",
     ):
         check = "import types; assert isinstance(mtp_gguf.convert, types.ModuleType)"
         call = "assert callable(mtp_gguf.convert) and callable(mtp_gguf.graft)"
+        "; assert callable(mtp_gguf.train_head)"
         subprocess.run([sys.executable, "-c", f"{program}; {check}; {call}"], check=True)
 
 
@@ -102,7 +111,7 @@ class TestConvert:
         assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
     def test_a_dry_run(self, models: Models, tmp_path: Path) -> None:
-        planned = []
+        planned: list[Converted] = []
         options: dict[str, Any] = {"dry_run": True, "on_plan": planned.append}
         made = mtp_gguf.convert(models.checkpoint("dense-3v"), tmp_path / "x.gguf", **options)
         assert planned == [made]
@@ -227,7 +236,8 @@ class TestGraft:
         assert capfd.readouterr() == ("", "")
         succeed("graft", base, "--from", source, "-o", theirs, "--no-check", *options)
         assert made.path == ours
-        assert made.acceptance is made.compared is None
+        assert made.acceptance is None
+        assert made.compared is None
         assert ours.read_bytes() == theirs.read_bytes()
 
     def test_a_head_of_a_gguf_is_measured(
@@ -259,3 +269,63 @@ class TestGraft:
         with pytest.raises(MtpGgufError, match="has an MTP head in block"):
             mtp_gguf.graft(donor, donor, output)
         assert not list(tmp_path.iterdir())
+
+
+class TestTrainHead:
+    FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
+    SAME: ClassVar[dict[str, Any]] = {
+        "tokens": 700,
+        "length": 64,
+        "epochs": 1,
+        "steps": 2,
+        "threads": 1,
+    }
+
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> Path:
+        path = tmp_path / "code.py"
+        path.write_text(inspect.getsource(inspect), encoding="utf-8")
+        return path
+
+    def test_the_file_is_the_commands(
+        self, text: Path, models: Models, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        model = models.gguf("demo", "Q4_K_M", "F16")
+        ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+        threads = torch.get_num_threads()
+        made = mtp_gguf.train_head(model, ours, text=text, fastmtp=300, **self.SAME)
+        assert capfd.readouterr() == ("", "")
+        assert torch.get_num_threads() == threads
+        options = ("--text", text, "--fastmtp", 300, *self.FAST, "--json")
+        told = json.loads(invoke("train-head", model, "-o", theirs, *options).stdout)
+        assert made.path == ours
+        assert made.kept is None
+        assert json.loads(json.dumps(made.figures["acceptance"])) == told["acceptance"]
+        assert [*made.warnings] == told["warnings"]
+        assert ours.read_bytes() == theirs.read_bytes()
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({}, "expected either --text or --prompt-file"),
+            ({"text": "a", "prompts": ["b"]}, "expected either --text or --prompt-file"),
+            ({"text": "a", "from_scratch": True, "head_from": "b"}, "contradict each other"),
+            ({"text": "a", "output": "x.safetensors", "head_only": True}, "do not apply"),
+            ({"text": "a", "steps": 9}, "--steps: expected 1 to 8, found 9"),
+            ({"text": "a", "tokens": 1}, "--tokens: expected at least 256, found 1"),
+            ({"text": "a", "seed": -1}, "--seed: expected 0 to 2147483647, found -1"),
+            ({"text": "a", "minutes": 0}, "--minutes: expected at least 0.01, found 0"),
+        ],
+    )
+    def test_contradictions(
+        self, arguments: dict[str, Any], words: str, models: Models, tmp_path: Path
+    ) -> None:
+        arguments = {"output": tmp_path / "x.gguf"} | arguments
+        with pytest.raises(OptionError, match=words):
+            mtp_gguf.train_head(models.gguf("demo", "Q4_K_M", "F16"), **arguments)
+        assert not list(tmp_path.iterdir())
+
+    def test_other_errors(self, models: Models, tmp_path: Path) -> None:
+        with pytest.raises(MtpGgufError, match="cannot be read") as error:
+            mtp_gguf.train_head(models.gguf("demo"), tmp_path / "x.gguf", text=tmp_path / "none")
+        assert not isinstance(error.value, OptionError)

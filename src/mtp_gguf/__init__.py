@@ -1,6 +1,6 @@
 """Convert, inspect and run GGUF models with their Multi-Token Prediction head.
 
-`convert(...)` does what `mtp-gguf convert` does; docs/python.md describes it.
+`convert`, `graft` and `train_head` do what the commands do; docs/python.md describes them.
 The packages beneath this one, such as `mtp_gguf.native`, are imported by their names.
 """
 
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .convert.api import convert as convert
     from .convert.graft import graft as graft
+    from .train.api import train_head as train_head
 
 __version__: str
+
+_FUNCTIONS = {"graft": ".convert.graft", "train_head": ".train.api"}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +24,6 @@ def __getattr__(name: str) -> Any:
         return version("mtp-gguf")
     if name == "convert":
         return import_module(".convert", __name__)  # a package that can be called
-    if name == "graft":
-        return import_module(".convert.graft", __name__).graft
+    if name in _FUNCTIONS:
+        return getattr(import_module(_FUNCTIONS[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -320,7 +320,7 @@ def test_nan_in_the_file(demo: Path, text: Path, tmp_path: Path, name: str, word
 def test_without_pytorch(
     demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.cli.train_head.find_spec", lambda _: None)
+    monkeypatch.setattr("mtp_gguf.train.api.find_spec", lambda _: None)
     words = ("torch, which is not installed", 'pip install "mtp-gguf[train]"')
     refused(tmp_path, *("train-head", demo, "--text", text, "-o", tmp_path / "o.gguf"), words=words)
 

@@ -1,9 +1,9 @@
-"""Read the text files and prompt files of commands."""
+"""Read the text files and the prompt files of a request."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from .errors import RequestError
 
 
 def whole_texts(files: Sequence[Path]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The steps of `mtp-gguf train-head`: collect, train, write, measure."""
+"""The steps of training a head: collect, train, write, measure."""
 
 import json
 import shutil
@@ -29,17 +29,19 @@ from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.gguf_tools.transplant import head_alone, with_head
-from mtp_gguf.train.block import Weights, fresh_weights, read_weights
-from mtp_gguf.train.collect import CollectSettings, Texts, bytes_needed, collect
-from mtp_gguf.train.config import BlockConfig
-from mtp_gguf.train.dataset import Sample, open_data, remove_data, split_data
-from mtp_gguf.train.measure import Acceptance, measure_file
-from mtp_gguf.train.trainer import (
+
+from .block import Weights, fresh_weights, read_weights
+from .collect import CollectSettings, Texts, bytes_needed, collect
+from .config import BlockConfig
+from .dataset import Sample, open_data, remove_data, split_data
+from .measure import Acceptance, measure_file
+from .trainer import (
     CHECKPOINT_NAME,
     Outcome,
     State,
@@ -51,10 +53,7 @@ from mtp_gguf.train.trainer import (
     precision_of,
     read_tables,
 )
-from mtp_gguf.train.write_back import check_type, head_tensors, train_keys
-
-from .console import CONSOLE
-from .progress import byte_progress, share_progress
+from .write_back import check_type, head_tensors, train_keys
 
 _TRAINED_ROWS = 32768  # most tokens of the vocabulary to learn without a draft vocabulary
 _MEASURED_ROWS = 1500  # positions from which the written file drafts
@@ -76,7 +75,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Job:
-    """What to do, as the options say."""
+    """What to do, as the options say; `fastmtp` may be DEFAULT_SIZE."""
 
     model: Path
     texts: tuple[str, ...]
@@ -100,6 +99,7 @@ class Job:
     threads: int | None
     gpu_layers: int
     work: Path | None
+    progress: Progress
 
     @property
     def folder(self) -> Path:
@@ -119,8 +119,16 @@ class Job:
 
 def run(job: Job) -> dict[str, Any]:
     """Train and write; return the fields for --json. An interrupted run can go on later."""
-    began = time.monotonic()
+    threads = torch.get_num_threads()
     torch.set_num_threads(job.cores)
+    try:
+        return _run(job)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(job: Job) -> dict[str, Any]:
+    began = time.monotonic()
     check_device(job.device or default_device())
     with open_model(job.model) as model:
         check_type(_head_type(job, model))
@@ -171,14 +179,14 @@ def _weights(job: Job, model: Model) -> Iterator[Weights]:
             )
         yield _checked(read_weights(model), str(job.model))
     else:
-        with _donor(model, job.start.head_from) as donor:
+        with _donor(job, model, job.start.head_from) as donor:
             donor.head.check_complete()
             donor.head.check_fit(model.head)
             yield _checked(read_weights(donor), job.start.head_from)
 
 
 @contextmanager
-def _donor(base: Model, source: str) -> Iterator[Model]:
+def _donor(job: Job, base: Model, source: str) -> Iterator[Model]:
     """Open a GGUF, or convert the head of a checkpoint."""
     if names_gguf(source):
         with open_any_model(source) as donor:
@@ -187,7 +195,7 @@ def _donor(base: Model, source: str) -> Iterator[Model]:
     draft = DraftOptions(False, None, (), None)
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         target = Path(folder) / "head.gguf"
-        with converted_head(base, source, None, "F32", draft, target, CONSOLE) as donor:
+        with converted_head(base, source, None, "F32", draft, target, job.progress) as donor:
             yield donor
 
 
@@ -239,7 +247,7 @@ def _collect_settings(job: Job) -> CollectSettings:
 
 
 def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> list[Sample]:
-    with share_progress("collect") as show:
+    with job.progress.share("collect") as show:
         found = collect(
             model.paths[0],
             job.folder,
@@ -331,7 +339,7 @@ def _trained(
     train, held_out = data
     tables = read_tables(model, [*train, *held_out], _learned_ids(model, train, draft))
     trainer = Trainer(config, weights, tables, train, held_out, settings, job.folder)
-    with share_progress("train") as show:
+    with job.progress.share("train") as show:
 
         def progress(state: State) -> None:
             rates = " / ".join(f"{rate:.0%}" for rate in state.rates)
@@ -409,8 +417,8 @@ def _write(
         spec = _output(job, model, outcome.weights, draft, facts)
         if job.head_only:
             spec = head_alone(spec, model)
-        with byte_progress("train-head", spec.nbytes) as progress:
-            write(job.target, spec, progress)
+        with job.progress.count("train-head", spec.nbytes) as advance:
+            write(job.target, spec, advance)
         after = _measured(job, job.target, held_out)
         speed = _predicted(job, before, after, held_out)
     return {

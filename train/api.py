@@ -1,0 +1,185 @@
+"""`mtp_gguf.train_head(...)`: trains a head, with all options of `mtp-gguf train-head`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.convert.options import (
+    StrPath,
+    check_range,
+    draft_size,
+    head_type_named,
+    listed,
+    output_file,
+)
+from mtp_gguf.gguf_tools.errors import OptionError, RequestError
+from mtp_gguf.gguf_tools.new_file import head_warnings, output_path
+from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.progress import QUIET, Progress
+from mtp_gguf.gguf_tools.resolve import local_gguf
+from mtp_gguf.gguf_tools.system import MAX_THREADS
+from mtp_gguf.gguf_tools.text_files import paragraphs, whole_texts
+
+from .options import (
+    EPOCHS,
+    GPU_LAYERS,
+    LEAST_MINUTES,
+    LEAST_RATE,
+    LENGTH,
+    RANK,
+    SEED,
+    STEPS,
+    TOKENS,
+)
+
+_SAFETENSORS = ".safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a training wrote.
+
+    figures: acceptance rates, steps, tokens and speed, as `train-head --json` prints them.
+    kept: the folder with the trunk's states; None if it was removed.
+    """
+
+    path: Path
+    figures: dict[str, Any]
+    kept: Path | None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether a GGUF was written, rather than mtp.* tensors."""
+        return self.path.suffix != _SAFETENSORS
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about the training and the head."""
+        return (*self.figures["warnings"], *(head_warnings(self.path) if self.is_gguf else ()))
+
+
+def train_head(
+    model: StrPath,
+    output: StrPath | None = None,
+    *,
+    text: StrPath | Sequence[StrPath] = (),
+    prompts: StrPath | Sequence[StrPath] = (),
+    head_from: StrPath | None = None,
+    from_scratch: bool = False,
+    mtp_f16: bool = False,
+    mtp_type: str | None = None,
+    head_only: bool = False,
+    fastmtp: int | bool | None = None,
+    minutes: float | None = None,
+    tokens: int = TOKENS.default,
+    length: int = LENGTH.default,
+    raw: bool = False,
+    steps: int = STEPS.default,
+    epochs: float = EPOCHS.default,
+    rate: float | None = None,
+    rank: int = RANK.default,
+    seed: int = SEED.default,
+    device: str | None = None,
+    threads: int | None = None,
+    gpu_layers: int = GPU_LAYERS.default,
+    work: StrPath | None = None,
+    overwrite: bool = False,
+    progress: Progress = QUIET,
+) -> Trained:
+    """Train the MTP head of a GGUF for its trunk. Needs the extra `mtp-gguf[train]`.
+
+    The arguments are the options of `mtp-gguf train-head`, whose help describes them. An
+    interrupted run continues where it stopped if the same call is made again.
+
+    Args:
+        model: A GGUF, also on the hub: OWNER/NAME:QUANT.
+        output: A GGUF, a .safetensors file for mtp.* tensors, or an existing folder; None for
+            MODEL-tuned.gguf.
+        text: Files to train on.
+        prompts: The option --prompt-file: files with prompts, to whose answers the head is trained.
+        fastmtp: Number of tokens of a new draft vocabulary; True for the default number.
+        progress: Shows the progress; by default nothing is shown.
+
+    Raises:
+        OptionError: Options contradict each other, or have impossible values.
+        MtpGgufError: Something else prevents the training; its subclasses say what.
+
+    Example:
+        >>> made = mtp_gguf.train_head("model.gguf", "tuned.gguf", text="notes.txt", minutes=60)
+        >>> made.figures["acceptance"]["after"], made.warnings
+
+    """
+    texts_of, prompts_of = _files(text), _files(prompts)
+    if bool(texts_of) == bool(prompts_of):
+        raise OptionError("expected either --text or --prompt-file")
+    if head_from and from_scratch:
+        raise OptionError("--head-from and --from-scratch contradict each other")
+    head_type = head_type_named(mtp_f16, mtp_type)
+    check_range("--minutes", minutes, LEAST_MINUTES)
+    check_range("--rate", rate, LEAST_RATE)
+    check_range("--threads", threads, 1, MAX_THREADS)
+    for option, value, limits in (
+        ("--tokens", tokens, TOKENS),
+        ("--length", length, LENGTH),
+        ("--steps", steps, STEPS),
+        ("--epochs", epochs, EPOCHS),
+        ("--rank", rank, RANK),
+        ("--seed", seed, SEED),
+        ("--gpu-layers", gpu_layers, GPU_LAYERS),
+    ):
+        check_range(option, value, limits.least, limits.most)
+    size = draft_size(fastmtp)
+    files = [*texts_of, *prompts_of]
+    target = output_path(
+        None if output is None else output_file(str(output)), Path(model), "{}-tuned"
+    )
+    if target.suffix == _SAFETENSORS and (head_only or head_type or size):
+        raise OptionError("the options of the GGUF's head do not apply to a .safetensors")
+    for name in ("torch", "safetensors"):
+        if find_spec(name) is None:
+            raise RequestError(
+                f"train-head: expected {name}, which is not installed; "
+                'pip install "mtp-gguf[train]"'
+            )
+    texts = whole_texts(texts_of) if texts_of else tuple(paragraphs(prompts_of))
+    path = local_gguf(str(model), with_head=False, say=progress.download).path
+    check_output(target, [path, *files], overwrite)
+    if gpu_layers:
+        from mtp_gguf.native.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
+
+        gpu_layers = usable_gpu_layers(gpu_layers, progress.say)
+    from .head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)
+
+    job = Job(
+        model=path,
+        texts=texts,
+        are_prompts=not texts_of,
+        files=len(files),
+        target=target,
+        start=Start(None if head_from is None else str(head_from), from_scratch),
+        head_type=head_type,
+        head_only=head_only,
+        fastmtp=size,
+        minutes=minutes,
+        tokens=tokens,
+        length=length,
+        chat=not raw,
+        steps=steps,
+        epochs=epochs,
+        rate=rate,
+        rank=rank,
+        seed=seed,
+        device=device,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        work=None if work is None else Path(work),
+        progress=progress,
+    )
+    figures = run(job)
+    return Trained(target, figures, job.folder if job.folder.exists() else None)
+
+
+def _files(values: StrPath | Sequence[StrPath]) -> list[Path]:
+    return [Path(value) for value in listed(values)]
