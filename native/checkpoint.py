@@ -55,6 +55,11 @@ class Checkpoint(Owner):
 
     def to_bytes(self) -> bytes:
         """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""
-        out = ctypes.create_string_buffer(self._written_bytes)
-        self._call(library().mtp_checkpoint_write, out, self._written_bytes)
-        return out.raw
+        return self.to_array().tobytes()
+
+    def to_array(self) -> NDArray[np.uint8]:
+        """Return the bytes of `to_bytes` without copying them once more."""
+        out = np.empty(self._written_bytes, np.uint8)
+        address = out.ctypes.data_as(ctypes.c_void_p)
+        self._call(library().mtp_checkpoint_write, address, out.size)
+        return out

@@ -813,7 +813,7 @@ class MTPLlama(llama_cpp.Llama):
             if tokens.min() < 0:
                 raise NativeError("save_session: expected a text without pictures, found one")
             with session.save(CheckpointKind.WHOLE) as saved:
-                data = saved.to_bytes()
+                data = saved.to_array()
             write_session(Path(path), tokens, data, identity_of(self), extra or {})
 
     def load_session(self, path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def is_session(path: Path) -> bool:
 def write_session(
     path: Path,
     tokens: NDArray[np.int32],
-    checkpoint: bytes,
+    checkpoint: bytes | NDArray[np.uint8],
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
 ) -> None:
@@ -89,7 +89,8 @@ def write_session(
     RequestError if `extra` has values that JSON lacks.
     """
     check_output(path, [], overwrite=True)
-    contents = {TOKENS: np.ascontiguousarray(tokens, "<i4").tobytes(), CHECKPOINT: checkpoint}
+    arrays = {TOKENS: np.ascontiguousarray(tokens, "<i4"), CHECKPOINT: checkpoint}
+    contents = {name: np.frombuffer(array, np.uint8).data for name, array in arrays.items()}
     sums = {name: zlib.crc32(data) for name, data in contents.items()}
 
     def layout(start: int) -> list[Section]:

@@ -91,7 +91,10 @@ class SessionFolder:
             os.utime(path)
 
     def write(
-        self, tokens: NDArray[np.int32], checkpoint: bytes, identity: Mapping[str, Any]
+        self,
+        tokens: NDArray[np.int32],
+        checkpoint: bytes | NDArray[np.uint8],
+        identity: Mapping[str, Any],
     ) -> Path | None:
         """Write a session, after room is made for it; None if it is larger than the folder may be.
 

@@ -60,7 +60,7 @@ class SessionStore:
             if self._folder.has(tokens, self._identity):
                 return
             with llm.session.save(CheckpointKind.WHOLE) as saved:
-                data = saved.to_bytes()
+                data = saved.to_array()
             if self._folder.write(tokens, data, self._identity) and not self.whole:
                 self._folder.remove_prefixes(tokens, self._identity)
         except MtpGgufError as error:
