@@ -20,7 +20,7 @@ from mtp_gguf.cli.graft import graft as graft_command
 from mtp_gguf.cli.train_head import train_head as train_head_command
 from mtp_gguf.convert.api import Converted, convert
 from mtp_gguf.convert.graft import graft
-from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError, RequestError
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.train.api import train_head
 from support.commands import invoke, succeed
@@ -46,6 +46,29 @@ def test_the_options_are_the_commands(
     assert options.keys() - OF_THE_CONSOLE == arguments.keys() - {"progress", "on_plan"}
     for name in options.keys() - OF_THE_CONSOLE:
         assert (arguments[name].default or None) == (options[name].default or None), name
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (convert, ("convert", "model")),
+        (graft, ("graft", "model", "--from", "donor")),
+        (train_head, ("train-head", "model", "--text", "file")),
+    ],
+)
+def test_the_commands_pass_every_option(
+    function: Callable[..., Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = inspect.signature(function)
+    passed: set[str] = set()
+
+    def record(*args: Any, **options: Any) -> None:
+        passed.update(signature.bind(*args, **options).arguments)
+        raise RequestError("nothing is done")
+
+    monkeypatch.setattr(f"{function.__module__}.{function.__name__}", record)
+    assert "nothing is done" in invoke(*words).stderr
+    assert passed == signature.parameters.keys()
 
 
 def test_nothing_heavy_is_imported_before_a_call() -> None:
@@ -102,6 +125,8 @@ class TestConvert:
             assert path.read_bytes() == (theirs / path.name).read_bytes()
             assert path.stat().st_size == size
         assert made.outcome is not None
+        mixes = [arguments.get("quant", "Q4_K_M"), *arguments.get("also", ())]
+        assert [plan.quant for plan in made.plans] == mixes
 
     def test_a_gguf(self, models: Models, tmp_path: Path) -> None:
         source = models.gguf("dense-3v", "F16", "F16")
