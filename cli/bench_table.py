@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
 from mtp_gguf.gguf_tools.system import busy_machine
-
-from .progress import duration
+from mtp_gguf.gguf_tools.text import duration
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

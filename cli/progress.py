@@ -17,7 +17,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
 from mtp_gguf.gguf_tools.interrupted import Interrupted
-from mtp_gguf.gguf_tools.text import human_bytes, printable
+from mtp_gguf.gguf_tools.text import duration, human_bytes, printable
 
 from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
@@ -214,12 +214,6 @@ def share_progress(name: str) -> Iterator[Callable[[float, str], None]]:
         yield show
     if sys.stderr.isatty():
         typer.echo(f"{name}: {duration(time.monotonic() - began)}", err=True)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as `45 s` or `3:20 min`."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"
 
 
 @dataclass

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.convert.options import DraftOptions
+from mtp_gguf.convert.options import DEFAULT_QUANT, DraftOptions
+from mtp_gguf.convert.serving_plan import Asked, Step, StepName, headline, make_plan
 from mtp_gguf.gguf_tools.text import printable
 
 from .local_model import local_model
 from .options import AsJson, FastMtp, FastMtpCorpus, parse_budget, parse_gguf_output
 from .progress import reports_errors
 from .serve import CommandClass as ServeClass
-from .up_plan import Asked, Step, StepName, headline, make_plan
 
 _BUDGET = "1m"
 
@@ -49,7 +49,7 @@ def up(
     ] = None,
     quant: Annotated[
         str, typer.Option("--quant", metavar="MIX", help="Convert a checkpoint to this mix.")
-    ] = "Q4_K_M",
+    ] = DEFAULT_QUANT,
     fastmtp: FastMtp = None,
     fastmtp_corpus: FastMtpCorpus = None,
     original: Annotated[

@@ -23,3 +23,9 @@ def count_types(types: Mapping[str, int]) -> str:
     """Format tensor types with their counts, the most frequent first."""
     ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ranked)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as `45 s` or `3:20 min`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"

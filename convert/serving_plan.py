@@ -1,4 +1,4 @@
-"""The steps of `mtp-gguf up`: what is left to do until a model is served, and why."""
+"""Plans what is left to do until a model is served, and why: the steps of `mtp-gguf up`."""
 
 import os
 import shlex
@@ -23,14 +23,12 @@ from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.safetensors import checkpoint_files
 from mtp_gguf.gguf_tools.shell import as_argument
 from mtp_gguf.gguf_tools.system import PATCHED, usable_cores
-from mtp_gguf.gguf_tools.text import human_bytes
+from mtp_gguf.gguf_tools.text import duration, human_bytes
 from mtp_gguf.server.address import check_free, resolve
 from mtp_gguf.server.command import check_access, without_key
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server
 from mtp_gguf.server.model import NoHeadError, choose_head
 from mtp_gguf.server.model import open_model as open_served
-
-from .progress import duration
 
 # Estimates; the steps report their real progress.
 _DOWNLOAD_RATE = 10e6  # bytes a second: a line of 80 Mbit/s
@@ -155,8 +153,8 @@ def _model(asked: Asked) -> _Made:
 
 def _checkpoint(asked: Asked, hub: HubModel | None, nbytes: int = 0) -> _Made:
     """Convert; the head is taken from the original if the checkpoint lost it."""
-    from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.convert.plan_checkpoint import planned_file  # noqa: PLC0415
+    from . import doctor_checkpoint  # noqa: PLC0415  (NumPy)
+    from .plan_checkpoint import planned_file  # noqa: PLC0415
 
     model = str(hub or asked.model)
     if hub is None:
@@ -263,7 +261,7 @@ def _original(asked: Asked, model: Model, hub: HubModel | None) -> str | None:
         return named
     if hub is None:
         return None
-    from mtp_gguf.convert.doctor_checkpoint import original_by_card  # noqa: PLC0415  (NumPy)
+    from .doctor_checkpoint import original_by_card  # noqa: PLC0415  (NumPy)
 
     return original_by_card(hub)
 
