@@ -18,7 +18,13 @@ from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.gguf_tools.remote import on_hub
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
-from mtp_gguf.server.command import MMPROJ_OPTIONS, ServerCommand, server_command, without_key
+from mtp_gguf.server.command import (
+    MMPROJ_OPTIONS,
+    ServerCommand,
+    SessionFolder,
+    server_command,
+    without_key,
+)
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
 from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer
@@ -32,7 +38,7 @@ from mtp_gguf.server.model import (
 )
 
 from .local_model import local_model
-from .options import AsJson, Command, Threads, spelled
+from .options import AsJson, Command, Threads, parse_bytes, spelled
 from .progress import USAGE_ERROR, reports_errors, status_line
 
 _EXAMPLE = """
@@ -176,6 +182,21 @@ def serve(
             help="Also draft from this text file or folder of them; repeatable. Implies --lookup.",
         ),
     ] = None,
+    session_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            file_okay=False,
+            help="Keep conversations in this folder across restarts; servers may share it.",
+        ),
+    ] = None,
+    session_size: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Remove the least recently used conversations beyond this size.",
+        ),
+    ] = "20G",
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -254,6 +275,9 @@ def serve(
     settings = tuned.settings if tuned else None
     wanted = None if depth is None else _depth(depth)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
+    sessions = None
+    if session_dir is not None:
+        sessions = SessionFolder(session_dir, parse_bytes(session_size, "--session-size"))
     command = server_command(
         server,
         served,
@@ -265,6 +289,7 @@ def serve(
         [*given, *passed],
         lookup=lookup or index is not None,
         lookup_index=index,
+        sessions=sessions,
     )
     missing = ""
     if gpu_layers and rpc is None and not finds_gpu(server.path):
@@ -367,7 +392,9 @@ def _run(
     address = command.health.removesuffix("/health")
     title = f"loading {printable(name)}"
     words, health = command.words, command.health
-    with RunningServer(words, health, sys.stderr.buffer, environment=variables) as server:
+    with RunningServer(
+        words, health, sys.stderr.buffer, environment=variables, grace=command.grace
+    ) as server:
         with status_line(title) as update:
             ready = server.wait_until_ready(lambda seconds: update(f"{title}: {seconds:.0f} s"))
         if ready:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.text import human_bytes, printable
-from mtp_gguf.native.session_file import SessionHeader, read_session
+from mtp_gguf.native.session_file import SessionHeader, check_session
 
 
 def checked(path: Path) -> SessionHeader:
     """Read a session file whole; FormatError if a checksum does not hold."""
-    return read_session(path).header
+    return check_session(path)
 
 
 def fields(header: SessionHeader) -> dict[str, Any]:

@@ -23,7 +23,9 @@ MAGIC = b"mtpsess\0"
 VERSION = 1
 ALIGNMENT = 64  # of sections, in bytes
 TOKENS, CHECKPOINT = "tokens", "checkpoint"
-_SECTIONS = (TOKENS, CHECKPOINT)  # in the order of the file
+_SECTIONS = [TOKENS, CHECKPOINT]  # in the order of the file
+# Those of llama-server (native/server/session_folder.h), whose tokens are in a form of its own.
+_SERVER_SECTIONS = [TOKENS, "slot"]
 
 # Magic, version, checksum of the header, bytes of the JSON, bytes of the file.
 _PREFIX = struct.Struct("<8sIIQQ")
@@ -56,6 +58,11 @@ class SessionHeader:
     identity: dict[str, Any]
     extra: dict[str, Any]
     sections: tuple[Section, ...]
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether llama-server wrote it, not `MTPLlama`."""
+        return self.sections[1].name != CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ def read_tokens(
         header = _header(path, source)
         if not wanted(header):
             return None
+        _check_ours(header)
         return _tokens(path, _read_section(path, source, header.sections[0]))
 
 
@@ -160,10 +168,30 @@ def read_session(
     """
     with closing(FileSource(path)) as source:
         header = _header(path, source)
+        _check_ours(header)
         check(header)
         found = {section.name: _read_section(path, source, section) for section in header.sections}
         source.check_unchanged()
     return SavedSession(header, _tokens(path, found[TOKENS]), found[CHECKPOINT])
+
+
+def check_session(path: Path) -> SessionHeader:
+    """Read all of a session file, ours or llama-server's; errors as those of `read_header`."""
+    with closing(FileSource(path)) as source:
+        header = _header(path, source)
+        found = [_read_section(path, source, section) for section in header.sections]
+        source.check_unchanged()
+    if not header.is_of_server:
+        _tokens(path, found[0])
+    return header
+
+
+def _check_ours(header: SessionHeader) -> None:
+    if header.is_of_server:
+        raise FormatError(
+            f"{header.path}: expected a session of MTPLlama, found one of llama-server; "
+            "mtp-gguf serve --session-dir reads it"
+        )
 
 
 def _tokens(path: Path, data: NDArray[np.uint8]) -> NDArray[np.int32]:
@@ -221,7 +249,7 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
     names = []
     if isinstance(listed, list):
         names = [section.get("name") for section in listed if isinstance(section, dict)]
-    if names != list(_SECTIONS) or len(listed) != len(_SECTIONS):
+    if names not in (_SECTIONS, _SERVER_SECTIONS) or len(listed) != len(names):
         raise FormatError(f"{path}: sections: expected {' and '.join(_SECTIONS)}, found others")
     sections = tuple(
         Section(
@@ -239,8 +267,8 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
                 f"{path}: {section.name}: expected offset {_aligned(end)}, found {section.offset}"
             )
     if ends[-1] != size:
-        raise FormatError(f"{path}: {CHECKPOINT}: expected its end at {size}, found {ends[-1]}")
-    if sections[0].nbytes != 4 * n_tokens:
+        raise FormatError(f"{path}: {names[-1]}: expected its end at {size}, found {ends[-1]}")
+    if names == _SECTIONS and sections[0].nbytes != 4 * n_tokens:
         raise FormatError(
             f"{path}: tokens: expected {4 * n_tokens} bytes, found {sections[0].nbytes}"
         )

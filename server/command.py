@@ -15,6 +15,7 @@ from mtp_gguf.gguf_tools.shell import quoted
 
 from .address import Address
 from .find import LlamaServer
+from .launch import GRACE_SECONDS
 from .model import ServedModel
 
 # Options that `serve` sets itself, in all spellings of llama-server, and their names in `serve`.
@@ -37,18 +38,31 @@ _KEY, _KEY_VARIABLE = "--api-key", "LLAMA_API_KEY"
 _KEY_FILE, _KEY_FILE_VARIABLE = "--api-key-file", "LLAMA_ARG_API_KEY_FILE"
 
 
+_SAVING_SECONDS = 120.0  # for the conversations of all slots, on a slow disk
+
+
+@dataclass(frozen=True)
+class SessionFolder:
+    """Where the server keeps conversations. size: of all of them, in bytes."""
+
+    path: Path
+    size: int
+
+
 @dataclass(frozen=True)
 class ServerCommand:
     """A command line for llama-server.
 
     health: URL that answers 200 once the model is loaded. has_key: it asks for an API key. notes:
-    sentences for the user on features of the file that the server will not use.
+    sentences for the user on features of the file that the server will not use. grace: seconds that
+    the server may take to end.
     """
 
     words: tuple[str, ...]
     health: str
     has_key: bool
     notes: tuple[str, ...]
+    grace: float = GRACE_SECONDS
 
 
 def server_command(
@@ -63,6 +77,7 @@ def server_command(
     *,
     lookup: bool = False,
     lookup_index: Path | None = None,
+    sessions: SessionFolder | None = None,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -75,6 +90,7 @@ def server_command(
         passed: the user's llama-server options, appended unchanged.
         lookup: draft from the text of each slot, too; also without a head.
         lookup_index: an index of lookup files to draft from, too, if `lookup`.
+        sessions: keep conversations there.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -128,10 +144,20 @@ def server_command(
         words += ["--spec-type", "lookup"]
     if lookup_index:
         words += ["--spec-lookup-index", str(lookup_index)]
+    if sessions:
+        if not server.sessions:
+            raise ServerError(
+                f"{server.path} ({server.version}): cannot keep conversations on disk; build one "
+                "that can with mtp-gguf build-server, or serve without --session-dir"
+            )
+        # llama-server counts in MiB
+        size = max(1, sessions.size >> 20)
+        words += ["--session-dir", str(sessions.path), "--session-size", str(size)]
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
     health = address.url(scheme, prefix) + "/health"
-    return ServerCommand((*words, *passed), health, has_key, tuple(notes))
+    grace = _SAVING_SECONDS if sessions else GRACE_SECONDS
+    return ServerCommand((*words, *passed), health, has_key, tuple(notes), grace)
 
 
 def _depth(

@@ -21,6 +21,7 @@ _CAPABILITIES = (
     "auto:N",
     ",lookup",
     "--spec-lookup-index",
+    "--session-dir",
 )
 
 _NO_DEVICES = "(none)"  # in the list of devices, which leaves out the CPU
@@ -34,7 +35,7 @@ class LlamaServer:
     version: the first line of --version. drafts: supports `--spec-type draft-mtp`. The others need
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
     graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
-    lookup_index: from an index of lookup files.
+    lookup_index: from an index of lookup files. sessions: keeps conversations in a folder.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class LlamaServer:
     auto: bool
     lookup: bool
     lookup_index: bool
+    sessions: bool
 
     @property
     def lacking(self) -> list[str]:
@@ -55,6 +57,7 @@ class LlamaServer:
             "a depth chosen by cost": self.auto,
             "drafts from the text": self.lookup,
             "lookup files": self.lookup_index,
+            "conversations on disk": self.sessions,
         }
         return [name for name, there in features.items() if not there]
 

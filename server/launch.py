@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
 # A stock llama-server goes on while it writes an answer whose web page was closed. A second signal
 # ends it.
-_GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 # Windows sends Ctrl-C to every process of the console by itself, and has no SIGHUP.
 _FORWARDED = [
     getattr(signal, name)
@@ -45,6 +45,7 @@ class RunningServer:
         *,
         forward: bool = True,
         environment: Mapping[str, str] | None = None,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         """Start the server.
 
@@ -55,6 +56,7 @@ class RunningServer:
             forward: pass signals on to the server. Otherwise they are only deferred until it is
                 started.
             environment: the server's variables; None: those of this process.
+            grace: seconds that it may take to end after a signal, before a second one is sent.
 
         """
         self._health = health
@@ -65,6 +67,7 @@ class RunningServer:
         self._tail_lock = threading.Lock()
         self.signalled = False
         self._insistence: threading.Timer | None = None
+        self._grace = grace
         self._started = False
         self._early: list[int] = []
         # Set before the start, since a signal in between would leave an orphaned server.
@@ -158,13 +161,13 @@ class RunningServer:
     def _signal(self, number: int) -> None:
         self._process.send_signal(number)
         if self._insistence is None:
-            self._insistence = threading.Timer(_GRACE_SECONDS, self._insist, [number])
+            self._insistence = threading.Timer(self._grace, self._insist, [number])
             self._insistence.daemon = True
             self._insistence.start()
 
     def _insist(self, number: int) -> None:
         if self._process.poll() is None:
-            said = f"llama-server goes on {_GRACE_SECONDS:.0f} s after the signal: sent it again"
+            said = f"llama-server goes on {self._grace:.0f} s after the signal: sent it again"
             self._log.write(f"mtp-gguf: {said}\n".encode())
             self._log.flush()
             self._process.send_signal(number)

@@ -1,0 +1,165 @@
+"""Conversations that outlive a llama-server: serve --session-dir."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.native.session_file import check_session, read_session
+from support.commands import invoke, succeed
+from support.models import Files
+from support.real_server import SETTINGS, Client, refusal, running
+from support.serving import serving
+
+pytestmark = pytest.mark.server
+
+PROMPT = [5 + n * n % 200 for n in range(600)]
+OTHER = [7 + n * 3 % 150 for n in range(400)]
+MORE = [11, 12, 13]
+ONE_SLOT = ("--parallel", 1)
+
+
+def server(
+    program: Path, model: Path, port: int, folder: Path | None, *passed: object
+) -> AbstractContextManager[Client]:
+    """A server with one slot, which is asked to end at the end and must."""
+    kept = () if folder is None else ("--session-dir", folder)
+    return running(program, model, port, *ONE_SLOT, *passed, options=("--depth", 2, *kept))
+
+
+def told(result: dict[str, Any]) -> list[Any]:
+    """What must not depend on whether a session was interrupted."""
+    timings = result["timings"]
+    return [result["tokens"], timings["draft_n"], timings["draft_n_accepted"]]
+
+
+def reused(result: dict[str, Any]) -> int:
+    return int(result["timings"]["cache_n"])
+
+
+def sessions(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix == ".session")
+
+
+@pytest.fixture
+def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> tuple[Path, Any]:
+    """A folder with the conversations of a server that has ended, and the first one's answer."""
+    folder = tmp_path / "sessions"
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        answer = client.complete(PROMPT)
+        client.complete(OTHER)
+    assert len(sessions(folder)) == 2
+    return folder, answer["tokens"]
+
+
+def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    folder, answer = saved
+    with server(patched_server, files("ids"), free_port, None) as client:
+        client.complete(PROMPT)
+        expected = client.complete([*PROMPT, *answer, *MORE])
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        found = client.complete([*PROMPT, *answer, *MORE])
+        other = client.complete([*OTHER, *MORE])
+    assert told(found) == told(expected)
+    assert reused(found) >= len(PROMPT) + len(answer) - 1
+    assert 0 < found["timings"]["draft_n"]
+    assert reused(other) > 0
+    # each conversation replaces the file with its beginning
+    assert len(sessions(folder)) == 2
+    assert not (folder.stat().st_mode | sessions(folder)[0].stat().st_mode) & 0o077
+
+
+@pytest.mark.parametrize("place", [10, 40, -1, None], ids=["prefix", "json", "state", "cut"])
+def test_a_damaged_session_is_not_used(
+    patched_server: Path,
+    files: Files,
+    free_port: int,
+    saved: tuple[Path, Any],
+    place: int | None,
+) -> None:
+    folder, answer = saved
+    for path in sessions(folder):
+        data = bytearray(path.read_bytes())
+        if place is None:
+            del data[-100:]
+        else:
+            data[place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(FormatError):
+            check_session(path)
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        found = client.complete([*PROMPT, *answer, *MORE])
+    assert reused(found) == 0
+
+
+def test_sessions_of_another_model_or_cache_are_not_used(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    folder, answer = saved
+    kept = sessions(folder)
+    for model, passed in (("table", ()), ("ids", ("--cache-type-k", "q8_0"))):
+        with server(patched_server, files(model), free_port, folder, *passed) as client:
+            assert reused(client.complete([*PROMPT, *answer, *MORE])) == 0
+    assert set(kept) < set(sessions(folder))
+
+
+def test_the_least_recently_used_go_first(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    folder, _ = saved
+    oldest, newest = sorted(sessions(folder), key=lambda path: check_session(path).n_tokens)
+    os.utime(oldest, (1, 1))
+    size = f"{3 * newest.stat().st_size // 10**6 + 1}M"
+    assert sum(path.stat().st_size for path in sessions(folder)) + newest.stat().st_size
+    options = ("--session-dir", folder, "--session-size", size)
+    with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+        for first in range(20, 26):
+            client.complete([first, *PROMPT])
+    assert not oldest.exists()
+    limit = max(1, int(size[:-1]) * 10**6 >> 20) << 20
+    assert sum(path.stat().st_size for path in sessions(folder)) <= limit
+
+
+def test_a_killed_server_leaves_whole_files(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sessions"
+    passed = (*SETTINGS, *ONE_SLOT)
+    options = ("--session-dir", folder)
+    with serving(patched_server, files("ids"), free_port, *passed, options=options) as run:
+        run.until("ready")
+        client = Client(run, free_port)
+        client.complete(PROMPT)
+        client.complete(OTHER)  # has the first one written
+        os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+    for path in sessions(folder):
+        check_session(path)
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        assert client.complete(OTHER)["tokens"]
+
+
+def test_doctor_reports_on_them(saved: tuple[Path, Any]) -> None:
+    path = sessions(saved[0])[0]
+    assert "program: llama-server" in succeed("doctor", path).stdout
+    with pytest.raises(FormatError, match="found one of llama-server"):
+        read_session(path)
+
+
+def test_what_excludes_sessions(
+    patched_server: Path, files: Files, tmp_path: Path, free_port: int
+) -> None:
+    kept = ("-m", files("ids"), "--session-dir", tmp_path / "s")
+    assert "--cache-ram 0 switches off" in refusal(patched_server, *kept, "--cache-ram", 0)
+    (tmp_path / "file").touch()
+    done = invoke("serve", files("ids"), "--session-dir", tmp_path / "file")
+    assert done.exit_code == 2
+    assert "is a file" in done.stderr
