@@ -8,6 +8,7 @@
 
 #include "../src/fingerprint.h"
 #include "server-task.h"
+#include "speculative.h"
 
 #include <algorithm>
 #include <array>
@@ -36,7 +37,7 @@ class SessionFolder {
 public:
     // The folder of --session-dir, of up to --session-size MiB. Throws if it cannot be created, or if other options exclude it.
     SessionFolder(const common_params & params, llama_context * ctx, bool has_media)
-        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params)),
+        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params).dump()),
           ctx_(ctx), n_ctx_(llama_n_ctx_seq(ctx)), has_media_(has_media) {
         if (params.cache_ram_mib == 0) {
             throw std::runtime_error("sessions come from the prompt cache in memory, which --cache-ram 0 switches off");
@@ -149,9 +150,9 @@ private:
     };
 
     struct Header {
-        nlohmann::ordered_json identity;
-        uint64_t               n_tokens;
-        Section                tokens, slot;
+        std::string identity; // as JSON
+        int64_t     n_tokens;
+        Section     tokens, slot;
     };
 
     // CRC-32 as zlib computes it, eight bytes at a time.
@@ -189,10 +190,10 @@ private:
     }
 
     // What must be equal for a session to fit: the files, by their sizes and samples of their bytes, and what states depend on.
-    static nlohmann::ordered_json identity_of(const common_params & params) {
-        const auto file = [](const std::string & path) -> nlohmann::ordered_json {
+    static json identity_of(const common_params & params) {
+        const auto file = [](const std::string & path) {
             if (path.empty()) {
-                return nullptr;
+                return json(nullptr);
             }
             constexpr uint64_t samples = 64, sample_size = 64 << 10;
             const uint64_t size = std::filesystem::file_size(std::filesystem::u8path(path));
@@ -204,22 +205,28 @@ private:
                 from.read(sample.data(), (std::streamsize) sample.size());
                 fingerprint.add(sample.data(), sample.size());
             }
-            return { { "nbytes", size }, { "samples", fingerprint.value() } };
+            char samples_hash[17];
+            snprintf(samples_hash, sizeof(samples_hash), "%016llx", (unsigned long long) fingerprint.value());
+            return json::object({ { "nbytes", size }, { "samples", samples_hash } });
         };
         const auto & spec = params.speculative;
-        std::vector<int> types(spec.types.begin(), spec.types.end());
-        return {
+        std::string types;
+        for (const auto type : spec.types) {
+            types += (types.empty() ? "" : ",") + common_speculative_type_to_str(type);
+        }
+        return json::object({
             { "program", "llama-server" },
             { "model", file(params.model.path) },
             { "mmproj", file(params.mmproj.path) },
             { "draft", file(spec.draft.mparams.path) },
-            { "speculative", { types, spec.draft.fused, spec.draft.n_vocab, spec.need_n_rs_seq() } },
-            { "cache_types", { ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v) } },
+            { "speculative", json::array({ types, spec.draft.fused, spec.draft.n_vocab, spec.need_n_rs_seq() }) },
+            { "cache_types", json::array({ ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v) }) },
             { "flash_attention", (int) params.flash_attn_type },
             { "swa_full", params.swa_full },
-            { "rope", { (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale } },
-            { "yarn", { params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow, params.yarn_orig_ctx } },
-        };
+            { "rope", json::array({ (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale }) },
+            { "yarn", json::array({ params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow,
+                                    params.yarn_orig_ctx }) },
+        });
     }
 
     static uint64_t aligned(uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; }
@@ -314,19 +321,20 @@ private:
         if (!file.read(&text[0], text.size()) || crc32(text.data(), text.size(), crc32(prefix, sizeof(prefix))) != checksum) {
             throw std::runtime_error("header: expected another checksum");
         }
-        const auto fields = nlohmann::ordered_json::parse(text);
-        const auto & sections = fields.at("sections");
+        const json fields = json::parse(text);
+        const json & sections = fields.at("sections");
         if (sections.size() != 2 || sections.at(0).at("name") != "tokens" || sections.at(1).at("name") != "slot") {
             throw std::runtime_error("expected the session of a llama-server, found another");
         }
-        const auto section = [&](int i) {
-            const Section found = { sections.at(i).at("offset"), sections.at(i).at("nbytes"), sections.at(i).at("checksum") };
+        const auto section = [&](size_t i) {
+            const auto number = [&](const char * name) { return sections.at(i).at(name).get<uint64_t>(); };
+            const Section found = { number("offset"), number("nbytes"), (uint32_t) number("checksum") };
             if (found.nbytes > size || found.offset > size - found.nbytes) {
                 throw std::runtime_error("expected sections within the file, found others");
             }
             return found;
         };
-        return { fields.at("identity"), fields.at("n_tokens"), section(0), section(1) };
+        return { fields.at("identity").dump(), fields.at("n_tokens").get<int64_t>(), section(0), section(1) };
     }
 
     static std::vector<uint8_t> read_section(std::ifstream & file, const Section & section) {
@@ -343,7 +351,7 @@ private:
         llama_tokens packed(data.size() / sizeof(llama_token));
         memcpy(packed.data(), data.data(), packed.size() * sizeof(llama_token));
         server_tokens tokens = server_tokens::deserialize(packed, has_media_);
-        if (tokens.size() != header.n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
+        if ((int64_t) tokens.size() != header.n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
             throw std::runtime_error("tokens: expected those of this model, found others");
         }
         return tokens;
@@ -434,7 +442,7 @@ private:
             return;
         }
         const std::vector<char> tokens = session.tokens.serialize();
-        nlohmann::ordered_json fields = { { "n_tokens", session.tokens.size() }, { "identity", identity_ }, { "extra", nlohmann::ordered_json::object() } };
+        json fields = json::object({ { "n_tokens", session.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", json::object() } });
         // offsets are part of the text, whose length they depend on: leave room for them
         const uint64_t first  = aligned(prefix_size + fields.dump().size() + 512);
         const uint64_t second = aligned(first + tokens.size());
@@ -442,10 +450,10 @@ private:
         if (size > limit_) {
             return;
         }
-        fields["sections"] = nlohmann::ordered_json::array({
-            { { "name", "tokens" }, { "offset", first },  { "nbytes", tokens.size() },       { "checksum", crc32(tokens.data(), tokens.size()) } },
-            { { "name", "slot" },   { "offset", second }, { "nbytes", session.slot.size() }, { "checksum", crc32(session.slot.data(), session.slot.size()) } },
-        });
+        const auto section = [](const char * name, uint64_t offset, const void * data, size_t nbytes) {
+            return json::object({ { "name", name }, { "offset", offset }, { "nbytes", nbytes }, { "checksum", crc32(data, nbytes) } });
+        };
+        fields["sections"] = json::array({ section("tokens", first, tokens.data(), tokens.size()), section("slot", second, session.slot.data(), session.slot.size()) });
         std::string text = fields.dump();
         text.resize(first - prefix_size, ' ');
 
@@ -529,7 +537,7 @@ private:
 
     const std::filesystem::path  folder_;
     const uint64_t               limit_;
-    const nlohmann::ordered_json identity_;
+    const std::string            identity_; // as JSON
     llama_context * const        ctx_;
     const size_t                 n_ctx_;
     const bool                   has_media_;
