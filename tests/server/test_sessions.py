@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
@@ -72,8 +72,8 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
     assert reused(found) >= len(PROMPT) + len(answer) - 1
     assert 0 < found["timings"]["draft_n"]
     assert reused(other) > 0
-    # each conversation replaces the file with its beginning
-    assert len(sessions(folder)) == 2
+    # the first conversation replaces the file with its beginning; the other one turned away from its answer
+    assert len(sessions(folder)) == 3
     assert not (folder.stat().st_mode | sessions(folder)[0].stat().st_mode) & 0o077
 
 
@@ -118,7 +118,6 @@ def test_the_least_recently_used_go_first(
     oldest, newest = sorted(sessions(folder), key=lambda path: check_session(path).n_tokens)
     os.utime(oldest, (1, 1))
     size = f"{3 * newest.stat().st_size // 10**6 + 1}M"
-    assert sum(path.stat().st_size for path in sessions(folder)) + newest.stat().st_size
     options = ("--session-dir", folder, "--session-size", size)
     with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
         for first in range(20, 26):
@@ -139,8 +138,9 @@ def test_a_killed_server_leaves_whole_files(
         client = Client(run, free_port)
         client.complete(PROMPT)
         client.complete(OTHER)  # has the first one written
-        os.killpg(run.process.pid, signal.SIGKILL)
-        run.process.wait()
+        for process in psutil.Process(run.process.pid).children():
+            process.kill()
+        assert run.end() != 0
     for path in sessions(folder):
         check_session(path)
     with server(patched_server, files("ids"), free_port, folder) as client:
@@ -149,7 +149,7 @@ def test_a_killed_server_leaves_whole_files(
 
 def test_doctor_reports_on_them(saved: tuple[Path, Any]) -> None:
     path = sessions(saved[0])[0]
-    assert "program: llama-server" in succeed("doctor", path).stdout
+    assert "program: llama-server" in succeed("doctor", path)
     with pytest.raises(FormatError, match="found one of llama-server"):
         read_session(path)
 
