@@ -46,8 +46,8 @@ def trunk(path: Path, *types: str) -> Path:
     ("types", "lanes", "options", "expected"),
     [
         (["Q4_K", "Q6_K", "F16", "Q8_0"], "", {}, (1, LANES_ROWS)),
-        (["Q4_K", "Q4_0"], "", {}, (2, MAX_ROWS)),
-        (["Q4_K", "Q3_K"], "", {}, (1, MAX_ROWS)),
+        (["Q4_0", "Q3_K", "MXFP4", "IQ2_XS"], "", {}, (1, LANES_ROWS)),
+        (["Q4_K", "TQ1_0"], "", {}, (1, MAX_ROWS)),
         (["Q4_K", "Q8_0"], "0", {}, (2, MAX_ROWS)),
         (["Q4_K"], "", {"lora_path": "adapter.gguf"}, (2, MAX_ROWS)),
     ],

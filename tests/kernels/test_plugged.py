@@ -292,6 +292,7 @@ KERNELS = (sys.executable, "-c", MAIN, "kernels", "--")
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the loader of macOS preloads otherwise")
 def test_a_program_gets_them_by_its_environment(models: Models) -> None:
+    llama_libraries.skip_where_stock_crashes(models.convert("demo"))
     plain, without = generated(models)
     text, computed = generated(models, *KERNELS)
     assert without == 0
