@@ -131,6 +131,6 @@ void shrink(const ggml_tensor *, small_case & small) {
 
 }  // namespace
 
-const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, path, 1e-5 };
+const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, path, product_bound };
 
 }  // namespace mtp

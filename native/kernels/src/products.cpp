@@ -139,7 +139,6 @@ void prefetch_next_product(const kernel_set & kernels, const ggml_compute_params
     }
 }
 
-// ggml rounds the activations of F16 and BF16 weights to their type; the kernels do not.
-const operation product_operation = { "MUL_MAT", fits, compute, shrink, path, 1e-5 };
+const operation product_operation = { "MUL_MAT", fits, compute, shrink, path, product_bound };
 
 }  // namespace mtp
