@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,48 @@ def test_the_least_recently_used_go_first(
     assert not oldest.exists()
     limit = max(1, int(size[:-1]) * 10**6 >> 20) << 20
     assert sum(path.stat().st_size for path in sessions(folder)) <= limit
+
+
+def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
+    """Continue each text by an answer and a question, several at a time; what was reused of each."""
+
+    def one(text: list[int]) -> int:
+        result = client.complete(text, n_predict=8, cache_prompt=clients > 1)
+        text += [*result["tokens"], *MORE]
+        return reused(result)
+
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(one, texts))
+
+
+@pytest.mark.parametrize(
+    ("conversations", "rounds"), [(9, 2), pytest.param(100, 6, marks=pytest.mark.slow)]
+)
+def test_many_conversations_over_few_slots(
+    patched_server: Path,
+    files: Files,
+    free_port: int,
+    tmp_path: Path,
+    conversations: int,
+    rounds: int,
+) -> None:
+    """Two servers after each other, or in the slow form more, have fewer slots than clients."""
+    begun = [[5 + i, *PROMPT[: 300 + 7 * i]] for i in range(conversations)]
+    expected = [list(text) for text in begun]
+    with server(patched_server, files("ids"), free_port, None) as client:
+        for _ in range(rounds):
+            talk(client, expected, 1)
+    folder = tmp_path / "sessions"
+    options = ("--session-dir", folder, "--session-size", "1G")
+    for n in range(rounds):
+        with running(
+            patched_server, files("ids"), free_port, "--parallel", 2, options=options
+        ) as client:
+            counts = talk(client, begun, 4)
+        if n > 0:
+            assert min(counts) > 0
+        assert len(sessions(folder)) == conversations
+    assert begun == expected
 
 
 def test_a_killed_server_leaves_whole_files(
