@@ -129,7 +129,7 @@ def test_the_least_recently_used_go_first(
 
 
 def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
-    """Continue each text by an answer and a question, several at a time; what was reused of each."""
+    """Continue each text by an answer and a question, several at a time; what each reused."""
 
     def one(text: list[int]) -> int:
         result = client.complete(text, n_predict=8, cache_prompt=clients > 1)
