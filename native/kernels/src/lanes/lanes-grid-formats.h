@@ -22,20 +22,14 @@ LANES_INLINE void look_up(const uint64_t * grid, const uint32_t * at, __m128i * 
     to[1] = _mm_set_epi64x((long long) grid[at[3]], (long long) grid[at[2]]);
 }
 
-// The bytes at p + lane[l], at the beginning of each lane.
-template <class V> LANES_INLINE typename V::I four_bytes(const char * p, const size_t * lane) {
+// A word of 32 or 64 bits at p + lane[l], at the beginning of each lane.
+template <class V, class Word> LANES_INLINE typename V::I words(const char * p, const size_t * lane) {
     __m128i x[V::count];
     LANES_UNROLL
     for (int l = 0; l < V::count; l++) {
-        x[l] = _mm_loadu_si32(p + lane[l]);
-    }
-    return V::from_lanes(x);
-}
-template <class V> LANES_INLINE typename V::I eight_bytes(const char * p, const size_t * lane) {
-    __m128i x[V::count];
-    LANES_UNROLL
-    for (int l = 0; l < V::count; l++) {
-        x[l] = _mm_loadu_si64(p + lane[l]);
+        Word word;
+        memcpy(&word, p + lane[l], sizeof(word));
+        x[l] = sizeof(word) == 4 ? _mm_cvtsi32_si128((int) word) : _mm_cvtsi64_si128((long long) word);
     }
     return V::from_lanes(x);
 }
@@ -61,7 +55,7 @@ template <class V> LANES_INLINE typename V::I even_signs(typename V::I sevens) {
 // Signs from four times 7 bits of the word at p + lane[l].
 template <class V> LANES_INLINE void signs_of_words(const char * p, const size_t * lane, typename V::I * to) {
     static const int32_t sevens[4] = { 0, 7, 14, 21 };
-    const auto word = V::template shuffle32<0, 0, 0, 0>(four_bytes<V>(p, lane));
+    const auto word = V::template shuffle32<0, 0, 0, 0>(words<V, uint32_t>(p, lane));
     eight_times<V, 4>(even_signs<V>(V::and_(V::srlv32(word, V::same(sevens)), V::set32(0x7f))), to);
 }
 
@@ -156,7 +150,7 @@ struct iq3_s : signed_grid<iq3_s, 4> {
         look_up(grids.iq3_s, at, to);
     }
     template <class V> LANES_INLINE void signs(const char * p, const size_t * lane, int s, typename V::I * to) {
-        eight_times<V, 1>(four_bytes<V>(p + offsetof(block, signs) + 4 * s, lane), to);
+        eight_times<V, 1>(words<V, uint32_t>(p + offsetof(block, signs) + 4 * s, lane), to);
     }
 };
 
@@ -214,8 +208,8 @@ struct iq2_xs : grid_of_sixteens<iq2_xs> {
         look_up(grids.iq2_xs, at, to);
     }
     template <class V> LANES_INLINE void signs(const char * p, const size_t * lane, int s, typename V::I * to) {
-        const auto words = eight_bytes<V>(p + offsetof(block, qs) + 8 * s, lane);
-        eight_times<V, 2>(even_signs<V>(V::template srl16<9>(words)), to);
+        const auto numbers = words<V, uint64_t>(p + offsetof(block, qs) + 8 * s, lane);
+        eight_times<V, 2>(even_signs<V>(V::template srl16<9>(numbers)), to);
     }
 };
 
@@ -231,7 +225,7 @@ struct iq2_s : grid_of_sixteens<iq2_s> {
         look_up(grids.iq2_s, at, to);
     }
     template <class V> LANES_INLINE void signs(const char * p, const size_t * lane, int s, typename V::I * to) {
-        eight_times<V, 1>(four_bytes<V>(p + offsetof(block, signs) + 4 * s, lane), to);
+        eight_times<V, 1>(words<V, uint32_t>(p + offsetof(block, signs) + 4 * s, lane), to);
     }
 };
 
