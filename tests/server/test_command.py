@@ -75,7 +75,9 @@ def test_what_a_server_lacks_is_said_in_one_line(
     patched: Path, stock: Path, files: Files, tmp_path: Path
 ) -> None:
     older = write_stand_in(tmp_path / "older", OLDER_HELP)
-    text = "a depth chosen by cost, no drafts from the text, no lookup files"
+    text = (
+        "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on disk"
+    )
     for server, said in (
         (stock, f"no drafts with FastMTP vocabularies, no drafts in one graph, no {text}; "),
         (older, f"no {text}; "),

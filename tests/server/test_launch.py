@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.server import launch
 from mtp_gguf.server.launch import RunningServer
 from support.models import Files
 from support.serving import PATIENCE, serving
@@ -124,13 +123,12 @@ def test_signals_that_stay_ours(
 
 
 def test_a_server_that_goes_on_is_signalled_again(
-    server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_port: int
+    server: Path, tmp_path: Path, free_port: int
 ) -> None:
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.4)
     armed, log = tmp_path / "armed", io.BytesIO()
     command = [str(server), "--deaf", "1", "--end", "4", "--armed", str(armed)]
     command += ["--port", str(free_port)]
-    with RunningServer(command, f"http://127.0.0.1:{free_port}/health", log) as run:
+    with RunningServer(command, f"http://127.0.0.1:{free_port}/health", log, grace=0.4) as run:
         run.show_log()
         wait_for(armed)
         began = time.monotonic()
