@@ -94,6 +94,19 @@ def test_what_a_server_lacks_is_said_in_one_line(
         assert others == []
 
 
+def test_a_folder_for_conversations(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
+    kept = ("--session-dir", tmp_path, "--session-size", "5G")
+    words = printed(patched, files("plain"), *kept)
+    assert words[-4:] == ["--session-dir", str(tmp_path), "--session-size", "4768"]  # MiB
+    wrong = invoke("serve", files("plain"), "--llama-server", stock, "--print-command", *kept)
+    assert wrong.exit_code == 1
+    assert "cannot keep conversations on disk" in wrong.stderr
+    words = (*kept[:3], "5", "--llama-server", patched, "--print-command")
+    assert "--session-size" in invoke("serve", files("plain"), *words).stderr
+
+
 def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
     """With a head, without one, and where a profile says that the head does not pay."""
     model = tmp_path / "model.gguf"
