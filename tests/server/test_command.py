@@ -103,8 +103,9 @@ def test_a_folder_for_conversations(
     wrong = invoke("serve", files("plain"), "--llama-server", stock, "--print-command", *kept)
     assert wrong.exit_code == 1
     assert "cannot keep conversations on disk" in wrong.stderr
-    words = (*kept[:3], "5", "--llama-server", patched, "--print-command")
-    assert "--session-size" in invoke("serve", files("plain"), *words).stderr
+    kept = ("--session-dir", tmp_path, "--session-size", "5")
+    wrong = invoke("serve", files("plain"), "--llama-server", patched, "--print-command", *kept)
+    assert "--session-size" in wrong.stderr
 
 
 def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
