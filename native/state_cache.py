@@ -46,7 +46,7 @@ class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
         tokens = state.input_ids[: state.n_tokens]
         usable = len(tokens) <= self._n_ctx
         if self._whole:
-            usable &= shared_length(tokens, key[:-1]) == len(tokens)
+            usable &= shared_length(tokens, key) == len(tokens)
         if not usable:
             self[tokens.tolist()] = state
             raise KeyError("expected a state from which the model can continue, found another")
