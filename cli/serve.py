@@ -191,12 +191,13 @@ def serve(
         ),
     ] = None,
     session_size: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SIZE",
-            help="Remove the least recently used conversations beyond this size.",
+            help="Keep at most this much in --session-dir; the least recently used conversations "
+            "go first (default: 20G).",
         ),
-    ] = "20G",
+    ] = None,
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +243,8 @@ def serve(
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
     if open_page and print_command:
         raise typer.BadParameter("--open cannot be combined with --print-command")
+    if session_size and session_dir is None:
+        raise typer.BadParameter("--session-size needs --session-dir")
     if no_draft and (head or depth):
         raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
     ours = {
@@ -277,7 +280,7 @@ def serve(
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     sessions = None
     if session_dir is not None:
-        sessions = SessionFolder(session_dir, parse_bytes(session_size, "--session-size"))
+        sessions = SessionFolder(session_dir, parse_bytes(session_size or "20G", "--session-size"))
     command = server_command(
         server,
         served,

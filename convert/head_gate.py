@@ -100,7 +100,8 @@ def gate_type(
     trunk: the model's file. head: a separate file with the head; None for the trunk's own. convert:
     makes a temporary file with the source's head in a type.
     """
-    try:
+
+    def measure() -> HeadGate:
         _check_memory(trunk)
         with convert(UNQUANTIZED) as source:
             reference = _share(trunk, Path(source.path))
@@ -108,27 +109,20 @@ def gate_type(
         better = None
         if reference - share > WARN:
             better = _better(trunk, head_type, reference, convert)
-    except (MtpGgufError, ImportError, OSError) as error:
-        _note(progress, error)
-        return None
-    except KeyboardInterrupt:
-        _note(progress, "interrupted")
-        return None
-    return HeadGate(head_type.upper(), share, reference, better)
+        return HeadGate(head_type.upper(), share, reference, better)
+
+    return _measured(measure, progress)
 
 
 def gate_donor(trunk: Path, donor: Path, progress: Progress) -> HeadGate | None:
     """Compare a head that is copied with itself in its own model; None if not measured."""
-    try:
+
+    def measure() -> HeadGate:
         _check_memory(trunk)
         reference, share = _share(donor, None), _share(trunk, donor)
-    except (MtpGgufError, ImportError, OSError) as error:
-        _note(progress, error)
-        return None
-    except KeyboardInterrupt:
-        _note(progress, "interrupted")
-        return None
-    return HeadGate(None, share, reference)
+        return HeadGate(None, share, reference)
+
+    return _measured(measure, progress)
 
 
 def refuse(gate: HeadGate | None, *, force: bool, written: Path | None = None) -> None:
@@ -182,6 +176,13 @@ def _share(trunk: Path, head: Path | None) -> float:
         ).share
 
 
-def _note(progress: Progress, reason: object) -> None:
-    first = printable(str(reason).partition("\n")[0])
-    progress.say(f"note: not compared with the source's head: {first}")
+def _measured(measure: Callable[[], HeadGate], progress: Progress) -> HeadGate | None:
+    """Return what is measured; None, with a note of the reason, if it is not."""
+    try:
+        return measure()
+    except (MtpGgufError, ImportError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+    except KeyboardInterrupt:
+        reason = "interrupted"
+    progress.say(f"note: not compared with the source's head: {printable(reason)}")
+    return None
