@@ -21,6 +21,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,17 +71,21 @@ public:
         if (failed_ || n_tokens < least_tokens) {
             return;
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        for (const auto & item : known_) {
-            if (item.second.tokens.size() == n_tokens && item.second.tokens.get_common_prefix(state.prompt.tokens) == n_tokens) {
-                touch(item.first);
-                return;
+        try {
+            std::unique_lock<std::mutex> lock(mutex_);
+            scan();
+            for (const auto & item : known_) {
+                if (item.second.tokens.size() == n_tokens && item.second.tokens.get_common_prefix(state.prompt.tokens) == n_tokens) {
+                    touch(item.first);
+                    return;
+                }
             }
+            // a copy takes as much memory as the cache's: wait while there are two
+            changed_.wait(lock, [this] { return waiting_.size() < 2; });
+            waiting_.push_back({ state.prompt.tokens.clone(), pack(state) });
+        } catch (const std::exception & error) {
+            SRV_WRN("a session of %zu tokens is not written: %s\n", n_tokens, error.what());
         }
-        // a copy takes as much memory as the cache's: wait while there are two
-        changed_.wait(lock, [this] { return waiting_.size() < 2; });
-        waiting_.push_back({ state.prompt.tokens.clone(), pack(state) });
-        lock.unlock();
         changed_.notify_all();
     }
 
@@ -103,7 +108,6 @@ public:
         std::string name;
         for (const auto & item : known_) {
             const auto other = shares(item.second.tokens);
-            // a prompt that was cut far more is not restored: its state ends far behind what is shared
             if (item.second.tokens.size() <= n_ctx_ && other.first >= 0.25f && other.first > best.first && other.second > best.second) {
                 best = other;
                 name = item.first;
@@ -119,7 +123,7 @@ public:
         } catch (const std::exception & error) {
             SRV_WRN("session %s is not used: %s\n", name.c_str(), error.what());
             known_.erase(name);
-            damaged_[name] = true;
+            damaged_.insert(name);
             return;
         }
         touch(name);
@@ -366,11 +370,20 @@ private:
         return state;
     }
 
+    // What is in the folder; less where it cannot be read.
+    std::vector<std::filesystem::directory_entry> entries() const {
+        std::vector<std::filesystem::directory_entry> found;
+        std::error_code error;
+        for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+            found.push_back(*at);
+        }
+        return found;
+    }
+
     // Looks for files of this model that appeared or vanished. Called with the mutex.
     void scan() {
         std::map<std::string, Known> now;
-        std::error_code error;
-        for (const auto & entry : std::filesystem::directory_iterator(folder_, error)) {
+        for (const auto & entry : entries()) {
             const std::string name = entry.path().filename().u8string();
             std::error_code gone;
             const auto time = entry.last_write_time(gone);
@@ -402,8 +415,8 @@ private:
 
     // Of a server that was killed while it wrote.
     void remove_leftovers() const {
-        std::error_code error;
-        for (const auto & entry : std::filesystem::directory_iterator(folder_, error)) {
+        for (const auto & entry : entries()) {
+            std::error_code error;
             const auto age = std::filesystem::file_time_type::clock::now() - entry.last_write_time(error);
             if (!error && entry.path().extension() == ".part" && age > std::chrono::hours(1)) {
                 std::filesystem::remove(entry.path(), error);
@@ -500,8 +513,7 @@ private:
         };
         std::vector<File> files;
         uint64_t all = size;
-        std::error_code error;
-        for (const auto & entry : std::filesystem::directory_iterator(folder_, error)) {
+        for (const auto & entry : entries()) {
             std::error_code gone;
             const File file = { entry.last_write_time(gone), entry.file_size(gone), entry.path() };
             if (!gone && file.path.extension() == ".session") {
@@ -514,6 +526,7 @@ private:
             if (all <= limit_) {
                 return;
             }
+            std::error_code error;
             std::filesystem::remove(file.path, error);
             all -= file.size;
         }
@@ -543,7 +556,7 @@ private:
     const bool                   has_media_;
 
     std::map<std::string, Known> known_;   // of this model, by their names
-    std::map<std::string, bool>  damaged_;
+    std::set<std::string>        damaged_;
     std::deque<Waiting>          waiting_; // to be written, the first one at the moment
     bool                         ends_ = false;
     std::atomic<bool>            failed_{ false };
