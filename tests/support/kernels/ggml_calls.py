@@ -189,12 +189,16 @@ class Ggml:
             )
         return out
 
+    def context(self) -> Any:
+        """Return a new context for 32 tensors and a graph, without their data."""
+        size = self.base.ggml_tensor_overhead() * 32 + self.base.ggml_graph_overhead()
+        return self.base.ggml_init(_InitParams(size, None, True))
+
     def run(
         self, threads: int, build: Any, inputs: Sequence[Input], result_of: int | None = None
     ) -> Floats:
         """Compute `build(context, tensors)`; the result, or what input `result_of` is then."""
-        size = self.base.ggml_tensor_overhead() * 32 + self.base.ggml_graph_overhead()
-        context = self.base.ggml_init(_InitParams(size, None, True))
+        context = self.context()
         tensors = [
             self.base.ggml_new_tensor_4d(context, type_, *shape, *[1] * (4 - len(shape)))
             for type_, shape, _ in inputs
@@ -331,8 +335,7 @@ class Ggml:
         apart: keep the joined inputs and the convolution, so that nothing is fused.
         """
         base = self.base
-        size = base.ggml_tensor_overhead() * 32 + base.ggml_graph_overhead()
-        context = base.ggml_init(_InitParams(size, None, True))
+        context = self.context()
         inputs = []
         for x in (past, tokens, weights):
             shape = (*x.shape[::-1], *[1] * (4 - x.ndim))
