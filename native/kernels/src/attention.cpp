@@ -14,7 +14,9 @@ namespace {
 constexpr int64_t split = 512;           // positions in a chunk of the cache
 constexpr int64_t most_few_queries = 15;  // whose chunks are distributed over the threads
 
-constexpr int64_t cache_rows = 32;  // converted to floats at a time
+constexpr int most_at_once = 32;         // queries that share what is read of the cache
+constexpr int few_columns = 4;           // that the kernels multiply with at a time; quants are read anew for each few
+constexpr int64_t block_bytes = 16384;   // of the cache, or of floats, that stay in the L1 cache for several passes
 
 // The partial result of attention over some positions. Positions are split into chunks of split, which
 // are merged in order, so that the result of a query depends neither on the other queries nor on the threads.
@@ -102,39 +104,61 @@ range seen(const query * queries, int nc, range chunk) {
     return { all.from & ~(int64_t) 15, all.to };
 }
 
-// Keys or values in the cache; types that the kernels do not read are converted to floats.
+// Keys or values in the cache. Quants are converted to floats once for many queries, and types that the kernels do not read
+// for any number of them.
 class cache {
 public:
-    cache(const kernel_set & set, const ggml_tensor * t) :
-        t(t), to_float(t->type == GGML_TYPE_F32 || t->type == GGML_TYPE_F16 ? nullptr : ggml().traits(t->type)->to_float),
-        kernels(set.attention(to_float ? GGML_TYPE_F32 : t->type)) {}
-
-    // Calls each(address, stride, first, count) for n rows starting at `from`, some rows at a time.
-    template <class F> void rows(int64_t share, int64_t from, int64_t n, float * floats, F each) const {
-        const char * at = (const char *) t->data + from * t->nb[1] + share % t->ne[2] * t->nb[2] + share / t->ne[2] * t->nb[3];
-        if (!to_float) {
-            each(at, t->nb[1], 0, n);
-            return;
-        }
-        for (int64_t first = 0; first < n; first += cache_rows) {
-            const int64_t count = std::min<int64_t>(cache_rows, n - first);
-            for (int64_t i = 0; i < count; i++) {
-                to_float(at + (first + i) * t->nb[1], floats + i * t->ne[0], t->ne[0]);
-            }
-            each((const char *) floats, t->ne[0] * sizeof(float), first, count);
+    cache(const kernel_set & set, const ggml_tensor * t) : t(t), own(set.attention(t->type)), floats(set.attention(GGML_TYPE_F32)) {
+        if (!own) {
+            to_float = ggml().traits(t->type)->to_float;
         }
     }
 
+    // The size of the memory that rows() uses, in floats.
+    int64_t scratch() const { return block_rows(sizeof(float)) * t->ne[0]; }
+
+    // Calls each(kernels, address, stride, first, count) for n rows starting at `from`, some rows at a time, for nc queries.
+    template <class F> void rows(int64_t share, int64_t from, int64_t n, int nc, float * memory, F each) const {
+        const char * at = (const char *) t->data + from * t->nb[1] + share % t->ne[2] * t->nb[2] + share / t->ne[2] * t->nb[3];
+        const bool converts = !own || (own->to_floats && nc > few_columns);
+        const int64_t step = converts ? block_rows(sizeof(float)) : nc > few_columns ? block_rows(t->nb[0]) : n;
+        for (int64_t first = 0; first < n; first += step) {
+            const int64_t count = std::min(step, n - first);
+            const char * block = at + first * t->nb[1];
+            if (!converts) {
+                each(*own, block, t->nb[1], first, count);
+                continue;
+            }
+            for (int64_t i = 0; i < count; i++) {
+                convert(block + i * t->nb[1], memory + i * t->ne[0]);
+            }
+            each(*floats, (const char *) memory, t->ne[0] * sizeof(float), first, count);
+        }
+    }
+
+private:
     const ggml_tensor * const t;
-    void (*const to_float)(const void *, float *, int64_t);
-    const attention_kernels * const kernels;
+    const attention_kernels * const own;  // for this type, or NULL
+    const attention_kernels * const floats;
+    void (*to_float)(const void *, float *, int64_t) = nullptr;
+
+    // Rows of a block of elements of so many bytes, as many as the kernels process together or more.
+    int64_t block_rows(size_t element) const { return std::max<int64_t>(block_bytes / (t->ne[0] * element) & ~3, 4); }
+
+    void convert(const char * row, float * to) const {
+        if (own) {
+            own->to_floats(t->ne[0], row, to);
+        } else {
+            to_float(row, to, t->ne[0]);
+        }
+    }
 };
 
 class attention {
 public:
     attention(const kernel_set & set, const ggml_tensor * dst) :
-        dst(dst), q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), sinks(dst->src[4]), keys(set, k),
-        values(set, v) {
+        dst(dst), q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), sinks(dst->src[4]),
+        steps(*set.attention(GGML_TYPE_F32)), keys(set, k), values(set, v) {
         memcpy(&scale,    (const float *) dst->op_params + 0, sizeof(float));
         memcpy(&max_bias, (const float *) dst->op_params + 1, sizeof(float));
         memcpy(&softcap,  (const float *) dst->op_params + 2, sizeof(float));
@@ -160,17 +184,17 @@ public:
     }
 
     // The size of the memory that attend() uses, in floats.
-    int64_t scratch() const { return scores_size + cache_rows * std::max(k->ne[0], v->ne[0]); }
+    int64_t scratch() const { return scores_size + std::max(keys.scratch(), values.scratch()); }
 
-    // Attention of up to LANES_COLS queries that share keys over a chunk; part[c] is the result of query c.
+    // Attention of up to most_at_once queries that share keys over a chunk; part[c] is the result of query c.
     void attend(int64_t share, int64_t chunk, const query * queries, int nc, partial * const * part, float * scores) const {
         const int64_t first = chunk * split;
         const range   in    = seen(queries, nc, { first, std::min<int64_t>(first + split, k->ne[1]) });
         const int64_t n     = in.to - in.from;
 
-        const void *  cols[LANES_COLS];
-        float *       s[LANES_COLS];
-        float *       mixed[LANES_COLS];
+        const void *  cols[most_at_once];
+        float *       s[most_at_once];
+        float *       mixed[most_at_once];
         for (int c = 0; c < nc; c++) {
             part[c]->clear(DV());
             cols[c]  = queries[c].q;
@@ -181,23 +205,23 @@ public:
             return;
         }
         float * floats = scores + scores_size;
-        keys.rows(share, in.from, n, floats, [&](const char * at, size_t stride, int64_t r, int64_t count) {
-            float * to[LANES_COLS];
-            std::transform(s, s + nc, to, [r](float * of) { return of + r; });
-            keys.kernels->keys(k->ne[0], at, stride, count, cols, to, nc);
+        keys.rows(share, in.from, n, nc, floats, [&](const attention_kernels & of, const char * at, size_t stride, int64_t r, int64_t count) {
+            float * to[most_at_once];
+            std::transform(s, s + nc, to, [r](float * of_query) { return of_query + r; });
+            of.keys(k->ne[0], at, stride, count, cols, to, nc);
         });
         for (int c = 0; c < nc; c++) {
             score(queries[c], in, s[c], *part[c], scores + c * split);
         }
-        values.rows(share, in.from, n, floats, [&](const char * at, size_t stride, int64_t r, int64_t count) {
-            const float * by[LANES_COLS];
-            std::transform(s, s + nc, by, [r](float * of) { return of + r; });
-            values.kernels->mix(DV(), at, stride, count, by, mixed, nc);
+        values.rows(share, in.from, n, nc, floats, [&](const attention_kernels & of, const char * at, size_t stride, int64_t r, int64_t count) {
+            const float * by[most_at_once];
+            std::transform(s, s + nc, by, [r](float * of_query) { return of_query + r; });
+            of.mix(DV(), at, stride, count, by, mixed, nc);
         });
     }
 
 private:
-    static constexpr int64_t scores_size = LANES_COLS * split;
+    static constexpr int64_t scores_size = most_at_once * split;
 
     const ggml_tensor * dst;
     const ggml_tensor * q;
@@ -205,6 +229,7 @@ private:
     const ggml_tensor * v;
     const ggml_tensor * mask;
     const ggml_tensor * sinks;
+    const attention_kernels & steps;  // those that are the same for all types
     const cache keys, values;
     float scale, max_bias, softcap;
 
@@ -228,14 +253,14 @@ private:
             by = 1.0f;
         }
         static const uint16_t unmasked[split] = {};
-        part.M = keys.kernels->scores(n, s, by, of.mask ? of.mask + in.from : unmasked, of.slope);
+        part.M = steps.scores(n, s, by, of.mask ? of.mask + in.from : unmasked, of.slope);
         if (part.M == -INFINITY) {
             std::fill(s, s + n, 0.0f);
             return;
         }
         std::fill(whole, s, -INFINITY);
         std::fill(s + n, whole + split, -INFINITY);
-        part.S = (float) keys.kernels->weights(split, whole, part.M);
+        part.S = (float) steps.weights(split, whole, part.M);
     }
 };
 
@@ -246,20 +271,21 @@ void few_queries(const task & task, const attention & all) {
     const int64_t pieces = all.shared() * chunks;
 
     // as few queries at a time as it takes to give each thread some
-    const int64_t at_once = std::clamp<int64_t>(nq * pieces / task.nth(), 1, LANES_COLS);
+    const int64_t at_once = std::clamp<int64_t>(nq * pieces / task.nth(), 1, most_at_once);
     const int64_t groups  = (nq + at_once - 1) / at_once;
 
-    // a thread computes neighbouring queries, which share their keys
+    // A thread computes neighbouring queries, which share their keys, and all heads of a chunk: their keys are side by side,
+    // and CPUs prefetch beyond those of one head.
     const int64_t first = task.first(groups * pieces), last = task.last(groups * pieces);
     float * memory = (float *) scratch((all.scratch() + (1 + (last - first) * at_once) * partial::floats(DV)) * sizeof(float));
     float * own    = memory + all.scratch() + partial::floats(DV);
     task.threads->publish(task.ith(), own);
 
     for (int64_t i = first; i < last; i++) {
-        const int64_t q0 = i % groups * at_once, share = i / groups / chunks, chunk = i / groups % chunks;
+        const int64_t q0 = i % groups * at_once, share = i / groups % all.shared(), chunk = i / groups / all.shared();
         const int nc = (int) std::min(at_once, nq - q0);
-        query     queries[LANES_COLS];
-        partial * part[LANES_COLS];
+        query     queries[most_at_once];
+        partial * part[most_at_once];
         for (int c = 0; c < nc; c++) {
             queries[c] = all.at(share, q0 + c);
             part[c]    = &partial_at(own, (i - first) * at_once + c, DV);
@@ -273,7 +299,7 @@ void few_queries(const task & task, const attention & all) {
         const int64_t share = i / nq, q = i % nq;
         sum.clear(DV);
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            const int64_t piece = (share * chunks + chunk) * groups + q / at_once;
+            const int64_t piece = (chunk * all.shared() + share) * groups + q / at_once;
             const int64_t owner = ((piece + 1) * task.nth() - 1) / (groups * pieces);  // the last whose share begins here or before
             const int64_t begin = groups * pieces * owner / task.nth();
             sum.join(partial_at((float *) task.threads->published(owner), (piece - begin) * at_once + q % at_once, DV), DV);
@@ -289,11 +315,11 @@ void many_queries(const task & task, const attention & all) {
     const int64_t DV = all.DV(), nq = all.per_share();
     const int64_t block  = std::clamp<int64_t>(all.shared() * nq / (4 * task.nth()), LANES_COLS, most);
     const int64_t blocks = (nq + block - 1) / block;
-    float * memory = (float *) scratch((all.scratch() + (most + LANES_COLS) * partial::floats(DV)) * sizeof(float));
+    float * memory = (float *) scratch((all.scratch() + (most + most_at_once) * partial::floats(DV)) * sizeof(float));
     float * sums   = memory + all.scratch();
 
-    partial * part[LANES_COLS];
-    for (int c = 0; c < LANES_COLS; c++) {
+    partial * part[most_at_once];
+    for (int c = 0; c < most_at_once; c++) {
         part[c] = &partial_at(sums, most + c, DV);
     }
     if (task.ith() == 0) {
@@ -309,8 +335,8 @@ void many_queries(const task & task, const attention & all) {
             partial_at(sums, j, DV).clear(DV);
         }
         for (int64_t chunk = 0; chunk < all.chunks(); chunk++) {
-            for (int64_t j = 0; j < n; j += LANES_COLS) {
-                const int nc = (int) std::min<int64_t>(LANES_COLS, n - j);
+            for (int64_t j = 0; j < n; j += most_at_once) {
+                const int nc = (int) std::min<int64_t>(most_at_once, n - j);
                 all.attend(share, chunk, queries + j, nc, part, memory);
                 for (int c = 0; c < nc; c++) {
                     partial_at(sums, j + c, DV).join(*part[c], DV);

@@ -34,7 +34,7 @@ COLUMNS = max(LARGE)
 MANY = (64, 257, 512)  # more than a call of the kernels takes
 THREADS = (1, 3)
 LENGTHS = (64, 300, 512, 513, 1100)  # of a KV cache
-CACHES = ("F16", "F32", "Q8_0", "BF16")
+CACHES = ("F16", "F32", "Q8_0", "BF16", "Q4_0", "Q5_1")
 # Those of the plugged-in library, see native/kernels
 OPERATIONS = (
     *("MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "GATED_DELTA_NET", "SSM_CONV", "CONCAT"),

@@ -80,8 +80,6 @@ template <class V> double attention_weights(int64_t n, float * s, float most) {
     return all;
 }
 
-constexpr int mix_block = 32;  // rows that are read again for the next floats, while they are in the L1 cache
-
 // Adds rows [0, nr) to the floats [d, d + K * V::floats) of M sums, which stay in registers.
 template <class V, class T, int K, int M>
 LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst) {
@@ -94,12 +92,12 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
         }
     }
     for (int64_t r = 0; r < nr; r++) {
-        const T * row = (const T *) (v + r * stride) + d;
-        fetch<K * V::floats * sizeof(T)>((const char *) row + mix_block * stride);
+        const T * row = (const T *) (v + r * stride);
+        fetch<K * V::floats * sizeof(T) / float_row<T>::per>((const char *) (row + d / float_row<T>::per) + V::mix_block * stride);
         typename V::F vk[K];
         LANES_UNROLL
         for (int k = 0; k < K; k++) {
-            vk[k] = float_row<T>::template load<V>(row + k * V::floats);
+            vk[k] = float_row<T>::template load<V>(row, (size_t) (d + k * V::floats));
         }
         LANES_UNROLL
         for (int m = 0; m < M; m++) {
@@ -119,12 +117,13 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
     }
 }
 
+// The next floats are taken from the same V::mix_block rows, while these are in the L1 cache.
 template <class V, class T, int M>
 void mix_columns(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst) {
     constexpr int K = V::float_rows;
-    for (int64_t r = 0; r < nr; r += mix_block) {
+    for (int64_t r = 0; r < nr; r += V::mix_block) {
         const char * at = v + r * stride;
-        const int64_t here = nr - r < mix_block ? nr - r : mix_block;
+        const int64_t here = nr - r < V::mix_block ? nr - r : V::mix_block;
         const float * pr[M];
         LANES_UNROLL
         for (int m = 0; m < M; m++) {
@@ -153,9 +152,15 @@ void attention_mix(int64_t n, const char * v, size_t stride, int64_t nr, const f
     }
 }
 
+template <class V, class T> void row_to_floats(int64_t n, const char * row, float * y) {
+    for (int64_t i = 0; i < n; i += V::floats) {
+        V::store_f32(y + i, float_row<T>::template load<V>((const T *) row, (size_t) i));
+    }
+}
+
 template <class V, class T> const attention_kernels * attention_steps() {
     static const attention_kernels kernels = { V::floats, float_mul_mat<V, T>, attention_scores<V>, attention_weights<V>,
-                                               attention_mix<V, T> };
+                                               attention_mix<V, T>, float_row<T>::per > 1 ? row_to_floats<V, T> : nullptr };
     return &kernels;
 }
 

@@ -50,6 +50,9 @@ template <class V> const attention_kernels * attention_of(ggml_type type) {
     switch (type) {
         case GGML_TYPE_F32:    return attention_steps<V, float>();
         case GGML_TYPE_F16:    return attention_steps<V, f16>();
+        case GGML_TYPE_BF16:   return attention_steps<V, bf16>();
+        case GGML_TYPE_Q8_0:   return attention_steps<V, block_q8_0>();
+        case GGML_TYPE_Q4_0:   return attention_steps<V, block_q4_0>();
         default:               return nullptr;
     }
 }

@@ -91,13 +91,16 @@ struct v256 {
     LANES_INLINE F half_first(I a) { return half_lo(_mm256_shuffle_epi32(a, 0)); }
     LANES_INLINE F half_lo(I a) { return half_hi(_mm256_slli_epi32(a, 16)); }
 
-    static constexpr int floats = 8, float_rows = 2;
+    static constexpr int floats = 8, float_rows = 2, mix_block = 16;
     LANES_INLINE F load_f32(const void * p) { return _mm256_loadu_ps((const float *) p); }
     LANES_INLINE void store_f32(float * p, F a) { _mm256_storeu_ps(p, a); }
     LANES_INLINE F load_f16(const void * p) { return _mm256_cvtph_ps(load((const char *) p)); }
     LANES_INLINE F load_bf16(const void * p) {
         return as_float(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load((const char *) p)), 16));
     }
+    LANES_INLINE I load_i8(const void * p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
+    LANES_INLINE I load_u8(const void * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p)); }
+    LANES_INLINE F set_half(uint16_t x) { return setf(_cvtsh_ss(x)); }
     LANES_INLINE float sum(F a) {
         const __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         const __m128 y = _mm_add_ps(x, _mm_movehl_ps(x, x));

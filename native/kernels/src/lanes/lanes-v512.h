@@ -91,13 +91,16 @@ struct v512 {
     LANES_INLINE F half_first(I a) { return half_lo(_mm512_shuffle_epi32(a, _MM_PERM_AAAA)); }
     LANES_INLINE F half_hi(I a) { return half_lo(_mm512_srli_epi32(a, 16)); }
 
-    static constexpr int floats = 16, float_rows = 4;
+    static constexpr int floats = 16, float_rows = 4, mix_block = 32;
     LANES_INLINE F load_f32(const void * p) { return _mm512_loadu_ps(p); }
     LANES_INLINE void store_f32(float * p, F a) { _mm512_storeu_ps(p, a); }
     LANES_INLINE F load_f16(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
     LANES_INLINE F load_bf16(const void * p) {
         return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) p)), 16));
     }
+    LANES_INLINE I load_i8(const void * p) { return _mm512_cvtepi8_epi32(load((const char *) p)); }
+    LANES_INLINE I load_u8(const void * p) { return _mm512_cvtepu8_epi32(load((const char *) p)); }
+    LANES_INLINE F set_half(uint16_t x) { return setf(_cvtsh_ss(x)); }
     LANES_INLINE float sum(F a) { return _mm512_reduce_add_ps(a); }
 
     // 2^n for whole numbers n <= 0; 0 where that is less than the smallest number

@@ -36,8 +36,9 @@ struct attention_kernels {
     float (*scores)(int64_t n, float * s, float scale, const uint16_t * mask, float slope);
     // s = exp(s - most) for n scores, a multiple of `floats`; their sum
     double (*weights)(int64_t n, float * s, float most);
-    // dst[c] += p[c][r] * row r of v, for 0 <= r < nr in this order, 0 <= c < nc <= LANES_COLS
+    // dst[c] += p[c][r] * row r of v, for 0 <= r < nr in this order, 0 <= c < nc
     void (*mix)(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst, int nc);
+    void (*to_floats)(int64_t n, const char * row, float * y);  // of n elements; NULL for types that are no quants
 };
 
 struct delta_net_head;
