@@ -4,13 +4,13 @@
         [--tokens 1,4,16] [--heads 8] [--kv-heads 2] [--size 256] [--threads 2] [--rounds 3]
         [--kernels FILE]
 
-The last TOKENS of a context attend to all of it, in a layer with the heads of the 0.8B model. A graph
-has as many layers as it takes to exceed the caches of the CPU, each with keys and values of its own,
-which lie in memory as llama.cpp keeps them. ggml is that of llama-cpp-python; FILE is the library of
-kernels (default: the installed one). Both are processes of their own and alternate in each round.
-The table shows medians of the rounds, each the best of 5: microseconds of a layer, the time with the
-kernels relative to ggml's, and which share of the speed of plain reading the kernels read keys and
-values with.
+The last TOKENS of a context attend to all of it, in a layer with the heads of the 0.8B model. A
+graph has as many layers as it takes to exceed the CPU's caches, each with keys and values of its
+own, which lie in memory as llama.cpp keeps them. ggml is that of llama-cpp-python; FILE is the
+library of kernels (default: the installed one). Both are processes of their own and alternate in
+each round. The table shows medians of the rounds, each the best of 5: microseconds of a layer, the
+time with the kernels relative to ggml's, and the share of the speed of plain reading at which the
+kernels read keys and values.
 """
 
 from __future__ import annotations
