@@ -83,12 +83,12 @@ def convert(
         ),
     ] = DEFAULT_QUANT,
     also: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--also",
             metavar="MIX,…",
             rich_help_panel=_PRECISION,
-            help="Also write a file in each of these mixes, reading MODEL once.",
+            help="Also write a file in each of these mixes, reading MODEL once; repeatable.",
         ),
     ] = None,
     mtp_f16: MtpF16 = False,
@@ -207,6 +207,16 @@ def convert(
             help="Write only the vision tower, an mmproj file for llama.cpp.",
         ),
     ] = False,
+    sidecar: Annotated[
+        str | None,
+        typer.Option(
+            "--sidecar",
+            metavar="MIX",
+            rich_help_panel=HEAD,
+            help="Also write the head by itself in this mix, an mtp- file for llama-server's -md.",
+            autocompletion=_complete_mix,
+        ),
+    ] = None,
     revision: Revision = None,
     tokenizer_pre: Annotated[
         str | None,
@@ -293,7 +303,7 @@ def convert(
         model,
         output,
         quant=quant,
-        also=also.split(",") if also is not None else (),
+        also=[mix for mixes in also or () for mix in mixes.split(",")],
         mtp_f16=mtp_f16,
         mtp_type=mtp_type,
         no_mtp=no_mtp,
@@ -311,6 +321,7 @@ def convert(
         fastmtp_ids=fastmtp_ids,
         mmproj=mmproj,
         mmproj_only=mmproj_only,
+        sidecar=sidecar,
         revision=revision,
         tokenizer_pre=tokenizer_pre,
         split_max_size=parse_bytes(split_max_size) if split_max_size else None,

@@ -15,6 +15,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.new_file import head_warnings
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.progress import QUIET, Progress
+from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.system import MAX_THREADS, CoreMeter
 
 from .blueprint import HeadChoice
@@ -90,6 +91,7 @@ def convert(
     fastmtp_ids: StrPath | None = None,
     mmproj: str | None = None,
     mmproj_only: bool = False,
+    sidecar: str | None = None,
     revision: str | None = None,
     tokenizer_pre: str | None = None,
     split_max_size: int | None = None,
@@ -110,6 +112,7 @@ def convert(
         model: A folder, OWNER/NAME on the hub, or a GGUF.
         output: A file, or an existing folder; None for the current folder.
         also: Further mixes, each written to a file of its own.
+        sidecar: The mix of a further file with the head alone.
         mtp_from: The option --from: another model, whose head is taken.
         tensor_type: REGEX=TYPE, one or several.
         target_size, split_max_size: In bytes.
@@ -141,14 +144,19 @@ def convert(
     layout = _layout(fastmtp_layout)
     if no_mtp and (head_only or mtp_from or head_name or draft.wanted):
         raise OptionError("--no-mtp cannot be combined with other options for the head")
-    sidecar = layout is DraftLayout.SIDECAR
     if layout is not DraftLayout.IDS and not draft.wanted:
         raise OptionError(f"--fastmtp-layout {layout.value} needs --fastmtp")
     head = HeadChoice.WITH_TRUNK
-    if head_only or sidecar:
+    if head_only or layout is DraftLayout.SIDECAR:
         head = HeadChoice.ALONE
     elif no_mtp:
         head = HeadChoice.NONE
+    if sidecar is not None and (head is not HeadChoice.WITH_TRUNK or mmproj_only):
+        raise OptionError("--sidecar cannot be combined with other choices of what is written")
+    if sidecar is not None and is_gguf(model):
+        raise OptionError(
+            f"--sidecar needs a checkpoint; for a GGUF: mtp-gguf extract {quoted(model)}"
+        )
     if mmproj_only:
         others = (head_only, no_mtp, mtp_from, draft.wanted, head_name, also, imatrix)
         if any((*others, tensor_type, split_max_size)):
@@ -164,7 +172,7 @@ def convert(
     target = Target(target_size, target_bpw, target_kld)
     if [target_size, target_bpw, target_kld].count(None) < 2:
         raise OptionError("--target-size, --target-bpw and --target-kld contradict each other")
-    if (target.wanted or recipe) and (also or head_only or sidecar or mmproj_only):
+    if (target.wanted or recipe) and (also or sidecar or head is HeadChoice.ALONE or mmproj_only):
         raise OptionError(
             "a target or --recipe cannot be combined with --also, --mmproj-only or a head alone"
         )
@@ -172,6 +180,7 @@ def convert(
         quant=precisions[0],
         also=precisions[1:],
         mmproj=tower_type,
+        sidecar=_mix(sidecar, "--sidecar") if sidecar is not None else None,
         head=head,
         head_type=head_type,
         overrides=overrides,
@@ -246,15 +255,19 @@ def _compared(
 def _precisions(quant: str, also: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested mixes, that of the first file first."""
     asked = [("--quant", quant), *(("--also", name) for name in also)]
-    for option, name in asked:
-        if name.upper() not in FILE_TYPES:
-            raise OptionError(unknown_name(name, FILE_TYPES), option)
-    names = tuple(name.upper() for _, name in asked)
+    names = tuple(_mix(name, option) for option, name in asked)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise OptionError(
             f"expected each mix once, including that of --quant; found {twice[0]} again", "--also"
         )
     return names
+
+
+def _mix(name: str, option: str) -> str:
+    """Return the key of FILE_TYPES that an option names, in any case."""
+    if name.upper() not in FILE_TYPES:
+        raise OptionError(unknown_name(name, FILE_TYPES), option)
+    return name.upper()
 
 
 def _run(conversion: Planned, threads: int | None, progress: Progress) -> Outcome:

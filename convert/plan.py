@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.head import part_of
+from mtp_gguf.gguf_tools.head import block_of, part_of
+from mtp_gguf.gguf_tools.head_files import PREFIX as HEAD_PREFIX
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import shard_path
 from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, Q8_0, TensorType
@@ -46,7 +47,8 @@ class Request:
 
     head_type: of the head's matrices; None for that of an unquantized base, or else Q8_0.
     also: further precisions, each written to a separate file next to the first.
-    mmproj: type of the mmproj file; None without one.
+    mmproj: type of the mmproj file; None without one. sidecar: precision of a file with the head
+    alone; None without one.
     """
 
     quant: str
@@ -54,6 +56,7 @@ class Request:
     head_type: TensorType | None = None
     also: tuple[str, ...] = ()
     mmproj: TensorType | None = None
+    sidecar: str | None = None
     overrides: tuple[Override, ...] = ()
     imatrix: Imatrix | None = None
     draft: DraftRequest | None = None
@@ -125,6 +128,11 @@ class Plan:
         """All tensors in file order."""
         for shard in self.shards:
             yield from shard.tensors
+
+    @property
+    def has_trunk(self) -> bool:
+        """Whether this is a file of the model, and not of its head or vision tower alone."""
+        return any(t.part == "base" and block_of(t.spec.name) is not None for t in self.tensors)
 
     @property
     def size(self) -> int:
@@ -259,9 +267,17 @@ def output_path(request: Request, metadata: Mapping[str, Value | RawValue], quan
     """The output path: the requested file, or a file named after the model in that folder."""
     output = request.output or Path()
     if output.is_dir():
-        prefix = "mtp-" if request.head is HeadChoice.ALONE else ""
+        prefix = HEAD_PREFIX if request.head is HeadChoice.ALONE else ""
         return output / f"{prefix}{file_stem(metadata, quant)}.gguf"
     return output if quant == request.quant else path_of_another(output, request.quant, quant)
+
+
+def sidecar_path(request: Request, metadata: Mapping[str, Value | RawValue], quant: str) -> Path:
+    """The path of a file with the head alone, named after the model's in the same precision."""
+    path = output_path(request, metadata, request.quant)
+    if quant != request.quant:
+        path = path_of_another(path, request.quant, quant)
+    return path.with_name(HEAD_PREFIX + path.name)
 
 
 def path_of_another(output: Path, quant: str, other: str) -> Path:

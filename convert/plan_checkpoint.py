@@ -28,6 +28,7 @@ from .plan import (
     imatrix_metadata,
     output_path,
     plans_of,
+    sidecar_path,
 )
 from .plan_mmproj import plan_mmproj
 from .precision import FILE_TYPES
@@ -43,7 +44,8 @@ from .weights import Nvfp4Weight
 def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     """Decide everything about a conversion; all errors of the request are raised here.
 
-    The plan of an mmproj file comes last.
+    The plan of a file with the head alone comes after those of the model, that of an mmproj file
+    last.
     """
     vision = () if request.mmproj is None else (plan_mmproj(checkpoint, request),)
     if request.head is HeadChoice.VISION:
@@ -52,7 +54,25 @@ def make_plans(checkpoint: Checkpoint, request: Request) -> tuple[Plan, ...]:
     if vision:
         skipped = {name: why for name, why in content.skipped.items() if not is_vision(name)}
         content = replace(content, skipped=skipped)
-    return (*plans_of(content, request), *vision)
+    return (*plans_of(content, request), *_sidecar(checkpoint, request, content), *vision)
+
+
+def _sidecar(checkpoint: Checkpoint, request: Request, whole: Content) -> tuple[Plan, ...]:
+    """The plan of the file with the head alone, if one is requested.
+
+    whole: the contents of the model, which have the skipped tensors.
+    """
+    if request.sidecar is None:
+        return ()
+    asked = replace(
+        request,
+        quant=request.sidecar,
+        also=(),
+        head=HeadChoice.ALONE,
+        output=sidecar_path(request, whole.metadata, request.sidecar),
+    )
+    content = replace(make_content(checkpoint, asked), skipped={})
+    return plans_of(content, asked)
 
 
 def make_content(checkpoint: Checkpoint, request: Request) -> Content:

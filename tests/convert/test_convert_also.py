@@ -34,7 +34,8 @@ def test_each_is_the_file_of_a_run_of_its_own(
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", spec)
     options = ["--mtp-type", "Q6_K", "--fastmtp", "100", "--imatrix", imatrix]
     options += ["--fastmtp-layout", "table", "--tensor-type", "ffn_up=Q8_0"]
-    arguments = [model, "-o", output / "x.gguf", "--threads", threads, "--also", ",".join(ALSO)]
+    also = ["--also", ",".join(ALSO[:2]), "--also", ALSO[2]]
+    arguments = [model, "-o", output / "x.gguf", "--threads", threads, *also]
     result = invoke("convert", *arguments, *options)
     assert result.exit_code == 0, result.output
     names = {"Q4_K_M": "x.gguf", **{quant: f"x-{quant}.gguf" for quant in ALSO}}
@@ -44,6 +45,29 @@ def test_each_is_the_file_of_a_run_of_its_own(
         assert files[name] == alone(model, tmp_path / "alone.gguf", quant, *options), quant
         assert f"{output / name}: " in result.stdout
         assert f"{quant}:\n" in result.stdout
+
+
+def test_the_head_by_itself(models: Models, output: Path, tmp_path: Path) -> None:
+    model = models.checkpoint(MIXTURE)
+    head = ["--mtp-type", "Q6_K", "--fastmtp", "100"]
+    words = [model, "-o", output, "--also", "Q5_K_M", "--sidecar", "Q5_K_M", *head]
+    plan = json.loads(invoke("convert", *words, "--dry-run", "--json").stdout)
+    assert not held(output)
+    assert invoke("convert", *words).exit_code == 0
+    _, trunk, sidecar = (Path(p["files"][0]["path"]) for p in (plan, *plan["also"]))
+    assert len(held(output)) == 3
+    assert sidecar.name == f"mtp-{trunk.name}"
+    assert sidecar.read_bytes() == alone(model, tmp_path / "x.gguf", "Q5_K_M", "--head-only", *head)
+
+
+def test_a_head_by_itself_needs_a_checkpoint_with_one(models: Models, output: Path) -> None:
+    gguf = output.parent / "x-F16.gguf"
+    converted(models.checkpoint(SMALL), gguf, "--quant", "F16")
+    for words in ((gguf,), (models.checkpoint(SMALL), "--no-mtp"), (gguf, "--mmproj-only")):
+        done = invoke("convert", *words, "-o", output / "x.gguf", "--sidecar", "Q8_0")
+        assert done.exit_code in (1, 2)
+        assert "--sidecar" in done.stderr
+    assert not held(output)
 
 
 def test_from_a_gguf_and_in_shards(models: Models, output: Path, tmp_path: Path) -> None:
