@@ -219,7 +219,7 @@ def process(
 
     taking = threading.Lock()
     threads = [threading.Thread(target=worker, name=f"convert-{i}") for i in range(workers)]
-    with ReadAhead(part.extents for _, part in left) as ahead:
+    with ReadAhead([part.extents for _, part in left]) as ahead:
         try:
             for thread in threads:
                 thread.start()

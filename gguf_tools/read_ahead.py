@@ -2,13 +2,14 @@
 
 Each step names the bytes that it will read. Chunks of the files are fetched in the order in which
 steps need them, a window ahead of the steps that have begun, and dropped after their last step.
-So each byte is fetched once, and memory stays bounded whatever the size of the files. A file of
-which every chunk is fetched is compared with the SHA-256 that the hub states.
+So each byte is fetched once, and no other ones, and memory stays bounded whatever the size of the
+files. A file of which every chunk is read is fetched whole and compared with the SHA-256 that the
+hub states.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from hashlib import sha256
@@ -38,7 +39,7 @@ class ReadAhead:
     called from several threads.
     """
 
-    def __init__(self, steps: Iterable[Sequence[Span]]) -> None:
+    def __init__(self, steps: Sequence[Sequence[Span]]) -> None:
         self._keys = [_chunks(spans) for spans in steps]
         self._uses = Counter(key for keys in self._keys for key in keys)
         self._order = list(self._uses)  # in the order of first use
@@ -52,6 +53,7 @@ class ReadAhead:
             for source, count in Counter(source for source, _ in self._order).items()
             if source.sha256 is not None and count == -(-source.size // CHUNK_BYTES)
         }
+        self._needed = _needed(steps, self._digests)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # Daemons, because a thread that waits for a silent server must not keep the program.
         for number in range(CONNECTIONS):
@@ -87,7 +89,7 @@ class ReadAhead:
                 source, index = self._order[place]
                 self._unfinished.add(place)
                 future: Future[bytes] = Future()
-                source.hold(index, _Chunk(future, self._stop))
+                source.hold(index, _Chunk(self._needed[source, index][0], future, self._stop))
                 self._jobs.put((place, future))
             self._submitted = max(self._submitted, target)
 
@@ -114,12 +116,13 @@ class ReadAhead:
 
     def _fetch(self, place: int) -> bytes:
         source, index = self._order[place]
-        start = index * CHUNK_BYTES
+        start, stop = self._needed[source, index]
+        first = index * CHUNK_BYTES
         try:
             if self._stop.is_set():
                 raise RemoteError(f"{source.name}: stopped")
             data = bytearray()
-            for piece in source.pieces(start, min(CHUNK_BYTES, source.size - start)):
+            for piece in source.pieces(first + start, stop - start):
                 if self._stop.is_set():
                     raise RemoteError(f"{source.name}: stopped")
                 data += piece
@@ -140,7 +143,8 @@ class ReadAhead:
 class _Chunk:
     """A chunk that is being fetched."""
 
-    def __init__(self, future: "Future[bytes]", stop: threading.Event) -> None:
+    def __init__(self, start: int, future: "Future[bytes]", stop: threading.Event) -> None:
+        self.start = start
         self._future = future
         self._stop = stop
 
@@ -189,3 +193,23 @@ def _chunks(spans: Sequence[Span]) -> list[_Key]:
         for index in range(start // CHUNK_BYTES, (stop - 1) // CHUNK_BYTES + 1)
     )
     return list(dict.fromkeys(keys))
+
+
+def _needed(
+    steps: Iterable[Sequence[Span]], whole: Container[RemoteSource]
+) -> dict[_Key, tuple[int, int]]:
+    """What is read of each chunk, as its first byte and the one after its last, within the chunk.
+
+    whole: the sources of which everything is needed.
+    """
+    needed: dict[_Key, tuple[int, int]] = {}
+    for source, start, stop in (span for spans in steps for span in spans):
+        for key in _chunks([(source, start, stop)]):
+            first = key[1] * CHUNK_BYTES
+            size = min(CHUNK_BYTES, key[0].size - first)
+            low, high = max(start - first, 0), min(stop - first, size)
+            if key[0] in whole:
+                low, high = 0, size
+            known = needed.get(key, (low, high))
+            needed[key] = min(known[0], low), max(known[1], high)
+    return needed

@@ -191,7 +191,9 @@ def open_remote_model(text: str) -> Model:
 
 
 class Chunk(Protocol):
-    """Bytes of a file that are being fetched."""
+    """Bytes of a file that are being fetched. start: the first one's place in the chunk."""
+
+    start: int
 
     def result(self) -> bytes:
         """The bytes, once they are here."""
@@ -269,19 +271,21 @@ class RemoteSource:
         while done < len(buffer):
             index, skip = divmod(offset + done, CHUNK_BYTES)
             chunk = self._chunks.get(index)
-            if chunk is None:
+            part = memoryview(b"")
+            if chunk is not None and skip >= chunk.start:
+                skip -= chunk.start
+                part = memoryview(chunk.result())[skip : skip + len(buffer) - done]
+            if not part:
                 buffer[done:] = self.read(offset + done, len(buffer) - done)
                 return
-            part = memoryview(chunk.result())[skip : skip + len(buffer) - done]
-            if not part:
-                raise FormatError(
-                    f"{self.name}: the file ends at byte {self.size}, data is missing"
-                )
             buffer[done : done + len(part)] = part
             done += len(part)
 
     def hold(self, index: int, chunk: Chunk) -> None:
-        """Take reads within the chunk of this index, of CHUNK_BYTES bytes, from `chunk`."""
+        """Take reads within the chunk of this index from `chunk`, as far as it has the bytes.
+
+        A chunk is one of CHUNK_BYTES bytes of the file, of which `chunk` may have a part.
+        """
         self._chunks[index] = chunk
 
     def drop(self, index: int) -> None:

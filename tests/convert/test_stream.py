@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from socket import SO_LINGER, SOL_SOCKET
@@ -124,12 +125,38 @@ CASES = [
 def test_the_bytes_of_the_local_conversion(
     spec: Spec, layout: DraftLayout | None, models: Models, output: Path
 ) -> None:
+    """All files from one read; with the whole head, a file of the head alone is one of them."""
     folder = models.checkpoint(spec)
-    asked = request(output, layout)
+    asked = request(output, layout, sidecar=None if layout else "Q8_0")
     with Web(folder) as web:
         convert(from_web(folder, web, hashes_of(folder)), asked)
     assert held(output) == local(folder, asked)
+    assert len(held(output)) == (2 if layout else 3)
     check_read_once(web)
+
+
+def test_only_bytes_that_are_read_are_fetched(models: Models) -> None:
+    """A unit of a cluster shares chunks with others."""
+    folder = models.checkpoint(KINDS[0])
+    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = path.read_bytes()
+    bounds = (10_000, 60_000, 130_000)
+    assert len(data) > bounds[-1]
+    with Web(folder) as web:
+        source = RemoteSource(web.url(path.name), sha256=sha256(data).hexdigest())
+        before = len(web.asked)
+        steps = [[(source, *span)] for span in pairwise(bounds)]
+        buffer = bytearray(bounds[-1] - bounds[0])
+        with read_ahead.ReadAhead(steps) as ahead:
+            ahead.begin(0)
+            ahead.begin(1)
+            source.read_into(bounds[0], memoryview(buffer))
+            asked = sorted(a.range for a in web.asked[before:] if a.range)
+            source.read_into(5_000, memoryview(elsewhere := bytearray(10_000)))
+            ahead.check()
+    assert buffer == data[bounds[0] : bounds[-1]]
+    assert elsewhere == data[5_000:15_000]
+    assert asked == [(10_000, CHUNK - 1), (CHUNK, 2 * CHUNK - 1), (2 * CHUNK, 129_999)]
 
 
 def troubled(chance: random.Random) -> Behaviour:
