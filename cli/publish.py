@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,13 +19,16 @@ from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.text import human_bytes, printable
 from mtp_gguf.gguf_tools.text_files import whole_texts
 
-from .options import AsJson, Revision, Threads, usage_of
+from .options import AsJson, Revision, Threads, parse_bytes, usage_of
 from .progress import byte_progress, reports_errors, say
 from .quality_run import measure_quality
 
 if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+
     from mtp_gguf.publish.catalogue import Entry
     from mtp_gguf.publish.cluster import Cluster
+    from mtp_gguf.publish.file_units import FileUnit
     from mtp_gguf.publish.release import Record, Release
 
 _CARD = "README.md"
@@ -40,6 +43,8 @@ class _Options:
 
     types: list[str]
     imatrix: Path | None
+    sidecar: str | None
+    split: int
     text: str
     chunks: int | None
     revision: str | None
@@ -47,6 +52,8 @@ class _Options:
     public: bool
     replace: bool
     no_upload: bool
+    worker_upload: bool
+    remove_local: bool
     dry_run: bool
     as_json: bool
 
@@ -91,6 +98,22 @@ def publish(
         Path | None,
         typer.Option("--imatrix", metavar="FILE", help="Quantize by this importance matrix."),
     ] = None,
+    sidecar: Annotated[
+        str | None,
+        typer.Option(
+            "--sidecar",
+            metavar="MIX",
+            help="Also write the head by itself in this mix, an mtp- file for llama-server's -md.",
+        ),
+    ] = None,
+    split_max_size: Annotated[
+        str,
+        typer.Option(
+            "--split-max-size",
+            metavar="N(K|M|G)",
+            help="Split files into shards of at most this size.",
+        ),
+    ] = "50G",
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -113,6 +136,14 @@ def publish(
             "processes here.",
         ),
     ] = None,
+    worker_upload: Annotated[
+        bool,
+        typer.Option(
+            "--worker-upload",
+            help="Let each worker of --cluster write whole files and upload them; no folder is "
+            "shared.",
+        ),
+    ] = False,
     revision: Revision = None,
     threads: Threads = None,
     public: Annotated[
@@ -123,6 +154,13 @@ def publish(
     ] = False,
     no_upload: Annotated[
         bool, typer.Option("--no-upload", help="Keep everything in the folder.")
+    ] = False,
+    remove_local: Annotated[
+        bool,
+        typer.Option(
+            "--remove-local",
+            help="Remove the GGUFs of a model from the folder once all of them are uploaded.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the model card; write nothing.")
@@ -150,19 +188,32 @@ def publish(
         raise typer.BadParameter("expected either SOURCE or --list FILE", param_hint="--list")
     if catalogue is not None and revision is not None:
         raise typer.BadParameter("write SOURCE@REVISION in the list", param_hint="--revision")
-    contents = "".join(whole_texts(text)) if text else ""
+    if no_upload and (worker_upload or remove_local):
+        raise typer.BadParameter(
+            "expected an upload with --worker-upload and --remove-local", param_hint="--no-upload"
+        )
+    if worker_upload and cluster is None:
+        raise typer.BadParameter("needs --cluster", param_hint="--worker-upload")
+    if worker_upload and text:
+        raise typer.BadParameter(
+            "--worker-upload leaves no files here to measure", param_hint="--text"
+        )
     options = _Options(
-        names,
-        imatrix,
-        contents,
-        chunks,
-        revision,
-        threads,
-        public,
-        replace,
-        no_upload,
-        dry_run,
-        as_json,
+        types=names,
+        imatrix=imatrix,
+        sidecar=_mix(sidecar, "--sidecar") if sidecar is not None else None,
+        split=parse_bytes(split_max_size),
+        text="".join(whole_texts(text)) if text else "",
+        chunks=chunks,
+        revision=revision,
+        threads=threads,
+        public=public,
+        replace=replace,
+        no_upload=no_upload,
+        worker_upload=worker_upload,
+        remove_local=remove_local,
+        dry_run=dry_run,
+        as_json=as_json,
     )
     from mtp_gguf.publish.catalogue import read_catalogue  # noqa: PLC0415  (NumPy is slow)
 
@@ -252,7 +303,7 @@ def _publish(
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.publish.card import card_of  # noqa: PLC0415
     from mtp_gguf.publish.release import open_record, plan_release  # noqa: PLC0415
-    from mtp_gguf.publish.upload import check_repository, upload  # noqa: PLC0415
+    from mtp_gguf.publish.upload import check_repository  # noqa: PLC0415
 
     target = entry.repository
     with open_model(
@@ -266,11 +317,19 @@ def _publish(
         if not options.dry_run:
             _make(folder, parents)
         importance = read_imatrix(options.imatrix) if options.imatrix else None
-        release = plan_release(entry.source, checkpoint, options.types, folder, importance)
+        release = plan_release(
+            entry.source,
+            checkpoint,
+            options.types,
+            folder,
+            importance,
+            options.sidecar,
+            options.split,
+        )
         card = str(card_of(release, target))
         if options.dry_run:
             if not options.as_json:
-                typer.echo(_text(release))
+                typer.echo(_text(release, folder))
                 typer.echo(_printable_lines(card))
             return _fields(release, card)
         record = open_record(release)
@@ -278,26 +337,22 @@ def _publish(
             [] if options.no_upload else check_repository(target, record, replace=options.replace)
         )
         try:
-            _convert(release, record, options.threads, cluster)
+            if options.no_upload or not _is_published(release, target, record):
+                if options.worker_upload:
+                    assert cluster is not None
+                    _make_on_workers(release, target, found, record, options, cluster)
+                else:
+                    _convert(release, record, options.threads, cluster)
             if options.text:
                 _measure(release, record, options)
                 card = str(card_of(release, target, record.measured))
             _write_card(folder / _CARD, card)
             if not options.no_upload:
-                upload(
-                    target,
-                    [*release.paths, folder / _CARD],
-                    found,
-                    record,
-                    lambda path: say(
-                        f"mtp-gguf: upload {path.name}, {human_bytes(path.stat().st_size)}"
-                    ),
-                    private=not options.public,
-                )
+                _upload(release, target, found, record, options)
         except KeyboardInterrupt:
             raise Interrupted("the same command goes on from here") from None
     if not options.as_json:
-        typer.echo(_text(release))
+        typer.echo(_text(release, PurePosixPath(target) if options.worker_upload else folder))
         for name, warnings in record.diagnosed.items():
             for warning in warnings:
                 typer.echo(printable(f"warning: {name}: {warning}"))
@@ -310,17 +365,21 @@ def _publish(
 
 def _types(text: str) -> list[str]:
     """Return the keys of FILE_TYPES that --types names."""
-    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415
-
-    names = [name.strip().upper() for name in text.split(",")]
-    for name in names:
-        if name not in FILE_TYPES:
-            raise typer.BadParameter(unknown_name(name, FILE_TYPES), param_hint="--types")
+    names = [_mix(name.strip(), "--types") for name in text.split(",")]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise typer.BadParameter(
             f"expected each mix once, found {twice[0]} again", param_hint="--types"
         )
     return names
+
+
+def _mix(name: str, option: str) -> str:
+    """Return the key of FILE_TYPES that an option names, in any case."""
+    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415
+
+    if name.upper() not in FILE_TYPES:
+        raise typer.BadParameter(unknown_name(name, FILE_TYPES), param_hint=option)
+    return name.upper()
 
 
 def _make(folder: Path, parents: bool) -> None:
@@ -356,6 +415,70 @@ def _convert(
     diagnose_files(release, record)
 
 
+def _is_published(release: "Release", target: str, record: "Record") -> bool:
+    """Whether all files are on the hub and were examined, wherever they are here."""
+    from mtp_gguf.publish.upload import is_published  # noqa: PLC0415
+
+    examined = {plan.shards[0].path.name for plan in release.models} <= record.diagnosed.keys()
+    return examined and is_published(target, [path.name for path in release.paths], record)
+
+
+def _make_on_workers(
+    release: "Release",
+    target: str,
+    found: "Sequence[str]",
+    record: "Record",
+    options: _Options,
+    cluster: "Cluster",
+) -> None:
+    """Let the workers write and upload the files that the repository lacks, and examine them."""
+    from mtp_gguf.publish.file_units import file_units  # noqa: PLC0415
+    from mtp_gguf.publish.release import diagnose_files  # noqa: PLC0415
+    from mtp_gguf.publish.upload import open_repository, publish_sent  # noqa: PLC0415
+
+    names = [path.name for path in release.paths]
+    private = not options.public
+    present = open_repository(target, [*names, _CARD], found, record, private=private)
+    done = {n for n in names if n in present and record.uploaded.get(n) == present[n]}
+    sizes = {shard.path.name: shard.layout.size for plan in release.plans for shard in plan.shards}
+    with byte_progress("convert and upload", sum(sizes.values())) as progress:
+        progress(sum(sizes[name] for name in done))
+        for name in {*names} - done:
+            record.diagnosed.pop(name, None)
+
+        def sent(unit: "FileUnit", operation: "CommitOperationAdd") -> None:
+            publish_sent(target, operation, record)
+            progress(unit.nbytes)
+
+        cluster.make_files(file_units(release, target, done), sent)
+    diagnose_files(release, record, target)
+
+
+def _upload(
+    release: "Release",
+    target: str,
+    found: "Sequence[str]",
+    record: "Record",
+    options: _Options,
+) -> None:
+    """Upload the files that the repository lacks, and remove them here if that is wanted."""
+    from mtp_gguf.publish.upload import open_repository, upload  # noqa: PLC0415
+
+    paths = [*release.paths, release.folder / _CARD]
+    names = [path.name for path in paths]
+    present = open_repository(target, names, found, record, private=not options.public)
+    upload(
+        target,
+        paths,
+        present,
+        record,
+        lambda path: say(f"mtp-gguf: upload {path.name}, {human_bytes(path.stat().st_size)}"),
+    )
+    if options.remove_local:
+        for path in release.paths:
+            path.unlink(missing_ok=True)
+
+
 def _measure(release: "Release", record: "Record", options: _Options) -> None:
     """Compare the files of all types with that of most bits, unless the record has the figures."""
     from mtp_gguf.gguf_tools.process_memory import free_memory  # noqa: PLC0415
@@ -363,6 +486,9 @@ def _measure(release: "Release", record: "Record", options: _Options) -> None:
     plans = sorted(release.models, key=lambda plan: -plan.size)
     key = sha256(f"{options.chunks} {options.text}".encode()).hexdigest()
     if record.measured.get("text") == key or len(plans) < 2:
+        return
+    if not all(path.is_file() for path in release.paths):
+        say(f"mtp-gguf: {release.source}: not measured: its files were removed after the upload")
         return
     if plans[0].size > free_memory():
         say(
@@ -402,9 +528,10 @@ def _write_card(path: Path, card: str) -> None:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _text(release: "Release") -> str:
+def _text(release: "Release", place: PurePath) -> str:
+    """Return the files and their sizes. place: the folder or repository that they are in."""
     lines = [
-        f"{release.folder / shard.path.name}: {plan.quant}, {human_bytes(shard.layout.size)}"
+        f"{place / shard.path.name}: {plan.quant}, {human_bytes(shard.layout.size)}"
         for plan in release.plans
         for shard in plan.shards
     ]

@@ -83,11 +83,14 @@ def _text(release: Release, repository: str) -> str:
         for shard in plan.shards
     )
     first = release.models[0]
-    tower = (
-        "\nThe mmproj file is the vision tower; llama-server takes it with `--mmproj`.\n"
-        if len(release.models) < len(release.plans)
-        else ""
-    )
+    others = ""
+    if release.has_sidecar:
+        others += (
+            "\nThe mtp- file is the head alone, for a model file without one; llama-server takes "
+            "it with `-md`.\n"
+        )
+    if release.has_tower:
+        others += "\nThe mmproj file is the vision tower; llama-server takes it with `--mmproj`.\n"
     return f"""# {repository.rpartition("/")[2]}
 
 GGUF files of {origin}, made with mtp-gguf.
@@ -99,7 +102,7 @@ GGUF files of {origin}, made with mtp-gguf.
 The files include the model's multi-token prediction (MTP) head, which drafts tokens that the model
 then verifies: the text is that of the model alone, and is there sooner. Versions of llama.cpp
 without MTP ignore the head.
-{tower}
+{others}
 ## Run
 
 ```

@@ -6,23 +6,26 @@ renames the files when they are complete.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from mtp_gguf.convert.pipeline import Work
 from mtp_gguf.gguf_tools.errors import ClusterError, MtpGgufError, RemoteError
 from mtp_gguf.gguf_tools.system import usable_cores
 
+from .file_units import FileUnit, make_file
 from .units import Failure, Unit, carry_out, finished, packed, units_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+    from huggingface_hub import CommitOperationAdd
 
+_Unit = TypeVar("_Unit", Unit, FileUnit)
 _ATTEMPTS = 3  # of a unit
 _AHEAD = 2  # units of each thread that the scheduler has
 _POLL = 2.0  # seconds between two checks of whether the cluster is alive
@@ -63,8 +66,27 @@ class Cluster:
         """
         self._await_workers()
         units = units_of(work, max(self.workers, 1))
+        self._run(carry_out, units, lambda unit, _: finished(unit, work))
+
+    def make_files(
+        self, units: Iterator[FileUnit], sent: "Callable[[FileUnit, CommitOperationAdd], None]"
+    ) -> None:
+        """Let the workers write files and send them to the hub, each of which is then `sent`.
+
+        Raises as `carry_out`.
+        """
+        self._await_workers()
+        self._run(make_file, units, sent)
+
+    def _run(
+        self,
+        carry_out: Callable[[str, bytes, int], Any],
+        units: Iterator[_Unit],
+        done: Callable[[_Unit, Any], None],
+    ) -> None:
+        """Carry out units on the workers; `done` gets each one with what it has returned."""
         ended: SimpleQueue[Future] = SimpleQueue()
-        running: dict[Future, Unit] = {}
+        running: dict[Future, _Unit] = {}
         name = f"mtp-gguf-{uuid4().hex[:8]}"
         count = 0
         alone_since: float | None = None
@@ -75,7 +97,7 @@ class Cluster:
                     unit = next(units, None)
                     if unit is None:
                         break
-                    future = self._submit(unit, f"{name}-{count}")
+                    future = self._submit(carry_out, unit, f"{name}-{count}")
                     count += 1
                     running[future] = unit
                     future.add_done_callback(ended.put)
@@ -86,14 +108,15 @@ class Cluster:
                 except Empty:
                     alone_since = self._check_alive(alone_since)
                     continue
-                self._check(future)
-                finished(running.pop(future), work)
+                done(running.pop(future), self._result(future))
                 future.release()
         finally:
             with suppress(Exception):  # the scheduler may be gone
                 self._client.cancel([*running])
 
-    def _submit(self, unit: Unit, key: str) -> "Future":
+    def _submit(
+        self, carry_out: Callable[[str, bytes, int], Any], unit: object, key: str
+    ) -> "Future":
         wanted, data = packed(unit)
         future: Future = self._client.submit(
             carry_out,
@@ -106,13 +129,13 @@ class Cluster:
         )
         return future
 
-    def _check(self, future: "Future") -> None:
-        """Raise what a unit that is not carried out ends the conversion with."""
+    def _result(self, future: "Future") -> object:
+        """What a unit has returned; raises what one that is not carried out ends it all with."""
         if future.status == "finished":
             result = future.result()
             if isinstance(result, Failure):
                 raise result.kind(result.text)
-            return
+            return result
         error = future.exception() if future.status == "error" else None
         if error is None:  # cancelled or lost, because the scheduler is
             raise self._gone()

@@ -21,6 +21,7 @@ from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.remote import open_remote_model
 from mtp_gguf.gguf_tools.sources import version_of
 from mtp_gguf.gguf_tools.tensor_types import F16
 from mtp_gguf.gguf_tools.vision import PART
@@ -36,7 +37,8 @@ class Release:
     """What is to be published of a model.
 
     source: the checkpoint, as the user named it. folder: where the files are, or would be. plans:
-    one for each type, then that of the vision tower, if the model has one.
+    one for each type, then that of the head alone, if it is wanted, then that of the vision tower,
+    if the model has one.
     """
 
     source: str
@@ -51,8 +53,18 @@ class Release:
 
     @property
     def models(self) -> list[Plan]:
-        """The plans of language models, without that of the vision tower."""
-        return [p for p in self.plans if not any(t.part == PART for t in p.tensors)]
+        """The plans of language models, without those of the head or the vision tower alone."""
+        return [plan for plan in self.plans if plan.has_trunk]
+
+    @property
+    def has_tower(self) -> bool:
+        """Whether the last plan is that of the vision tower."""
+        return any(tensor.part == PART for tensor in self.plans[-1].tensors)
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether there is a plan of the head alone."""
+        return len(self.models) + self.has_tower < len(self.plans)
 
     @property
     def identity(self) -> str:
@@ -72,11 +84,14 @@ def plan_release(
     types: Sequence[str],
     folder: Path,
     imatrix: Imatrix | None = None,
+    sidecar: str | None = None,
+    split: int = SPLIT_BYTES,
 ) -> Release:
     """Plan the files of a release; nothing is written and no weights are read.
 
-    types: keys of FILE_TYPES, one for each file of the language model. RequestError if the
-    checkpoint has no MTP head.
+    types: keys of FILE_TYPES, one for each file of the language model. sidecar: that of a file
+    with the head alone. split: the most bytes of tensors in a file. RequestError if the checkpoint
+    has no MTP head.
     """
     tower = any(is_vision(name) for name in checkpoint.tensors)
     request = Request(
@@ -85,7 +100,8 @@ def plan_release(
         head=HeadChoice.WITH_TRUNK,
         imatrix=imatrix,
         mmproj=F16 if tower else None,
-        split_max_size=SPLIT_BYTES,
+        sidecar=sidecar,
+        split_max_size=split,
         model_name=model_name(source),
         output=folder if folder.is_dir() else Path(),  # a folder that does not exist has no files
     )
@@ -104,7 +120,8 @@ class Record:
 
     identity: of the release. converted: sizes of the files. diagnosed: what doctor found in each.
     repository: the one on the hub that has no other files. uploaded: the SHA-256 of each file that
-    is there. measured: the table of quality and acceptance, with what it was measured on.
+    is there, or was about to be. measured: the table of quality and acceptance, with what it was
+    measured on.
     """
 
     path: Path
@@ -150,15 +167,19 @@ def is_converted(release: Release, record: Record) -> bool:
     )
 
 
-def diagnose_files(release: Release, record: Record) -> None:
-    """Examine each model that the record has no findings of; RequestError for one with a fault."""
+def diagnose_files(release: Release, record: Record, repository: str | None = None) -> None:
+    """Examine each model that the record has no findings of; RequestError for one with a fault.
+
+    repository: where the files are, on the hub; None if they are in the folder.
+    """
     for plan in release.models:
         path = plan.shards[0].path
         if path.name in record.diagnosed:
             continue
-        with open_model(path) as model:
+        place = f"hf://{repository}/{path.name}" if repository else str(path)
+        with open_remote_model(place) if repository else open_model(path) as model:
             found = diagnose(model, None, _CONTEXT, _DEPTH).findings
         if faults := [f.text for f in found if f.severity is Severity.FAULT]:
-            raise RequestError(f"{path}: doctor: {faults[0]}; it is not published")
+            raise RequestError(f"{place}: doctor: {faults[0]}; it is not published")
         record.diagnosed[path.name] = [f.text for f in found if f.severity is Severity.WARNING]
         record.save()

@@ -7,22 +7,25 @@ hub or a shared folder, and writes into the files that the client has made in a 
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from mtp_gguf.convert.pipeline import Work, process
+from mtp_gguf.convert.recipe import Target
 from mtp_gguf.convert.slices import Slice
 from mtp_gguf.convert.source_rows import SourceRows
 from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 
-_LARGEST = 1 << 30  # bytes of the sources that a unit reads
-_SMALLEST = 16 << 20
-_PER_WORKER = 16  # units of each worker, so that the last ones end at about the same time
+# Bytes of the sources that a unit reads. Each takes a share of what is left, so that the last ones
+# are small and end at about the same time; the least keeps all connections of a worker busy.
+_LARGEST = 1 << 30
+_SMALLEST = 32 << 20
+_SHARE = 2  # units that each worker would do if all had the size of the next one
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,15 @@ class Failure:
 
 def units_of(work: Work, workers: int) -> Iterator[Unit]:
     """Divide the work among `workers`; the slices of a unit read neighbouring bytes."""
-    total = sum(map(_source_bytes, (part for _, part in work.left)))
-    limit = min(max(total // (workers * _PER_WORKER), _SMALLEST), _LARGEST)
+    left = sum(_source_bytes(part) for _, part in work.left)
     group: list[tuple[int, Slice]] = []
     size = 0
     for numbered in work.left:
         group.append(numbered)
         size += _source_bytes(numbered[1])
-        if size >= limit:
+        if size >= min(max(left // (workers * _SHARE), _SMALLEST), _LARGEST):
             yield _unit(work, group)
+            left -= size
             group, size = [], 0
     if group:
         yield _unit(work, group)
@@ -73,11 +76,7 @@ def _source_bytes(part: Slice) -> int:
 
 def _unit(work: Work, slices: list[tuple[int, Slice]]) -> Unit:
     targets = [(p.tensor.target, p.rows) for _, p in slices if p.tensor.target is not None]
-    imatrix = work.imatrix
-    if imatrix is not None:
-        names = {target.name for target, _ in targets}
-        weights = {name: w for name, w in imatrix.weights.items() if name in names}
-        imatrix = replace(imatrix, weights=weights)
+    imatrix = importance_of(work.imatrix, (target for target, _ in targets))
     numbers = {
         place.output for _, part in slices for places in part.places.values() for place in places
     }
@@ -85,8 +84,17 @@ def _unit(work: Work, slices: list[tuple[int, Slice]]) -> Unit:
     return Unit(slices, work.rows.only(targets), imatrix, outputs)
 
 
-def packed(unit: Unit) -> tuple[str, bytes]:
-    """The unit as the arguments of `carry_out`."""
+def importance_of(imatrix: Imatrix | None, targets: Iterable[Target]) -> Imatrix | None:
+    """The part of an importance matrix that these targets need."""
+    if imatrix is None:
+        return None
+    names = {target.name for target in targets}
+    weights = {name: w for name, w in imatrix.weights.items() if name in names}
+    return replace(imatrix, weights=weights)
+
+
+def packed(unit: object) -> tuple[str, bytes]:
+    """The unit as the first arguments of the function that carries it out."""
     return version("mtp-gguf"), pickle.dumps(unit)
 
 
@@ -96,14 +104,19 @@ def carry_out(wanted: str, data: bytes, threads: int) -> Failure | None:
     wanted: the version that has packed it. Returns a failure that would be the same elsewhere, and
     raises what another machine may be able to do.
     """
-    if (own := version("mtp-gguf")) != wanted:
-        raise RequestError(f"expected mtp-gguf {wanted} on every worker, found {own}")
+    check_version(wanted)
     try:
         unit: Unit = pickle.loads(data)
         _write(unit, threads)
     except (CheckpointError, FormatError) as error:
         return Failure(type(error), str(error))
     return None
+
+
+def check_version(wanted: str) -> None:
+    """RequestError if this process has another version of the package."""
+    if (own := version("mtp-gguf")) != wanted:
+        raise RequestError(f"expected mtp-gguf {wanted} on every worker, found {own}")
 
 
 def _write(unit: Unit, threads: int) -> None:

@@ -3,7 +3,7 @@
 Each file is a commit of its own, so that an upload goes on with the first file that is missing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -40,22 +40,20 @@ def check_repository(repository: str, record: Record, *, replace: bool) -> list[
     return found
 
 
-def upload(
+def open_repository(
     repository: str,
-    paths: Sequence[Path],
+    names: Collection[str],
     found: Sequence[str],
     record: Record,
-    say: Callable[[Path], None],
     *,
     private: bool,
-) -> None:
-    """Create the repository, upload the files that it does not have yet, remove all others.
+) -> dict[str, str]:
+    """Create the repository, and remove its files that are not the release's.
 
-    found: the files there that are not this release's. private: if the repository is new. say:
-    called before the upload of a file. RemoteError says what failed; a second call goes on.
+    names: the files of the release. found: the files there that are not this release's. private:
+    if the repository is new. Returns the SHA-256 of the large files that it has, by name.
     """
     api = HfApi()
-    names = {path.name for path in paths}
     with hub_errors(HubModel(repository), RemoteError, "upload"):
         api.create_repo(repository, private=private, exist_ok=True)
         if others := [name for name in found if name not in names]:
@@ -64,18 +62,72 @@ def upload(
             api.create_commit(repository, removals, commit_message=message)
         record.repository = repository
         record.save()
-        siblings = api.model_info(repository, files_metadata=True).siblings or []
-        present = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs}
+        return _present(repository)
+
+
+def is_published(repository: str, names: Collection[str], record: Record) -> bool:
+    """Whether the repository has all of these large files, as the record has them."""
+    if record.repository != repository or not record.uploaded.keys() >= {*names}:
+        return False
+    with hub_errors(HubModel(repository), RemoteError):
+        try:
+            present = _present(repository)
+        except RepositoryNotFoundError:
+            return False
+    return all(present.get(name) == record.uploaded[name] for name in names)
+
+
+def upload(
+    repository: str,
+    paths: Sequence[Path],
+    present: Mapping[str, str],
+    record: Record,
+    say: Callable[[Path], None],
+) -> None:
+    """Upload the files that the repository does not have.
+
+    present: as returned by `open_repository`. say: called before the upload of a file. RemoteError
+    says what failed; a second call goes on.
+    """
+    with hub_errors(HubModel(repository), RemoteError, "upload"):
         for path in paths:
-            if path.name in record.uploaded and record.uploaded[path.name] == present.get(
-                path.name
-            ):
+            known = record.uploaded.get(path.name)
+            if known is not None and known == present.get(path.name):
                 continue
             operation = CommitOperationAdd(path.name, path)
-            digest = operation.upload_info.sha256.hex()
-            if present.get(path.name) != digest:
+            if present.get(path.name) != _digest(operation):
                 say(path)
-                message = f"Upload {path.name}"
-                api.create_commit(repository, [operation], commit_message=message)
-            record.uploaded[path.name] = digest
+                _commit(repository, operation, record)
+            record.uploaded[path.name] = _digest(operation)
             record.save()
+
+
+def send(repository: str, path: Path) -> CommitOperationAdd:
+    """Send the contents of a large file to the hub; `publish_sent` makes them a file there."""
+    with hub_errors(HubModel(repository), RemoteError, "upload"):
+        operation = CommitOperationAdd(path.name, path)
+        HfApi().preupload_lfs_files(repository, [operation], free_memory=True)
+        return operation
+
+
+def publish_sent(repository: str, operation: CommitOperationAdd, record: Record) -> None:
+    """Make a file of contents that `send` has sent, here or on another machine."""
+    with hub_errors(HubModel(repository), RemoteError, "upload"):
+        _commit(repository, operation, record)
+
+
+def _present(repository: str) -> dict[str, str]:
+    siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
+    return {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs}
+
+
+def _commit(repository: str, operation: CommitOperationAdd, record: Record) -> None:
+    """Upload a file. The record has it first: what the hub does not have is uploaded anyway."""
+    record.uploaded[operation.path_in_repo] = _digest(operation)
+    record.save()
+    message = f"Upload {operation.path_in_repo}"
+    HfApi().create_commit(repository, [operation], commit_message=message)
+
+
+def _digest(operation: CommitOperationAdd) -> str:
+    return operation.upload_info.sha256.hex()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from threading import Event
@@ -38,7 +39,7 @@ SMALL_UNITS = """
 from mtp_gguf.convert import pipeline
 from mtp_gguf.publish import units
 pipeline._RESUMABLE_VALUES = 256 * 31
-units._SMALLEST = 1 << 16
+units._SMALLEST = 1 << 14
 """
 _TIMEOUT = 300
 RUN = "from mtp_gguf.cli import main; main()"
@@ -67,12 +68,26 @@ def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @contextmanager
 def started(
-    hub: UploadHub, work: Path, cluster: str | None, *options: str, prelude: str = SMALL_UNITS
+    hub: UploadHub,
+    work: Path,
+    cluster: str | None,
+    *options: str,
+    prelude: str = SMALL_UNITS,
+    upload: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """`publish` as a process of its own group, with its folder in `work`."""
-    words = ["publish", MODEL, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", "out"]
-    words += ["--no-upload", *options, *(["--cluster", cluster] if cluster else [])]
-    env = environment(hub, work / "home", HF_TOKEN=TOKEN)
+    """`publish` as a process of its own group, with its folder in `work`.
+
+    upload: by the workers of the cluster, if there is one.
+    """
+    words = ["publish", MODEL, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", "out", *options]
+    words += ["--cluster", cluster] if cluster else []
+    if upload:
+        words += ["--worker-upload"] if cluster else []
+    else:
+        words += ["--no-upload"]
+    env = environment(hub, work / "home", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET="1")
+    (work / "tmp").mkdir(exist_ok=True)
+    env["TMPDIR"] = str(work / "tmp")
     command = [sys.executable, "-c", f"{HEARS_SIGNALS}\n{prelude}\n{RUN}", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -173,6 +188,95 @@ def test_goes_on_after_a_signal(
         told = process.communicate(timeout=_TIMEOUT)[1]
     assert process.returncode == 0, told
     assert published(tmp_path) == expected
+
+
+SHARDS = ("--split-max-size", "60K", "--sidecar", "Q8_0")
+
+
+@pytest.fixture(scope="module")
+def shards(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files in shards and a head alone, of a call without a cluster."""
+    work = tmp_path_factory.mktemp("shards")
+    with (
+        UploadHub(MODEL, {"main": checkpoint}, token=TOKEN) as hub,
+        started(hub, work, None, *SHARDS) as p,
+    ):
+        told = p.communicate(timeout=_TIMEOUT)[1]
+    assert p.returncode == 0, told
+    return published(work)
+
+
+def test_workers_upload_what_they_write(
+    hub: UploadHub, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A worker is lost. Files are nowhere but on the hub, in folders of workers for a while."""
+
+    def lose_one() -> None:
+        workers(process)[0].kill()
+
+    hub.trouble = at = At(6, lose_one)
+    with started(hub, tmp_path, "local:2", *SHARDS, upload=True) as process:
+        stdout, told = process.communicate(timeout=_TIMEOUT)
+    assert process.returncode == 0, told
+    assert at.done.is_set()
+    assert hub.stored == shards
+    assert len([name for name in shards if name.endswith(".gguf")]) > 5
+    assert {*published(tmp_path)} == {"README.md"}
+    assert all(f"{TARGET}/{name}: " in stdout for name in shards if name.endswith(".gguf"))
+    left = [name for name in held(tmp_path) if ".gguf" in name]
+    assert not left
+    assert TOKEN in hub.tokens
+    for text in (stdout, told, *(d.decode("latin-1") for d in held(tmp_path).values())):
+        assert TOKEN not in text
+    hub.received.clear()
+    with started(hub, tmp_path, None, *SHARDS, upload=True) as process:
+        told = process.communicate(timeout=_TIMEOUT)[1]
+    assert process.returncode == 0, told
+    assert not hub.received
+    assert {*published(tmp_path)} == {"README.md"}, "nothing is converted again"
+
+
+def test_uploads_by_workers_go_on_after_a_signal(
+    hub: UploadHub, shards: dict[str, bytes], tmp_path: Path
+) -> None:
+    def stop() -> None:
+        while len(hub.stored) < 2:
+            time.sleep(0.05)
+        os.killpg(process.pid, SIGINT)
+        process.wait(60)
+
+    hub.trouble = at = At(20, stop)
+    with started(hub, tmp_path, "local:2", *SHARDS, upload=True) as process:
+        told = process.communicate(timeout=_TIMEOUT)[1]
+    assert process.returncode == 128 + SIGINT, told
+    assert at.done.is_set()
+    before = {*hub.stored}
+    assert before < {*shards}
+    hub.received.clear()
+    with started(hub, tmp_path, "local:2", *SHARDS, upload=True) as process:
+        told = process.communicate(timeout=_TIMEOUT)[1]
+    assert process.returncode == 0, told
+    assert hub.stored == shards
+    digests = {sha256(shards[name]).hexdigest() for name in before}
+    assert not digests & {*hub.received}
+    assert not [name for name in held(tmp_path) if ".gguf" in name]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--worker-upload",), "needs --cluster"),
+        (("--worker-upload", "--cluster", "local:1", "--no-upload"), "expected an upload"),
+        (("--remove-local", "--no-upload"), "expected an upload"),
+        (("--worker-upload", "--cluster", "local:1", "--text", __file__), "no files here"),
+        (("--sidecar", "Q9_K"), "Q9_K"),
+        (("--split-max-size", "0"), "expected a number and K, M or G"),
+    ],
+)
+def test_options_that_contradict(words: tuple[str, ...], told: str, checkpoint: Path) -> None:
+    done = invoke("publish", checkpoint, "--types", "Q8_0", "--to", "me/x", *words)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_a_unit_that_fails_three_times_ends_the_model(

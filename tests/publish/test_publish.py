@@ -123,6 +123,23 @@ def test_an_upload_goes_on_with_what_is_missing(hub: UploadHub, tmp_path: Path) 
     assert len({*hub.received}) == 2
 
 
+def test_uploaded_files_can_be_removed(hub: UploadHub, tmp_path: Path) -> None:
+    assert publish(hub, tmp_path, "--no-upload", "--sidecar", "Q8_0").code == 0
+    local = {n: d for n, d in held(tmp_path / "out").items() if n != "release.json"}
+    words = ("--remove-local", "--sidecar", "Q8_0")
+    hub.refused_commits = 1
+    assert publish(hub, tmp_path, *words).code == 1
+    assert len([*(tmp_path / "out").glob("*.gguf")]) == 3
+    assert publish(hub, tmp_path, *words).code == 0
+    assert hub.stored == local
+    assert b"The mtp- file is the head alone" in local["README.md"]
+    assert {*held(tmp_path / "out")} == {"README.md", "release.json"}
+    hub.received.clear()
+    assert publish(hub, tmp_path, *words).code == 0
+    assert not hub.received, "the record and the hub say that nothing is left to do"
+    assert {*held(tmp_path / "out")} == {"README.md", "release.json"}
+
+
 def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> None:
     hub.created, hub.stored = {}, {"theirs.gguf": b"GGUF", "README.md": b"theirs"}
     before = dict(hub.stored)

@@ -119,17 +119,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(path, headers)
 
     def _content(self, path: Path, headers: dict[str, str]) -> None:
-        size = path.stat().st_size
-        headers = {**headers, "ETag": f'"{_digest(path)}"', "Accept-Ranges": "bytes"}
+        def read(start: int, stop: int) -> bytes:
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read(stop - start)
+
+        self._part(path.stat().st_size, read, {**headers, "ETag": f'"{_digest(path)}"'})
+
+    def _part(self, size: int, read: Callable[[int, int], bytes], headers: dict[str, str]) -> None:
+        """Send the range that is asked for."""
+        headers = {**headers, "Accept-Ranges": "bytes"}
         status, start, stop = 200, 0, size
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, stop = int(match[1]), min(int(match[2] or size - 1) + 1, size)
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
             status = 206
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(stop - start)
-        self._send(status, headers, data)
+        self._send(status, headers, read(start, stop))
 
     def _json(self, value: object, status: int = 200) -> None:
         self._send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())

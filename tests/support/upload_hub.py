@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import unquote
 
 from support.hub_server import COMMIT_LENGTH, Hub, _Handler
 
@@ -29,6 +30,11 @@ class _UploadHandler(_Handler, BaseHTTPRequestHandler):
                 self._refuse(404, "RepoNotFound", "Repository not found")
             else:
                 self._json(hub.info())
+            return
+        if match := re.fullmatch(rf"/{TARGET}/resolve/main/(.+)", self.path):
+            self.see()
+            data = hub.stored[unquote(match[1])]
+            self._part(len(data), lambda start, stop: data[start:stop], {})
             return
         super().do_GET()
 
