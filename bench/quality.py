@@ -220,23 +220,46 @@ def _perplexity(losses: Floats) -> Mean:
 
 def measure_drafting(model: BenchModel, windows: NDArray[np.int32]) -> Drafting:
     """Continue the beginnings of some windows greedily, with drafts, and time a few cycles."""
-    drafted, accepted = np.zeros(DEPTH), np.zeros(DEPTH)
     setting = Setting(DEPTH)
-    prompts = [window[: min(_PROMPT, len(window))].tolist() for window in windows[:_ANSWERS]]
+    rates = acceptance_by_position(model, setting, windows[:_ANSWERS])
+    costs = cycle_costs(model, setting, windows[0][:_PROMPT].tolist(), blocks=1)
+    verify = [stats.median for stats in costs.verify]
+    draft = [stats.median for stats in costs.draft]
+    best, speed = best_depth(rates, verify, draft, costs.rollback.median)
+    return Drafting(rates, best, speed, 1000 / verify[0], tuple(verify))
+
+
+def acceptance_by_position(
+    model: BenchModel, setting: Setting, windows: NDArray[np.int32]
+) -> tuple[float, ...]:
+    """The share of drafts that are accepted, by position, in answers to the windows' beginnings."""
+    drafted, accepted = np.zeros(DEPTH), np.zeros(DEPTH)
+    prompts = [window[:_PROMPT].tolist() for window in windows]
     with model.session(setting) as session:
         for prompt in prompts:
             stats = generate(model, session, prompt, _ANSWER, DEPTH).stats
             drafted[: len(stats.drafted)] += stats.drafted
             accepted[: len(stats.accepted)] += stats.accepted
             session.remove(0)
-    rates = accepted / np.maximum(drafted, 1)
-    costs = cycle_costs(model, setting, prompts[0], blocks=1)
-    verify = [stats.median for stats in costs.verify]
-    draft = [0.0, *(stats.median for stats in costs.draft)]
+    return tuple((accepted / np.maximum(drafted, 1)).tolist())
+
+
+def best_depth(
+    rates: Sequence[float],
+    verify: Sequence[float],
+    draft: Sequence[float],
+    rollback: float,
+    *,
+    least: int = 0,
+) -> tuple[int, float]:
+    """The depth of at least `least` with the most tokens per second, and how many these are.
+
+    rates: of acceptance, by position. verify[i]: milliseconds of a batch of i + 1 tokens. draft[i]:
+    of a chain of i + 1 drafts. rollback: of rejected drafts.
+    """
     speeds = [1000 / verify[0]] + [
-        1000 * (1 + rates[:depth].sum()) / (verify[depth] + draft[depth] + costs.rollback.median)
+        1000 * (1 + sum(rates[:depth])) / (verify[depth] + draft[depth - 1] + rollback)
         for depth in range(1, len(verify))
     ]
-    best = int(np.argmax(speeds))
-    acceptance = tuple(float(r) for r in rates)
-    return Drafting(acceptance, best, float(speeds[best]), speeds[0], tuple(verify))
+    best = max(range(least, len(speeds)), key=lambda depth: speeds[depth])
+    return best, speeds[best]

@@ -5,7 +5,13 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.convert.options import BPW_RANGE, DEFAULT_LAYOUT, DEFAULT_QUANT, LEAST_KLD
+from mtp_gguf.convert.options import (
+    BPW_RANGE,
+    DEFAULT_LAYOUT,
+    DEFAULT_QUANT,
+    LEAST_KLD,
+    PREFERENCES,
+)
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
@@ -29,6 +35,7 @@ from .options import (
 )
 from .plan_report import (
     choice_text,
+    heads_text,
     kernel_text,
     kernels,
     plan_json,
@@ -50,7 +57,7 @@ def _complete_mix(incomplete: str) -> list[str]:
 
 
 def _complete_type(incomplete: str) -> list[str]:
-    return [name for name in BY_NAME if name.startswith(incomplete)]
+    return [name for name in (*BY_NAME, "auto") if name.startswith(incomplete)]
 
 
 @reports_errors
@@ -98,7 +105,8 @@ def convert(
             "--mtp-type",
             metavar="TYPE",
             rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: Q8_0; as an unquantized base).",
+            help="Store the head's matrices in this type, or with auto in the fastest here "
+            "(default: Q8_0; as an unquantized base).",
             autocompletion=_complete_type,
         ),
     ] = None,
@@ -157,6 +165,25 @@ def convert(
             min=LEAST_KLD,
             rich_help_panel=_PRECISION,
             help="Choose types for the smallest file with this mean KL divergence (nats).",
+        ),
+    ] = None,
+    target_text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--target-text",
+            metavar="FILE…",
+            rich_help_panel=_PRECISION,
+            help="Measure on these texts, for a target or --mtp-type auto (default: a built-in "
+            "one).",
+        ),
+    ] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(
+            "--prefer",
+            metavar="|".join(PREFERENCES),
+            rich_help_panel=_PRECISION,
+            help="With a target: only choose types that have kernels on this CPU (speed).",
         ),
     ] = None,
     recipe: Annotated[
@@ -291,6 +318,8 @@ def convert(
         nonlocal found
         if result.choice:
             typer.echo(choice_text(*result.choice, curve=dry_run), err=True)
+        if result.heads:
+            typer.echo(heads_text(result.heads), err=True)
         found = kernels(result.plans) if verbose else None
         if found and not as_json:
             typer.echo(kernel_text(found), err=True)
@@ -313,6 +342,8 @@ def convert(
         target_size=parse_bytes(target_size, "--target-size") if target_size else None,
         target_bpw=target_bpw,
         target_kld=target_kld,
+        target_text=target_text or (),
+        prefer=prefer,
         recipe=recipe,
         imatrix=imatrix,
         fastmtp=fastmtp,

@@ -11,6 +11,7 @@ from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.vision import PART
 
 if TYPE_CHECKING:
+    from mtp_gguf.bench.head_speed import HeadSpeed
     from mtp_gguf.convert.mix import Choice, Knapsack
     from mtp_gguf.convert.pipeline import Outcome
     from mtp_gguf.convert.plan import Plan, PlannedTensor
@@ -173,6 +174,17 @@ def choice_text(choice: "Choice", knapsack: "Knapsack", *, curve: bool) -> str:
         step = max(1, len(knapsack.curve) // _CURVE)
         for point in knapsack.curve[::step]:
             lines.append(f"{human_bytes(point.nbytes):>14}  {point.damage:.2g}")
+    return "\n".join(lines)
+
+
+def heads_text(heads: "Sequence[HeadSpeed]") -> str:
+    """Return a table of the heads that were measured, the fastest marked."""
+    best = max(heads, key=lambda head: head.tokens_per_second)
+    lines = ["head                       tok/s  at depth  acceptance"]
+    for head in heads:
+        rates = " ".join(f"{rate:.0%}" for rate in head.acceptance)
+        mark = "  <- fastest" if head is best else ""
+        lines.append(f"{head.label:24}{head.tokens_per_second:8.1f}{head.depth:10}  {rates}{mark}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
@@ -17,17 +18,20 @@ from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.progress import QUIET, Progress
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.system import MAX_THREADS, CoreMeter
+from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .blueprint import HeadChoice
 from .conversion import Planned, is_gguf, planned
 from .converted_head import head_in_type
+from .head_choice import AUTO, choose_head
 from .head_gate import HeadGate, gate_type, is_small, measurable, refuse
-from .mix import Choice, Knapsack, exact_overrides, read_recipe, write_recipe
+from .mix import Choice, Knapsack, exact_overrides, read_recipe, recipe_lines, write_recipe
 from .options import (
     BPW_RANGE,
     DEFAULT_LAYOUT,
     DEFAULT_QUANT,
     LEAST_KLD,
+    PREFERENCES,
     DraftOptions,
     StrPath,
     check_range,
@@ -42,18 +46,23 @@ from .precision import FILE_TYPES, parse_override, parse_tensor_type, unknown_na
 from .source_rows import SourceRows
 from .target_mix import Target, choose_types
 
+if TYPE_CHECKING:
+    from mtp_gguf.bench.head_speed import HeadSpeed
+
 
 @dataclass(frozen=True, eq=False)
 class Converted:
     """What a conversion plans and writes.
 
     plans: one for each precision, with all tensors. choice: the types chosen for a target, with
-    the other choices; None without a target. outcome: time and memory; None if nothing was written.
-    warnings: sentences about what was written.
+    the other choices; None without a target. heads: what was measured to choose the head's type.
+    outcome: time and memory; None if nothing was written. warnings: sentences about what was
+    written.
     """
 
     plans: tuple[Plan, ...]
     choice: tuple[Choice, Knapsack] | None = None
+    heads: "tuple[HeadSpeed, ...]" = ()
     outcome: Outcome | None = None
     warnings: tuple[str, ...] = ()
 
@@ -83,6 +92,8 @@ def convert(
     target_size: int | None = None,
     target_bpw: float | None = None,
     target_kld: float | None = None,
+    target_text: StrPath | Sequence[StrPath] = (),
+    prefer: str | None = None,
     recipe: StrPath | None = None,
     imatrix: StrPath | None = None,
     fastmtp: int | bool | None = None,
@@ -116,6 +127,8 @@ def convert(
         mtp_from: The option --from: another model, whose head is taken.
         tensor_type: REGEX=TYPE, one or several.
         target_size, split_max_size: In bytes.
+        target_text: Files of text to measure on, for a target or the head type "auto".
+        prefer: "quality", or "speed" for only types that have kernels on this CPU.
         fastmtp: Number of tokens; True for the default number.
         progress: Shows the progress; by default nothing is shown.
         on_plan: Called with the plans before anything is written.
@@ -153,6 +166,8 @@ def convert(
         head = HeadChoice.NONE
     if sidecar is not None and (head is not HeadChoice.WITH_TRUNK or mmproj_only):
         raise OptionError("--sidecar cannot be combined with other choices of what is written")
+    if head_name and head_name.upper() == AUTO and head is not HeadChoice.WITH_TRUNK:
+        raise OptionError("--mtp-type auto needs the trunk in the same file")
     if sidecar is not None and is_gguf(model):
         raise OptionError(
             f"--sidecar needs a checkpoint; for a GGUF: mtp-gguf extract {quoted(model)}"
@@ -166,12 +181,21 @@ def convert(
         head = HeadChoice.VISION
         mmproj = mmproj or MMPROJ_TYPES[0]
     with _option_errors():
-        head_type = parse_tensor_type(head_name, "--mtp-type") if head_name else None
+        auto = head_name is not None and head_name.upper() == AUTO
+        head_type = parse_tensor_type(head_name, "--mtp-type") if head_name and not auto else None
         overrides = tuple(parse_override(text) for text in listed(tensor_type))
         tower_type = parse_mmproj_type(mmproj) if mmproj else None
     target = Target(target_size, target_bpw, target_kld)
     if [target_size, target_bpw, target_kld].count(None) < 2:
         raise OptionError("--target-size, --target-bpw and --target-kld contradict each other")
+    if prefer and not target.wanted:
+        raise OptionError("--prefer needs a target, such as --target-size")
+    if target_text and not (target.wanted or auto):
+        raise OptionError("--target-text needs a target, such as --target-size, or --mtp-type auto")
+    if prefer not in (None, *PREFERENCES):
+        raise OptionError(f"expected {' or '.join(PREFERENCES)}, found {prefer}", "--prefer")
+    texts = [Path(path) for path in listed(target_text)]
+    text = "".join(whole_texts(texts, "--target-text")) if texts else ""
     if (target.wanted or recipe) and (also or sidecar or head is HeadChoice.ALONE or mmproj_only):
         raise OptionError(
             "a target or --recipe cannot be combined with --also, --mmproj-only or a head alone"
@@ -196,15 +220,33 @@ def convert(
     if target.wanted:
         if recipe:
             check_output(recipe, [], overwrite)
-        choice = choose_types(model, request, target, imatrix, threads, progress)
+        choice = choose_types(
+            model,
+            request,
+            target,
+            imatrix,
+            text,
+            threads,
+            progress,
+            with_kernels=prefer == PREFERENCES[1],
+        )
         types = choice[0].types
         if recipe:
             write_recipe(recipe, choice[0])
     else:
         types = read_recipe(recipe) if recipe else {}
-    request = replace(request, overrides=(*request.overrides, *exact_overrides(types)))
+    request = replace(
+        request,
+        overrides=(*request.overrides, *exact_overrides(types)),
+        recipe=recipe_lines(types),
+    )
+    heads: tuple[HeadSpeed, ...] = ()
+    if auto:
+        request, heads = choose_head(
+            model, revision, mtp_from, request, stream, text, threads, progress
+        )
     with planned(model, revision, mtp_from, request, stream, progress) as conversion:
-        result = Converted(conversion.plans, choice)
+        result = Converted(conversion.plans, choice, heads)
         on_plan(result)
         if dry_run:
             return result

@@ -68,19 +68,33 @@ def chosen_targets(plan: Plan, overrides: Sequence[Override]) -> dict[str, Targe
 
 
 def measure_errors(
-    targets: Mapping[str, Target], rows: SourceRows, imatrix: Imatrix | None
+    targets: Mapping[str, Target],
+    rows: SourceRows,
+    imatrix: Imatrix | None,
+    kinds: Sequence[TensorType] = CANDIDATES,
 ) -> Errors:
-    """The relative squared error of each tensor at each type, by a sample of its rows."""
-    return {name: _errors(target, rows, imatrix) for name, target in targets.items()}
+    """The relative squared error of each tensor at each of `kinds`, by a sample of its rows.
+
+    RequestError if a tensor cannot have any of them.
+    """
+    errors = {name: _errors(target, rows, imatrix, kinds) for name, target in targets.items()}
+    if bare := [name for name, by_type in errors.items() if not by_type]:
+        raise RequestError(
+            f"{bare[0]}: expected rows for one of {', '.join(kind.name for kind in kinds)}, found "
+            f"rows of {targets[bare[0]].shape[0]}; give it a type with --tensor-type"
+        )
+    return errors
 
 
-def _errors(target: Target, rows: SourceRows, imatrix: Imatrix | None) -> dict[TensorType, float]:
+def _errors(
+    target: Target, rows: SourceRows, imatrix: Imatrix | None, kinds: Sequence[TensorType]
+) -> dict[TensorType, float]:
     count = math.prod(target.shape[1:])
     picked = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).astype(int))
     sample = [ggml.to_f32(rows.read(target, int(i), int(i) + 1)) for i in picked]
     weights = imatrix.weights.get(target.name) if imatrix else None
     experts = picked // target.shape[1]
-    total, errors = 0.0, dict.fromkeys(CANDIDATES, 0.0)
+    total, errors = 0.0, dict.fromkeys(kinds, 0.0)
     for row, expert in zip(sample, experts, strict=True):
         importance = None if weights is None else weights[expert]
         scale: NDArray[np.float32] | float = 1.0 if importance is None else importance
@@ -110,7 +124,7 @@ def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 def probe_types(group: Sequence[str], errors: Errors) -> dict[str, TensorType]:
     """The types at which a group's factor is measured: the error is small, but shows."""
-    wanted = [BY_NAME["Q3_K"], BY_NAME["Q4_0"], BY_NAME["Q8_0"]]
+    wanted = [BY_NAME["Q3_K"], BY_NAME["Q4_0"], *CANDIDATES]
     return {name: next(kind for kind in wanted if kind in errors[name]) for name in group}
 
 
@@ -138,6 +152,7 @@ class Knapsack:
     def __init__(
         self, targets: Mapping[str, Target], errors: Errors, factors: Mapping[str, float]
     ) -> None:
+        self._targets, self._errors, self._factors = targets, errors, factors
         self._options = {
             name: [
                 (kind, tensor_bytes(targets[name], kind), factors[name] * error)
@@ -146,6 +161,18 @@ class Knapsack:
             for name, by_type in errors.items()
         }
         self.curve = self._curve()
+
+    def calibrated(self, types: Mapping[str, TensorType], damage: float) -> "Knapsack":
+        """The same choices with all damages scaled, so that these types have this measured one."""
+        expected = sum(
+            harm
+            for name, options in self._options.items()
+            for kind, _, harm in options
+            if kind is types[name]
+        )
+        scale = damage / expected if expected else 1.0
+        factors = {name: factor * scale for name, factor in self._factors.items()}
+        return Knapsack(self._targets, self._errors, factors)
 
     def _at(self, price: float) -> Choice:
         types, nbytes, damage = {}, 0, 0.0
@@ -185,10 +212,15 @@ def exact_overrides(types: Mapping[str, TensorType]) -> tuple[Override, ...]:
     return tuple(Override(f"^{re.escape(name)}$", kind) for name, kind in types.items())
 
 
+def recipe_lines(types: Mapping[str, TensorType]) -> tuple[str, ...]:
+    """The lines of a recipe, `TENSOR TYPE`."""
+    return tuple(f"{name} {kind.name}" for name, kind in types.items())
+
+
 def write_recipe(path: Path, choice: Choice) -> None:
     """Write a text file that `read_recipe` reads."""
     lines = [f"# expected mean KL divergence: {choice.damage:.3g} nats", "# tensor type"]
-    lines += [f"{name} {kind.name}" for name, kind in choice.types.items()]
+    lines += recipe_lines(choice.types)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -23,6 +23,7 @@ DEFAULT_HEAD_TYPE = "Q8_0"
 DEFAULT_LAYOUT = DraftLayout.IDS
 BPW_RANGE = 1.0, 16.0  # of --target-bpw
 LEAST_KLD = 1e-9  # of --target-kld
+PREFERENCES = "quality", "speed"  # of --prefer
 DEFAULT_SIZE = -1  # stands for --fastmtp without a number
 
 _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))

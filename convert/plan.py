@@ -26,6 +26,7 @@ from .precision import FILE_TYPES, NVFP4_FILE_TYPE, UNQUANTIZED, Override, choos
 from .recipe import Target
 
 FILE_TYPE_KEY = "general.file_type"
+RECIPE_KEY = "mtp_gguf.recipe"  # an array of strings, lines of `--recipe`
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Request:
     head_type: of the head's matrices; None for that of an unquantized base, or else Q8_0.
     also: further precisions, each written to a separate file next to the first.
     mmproj: type of the mmproj file; None without one. sidecar: precision of a file with the head
-    alone; None without one.
+    alone; None without one. recipe: lines of a recipe, which the overrides carry out and the
+    metadata record.
     """
 
     quant: str
@@ -59,6 +61,7 @@ class Request:
     sidecar: str | None = None
     overrides: tuple[Override, ...] = ()
     imatrix: Imatrix | None = None
+    recipe: tuple[str, ...] = ()
     draft: DraftRequest | None = None
     tokenizer_pre: str | None = None
     model_name: str | None = None
@@ -162,6 +165,8 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
     if quant in UNQUANTIZED and any(t.fixed is NVFP4 for t in content.targets):
         file_type = NVFP4_FILE_TYPE
     metadata = {**content.metadata, FILE_TYPE_KEY: Value(ValueType.U32, file_type)}
+    if request.recipe:
+        metadata[RECIPE_KEY] = Value(ValueType.STRING, request.recipe)
     architecture = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
     types = choose_types(content.targets, architecture, quant, overrides, imatrix)
     _check_importance(types, imatrix)

@@ -136,6 +136,8 @@ or stored as true and false |
 | `quantize.imatrix.file` | the file's name | its path as given |
 | `mtp_gguf.fastmtp.*` | present if a draft vocabulary was requested \
 ([fastmtp.md](fastmtp.md)) | absent |
+| `mtp_gguf.recipe` | present if types were chosen for a target or by `--recipe` \
+([precision.md](precision.md)): an array of strings `TENSOR TYPE` | absent |
 
 In addition to `general.*` (from the model card, the config and the folder's name, by the rules of
 the `gguf` package) and `tokenizer.*`, a file has:

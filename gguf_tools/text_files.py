@@ -6,16 +6,16 @@ from pathlib import Path
 from .errors import RequestError
 
 
-def whole_texts(files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the contents of --text files; RequestError if there is no text in them."""
+def whole_texts(files: Sequence[Path], option: str = "--text") -> tuple[str, ...]:
+    """Return the contents of the files of an option; RequestError if there is no text in them."""
     texts = []
     for path in files:
         try:
             texts.append(path.read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
-            raise RequestError(f"--text: {path}: cannot be read: {error.strerror}") from None
+            raise RequestError(f"{option}: {path}: cannot be read: {error.strerror}") from None
     if not any(text.strip() for text in texts):
-        raise RequestError(f"--text: no text in {', '.join(map(str, files))}")
+        raise RequestError(f"{option}: no text in {', '.join(map(str, files))}")
     return tuple(texts)
 
 

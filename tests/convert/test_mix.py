@@ -14,8 +14,10 @@ from mtp_gguf.convert import mix, target_mix
 from mtp_gguf.convert.mix import Choice, Errors, Knapsack, groups, read_recipe, write_recipe
 from mtp_gguf.convert.recipe import Recipe, Target
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from support.commands import refused, succeed
+from mtp_gguf.native.runtime import plugged_kernels
+from support.commands import invoke, refused, succeed
 from support.gguf_files import tensors_of
 from support.models import Models
 
@@ -101,14 +103,34 @@ def test_a_target_is_met_and_its_recipe_repeats_the_file(
     assert len({kind.name for kind in types.values()}) > 1
     succeed(*words, "-o", again, "--recipe", recipe)
     assert again.read_bytes() == out.read_bytes()
+    with open_model(out) as model:
+        assert model.first.array("mtp_gguf.recipe") == [
+            line for line in recipe.read_text("utf-8").splitlines() if line[0] != "#"
+        ]
     # The factors are in the cache, and the best file is the last point of the curve.
     cached = next((tmp_path / "cache").rglob("mixes/*.json"))
     before = cached.stat().st_mtime_ns
     shown = succeed(*words, "--target-size", f"{out.stat().st_size // 1000 + 1}K", "--dry-run")
     assert cached.stat().st_mtime_ns == before
-    assert "expected mean KL divergence of these types: " in shown
+    assert re.search(r"expected mean KL divergence of these types: 0\.\d+ nats", shown)
     assert all(value >= 0 for value in json.loads(cached.read_text("utf-8")).values())
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".mtp-gguf-")]
+    # Of types with kernels, and on another text.
+    kinds = frozenset({"Q4_0", "Q8_0", "F16"})
+    monkeypatch.setattr(type(plugged_kernels), "types", lambda _: kinds)
+    fast = invoke(*words, "--target-bpw", 7.2, "--prefer", "speed", "--dry-run", "--json")
+    chosen = {
+        t["name"]: t["type"] for t in json.loads(fast.stdout)["tensors"] if t["name"] in types
+    }
+    assert {*chosen.values()} <= {"Q4_0", "Q8_0"}
+    text = tmp_path / "text.txt"
+    text.write_text("words of another text, again and again. " * 40, encoding="utf-8")
+    other = ("--target-bpw", 7.2, "--dry-run", "--target-text", text)
+    succeed(*words, *other)
+    [another] = {*(tmp_path / "cache").rglob("mixes/*.json")} - {cached}
+    first, second = (json.loads(path.read_text("utf-8")) for path in (cached, another))
+    assert all(second[name] != value for name, value in first.items() if name in second)
+    assert {*first} & {*second}
     refused(
         out.parent,
         *words,
@@ -118,6 +140,37 @@ def test_a_target_is_met_and_its_recipe_repeats_the_file(
         "1K",
         words=("--target-size: the smallest possible file is",),
     )
+
+
+def test_the_prediction_of_the_chosen_types_is_what_was_measured() -> None:
+    found = targets({"a": 3, "b": 11})
+    errors: Errors = {
+        "a": dict(zip(KINDS, (0.4, 0.2, 0.1, 0.05), strict=True)),
+        "b": dict(zip(KINDS, (0.8, 0.3, 0.1, 0.01), strict=True)),
+    }
+    knapsack = Knapsack(found, errors, {"a": 2.0, "b": 1.0})
+    chosen = knapsack.curve[2]
+    scaled = knapsack.calibrated(chosen.types, chosen.damage / 4)
+    assert [c.types for c in scaled.curve] == [c.types for c in knapsack.curve]
+    for before, after in zip(knapsack.curve, scaled.curve, strict=True):
+        assert after.damage == pytest.approx(before.damage / 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--prefer", "speed"), "--prefer needs a target"),
+        (("--target-text", __file__), "--target-text needs a target"),
+        (("--target-bpw", 5, "--prefer", "size"), "expected quality or speed, found size"),
+        (("--target-bpw", 5, "--target-text", "/absent"), "--target-text: /absent: cannot be read"),
+    ],
+)
+def test_wrong_preferences(
+    words: tuple[object, ...], told: str, models: Models, tmp_path: Path
+) -> None:
+    done = invoke("convert", models.gguf("dense-tied"), "-o", tmp_path / "o.gguf", *words)
+    assert done.exit_code in (1, 2)
+    assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_what_cannot_be_measured(models: Models, tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Compare types that `convert` chooses for a target with llama.cpp's tables, on held-out text.
+
+    python benchmarks/mixes.py --work FOLDER [--model GGUF]
+
+By default with the demo model in F16, without its head. Python's own library is the text: the
+importance matrix is made from modules that the demo model was trained on, the divergences for the
+target are measured on one half of those that it was not trained on, and all files are compared with
+the model on the other half. Each table is compared with chosen types at its size, and Q4_K_M with
+the smallest file that is expected to have its divergence. The tables have the form of
+docs/precision.md. Needs the extra `test`.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
+
+import corpus  # noqa: E402 - a program's part, no package
+
+TABLES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
+_IMATRIX_BYTES, _TARGET_BYTES, _JUDGE_BYTES = 200_000, 150_000, 40_000
+
+
+def run(*words: object) -> str:
+    """Run `mtp-gguf WORDS`; returns what it printed."""
+    command = [sys.executable, "-m", "mtp_gguf", *map(str, words), "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    return done.stdout + done.stderr
+
+
+def write_texts(folder: Path) -> tuple[Path, Path, Path]:
+    """Texts for the importance matrix, for the target and for the comparison."""
+    files = [*corpus.library_files()]
+    seen = "".join(text for name, text in files if not corpus.is_validation(name))
+    held_out = [text for name, text in files if corpus.is_validation(name)]
+    texts = {
+        "seen.txt": seen[:_IMATRIX_BYTES],
+        "target.txt": "".join(held_out[::2])[:_TARGET_BYTES],
+        "judge.txt": "".join(held_out[1::2])[:_JUDGE_BYTES],
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    seen_path, target, judge = (folder / name for name in texts)
+    return seen_path, target, judge
+
+
+def expected(told: str) -> float:
+    """The divergence that `convert` expects."""
+    found = re.search(r"expected mean KL divergence of these types: (\S+) nats", told)
+    assert found, told
+    return float(found[1])
+
+
+def divergences(files: Sequence[Path], reference: Path, text: Path) -> dict[str, float]:
+    """The mean KL divergence of each file, by name."""
+    words = ("quality", *files, "--reference", reference, "--text", text, "--no-drafting", "--json")
+    told = run(*words)
+    found = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    return {
+        Path(one["name"]).name: one["divergence"]["mean"]["value"] for one in found["candidates"]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--model", type=Path, help="a GGUF in 16 or 32 bits [the demo model]")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    model = args.model
+    if model is None:
+        model = args.work / "model-F16.gguf"
+        demo = ROOT / "gguf_tools" / "demo_model"
+        run("convert", demo, "--no-mtp", "--quant", "F16", "-o", model, "--overwrite")
+    seen, target, judge = write_texts(args.work)
+    imatrix = args.work / "imatrix.gguf"
+    run("imatrix", model, "--text", seen, "-o", imatrix, "--overwrite")
+    base = ("convert", model, "--no-mtp", "--imatrix", imatrix, "--overwrite")
+    choose = (*base, "--target-text", target)
+    predicted: dict[str, float] = {}
+    files = []
+    for table in TABLES:
+        usual, chosen = (args.work / f"{table}{end}.gguf" for end in ("", "-chosen"))
+        run(*base, "--quant", table, "-o", usual)
+        size = usual.stat().st_size // 1000
+        told = run(*choose, "--target-size", f"{size}K", "-o", chosen)
+        predicted[chosen.name] = expected(told)
+        files += [usual, chosen]
+    found = divergences(files, model, judge)
+    kld = divergences([args.work / "Q4_K_M.gguf"], model, target)["Q4_K_M.gguf"]
+    smaller = args.work / "same-divergence.gguf"
+    predicted[smaller.name] = expected(run(*choose, "--target-kld", f"{kld:.3g}", "-o", smaller))
+    found |= divergences([smaller], model, judge)
+    print("| at the size of | of the table | of the chosen types | | predicted |")
+    print("| --- | --- | --- | --- | --- |")
+    for usual, chosen in zip(files[::2], files[1::2], strict=True):
+        a, b = found[usual.name], found[chosen.name]
+        print(
+            f"| {usual.stem}, {usual.stat().st_size / 1e6:.2f} MB | {a:.5f} | {b:.5f} "
+            f"| {b / a:.2f} × | {predicted[chosen.name]:.5f} ({predicted[chosen.name] / b:.2f}) |"
+        )
+    ratio = smaller.stat().st_size / (args.work / "Q4_K_M.gguf").stat().st_size
+    print(
+        f"\nQ4_K_M's divergence on the target's text, {kld:.5f}: {ratio:.3f} of its size; on the "
+        f"other half {found[smaller.name]:.5f} against {found['Q4_K_M.gguf']:.5f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

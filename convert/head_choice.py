@@ -1,0 +1,116 @@
+"""Chooses the head's type, and the size of its draft vocabulary, for tokens per second.
+
+Each candidate is written, run with the trunk that the file will have, and compared by what it
+promises on this machine (bench/head_speed.py).
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.progress import Progress
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+
+from .blueprint import HeadChoice
+from .conversion import planned
+from .pipeline import run
+from .plan import DraftRequest, Request
+from .source_rows import SourceRows
+
+if TYPE_CHECKING:
+    from mtp_gguf.bench.head_speed import HeadSpeed
+
+AUTO = "AUTO"  # of --mtp-type
+_TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")
+_USUAL = 2  # the first ones, which lose no acceptance
+_GAIN = 1.02  # how much faster another one has to be, because measurements scatter
+_HALVINGS = 3  # sizes of a draft vocabulary that are tried after the whole
+
+
+def choose_head(
+    model: str,
+    revision: str | None,
+    mtp_from: str | None,
+    request: Request,
+    stream: bool | None,
+    text: str,
+    threads: int | None,
+    progress: Progress,
+) -> "tuple[Request, tuple[HeadSpeed, ...]]":
+    """The request with the fastest type and draft vocabulary of its head, and what was measured.
+
+    text: whose beginnings the model continues; empty for the built-in one. A draft vocabulary
+    keeps its size if the user has named it. RequestError if the model has no head, or cannot be
+    run here.
+    """
+    from mtp_gguf.bench.head_speed import HeadFile, measure_heads  # noqa: PLC0415  (llama.cpp)
+
+    folder = request.output if request.output and request.output.is_dir() else None
+    folder = folder or (request.output.parent if request.output else Path())
+    cores = threads or os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder) as temporary:
+
+        def write(name: str, wanted: Request) -> Path:
+            wanted = replace(
+                wanted,
+                also=(),
+                mmproj=None,
+                sidecar=None,
+                split_max_size=None,
+                output=Path(temporary) / f"{name}.gguf",
+            )
+            with planned(model, revision, mtp_from, wanted, stream, progress) as conversion:
+                rows = SourceRows(conversion.weights)
+                run(conversion.plans, rows, lambda _: None, threads)
+                return conversion.plans[0].shards[0].path
+
+        with progress.share("measure heads") as show:
+            bare = replace(request, head=HeadChoice.NONE, head_type=None, draft=None)
+            trunk = write("trunk", bare)
+            alone = replace(request, head=HeadChoice.ALONE)
+            heads = [
+                HeadFile(name, write(name, replace(alone, head_type=BY_NAME[name])))
+                for name in _TYPES
+            ]
+            speeds = measure_heads(
+                trunk, heads, cores, text, lambda done, what: show(done / 2, what)
+            )
+            best = fastest(speeds)
+            chosen = replace(request, head_type=BY_NAME[heads[best].label])
+            sizes = _sizes(heads[best].path, request.draft)
+            if not sizes:
+                return chosen, tuple(speeds)
+            path = heads[best].path
+            shorter = [HeadFile(f"{heads[best].label}, {n} tokens", path, n) for n in sizes]
+            found = measure_heads(
+                trunk, shorter, cores, text, lambda done, what: show((1 + done) / 2, what)
+            )
+        assert request.draft is not None
+        size = sizes[fastest(found, usual=1)]
+        return replace(chosen, draft=replace(request.draft, size=size)), (*speeds, *found)
+
+
+def fastest(speeds: "Sequence[HeadSpeed]", usual: int = _USUAL) -> int:
+    """The fastest of the first ones, unless another one is faster by more than they scatter."""
+    places = range(len(speeds))
+    safe = max(places[:usual], key=lambda i: speeds[i].tokens_per_second)
+    other = max(places, key=lambda i: speeds[i].tokens_per_second)
+    gain = speeds[other].tokens_per_second / speeds[safe].tokens_per_second
+    return other if gain > _GAIN else safe
+
+
+def _sizes(head: Path, draft: DraftRequest | None) -> list[int]:
+    """Sizes of a draft vocabulary to try, the whole one first; none if there is no choice."""
+    if draft is None or draft.size is not None or draft.layout is not DraftLayout.IDS:
+        return []
+    with open_model(head) as opened:
+        ids = opened.first.array("mtp_gguf.fastmtp.token_ids")
+    if ids is None:
+        raise RequestError(f"{head}: expected a draft vocabulary, found none")
+    return [len(ids) >> shift for shift in range(_HALVINGS + 1) if len(ids) >> shift]
