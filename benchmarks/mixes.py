@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 import corpus  # noqa: E402 - a program's part, no package
 
 TABLES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
-_IMATRIX_BYTES, _TARGET_BYTES, _JUDGE_BYTES = 200_000, 150_000, 40_000
+_IMATRIX_BYTES, _TARGET_BYTES, _OTHER_BYTES = 200_000, 150_000, 40_000
 
 
 def run(*words: object) -> str:
@@ -44,12 +44,12 @@ def write_texts(folder: Path) -> tuple[Path, Path, Path]:
     texts = {
         "seen.txt": seen[:_IMATRIX_BYTES],
         "target.txt": "".join(held_out[::2])[:_TARGET_BYTES],
-        "judge.txt": "".join(held_out[1::2])[:_JUDGE_BYTES],
+        "other.txt": "".join(held_out[1::2])[:_OTHER_BYTES],
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    seen_path, target, judge = (folder / name for name in texts)
-    return seen_path, target, judge
+    seen_path, target, other = (folder / name for name in texts)
+    return seen_path, target, other
 
 
 def expected(told: str) -> float:
@@ -80,7 +80,7 @@ def main() -> None:
         model = args.work / "model-F16.gguf"
         demo = ROOT / "gguf_tools" / "demo_model"
         run("convert", demo, "--no-mtp", "--quant", "F16", "-o", model, "--overwrite")
-    seen, target, judge = write_texts(args.work)
+    seen, target, other = write_texts(args.work)
     imatrix = args.work / "imatrix.gguf"
     run("imatrix", model, "--text", seen, "-o", imatrix, "--overwrite")
     base = ("convert", model, "--no-mtp", "--imatrix", imatrix, "--overwrite")
@@ -94,11 +94,11 @@ def main() -> None:
         told = run(*choose, "--target-size", f"{size}K", "-o", chosen)
         predicted[chosen.name] = expected(told)
         files += [usual, chosen]
-    found = divergences(files, model, judge)
+    found = divergences(files, model, other)
     kld = divergences([args.work / "Q4_K_M.gguf"], model, target)["Q4_K_M.gguf"]
     smaller = args.work / "same-divergence.gguf"
     predicted[smaller.name] = expected(run(*choose, "--target-kld", f"{kld:.3g}", "-o", smaller))
-    found |= divergences([smaller], model, judge)
+    found |= divergences([smaller], model, other)
     print("| at the size of | of the table | of the chosen types | | predicted |")
     print("| --- | --- | --- | --- | --- |")
     for usual, chosen in zip(files[::2], files[1::2], strict=True):

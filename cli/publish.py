@@ -113,7 +113,7 @@ def publish(
             metavar="N(K|M|G)",
             help="Split files into shards of at most this size.",
         ),
-    ] = "50G",
+    ] = "50G",  # the most that the hub asks for
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -322,9 +322,9 @@ def _publish(
             checkpoint,
             options.types,
             folder,
-            importance,
-            options.sidecar,
-            options.split,
+            imatrix=importance,
+            sidecar=options.sidecar,
+            split=options.split,
         )
         card = str(card_of(release, target))
         if options.dry_run:

@@ -26,7 +26,6 @@ from mtp_gguf.gguf_tools.sources import version_of
 from mtp_gguf.gguf_tools.tensor_types import F16
 from mtp_gguf.gguf_tools.vision import PART
 
-SPLIT_BYTES = 50_000_000_000  # the most in a file, as the hub asks for
 RECORD = "release.json"
 _FORMAT = 1
 _CONTEXT, _DEPTH = 4096, 3  # of drafting, for doctor's estimate of memory
@@ -83,9 +82,10 @@ def plan_release(
     checkpoint: Checkpoint,
     types: Sequence[str],
     folder: Path,
-    imatrix: Imatrix | None = None,
-    sidecar: str | None = None,
-    split: int = SPLIT_BYTES,
+    *,
+    imatrix: Imatrix | None,
+    sidecar: str | None,
+    split: int,
 ) -> Release:
     """Plan the files of a release; nothing is written and no weights are read.
 
