@@ -1,0 +1,194 @@
+"""Measure `publish --cluster` with 1, 2, 4 and 8 workers: time, bytes read, memory of a worker.
+
+    python benchmarks/cluster.py --shape 0.8B --work /path/with/space [--megabits 4] [--upload]
+
+A checkpoint of random weights with the family's real shape is served by the hub of the tests, on
+loopback, which sends each connection no more than --megabits per second. A worker has eight
+connections, so that its network is the limit as long as the CPUs can follow. The time is that from
+the first request for weights to the end of the command, so without the start of Python and Dask and
+the plan. With --upload, the workers upload files
+of 200 MB themselves. All runs must give the same bytes.
+
+The 0.8B shape takes 5 GB of disk in `--work`, and with the default bandwidth a quarter of an hour.
+--keep keeps the checkpoint. Needs the extras `test` and `cluster`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import psutil  # noqa: E402
+from stream import MODEL, in_child  # noqa: E402
+
+from convert import SHAPES, write_large  # noqa: E402
+from support.hub_commands import environment  # noqa: E402
+from support.upload_hub import TARGET, UploadHub  # noqa: E402
+
+_POLL = 0.1  # seconds
+_HEADER = 1 << 20  # bytes of the largest request that the plan makes
+_SHARD = "200M"  # of files that workers upload
+
+
+@dataclass(frozen=True)
+class Run:
+    """One conversion: seconds from the first request for weights, what was read, and processes.
+
+    peak_mb: the most resident memory of a worker. cpu_seconds: of the command and its workers.
+    """
+
+    workers: int
+    seconds: float
+    read_mb: float
+    peak_mb: float
+    cpu_seconds: float
+
+
+class Watch(threading.Thread):
+    """Polls the workers of a command: their peak memory, and the CPU time of all processes."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.peak = 0
+        self._cpu: dict[int, float] = {}
+        self._process = psutil.Process(pid)
+        self._stop_polling = threading.Event()
+
+    def run(self) -> None:
+        """Poll until `end` is called."""
+        while not self._stop_polling.wait(_POLL):
+            with suppress(psutil.Error):
+                for process in (self._process, *self._process.children(recursive=True)):
+                    times = process.cpu_times()
+                    self._cpu[process.pid] = times.user + times.system
+                    if "spawn_main" in " ".join(process.cmdline()):
+                        self.peak = max(self.peak, process.memory_info().rss)
+
+    def end(self) -> float:
+        """Stop; returns the CPU seconds."""
+        self._stop_polling.set()
+        self.join()
+        return sum(self._cpu.values())
+
+
+def measure(workers: int, types: str, folder: Path, hub: UploadHub, *, upload: bool) -> Run:
+    """Publish with this many workers."""
+    began: list[float] = []
+
+    def note() -> str:
+        first, last = map(int, hub.requests[-1].range.removeprefix("bytes=").split("-"))
+        if last - first > _HEADER:
+            began.append(time.monotonic())
+        return ""
+
+    hub.trouble = note
+    hub.requests.clear()
+    hub.created = None
+    hub.stored.clear()
+    words = ["publish", MODEL, "--types", types, "--to", TARGET, "-o", str(folder / "out")]
+    words += ["--cluster", f"local:{workers}"]
+    words += ["--worker-upload", "--split-max-size", _SHARD] if upload else ["--no-upload"]
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    env = environment(hub, folder / "home", TMPDIR=str(folder / "tmp"), HF_HUB_DISABLE_XET="1")
+    program = shutil.which("mtp-gguf") or "mtp-gguf"
+    with subprocess.Popen([program, *words], env=env, stdout=subprocess.DEVNULL) as process:
+        watch = Watch(process.pid)
+        watch.start()
+        status = process.wait()
+        ended = time.monotonic()
+        cpu = watch.end()
+    if status:
+        raise SystemExit(f"failed: {' '.join(words)}")
+    shutil.rmtree(folder / "home")
+    run = Run(
+        workers,
+        round(ended - began[0], 1),
+        round(hub.weights_sent / 1e6),
+        round(watch.peak / 1e6),
+        round(cpu, 1),
+    )
+    print(json.dumps(asdict(run)), file=sys.stderr, flush=True)
+    return run
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each GGUF in a folder."""
+    found = {}
+    for path in folder.glob("*.gguf"):
+        digest = sha256()
+        with path.open("rb") as file:
+            while data := file.read(1 << 22):
+                digest.update(data)
+        found[path.name] = digest.hexdigest()
+    return found
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return the runs as a table for benchmarks/README.md."""
+    lines = [
+        "| workers | seconds | of linear | read | memory of a worker | CPU seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    first = runs[0]
+    for run in runs:
+        linear = first.seconds * first.workers / (run.seconds * run.workers)
+        lines.append(
+            f"| {run.workers} | {run.seconds:.1f} | {linear:.2f} | {run.read_mb:.0f} MB "
+            f"| {run.peak_mb:.0f} MB | {run.cpu_seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="0.8B")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--types", default="Q8_0")
+    parser.add_argument("--megabits", type=float, default=4, help="per second and connection [4]")
+    parser.add_argument("--upload", action="store_true", help="let the workers upload")
+    parser.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    spec = SHAPES[args.shape]
+    checkpoint = args.work / f"checkpoint-{spec.name}"
+    if not (checkpoint / "config.json").is_file():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        in_child(write_large, checkpoint, spec)
+    runs, known = [], None
+    rate = args.megabits * 1e6 / 8
+    for workers in args.workers:
+        folder = args.work / f"{workers}-workers"
+        with UploadHub(MODEL, {"main": checkpoint}, bytes_per_second=rate) as hub:
+            runs.append(measure(workers, args.types, folder, hub, upload=args.upload))
+            found = digests(folder / "out")
+            if args.upload:
+                found = {name: sha256(data).hexdigest() for name, data in hub.stored.items()}
+        if known not in (None, found):
+            raise SystemExit(f"{workers} workers: other bytes than with {args.workers[0]}")
+        known = found
+        shutil.rmtree(folder)
+    if not args.keep:
+        shutil.rmtree(checkpoint)
+    print(
+        f"{args.shape} shape, {args.types}, {args.megabits:g} Mbit/s for each connection, ", end=""
+    )
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs\n")
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
