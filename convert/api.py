@@ -216,6 +216,11 @@ def convert(
         split_max_size=split_max_size,
         output=output,
     )
+    heads: tuple[HeadSpeed, ...] = ()
+    if auto:
+        request, heads = choose_head(
+            model, revision, mtp_from, request, stream, text, threads, progress
+        )
     choice = None
     if target.wanted:
         if recipe:
@@ -240,11 +245,6 @@ def convert(
         overrides=(*request.overrides, *exact_overrides(types)),
         recipe=recipe_lines(types),
     )
-    heads: tuple[HeadSpeed, ...] = ()
-    if auto:
-        request, heads = choose_head(
-            model, revision, mtp_from, request, stream, text, threads, progress
-        )
     with planned(model, revision, mtp_from, request, stream, progress) as conversion:
         result = Converted(conversion.plans, choice, heads)
         on_plan(result)

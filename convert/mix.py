@@ -8,7 +8,7 @@ Lagrange multiplier: each tensor takes the type that minimizes damage + price * 
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.format import DEFAULT_ALIGNMENT
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.quantize import ggml
 
-from .plan import Plan
+from .plan import RECIPE_KEY, Plan
 from .precision import TENSOR_TYPES, Override, unknown_name
 from .recipe import Target
 from .source_rows import SourceRows
@@ -215,6 +216,13 @@ def exact_overrides(types: Mapping[str, TensorType]) -> tuple[Override, ...]:
 def recipe_lines(types: Mapping[str, TensorType]) -> tuple[str, ...]:
     """The lines of a recipe, `TENSOR TYPE`."""
     return tuple(f"{name} {kind.name}" for name, kind in types.items())
+
+
+def recipe_bytes(names: Iterable[str]) -> int:
+    """The most that a recipe for these tensors takes in the header of a file."""
+    longest = max(len(kind.name) for kind in CANDIDATES)
+    lines = sum(8 + len(name.encode()) + 1 + longest for name in names)
+    return 8 + len(RECIPE_KEY) + 4 + 4 + 8 + lines + DEFAULT_ALIGNMENT
 
 
 def write_recipe(path: Path, choice: Choice) -> None:

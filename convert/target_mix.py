@@ -29,6 +29,7 @@ from .mix import (
     groups,
     measure_errors,
     probe_types,
+    recipe_bytes,
 )
 from .pipeline import run
 from .plan import Plan, Request
@@ -143,7 +144,8 @@ def _budget(plan: Plan, target: Target, names: list[str]) -> int:
     specs = [t.spec for shard in plan.shards for t in shard.tensors]
     chosen = set(names)
     if target.size is not None:
-        return target.size - plan.size + sum(s.nbytes for s in specs if s.name in chosen)
+        rest = plan.size - sum(s.nbytes for s in specs if s.name in chosen)
+        return target.size - rest - recipe_bytes(names)
     weights = sum(math.prod(s.shape) for s in specs)
     others = sum(s.nbytes for s in specs if s.name not in chosen)
     return math.floor((target.bpw or 0.0) * weights / 8) - others

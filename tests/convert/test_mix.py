@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 from mtp_gguf.convert import mix, target_mix
-from mtp_gguf.convert.mix import Choice, Errors, Knapsack, groups, read_recipe, write_recipe
+from mtp_gguf.convert.mix import (
+    Choice,
+    Errors,
+    Knapsack,
+    groups,
+    read_recipe,
+    recipe_lines,
+    write_recipe,
+)
+from mtp_gguf.convert.plan import RECIPE_KEY
 from mtp_gguf.convert.recipe import Recipe, Target
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.format import Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native.runtime import plugged_kernels
@@ -140,6 +150,14 @@ def test_a_target_is_met_and_its_recipe_repeats_the_file(
         "1K",
         words=("--target-size: the smallest possible file is",),
     )
+
+
+def test_the_recipe_counts_for_a_size() -> None:
+    names = [f"blk.{i}.ffn_down.weight" for i in range(50)]
+    types = dict.fromkeys(names, BY_NAME["IQ3_XXS"])
+    recorded = {RECIPE_KEY: Value(ValueType.STRING, recipe_lines(types))}
+    added = lay_out(recorded, []).size - lay_out({}, []).size
+    assert added <= mix.recipe_bytes(names) <= added + 64
 
 
 def test_the_prediction_of_the_chosen_types_is_what_was_measured() -> None:
