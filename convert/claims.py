@@ -6,6 +6,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from .checkpoint import Checkpoint, canonical_name, is_head, is_vision
 from .quantized import weights_of
+from .weights import read_integers
 
 Shape = tuple[int, ...]
 
@@ -71,6 +72,29 @@ class Claims:
             )
         self._taken.add(canonical)
         return name
+
+    def rows(self, canonical: str, width: int) -> int:
+        """The number of rows of a matrix whose rows have this width; claims nothing."""
+        name = self._actual.get(canonical, "")
+        weight = self._weights.by_name.get(name)
+        if weight is None or len(weight.shape) != 2 or weight.shape[1] != width:
+            found = "no such tensor" if weight is None else f"shape {list(weight.shape)}"
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {canonical}: expected rows of {width} by the config, "
+                f"found {found}"
+            )
+        return weight.shape[0]
+
+    def integers(self, canonical: str, count: int) -> tuple[int, ...]:
+        """Claim a source tensor of whole numbers that are not negative, and read it."""
+        name = self.source(canonical, (count,))
+        tensor = self._checkpoint.tensors[name]
+        values = read_integers(tensor)
+        if min(values) < 0:
+            raise CheckpointError(
+                f"{tensor.source.name}: {name}: expected no negative number, found {min(values)}"
+            )
+        return values
 
     def _check_names(self) -> None:
         """CheckpointError for names of an adapter, or with a prefix that nobody explains."""

@@ -13,6 +13,8 @@ _CLASSES = {
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen4_exp": "Qwen4ExpForConditionalGeneration",
+    "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
 }
 

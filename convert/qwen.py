@@ -6,8 +6,8 @@ Hugging Face stores their norm weights minus one (the norms of transformers mult
 llama.cpp's graph needs `-exp(A_log)`. How linear attention is stored is told by each family's file.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -172,21 +172,22 @@ class Entry:
     always_f32: bool = False
 
 
-def _norm(source: str, target: str, shape: Callable[[Dims], Shape]) -> Entry:
+def norm(source: str, target: str, shape: Callable[[Dims], Shape]) -> Entry:
+    """The entry of a norm, which Hugging Face stores minus one."""
     return Entry(source, target, shape, Transform.NORM, always_f32=True)
 
 
 NORMS = (
-    _norm("input_layernorm.weight", "attn_norm.weight", lambda d: (d.hidden,)),
-    _norm("post_attention_layernorm.weight", "post_attention_norm.weight", lambda d: (d.hidden,)),
+    norm("input_layernorm.weight", "attn_norm.weight", lambda d: (d.hidden,)),
+    norm("post_attention_layernorm.weight", "post_attention_norm.weight", lambda d: (d.hidden,)),
 )
 FULL_ATTENTION = (
     Entry("self_attn.q_proj.weight", "attn_q.weight", lambda d: (2 * d.q_width, d.hidden)),
     Entry("self_attn.k_proj.weight", "attn_k.weight", lambda d: (d.kv_width, d.hidden)),
     Entry("self_attn.v_proj.weight", "attn_v.weight", lambda d: (d.kv_width, d.hidden)),
     Entry("self_attn.o_proj.weight", "attn_output.weight", lambda d: (d.hidden, d.q_width)),
-    _norm("self_attn.q_norm.weight", "attn_q_norm.weight", lambda d: (d.head_dim,)),
-    _norm("self_attn.k_norm.weight", "attn_k_norm.weight", lambda d: (d.head_dim,)),
+    norm("self_attn.q_norm.weight", "attn_q_norm.weight", lambda d: (d.head_dim,)),
+    norm("self_attn.k_norm.weight", "attn_k_norm.weight", lambda d: (d.head_dim,)),
 )
 DENSE_FFN = (
     Entry("mlp.gate_proj.weight", "ffn_gate.weight", lambda d: (d.ffn, d.hidden)),
@@ -233,16 +234,16 @@ EXPERT_PROJECTIONS = (
 )
 MTP = (
     Entry("fc.weight", "nextn.eh_proj.weight", lambda d: (d.hidden, 2 * d.hidden)),
-    _norm("pre_fc_norm_embedding.weight", "nextn.enorm.weight", lambda d: (d.hidden,)),
-    _norm("pre_fc_norm_hidden.weight", "nextn.hnorm.weight", lambda d: (d.hidden,)),
-    _norm("norm.weight", "nextn.shared_head_norm.weight", lambda d: (d.hidden,)),
+    norm("pre_fc_norm_embedding.weight", "nextn.enorm.weight", lambda d: (d.hidden,)),
+    norm("pre_fc_norm_hidden.weight", "nextn.hnorm.weight", lambda d: (d.hidden,)),
+    norm("norm.weight", "nextn.shared_head_norm.weight", lambda d: (d.hidden,)),
 )
 # Present only if the head does not share the trunk's embedding (mtp_use_dedicated_embeddings).
 MTP_EMBEDDING = Entry(
     "embed_tokens.weight", "nextn.embed_tokens.weight", lambda d: (d.vocab, d.hidden)
 )
 EMBEDDING = Entry("model.embed_tokens.weight", "token_embd.weight", lambda d: (d.vocab, d.hidden))
-OUTPUT_NORM = _norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidden,))
+OUTPUT_NORM = norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidden,))
 OUTPUT = Entry("lm_head.weight", "output.weight", lambda d: (d.vocab, d.hidden))
 
 
@@ -262,7 +263,11 @@ class QwenModel:
     """What a family's file reads from a config, or says itself.
 
     architecture: llama.cpp's name. linear_attention: the tensors of those layers. sections: of
-    M-RoPE, None for a family without it.
+    M-RoPE, None for a family without it. norms, full_attention: tensors of every block, and of one
+    with full attention. last: those after the trunk's last layer; last_in_head: whether a head-only
+    file has them. mtp: those of the head outside its block. more: targets of a block that are no
+    plain entries, by the claims and the prefixes of its names. constants:
+    how the names of tensors end that are whole numbers, not weights. keys: further metadata.
     """
 
     config: ConfigReader
@@ -270,6 +275,15 @@ class QwenModel:
     architecture: str
     linear_attention: tuple[Entry, ...]
     sections: tuple[int, ...] | None = None
+    norms: tuple[Entry, ...] = NORMS
+    full_attention: tuple[Entry, ...] = FULL_ATTENTION
+    last: tuple[Entry, ...] = (OUTPUT_NORM,)
+    last_in_head: bool = True
+    mtp: tuple[Entry, ...] = MTP
+    joined: tuple[tuple[str, ...], str] | None = None
+    more: Callable[[Claims, str, str], Iterator[Target]] = lambda *_: iter(())
+    constants: tuple[str, ...] = ()
+    keys: Mapping[str, Value] = field(default_factory=dict)
 
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blueprint:
@@ -279,21 +293,25 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
     different shape than in the config, or if the checkpoint has unknown tensors.
     """
     dims = model.dims
-    check_schemes(tensor for name, tensor in checkpoint.tensors.items() if wants(name, head))
+    check_schemes(
+        tensor
+        for name, tensor in checkpoint.tensors.items()
+        if wants(name, head) and not name.endswith(model.constants)
+    )
     claims = Claims(checkpoint)
     _check_head_is_there(checkpoint, dims, claims, head)
 
     alone = head in (HeadChoice.ALONE, HeadChoice.BLOCK)
     trunk = [] if alone else list(_trunk_targets(claims, model))
-    shared = [] if head is HeadChoice.BLOCK else _shared_targets(claims, model)
+    shared = [] if head is HeadChoice.BLOCK else _shared_targets(claims, model, head)
     with_head = dims.n_mtp and head is not HeadChoice.NONE
-    mtp = list(_mtp_targets(claims, dims)) if with_head else []
+    mtp = list(_mtp_targets(claims, model)) if with_head else []
     n_mtp = 1 if mtp else 0
     return Blueprint(
         architecture=model.architecture,
         hparams=_hparams(model, n_mtp),
         targets=(*shared, *trunk, *mtp),
-        skipped=claims.skipped(_unwanted(claims, head)),
+        skipped=claims.skipped(_unwanted(claims, head, model)),
         n_trunk=dims.layers,
         n_mtp=n_mtp,
         n_vocab=dims.vocab,
@@ -301,14 +319,15 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
     )
 
 
-def _shared_targets(claims: Claims, model: QwenModel) -> list[Target]:
+def _shared_targets(claims: Claims, model: QwenModel, head: HeadChoice) -> list[Target]:
     """The targets that trunk and head share; the rows of the last are the output vocabulary."""
     embedding = EMBEDDING
     if model.dims.tied and not claims.has(EMBEDDING.source) and claims.has(OUTPUT.source):
         embedding = replace(EMBEDDING, source=OUTPUT.source)  # some tools keep this name of the two
-    shared = [_take(claims, model.dims, "", "", entry) for entry in (OUTPUT_NORM, embedding)]
+    last = model.last if model.last_in_head or head is not HeadChoice.ALONE else ()
+    shared = [take(claims, model.dims, "", "", entry) for entry in (*last, embedding)]
     if embedding is EMBEDDING and claims.has(OUTPUT.source):
-        shared.append(_take(claims, model.dims, "", "", OUTPUT))
+        shared.append(take(claims, model.dims, "", "", OUTPUT))
     elif not model.dims.tied:
         raise CheckpointError(
             f"{model.config.where}: tie_word_embeddings is false, but the checkpoint has no "
@@ -317,12 +336,13 @@ def _shared_targets(claims: Claims, model: QwenModel) -> list[Target]:
     return shared
 
 
-def _unwanted(claims: Claims, head: HeadChoice) -> dict[str, str]:
+def _unwanted(claims: Claims, head: HeadChoice, model: QwenModel) -> dict[str, str]:
     """Why source tensors are not converted, by prefix."""
     if head is HeadChoice.NONE:
         return {"mtp.": "MTP head (--no-mtp)"}
+    last = () if model.last_in_head else (entry.source for entry in model.last)
     outside = {
-        HeadChoice.ALONE: {"model.layers.": "trunk (--head-only)"},
+        HeadChoice.ALONE: dict.fromkeys(("model.layers.", *last), "trunk (--head-only)"),
         HeadChoice.BLOCK: dict.fromkeys(("model.", "lm_head."), "outside the MTP head"),
     }.get(head, {})
     later = (n for n in claims.names_under("mtp.layers.") if not n.startswith(_MTP_LAYER))
@@ -356,7 +376,7 @@ def _check_head_is_there(
     )
 
 
-def _take(
+def take(
     claims: Claims, dims: Dims, source_prefix: str, target_prefix: str, entry: Entry
 ) -> Target:
     """Claim the source of an entry and return its target."""
@@ -374,26 +394,34 @@ def _take(
 
 def _trunk_targets(claims: Claims, model: QwenModel) -> Iterator[Target]:
     for index, recurrent in enumerate(model.dims.recurrent):
-        attention = model.linear_attention if recurrent else FULL_ATTENTION
-        yield from _block(claims, model.dims, f"model.layers.{index}.", f"blk.{index}.", attention)
+        attention = model.linear_attention if recurrent else model.full_attention
+        yield from _block(claims, model, f"model.layers.{index}.", f"blk.{index}.", attention)
 
 
-def _mtp_targets(claims: Claims, dims: Dims) -> Iterator[Target]:
-    target_prefix = f"blk.{dims.layers}."
-    for entry in MTP:
-        yield _take(claims, dims, "mtp.", target_prefix, entry)
+def _mtp_targets(claims: Claims, model: QwenModel) -> Iterator[Target]:
+    target_prefix = f"blk.{model.dims.layers}."
+    for entry in model.mtp:
+        yield take(claims, model.dims, "mtp.", target_prefix, entry)
+    if model.joined is not None:
+        names, target = model.joined
+        width = model.dims.hidden
+        sources = tuple(claims.source("mtp." + name, (width, width)) for name in names)
+        shape = (len(names) * width, width)
+        yield Target(target_prefix + target, shape, Recipe(sources, joined=True))
     if claims.has("mtp." + MTP_EMBEDDING.source):
-        yield _take(claims, dims, "mtp.", target_prefix, MTP_EMBEDDING)
-    yield from _block(claims, dims, _MTP_LAYER, target_prefix, FULL_ATTENTION)
+        yield take(claims, model.dims, "mtp.", target_prefix, MTP_EMBEDDING)
+    yield from _block(claims, model, _MTP_LAYER, target_prefix, model.full_attention)
 
 
 def _block(
-    claims: Claims, dims: Dims, source: str, target: str, attention: tuple[Entry, ...]
+    claims: Claims, model: QwenModel, source: str, target: str, attention: tuple[Entry, ...]
 ) -> Iterator[Target]:
-    for entry in (*NORMS, *attention, *(SHARED_EXPERT if dims.moe else DENSE_FFN)):
-        yield _take(claims, dims, source, target, entry)
+    dims = model.dims
+    for entry in (*model.norms, *attention, *(SHARED_EXPERT if dims.moe else DENSE_FFN)):
+        yield take(claims, dims, source, target, entry)
     if dims.moe:
         yield from _experts(claims, dims, source + "mlp.experts.", target)
+    yield from model.more(claims, source, target)
 
 
 def _experts(claims: Claims, dims: Dims, source: str, target: str) -> Iterator[Target]:
@@ -521,6 +549,7 @@ def _hparams(model: QwenModel, n_mtp: int) -> dict[str, Value]:
         "attention.recurrent_layers": Value(ValueType.BOOL, recurrent),
         "full_attention_interval": u32(c.size("full_attention_interval", 4)),
         "rope.dimension_count": u32(int(d.head_dim * partial)),
+        **model.keys,
     }
     return {f"{model.architecture}.{key}": value for key, value in keys.items()}
 

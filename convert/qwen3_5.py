@@ -79,11 +79,12 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     moe = config.architecture in _MOE
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe)
     architecture = "qwen35moe" if moe else "qwen35"
-    model = QwenModel(config, dims, architecture, LINEAR_ATTENTION, _mrope_sections(config))
+    model = QwenModel(config, dims, architecture, LINEAR_ATTENTION, mrope_sections(config))
     return qwen.blueprint(checkpoint, head, model)
 
 
-def _mrope_sections(c: ConfigReader) -> tuple[int, ...]:
+def mrope_sections(c: ConfigReader) -> tuple[int, ...]:
+    """The four sections of M-RoPE."""
     sections = c.rope().get("mrope_section", _DEFAULT_MROPE_SECTION)
     whole = isinstance(sections, list) and all(
         is_whole(n) and 0 <= n <= LARGEST_SIZE for n in sections

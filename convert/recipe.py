@@ -31,6 +31,7 @@ class Recipe:
     """How to make a target from the rows of one or more sources.
 
     sources: names; their rows are stacked in this order and have the same length.
+    joined: the sources have equally many rows, which are joined instead of stacked.
     row_order: row i of the target is row `row_order[i]` of the stack; None keeps the order.
     column_order: likewise for the columns.
     """
@@ -39,6 +40,7 @@ class Recipe:
     row_order: Order | None = None
     column_order: Order | None = None
     arithmetic: Arithmetic = Arithmetic.NONE
+    joined: bool = False
 
 
 @dataclass(frozen=True, eq=False)

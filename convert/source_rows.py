@@ -68,7 +68,8 @@ class SourceRows:
         """The sources of a target if their NVFP4 blocks can be kept; else empty."""
         weights = [self._weights[name] for name in target.recipe.sources]
         sources = [weight for weight in weights if isinstance(weight, Nvfp4Weight)]
-        whole = target.recipe.arithmetic is Arithmetic.NONE and len(sources) == len(weights)
+        plain = target.recipe.arithmetic is Arithmetic.NONE and not target.recipe.joined
+        whole = plain and len(sources) == len(weights)
         if not whole or target.shape[0] % NVFP4.block_length:
             return []
         try:
@@ -142,9 +143,9 @@ class SourceRows:
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _stacked(self, recipe: Recipe, start: int, stop: int, read: "_Read") -> Rows:
-        """Rows `start` to `stop` of the stacked sources."""
+        """Rows `start` to `stop` of the stacked or joined sources."""
         parts = [read(*part) for part in self._parts(recipe, start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=int(recipe.joined))
 
     def _parts(self, recipe: Recipe, start: int, stop: int) -> list[tuple[Weight, int, int]]:
         """The sources that rows `start` to `stop` of the stack come from, with their own rows."""
@@ -152,6 +153,8 @@ class SourceRows:
         if bounds is None:
             heights = (row_count(self._weights[name]) for name in recipe.sources)
             bounds = self._bounds[recipe] = [0, *accumulate(heights)]
+        if recipe.joined:
+            return [(self._weights[name], start, stop) for name in recipe.sources]
         parts = []
         for index in range(bisect_right(bounds, start) - 1, len(recipe.sources)):
             above = bounds[index]

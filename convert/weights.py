@@ -467,6 +467,15 @@ def _read_columns(tensor: PlacedTensor, start: int, stop: int) -> Rows:
     return columns
 
 
+def read_integers(tensor: PlacedTensor) -> tuple[int, ...]:
+    """The values of a small I64 tensor; CheckpointError for one of another type."""
+    if tensor.stored.dtype != "I64":
+        raise CheckpointError(
+            f"{tensor.source.name}: {tensor.stored.name}: expected I64, found {tensor.stored.dtype}"
+        )
+    return tuple(_read_all(tensor).reshape(-1).tolist())
+
+
 def _read_all(tensor: PlacedTensor) -> Rows:
     """All of a small tensor, in its own shape."""
     return _read_rows(tensor, 0, prod(tensor.stored.shape[:-1])).reshape(tensor.stored.shape)

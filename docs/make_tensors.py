@@ -86,9 +86,9 @@ NEXT_80B = (
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of Qwen3.5 and Qwen3-Next, from its Hugging Face name to its name in
-the GGUF file. `python docs/make_tensors.py --write` generates this page from the converter's code,
-and a test compares the two.
+The tables list every tensor of Qwen3.5, Qwen3-Next and Qwen3.8-Flash-Next, from its Hugging Face
+name to its name in the GGUF file. `python docs/make_tensors.py --write` generates this page from
+the converter's code, and a test compares the two.
 
 Shapes are in ggml order (row length first) and are those of the 9B dense model, of 35B-A3B, and of
 Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP block is block `N`,
@@ -117,6 +117,51 @@ Transforms:
 - *-exp(w)*: the decay `A_log`, computed in double precision and rounded once
   ([why](decisions.md)).
 - F16 sources keep F16 arithmetic, as in llama.cpp's converter; all others compute in F32.
+"""
+
+FLASH_NEXT = """\
+## Qwen3.8-Flash-Next (`qwen4exp`)
+
+Linear attention, full attention, experts and MTP block are those of `qwen35moe`. There are no norms
+before and after the halves of a block and no last norm; hyper-connections read from S streams of
+the hidden state (`hc_count`) and add to them, with gates of rank R (`hc_lowrank`). `M` is such a
+reader:
+
+| Hugging Face | GGUF | shape | transform |
+| --- | --- | --- | --- |
+| `M.hc_norm.weight` | `M_norm.weight` | [S * width] | 1 + w |
+| `M.input_mix_weight_down.weight` | `M_down.weight` | [S * width, R] | as it is |
+| `M.input_mix_weight_up.weight` | `M_up.weight` | [R, S * width] | as it is |
+
+| where | `M` on Hugging Face | `M` in the GGUF |
+| --- | --- | --- |
+| before attention | `model.layers.i.attn_hyper_connection` | `blk.i.hc_attn` |
+| before the experts | `model.layers.i.mlp_hyper_connection` | `blk.i.hc_ffn` |
+| after the last layer | `model.hyper_connection_mixer` | `output_hc` |
+| at the end of the head | `mtp.hyper_connection_mixer` | `blk.N.nextn.hc_head` |
+
+| Hugging Face | GGUF | transform |
+| --- | --- | --- |
+| `….attn_hyper_connection.block_inject_weight.weight` | `….hc_attn_inject.weight` | as it is |
+| `….mlp_hyper_connection.block_inject_weight.weight` | `….hc_ffn_inject.weight` | as it is |
+| `….self_attn.indexer.index_qk_proj.weight` | `….indexer.q_proj.weight`, \
+`….indexer.k_proj.weight` | its first rows, and the last `indexer_head_dim` |
+| `….self_attn.indexer.q_layernorm.weight`, `….k_layernorm.weight` | `….indexer.q_norm.weight`, \
+`….indexer.k_norm.weight` | 1 + w |
+| `….ple.key_proj.weight`, `….ple.value_proj.weight` | `….ple_key.weight`, `….ple_value.weight` \
+| as it is |
+| `….ple.conv1d.weight` | `….ple_conv1d.weight` | squeezed |
+| `….ple.norm_key.weight`, `….norm_query.weight`, `….norm_conv.weight` | `….ple_norm_key.weight`, \
+`….ple_norm_query.weight`, `….ple_norm_conv.weight` | 1 + w |
+| `….ple.ple_embedding.ngram_embedding.shard_*.weight` | `per_layer_token_embd.weight` | stacked |
+| `mtp.fc_embedding.weight`, `mtp.fc_hidden.weight` | `blk.N.nextn.eh_proj.weight` | rows joined |
+
+The constants of the n-gram hash (`….ple_embedding.layer_multipliers`, `.ngram_heads_offsets`,
+`.ngram_heads_vocab_sizes`) become metadata (`qwen4exp.ple.*`). The trunk has the tensors and
+metadata of the pinned llama.cpp's converter, and transformers' logits; trunk and head have those of
+the converter of llama.cpp b11549, which knows the head (`tests/convert/test_qwen4_exp.py`). One key
+differs: with a transformers that knows the model, upstream writes 0 for every full-attention layer
+of the trunk in `attention.compress_ratios`, and llama.cpp does not use its indexer.
 """
 
 DIFFERENCES = """\
@@ -228,6 +273,7 @@ def page() -> str:
         "Checkpoints with dedicated embeddings also have "
         f"`mtp.{qwen.MTP_EMBEDDING.source}`, which becomes "
         f"`blk.N.{qwen.MTP_EMBEDDING.target}`.\n",
+        FLASH_NEXT,
         DIFFERENCES,
         *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,

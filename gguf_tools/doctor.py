@@ -41,7 +41,7 @@ _NEGATIVE_SHARE = 0.02
 # In place of the original, in commands that are printed.
 UNKNOWN_ORIGINAL = "ORIGINAL"
 
-_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.hybrid}
+_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.converted}
 _HEADS_NOT_CONVERTED = {name for name, block in BLOCKS.items() if not block.in_checkpoints}
 
 # Element types that llama.cpp accepts for the tokenizer's arrays (llama-vocab.cpp).

@@ -23,10 +23,10 @@ class NextnBlock:
     of which one must be complete, such as a dense or a mixed feed-forward network. single: whether
     llama.cpp drafts with one block only. ours: whether our runtime drafts with it; the others draft
     with llama-server. in_checkpoints: whether `graft` reads it from a checkpoint, too. hybrid:
-    whether it is one of the Qwen models that `convert` writes and doctor knows as a whole, with
-    linear attention in most layers. graph: whether the pinned llama.cpp drafts with it; a newer one
-    may. streams: whether hyper-connections widen the hidden state; such models have a mixer in
-    place of the last norm, and the head its own.
+    whether it is one of the Qwen models that doctor knows as a whole, with linear attention in most
+    layers. converted: whether `convert` writes whole models. graph: whether the pinned llama.cpp
+    drafts with it; a newer one may. streams: whether hyper-connections widen the hidden state; such
+    models have a mixer in place of the last norm, and the head its own.
     """
 
     required: Suffixes
@@ -35,6 +35,7 @@ class NextnBlock:
     ours: bool = False
     in_checkpoints: bool = False
     hybrid: bool = False
+    converted: bool = False
     graph: bool = True
     streams: bool = False
 
@@ -90,7 +91,7 @@ _QWEN_MOE = (*_QWEN_ATTENTION, *_EXPERTS, *_GATED_SHARED)
 
 
 def _qwen(required: Suffixes) -> NextnBlock:
-    return NextnBlock(required, ours=True, in_checkpoints=True, hybrid=True)
+    return NextnBlock(required, ours=True, in_checkpoints=True, hybrid=True, converted=True)
 
 
 BLOCKS: Mapping[str, NextnBlock] = {
@@ -149,6 +150,8 @@ BLOCKS: Mapping[str, NextnBlock] = {
             *(name for name in _CORE if name != "attn_norm.weight"),
             *(*_QKV, *_QK_NORMS, *_SPARSE, *_MIXERS, *_EXPERTS, *_GATED_SHARED),
         ),
+        in_checkpoints=True,
+        converted=True,
         graph=False,
         streams=True,
     ),

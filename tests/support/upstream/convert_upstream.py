@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType, GGUFReader, LlamaFileType
 
 from mtp_gguf.native.runtime import llama_cpp
 
-from .sdist import llama_cpp_source
+from .sdist import PIN, llama_cpp_source
 
 QUANTIZE_THREADS = 2
 
@@ -47,13 +47,19 @@ def offline() -> dict[str, str]:
 
 
 def convert(
-    folder: Path, out: Path, outtype: str, flags: Sequence[str] = (), pre: str | None = "qwen35"
+    folder: Path,
+    out: Path,
+    outtype: str,
+    flags: Sequence[str] = (),
+    pre: str | None = "qwen35",
+    base: str = PIN,
 ) -> Path:
     """Run convert_hf_to_gguf.py on a checkpoint: `--outtype f32|f16|bf16`, further flags as given.
 
     `pre` is the pre-tokenizer to claim for the vocabulary; None leaves upstream to recognise it.
+    `base` is the version of llama.cpp.
     """
-    source = str(llama_cpp_source())
+    source = str(llama_cpp_source(base))
     command = [sys.executable, "-c", _RUN, source, pre or "", str(folder)]
     command += ["--outtype", outtype, "--outfile", str(out), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=offline())

@@ -1,0 +1,309 @@
+"""Qwen3.8-Flash-Next: conversions of checkpoints that transformers' own class writes.
+
+The trunk is compared with the pinned llama.cpp's converter and with transformers' logits, the whole
+model with the converter of llama.cpp b11549, which knows the head.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from safetensors.numpy import load_file as load_numpy
+
+from mtp_gguf.gguf_tools.head import plain_shape
+from mtp_gguf.native.runtime import llama_cpp
+from support.checkpoints import TINY, write_checkpoint
+from support.commands import refused, succeed
+from support.gguf_files import value_of
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import convert
+from support.upstream.describe import Description, describe
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
+
+ARCH = "qwen4exp"
+WIDTH, STREAMS, RANK, LAYERS = 64, 4, 8, 4
+SIZES: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "hc_count": STREAMS,
+    "hc_lowrank": RANK,
+    "ple_layer_ids": [2],
+    "ngram_vocab_size_base": 40,
+    "heads_per_ngram": 2,
+    "split_ngram_parts": 4,
+    "make_ngram_vocab_size_divisible_by": 32,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 4,
+    "eos_token_id": 5,
+    "max_position_embeddings": 512,
+    "output_gate_type": "sigmoid",
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
+TOLERANCE = 2e-3  # of logits up to 1.6; a wrong norm, order or constant shows as 0.05 to 1
+# Upstream reads the config through transformers, which renames full attention to indexed attention.
+# Then upstream finds no layer of the trunk that has an indexer.
+RATIOS = f"{ARCH}.attention.compress_ratios"
+
+
+def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
+    import torch  # noqa: PLC0415
+    from transformers.models.qwen4_exp.configuration_qwen4_exp import (  # noqa: PLC0415
+        Qwen4ExpTextConfig,
+    )
+    from transformers.models.qwen4_exp.modeling_qwen4_exp import (  # noqa: PLC0415
+        Qwen4ExpForCausalLM,
+    )
+
+    torch.manual_seed(3)
+    model = Qwen4ExpForCausalLM(Qwen4ExpTextConfig(**SIZES)).float().eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if "norm" in name or "dt_bias" in name:
+                values.normal_(0, 0.2)
+            elif values.ndim > 1:
+                values.normal_(0, values.shape[-1] ** -0.5)
+        model = model.to(torch.bfloat16).float()
+        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
+        model.to(torch.bfloat16).save_pretrained(folder)
+    return logits
+
+
+def add_head(folder: Path) -> None:
+    """Add an MTP head, which transformers does not load, under the names of the published one."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    shapes = {
+        "fc_embedding.weight": (WIDTH, WIDTH),
+        "fc_hidden.weight": (WIDTH, WIDTH),
+        "pre_fc_norm_embedding.weight": (WIDTH,),
+        "pre_fc_norm_hidden.weight": (STREAMS * WIDTH,),
+        "hyper_connection_mixer.hc_norm.weight": (STREAMS * WIDTH,),
+        "hyper_connection_mixer.input_mix_weight_down.weight": (RANK, STREAMS * WIDTH),
+        "hyper_connection_mixer.input_mix_weight_up.weight": (STREAMS * WIDTH, RANK),
+    }
+    like = f"model.layers.{LAYERS - 1}."
+    shapes |= {
+        f"layers.0.{name.removeprefix(like)}": tuple(values.shape)
+        for name, values in tensors.items()
+        if name.startswith(like)
+    }
+    noise = torch.Generator().manual_seed(4)
+    for name, shape in shapes.items():
+        values = torch.randn(*shape, generator=noise) * 0.05
+        tensors[f"mtp.{name}"] = values.to(torch.bfloat16)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
+    """A checkpoint without a head, and its logits of IDS by transformers."""
+    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-tiny"
+    logits = write_model(folder)
+    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
+    for path in vocabulary.glob("*token*"):
+        shutil.copy(path, folder)
+    return folder, logits
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-mtp"
+    shutil.copytree(trunk[0], folder)
+    add_head(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("flash-next") / "whole.gguf"
+    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
+    assert "MTP head in block 4, for a llama.cpp that drafts with qwen4exp" in text
+    return out
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    """Differences between two files, but for RATIOS and dimensions of 1, which ggml drops."""
+    ours, theirs = (_plain(describe(path)) for path in (found, expected))
+    return [
+        *tensor_differences(theirs.tensors, ours.tensors, order=False),
+        *metadata_differences(theirs, ours, allowed=(RATIOS,)),
+    ]
+
+
+def _plain(found: Description) -> Description:
+    tensors = {n: replace(t, shape=plain_shape(t.shape)) for n, t in found.tensors.items()}
+    return replace(found, tensors=tensors)
+
+
+def test_the_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ours.gguf"
+    succeed("convert", checkpoint, "--no-mtp", "--quant", "BF16", "-o", out)
+    assert differences(convert(checkpoint, tmp_path / "theirs.gguf", "bf16"), out) == []
+    assert value_of(out, RATIOS) == [0, 0, 0, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "flags"), [((), ()), (("--head-only",), ("--mtp",)), (("--no-mtp",), ("--no-mtp",))]
+)
+def test_the_whole_model_is_that_of_a_newer_converter(
+    options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
+) -> None:
+    """Of b11549, which pip downloads."""
+    out = tmp_path / "ours.gguf"
+    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
+    theirs = convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags, base="b11549")
+    assert differences(theirs, out) == []
+    assert value_of(out, RATIOS) == [0, 0, 0, 4, *([] if options == ("--no-mtp",) else [4])]
+
+
+def test_the_head_is_that_of_the_checkpoint(checkpoint: Path, whole: Path) -> None:
+    sources = {
+        name: values.astype(np.float32)
+        for name, values in load_numpy(checkpoint / "model.safetensors").items()
+        if name.startswith("mtp.")
+    }
+    made = {
+        t.name.removeprefix("blk.4."): dequantize(t.data, t.tensor_type)
+        for t in GGUFReader(whole).tensors
+        if t.name.startswith("blk.4.")
+    }
+    halves = (sources["mtp.fc_embedding.weight"], sources["mtp.fc_hidden.weight"])
+    assert np.array_equal(made["nextn.eh_proj.weight"], np.concatenate(halves, axis=1))
+    norm = sources["mtp.hyper_connection_mixer.hc_norm.weight"]
+    assert np.array_equal(made["nextn.hc_head_norm.weight"], norm + np.float32(1))
+    both = sources["mtp.layers.0.self_attn.indexer.index_qk_proj.weight"]
+    parts = (made["indexer.q_proj.weight"], made["indexer.k_proj.weight"])
+    assert np.array_equal(np.concatenate(parts), both)
+
+
+def test_logits_are_those_of_transformers(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    folder, expected = trunk
+    out = tmp_path / "f32.gguf"
+    succeed("convert", folder, "--quant", "F32", "-o", out)
+    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
+    model.eval(IDS)
+    found = np.array(model.scores[: len(IDS)])
+    model.close()
+    assert np.abs(expected).max() > 1
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_a_mix(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mix.gguf"
+    succeed("convert", checkpoint, "--no-mtp", "--quant", "Q4_K_M", "-o", out)
+    assert llama_cpp.Llama(str(out), n_ctx=64, verbose=False).n_vocab() == SIZES["vocab_size"]
+    succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", tmp_path / "x.gguf")
+
+
+def test_graft_from_the_checkpoint(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    base, out = tmp_path / "base.gguf", tmp_path / "grafted.gguf"
+    succeed("convert", checkpoint, "--no-mtp", "--quant", "BF16", "-o", base)
+    succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "-o", out)
+    assert differences(whole, out) == []
+    assert value_of(out, RATIOS) == [0, 0, 0, 4, 4]
+
+
+def change(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | keys
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def change_tensor(folder: Path, name: str, changed: Callable[[Any], Any]) -> None:
+    """Replace a tensor by what `changed` makes of it; None removes it."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    full = f"model.layers.1.ple.ple_embedding.{name}"
+    tensors[full] = changed(tensors[full])
+    save_file({n: t for n, t in tensors.items() if t is not None}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"ple_layer_ids": [1, 2]}, "ple_layer_ids: expected a list of one layer from 1 to 4"),
+        ({"ple_layer_ids": [4]}, "ple_layer_ids: expected a layer with linear attention, found 4"),
+        ({"output_gate_type": "silu"}, "output_gate_type: expected sigmoid, as in llama.cpp"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads: expected 1, as in llama.cpp, found 2"),
+        ({"indexer_budget": 63}, "indexer_budget: expected a multiple of indexer_compress_ratio"),
+        ({"ple_embed_dim": 62}, "ple_embed_dim: expected a multiple of 4 n-gram heads, found 62"),
+        ({"eos_token_id": []}, "eos_token_id: expected a token, at which the n-grams begin anew"),
+        ({"hc_count": 1}, "hc_count: expected a whole number from 2"),
+        ({"split_ngram_parts": 5}, "shard_4.weight: expected rows of 16 by the config, found no"),
+        ({"split_ngram_parts": 3}, "split_ngram_parts: expected parts of 184 to 2147483647 rows"),
+    ],
+)
+def test_configs_that_llama_cpp_has_no_model_for(
+    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    change(folder, **keys)
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("layer_multipliers", lambda t: t.float(), "layer_multipliers: expected I64, found F32"),
+        ("layer_multipliers", lambda t: -t, "expected no negative number, found -"),
+        ("ngram_heads_offsets", lambda t: t[:3], "expected shape [4] by the config, found [3]"),
+        ("ngram_heads_offsets", lambda _: None, "by the config, found no such tensor"),
+        ("ngram_embedding.shard_1.weight", lambda t: t[:, :8], "expected rows of 16 by the config"),
+    ],
+)
+def test_damaged_embeddings(
+    name: str, changed: Callable[[Any], Any], said: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    change_tensor(folder, name, lambda t: None if (c := changed(t)) is None else c.contiguous())
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
