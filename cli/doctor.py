@@ -12,6 +12,7 @@ import typer
 
 from mtp_gguf.convert.acceptance import check_acceptance
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, with_tower
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.remote import hub_model
@@ -159,6 +160,11 @@ def doctor(
                 with open_any_model(str(mmproj)) as tower:
                     diagnosis = with_tower(diagnosis, opened, tower)
             share = _kernel_share(opened) if diagnosis.can_draft else None
+        if (load or explain) and diagnosis.drafter:
+            raise RequestError(
+                f"{head or model}: expected an MTP head for --load and --explain, found another "
+                f"drafter ({diagnosis.drafter.name}); mtp-gguf serve MODEL --head FILE runs it"
+            )
         if (load or explain) and diagnosis.can_draft:
             separate_head = Path(head) if head else None
             diagnosis = _tried(diagnosis, folder, separate_head, measured=not explain)
@@ -312,7 +318,10 @@ def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
 
 def _report(diagnosis: Diagnosis) -> Iterator[str]:
     tower = diagnosis.tower
-    if tower and diagnosis.head is None and diagnosis.is_sound:
+    if diagnosis.drafter:
+        yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot be used'}"
+        yield f"drafter: {diagnosis.drafter.text}"
+    elif tower and diagnosis.head is None and diagnosis.is_sound:
         yield f"{diagnosis.path}: {tower.text}"
     else:
         yield f"{diagnosis.path}: {'can draft' if diagnosis.can_draft else 'cannot draft'}"

@@ -20,7 +20,7 @@ from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 
 from .options import AsJson, Filter, parse_filter
 from .progress import reports_errors
-from .written import head_verdict, tower_verdict
+from .written import drafter_verdict, head_verdict, tower_verdict
 
 # Types of weights that are not quantized.
 _PLAIN = ("F64", "F32", "F16", "BF16")
@@ -70,6 +70,8 @@ def list_tensors(
         fields = {"tensors": [asdict(t) for t in shown], "head": report}
         if listing.tower:
             fields["tower"] = asdict(listing.tower)
+        if listing.drafter:
+            fields["drafter"] = asdict(listing.drafter)
         typer.echo(json.dumps(fields, indent=1))
         return
     for line in _table(shown):
@@ -164,4 +166,6 @@ def _verdict(listing: Listing, refusal: str | None) -> str:
         if count:
             return f"can draft once converted: {count} mtp.* tensors found"
         return "cannot draft: no mtp.* tensors found"
+    if listing.drafter:
+        return drafter_verdict(listing.drafter)
     return tower_verdict(listing.tower) if listing.tower else head_verdict(listing.head)

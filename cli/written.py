@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.head import HeadReport
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.new_file import head_warnings
@@ -52,6 +53,15 @@ def tower_verdict(tower: VisionTower) -> str:
     """Return one line that says what an mmproj file contains, and whether it can be used."""
     faults = "".join(f"; cannot be used: {fault}" for fault in tower.faults)
     return printable(f"{tower.text} ({count_types(tower.types)}){faults}")
+
+
+def drafter_verdict(drafter: Drafter) -> str:
+    """Return one line that says what drafter a file contains, and how it is used."""
+    if drafter.faults:
+        return printable(f"{drafter.text}; cannot be used: {'; '.join(drafter.faults)}")
+    return (
+        f"{drafter.text}; serve MODEL --head FILE drafts with it (--spec-type {drafter.spec_type})"
+    )
 
 
 def head_verdict(report: HeadReport) -> str:

@@ -14,11 +14,13 @@ from pathlib import Path
 from sys import byteorder
 
 from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
+from .drafters import Drafter
+from .drafters import misfits as misfits_of_drafter
 from .errors import FormatError, RequestError
 from .fastmtp import DraftLayout, StoredDraftVocabulary
 from .format import ArrayRef, ValueType
 from .head import MtpHead
-from .head_files import models_beside
+from .head_files import models_beside, trunks_beside
 from .head_values import HeadValues, head_values
 from .loadable import load_faults
 from .loader_rules import refusals
@@ -80,7 +82,8 @@ class Diagnosis:
 
     head: a short description of the head, None if there is none. runs_with: commands that draft
     with it. memory: the memory that drafting takes, None if the model cannot draft. tower: the
-    vision tower, of an mmproj file or of the one that was examined with the model.
+    vision tower, of an mmproj file or of the one that was examined with the model. drafter: the
+    one that is examined in place of a head.
     """
 
     path: str
@@ -90,6 +93,7 @@ class Diagnosis:
     memory: DraftMemory | None
     findings: tuple[Finding, ...]
     tower: VisionTower | None = None
+    drafter: Drafter | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -98,8 +102,8 @@ class Diagnosis:
 
     @property
     def can_draft(self) -> bool:
-        """Whether the model has a head, and no fault that prevents drafting."""
-        return self.head is not None
+        """Whether the model has a head or drafter, and no fault that prevents drafting."""
+        return self.head is not None or (self.drafter is not None and self.is_sound)
 
 
 def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> Diagnosis:
@@ -109,6 +113,10 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     """
     if model.tower:
         return _tower_alone(model, model.tower)
+    if separate is not None and separate.drafter:
+        return _with_drafter(model, separate, separate.drafter)
+    if model.drafter and separate is None:
+        return _drafter_alone(model, model.drafter)
     head = separate or model
     findings = []
     draft = None
@@ -161,6 +169,41 @@ def _tower_alone(model: Model, tower: VisionTower) -> Diagnosis:
     note = f"doctor MODEL --mmproj {quoted(model.path)} says whether it fits a model"
     findings = (*faults, Finding("mmproj", Severity.NOTE, note))
     return Diagnosis(str(model.path), None, None, (), None, findings, tower)
+
+
+def _with_drafter(model: Model, file: Model, drafter: Drafter) -> Diagnosis:
+    """The diagnosis of a model and the drafter for it."""
+    found = misfits_of_drafter(drafter, file.head, model.head)
+    faults = tuple(Finding("does-not-fit", Severity.FAULT, f"{file.path}: {t}") for t in found)
+    commands = () if faults else tuple(_runs_with_drafter(quoted(model.path), file, drafter))
+    text = f"{quoted(file.path)} fits this model: the same width and tokenizer"
+    note = () if faults else (Finding("drafter", Severity.NOTE, text),)
+    return Diagnosis(
+        str(model.path), None, None, commands, None, (*faults, *note), model.tower, drafter
+    )
+
+
+def _drafter_alone(file: Model, drafter: Drafter) -> Diagnosis:
+    """The diagnosis of a drafter's file: what it is for, and which models beside it it fits."""
+    faults = [Finding("drafter", Severity.FAULT, text) for text in drafter.faults]
+    if faults:
+        return Diagnosis(str(file.path), None, None, (), None, tuple(faults), None, drafter)
+    fits = [] if is_remote(str(file.path)) else trunks_beside(file, drafter)
+    text = (
+        f"a drafter, for faster generation with the model that it was trained for: {drafter.text}"
+    )
+    if fits:
+        text += f"; it fits {', '.join(path.name for path in fits)} beside it"
+    note = Finding("drafter", Severity.NOTE, text, _try_with(file, fits))
+    trunk = quoted(fits[0]) if fits else "TRUNK.gguf"
+    commands = tuple(_runs_with_drafter(trunk, file, drafter))
+    return Diagnosis(str(file.path), None, None, commands, None, (note,), None, drafter)
+
+
+def _runs_with_drafter(trunk: str, file: Model, drafter: Drafter) -> Iterator[str]:
+    name = quoted(file.path)
+    yield f"llama-server -m {trunk} -md {name} --spec-type {drafter.spec_type}"
+    yield f"mtp-gguf serve {trunk} --head {name}"
 
 
 def original_of(model: Model) -> str:

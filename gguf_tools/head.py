@@ -379,7 +379,7 @@ class MtpHead:
                 f"{self._path} has a head for {self.trunk_layers} trunk layers, but {base._path} "
                 f"has {base.trunk_layers}: its head does not fit"
             )
-        self._check_vocabulary(base)
+        self.check_vocabulary(base)
         for fault in self._shape_texts(base):
             raise RequestError(f"{self._path} does not fit {base._path}: {fault}")
 
@@ -540,7 +540,7 @@ class MtpHead:
         shapes |= sizes if self.kind.ours and self.kind.single else {}
         return {suffix: plain_shape(shape) for suffix, shape in shapes.items() if min(shape) > 0}
 
-    def _check_vocabulary(self, base: "MtpHead") -> None:
+    def check_vocabulary(self, base: "MtpHead") -> None:
         """RequestError for another tokenizer, whose size may differ (a head has no rows of it)."""
         ours, theirs = (head.vocabulary_size for head in (base, self))
         differing = _differing_tokens(base.file, self.file)

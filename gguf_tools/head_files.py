@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
+from .drafters import Drafter, misfits
 from .errors import FormatError, RequestError
 from .model import Model, open_model, shard_names, whole_name
 from .nextn import ARCHITECTURES
@@ -66,13 +67,9 @@ def models_beside(head: Model) -> list[Path]:
 
     First shards only; those with a head of their own are left out.
     """
-    folder = head.paths[0].parent
-    places = [folder, folder.parent] if folder.name == FOLDER else [folder]
     found = []
-    for path in (path for place in places for path in sorted(place.glob("*.gguf"))):
+    for path in _others_beside(head):
         try:
-            if path == head.paths[0] or shard_names(str(path))[0] != str(path):
-                continue
             with open_model(path) as model:
                 if model.report.ready or model.architecture != head.architecture:
                     continue
@@ -82,6 +79,28 @@ def models_beside(head: Model) -> list[Path]:
         except (FormatError, RequestError):
             continue
     return found
+
+
+def trunks_beside(file: Model, drafter: Drafter) -> list[Path]:
+    """The models that a local drafter fits, in its folder; first shards only."""
+    found = []
+    for path in _others_beside(file):
+        try:
+            with open_model(path) as model:
+                alone = model.tower is not None or (model.report.ready and model.head.is_alone)
+                if not alone and not misfits(drafter, file.head, model.head):
+                    found.append(path)
+        except (FormatError, RequestError):
+            continue
+    return found
+
+
+def _others_beside(file: Model) -> list[Path]:
+    """The other GGUF files in the folder of a local one, and above the folder `MTP`."""
+    folder = file.paths[0].parent
+    places = [folder, folder.parent] if folder.name == FOLDER else [folder]
+    paths = [path for place in places for path in sorted(place.glob("*.gguf"))]
+    return [p for p in paths if p != file.paths[0] and shard_names(str(p))[0] == str(p)]
 
 
 def _preferred(heads: Sequence[Path], model: Path) -> list[Path]:

@@ -80,6 +80,6 @@ def _model(name: str, path: Path) -> LocalModel | None:
 
 
 def _is_whole(model: Model) -> bool:
-    """Whether a file is a language model: no head, vision tower, adapter or importance matrix."""
-    alone = model.head.is_alone and model.report.ready
+    """Whether it is a language model: no head, drafter, vision tower, adapter or imatrix."""
+    alone = (model.head.is_alone and model.report.ready) or model.drafter is not None
     return not alone and model.tower is None and model.first.keys.get(_TYPE_KEY, "model") == "model"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from .drafters import Drafter, read_drafter
 from .errors import FormatError
 from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
 from .head import HeadReport, MtpHead, part_of
@@ -105,10 +106,17 @@ class Model:
         return read_tower(self.first, self.tensors)
 
     @cached_property
+    def drafter(self) -> Drafter | None:
+        """The drafter that is no MTP head, if this is the file of one."""
+        return read_drafter(self.first, self.tensors)
+
+    @cached_property
     def report(self) -> HeadReport:
         """Whether the model can draft: its head is valid and llama.cpp can load the file."""
         if self.tower:
             return self.head.refusal(f"{self.tower.text}; it is no language model")
+        if self.drafter:
+            return self.head.refusal(f"{self.drafter.text}; it is no MTP head")
         report = self.head.report
         faults = refusals(self.head) if report.ready else []
         return self.head.refusal(faults[0]) if faults else report
@@ -211,12 +219,14 @@ class Listing:
     """The tensors of a model, and the report on its head.
 
     head: for GGUF; None for safetensors, where the tensors' names say whether there is one.
-    tower: the vision tower, if it is an mmproj file.
+    tower: the vision tower, if it is an mmproj file. drafter: what the file is, if it is a drafter
+    and no MTP head.
     """
 
     tensors: tuple[ListedTensor, ...]
     head: HeadReport | None
     tower: VisionTower | None = None
+    drafter: Drafter | None = None
 
 
 def list_tensors(path: Path) -> Listing:
@@ -247,7 +257,7 @@ def list_model(model: Model) -> Listing:
         )
         for t in model.tensors.values()
     )
-    return Listing(tensors, report, model.tower)
+    return Listing(tensors, report, model.tower, model.drafter)
 
 
 def _list_local_weights(paths: list[Path]) -> Listing:

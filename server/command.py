@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.nextn import BLOCKS
@@ -114,7 +115,13 @@ def server_command(
             "with mtp-gguf build-server, or serve with --no-lookup"
         )
     types = ["lookup"] if lookup else []
-    if model.head_file:
+    if model.head_file and model.head_file.drafter:
+        drafter = model.head_file.drafter
+        _check_drafter(server, drafter, depth)
+        types.insert(0, drafter.spec_type)
+        words += ["--spec-type", ",".join(types), "-md", str(model.head_file.path)]
+        words += [] if depth is None else ["--spec-draft-n-max", str(depth)]
+    elif model.head_file:
         if not server.drafts:
             raise ServerError(
                 f"{server.path} ({server.version}): does not support draft-mtp; build one that "
@@ -158,6 +165,27 @@ def server_command(
     health = address.url(scheme, prefix) + "/health"
     grace = _SAVING_SECONDS if sessions else GRACE_SECONDS
     return ServerCommand((*words, *passed), health, has_key, tuple(notes), grace)
+
+
+def _check_drafter(
+    server: LlamaServer, drafter: Drafter, depth: int | Literal["auto"] | None
+) -> None:
+    """ServerError if the server cannot draft this way; RequestError for a depth it cannot have."""
+    known = (
+        server.drafts
+        if drafter.spec_type == "draft-mtp"
+        else (drafter.spec_type in server.drafters)
+    )
+    if not known:
+        raise ServerError(
+            f"{server.path} ({server.version}): does not support {drafter.spec_type}; build one "
+            "that does with mtp-gguf build-server, or serve with --no-draft"
+        )
+    if depth in (AUTO, 0):
+        raise RequestError(
+            f"--depth {depth}: expected a number from 1 for a drafter that is no MTP head "
+            f"({drafter.name}); leave it out for llama-server's own"
+        )
 
 
 def _depth(

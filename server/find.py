@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
@@ -24,6 +24,7 @@ _CAPABILITIES = (
     "--session-dir",
 )
 
+_DRAFTERS = ("draft-eagle3", "draft-dflash", "draft-dspark")
 _NO_DEVICES = "(none)"  # in the list of devices, which leaves out the CPU
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
@@ -36,6 +37,7 @@ class LlamaServer:
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
     graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
     lookup_index: from an index of lookup files. sessions: keeps conversations in a folder.
+    drafters: the values of `--spec-type` for drafters that are no MTP head.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class LlamaServer:
     lookup: bool
     lookup_index: bool
     sessions: bool
+    drafters: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def lacking(self) -> list[str]:
@@ -92,8 +95,11 @@ def ask(path: Path) -> LlamaServer:
     usage = _answer(path, "--help")
     if "--spec-type" not in usage and "--model" not in usage:
         raise ServerError(f"{path}: expected a llama-server, found another program by its --help")
+    drafters = tuple(kind for kind in _DRAFTERS if kind in usage)
     first = version.strip().splitlines() or ["no version"]
-    return LlamaServer(path, first[0], *(word in usage for word in _CAPABILITIES))
+    return LlamaServer(
+        path, first[0], *(word in usage for word in _CAPABILITIES), drafters=drafters
+    )
 
 
 def finds_gpu(path: Path) -> bool:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.drafters import Drafter
+from mtp_gguf.gguf_tools.drafters import misfits as drafter_misfits
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.head import HeadReport
@@ -28,7 +30,7 @@ class ModelFile:
     path: the file passed to llama.cpp, the first shard. alone: a complete head without a trunk.
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
     including all experts. faults: why llama.cpp would crash on it; empty if nothing is found.
-    tower: the vision tower, if it is an mmproj file.
+    tower: the vision tower, if it is an mmproj file. drafter: the one in it, if it is no MTP head.
     """
 
     path: Path
@@ -39,6 +41,7 @@ class ModelFile:
     weights: int
     faults: tuple[str, ...] = ()
     tower: VisionTower | None = None
+    drafter: Drafter | None = None
 
     def fits(self, other: "ModelFile") -> bool:
         """Whether one can be the head of the other, judging by the headers."""
@@ -98,6 +101,7 @@ def open_model(path: Path) -> ModelFile:
             faults=tuple(load_faults(model)),
             weights=sum(math.prod(tensor.shape) for tensor in model.tensors.values()),
             tower=model.tower,
+            drafter=model.drafter,
         )
 
 
@@ -107,6 +111,11 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
     NoHeadError if there is none, or more than one to choose from. RequestError if the model is only
     a head, or the named file is not its head.
     """
+    if model.drafter:
+        raise RequestError(
+            f"{model.path}: contains only a drafter ({model.drafter.text}); serve its model, and "
+            "name this file with --head"
+        )
     if model.alone:
         raise RequestError(
             f"{model.path}: contains only a head; serve its model, "
@@ -114,6 +123,11 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
         )
     if named:
         head = open_model(named)
+        if head.drafter:
+            with open_gguf_model(named) as file, open_gguf_model(model.path) as trunk:
+                for misfit in drafter_misfits(head.drafter, file.head, trunk.head):
+                    raise RequestError(f"{named} ({head.drafter.name}): {misfit}")
+            return ServedModel(model, head)
         if not head.head.ready:
             raise RequestError(f"{named}: cannot draft: {head.head.reason}")
         if head.head.shared:
