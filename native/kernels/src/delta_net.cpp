@@ -3,6 +3,7 @@
 #include "delta_net.h"
 
 #include "operation.h"
+#include "states.h"
 
 #include <algorithm>
 #include <cmath>
@@ -125,11 +126,13 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const sources of(op);
     const int64_t size = of.S() * of.S(), n = of.heads() * of.sequences();
     float * states = (float *) op->data + of.attention();
+    float * const * const rows = rows_noted(of.state->data);
+    const bool in_place = rows && op->op_params[0] == 1 && replace_rows(task, op, rows, states);
     each_head(task, of, [&](int64_t h, int64_t s, float * work) {
         const int64_t i = s * of.heads() + h;
         delta_net_head head = head_of(of, op, h, s);
-        head.state = (const float *) of.state->data + i * size;
-        head.states = states + i * size;
+        head.state = rows ? rows[s] + h * size : (const float *) of.state->data + i * size;
+        head.states = in_place ? rows[s] + h * size : states + i * size;
         head.states_stride = size * n;
         head.n_states = op->op_params[0];
         head.last = of.tokens() - 1;

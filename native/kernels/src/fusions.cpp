@@ -1,7 +1,7 @@
 // Operations that are computed with those after them: RMS_NORM with MUL, CONCAT with SSM_CONV and SiLU, and
 // GATED_DELTA_NET_REPLAY with the copy of its states.
 
-#include "ggml_api.h"
+#include "graph.h"
 #include "graph_loop.h"
 
 #include <algorithm>
@@ -11,11 +11,6 @@
 namespace mtp {
 
 namespace {
-
-bool is(const ggml_tensor * node, const char * operation) { return !strcmp(ggml().op_name(node->op), operation); }
-
-int n_nodes(const ggml_cgraph * graph) { return ggml().graph_n_nodes(const_cast<ggml_cgraph *>(graph)); }
-ggml_tensor * node_at(const ggml_cgraph * graph, int i) { return ggml().graph_node(const_cast<ggml_cgraph *>(graph), i); }
 
 // Whether nothing but the last of n nodes from i on is used by others.
 bool only_last_is_used(const ggml_cgraph * graph, int i, int n) {
@@ -63,14 +58,6 @@ int norm_times_weights(const kernel_set & kernels, const ggml_compute_params * p
 constexpr int taps = row_taps;
 constexpr int64_t block = 128;  // channels that are computed together
 constexpr int64_t most_sequences = 16;  // whose states are kept meanwhile
-
-size_t bytes(const ggml_tensor * t) {
-    size_t size = sizeof(float);
-    for (int i = 0; i < 4; i++) {
-        size += (t->ne[i] - 1) * t->nb[i];
-    }
-    return size;
-}
 
 // Inputs are [n, channels, sequences] with the channels side by side, as in rows of the result. True if no memory is
 // shared, or only between whole rows: then a channel of the result shares memory with the same channel of the input.
@@ -150,11 +137,6 @@ int convolution_of_joined(const kernel_set & kernels, const ggml_compute_params 
 }
 
 // GATED_DELTA_NET_REPLAY and the copy of its new rows to the memory
-
-bool is_empty_node(const ggml_tensor * node) {
-    return is(node, "VIEW") || is(node, "RESHAPE") || is(node, "PERMUTE") || is(node, "TRANSPOSE") || node->ne[0] == 0 ||
-           rows_of(node) == 0 || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
-}
 
 int states_in_place(const kernel_set & kernels, const ggml_compute_params * params, const ggml_cgraph * graph, int i) {
     const ggml_tensor * op = node_at(graph, i);

@@ -75,6 +75,9 @@ struct ggml_api {
     ggml_tensor * (*rms_norm)(ggml_context * context, ggml_tensor * x, float eps);
     ggml_tensor * (*set_name)(ggml_tensor * tensor, const char * name);
 
+    // Whether a graph's nodes, and who uses them, can be seen.
+    bool has_graphs() const { return graph_n_nodes && graph_node && can_fuse_subgraph; }
+
     // optional
     void (*barrier)(ggml_threadpool * pool);
     void * set_use_ref;

@@ -37,7 +37,14 @@ struct operation {
 
     // The largest normalized mean squared difference from ggml's result; 0: none at all.
     double bound;
+
+    // Computes a small case in both ways, and returns the difference, or less than 0 if that is not possible; NULL: that of
+    // the operation alone.
+    double (*try_out)(const operation & operation, const ggml_tensor * op, int n_threads) = nullptr;
 };
+
+// Whether the kernels compute `op` when its turn comes, in a graph that is planned.
+bool will_compute(const ggml_tensor * op, int n_threads);
 
 extern const operation product_operation, expert_product_operation, attention_operation, delta_net_operation,
     delta_net_replay_operation, convolution_operation, concat_operation, rms_norm_operation, argmax_operation, copy_operation, get_rows_operation;

@@ -3,11 +3,12 @@
 
 #include "mtp_kernels.h"
 
-#include "ggml_api.h"
+#include "graph.h"
 #include "graph_loop.h"
 #include "grids.h"
 #include "operation.h"
 #include "proof.h"
+#include "states.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -46,6 +47,9 @@ public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t &) override {
         if (!is_empty(op) && of->fits(*kernels, op)) {
             prove(*of, op, n_threads);
+            if (of == &copy_operation) {
+                plan_states(*kernels, op, n_threads);
+            }
         }
         return false;
     }
@@ -69,6 +73,7 @@ public:
 
 computed_here operations[n_operations];
 computed_here * by_number[most_ops];  // ggml's numbers of operations
+int last_op = 0;                      // the last one that ggml has a name for
 
 // In the loop over a graph
 
@@ -112,12 +117,15 @@ void join_graph_loop() {
     ggml().set_graph_hooks(&hooks);
 }
 
-// Sees what a graph with a known plan passes to its operation.
+// Sees what a graph with a known plan passes to its operation, and where the pool has both.
 class layout_probe : public tensor_traits {
 public:
     static constexpr size_t size = 4096;
     const ggml_tensor * op = nullptr;
+    const void * graph = nullptr;
+    const void * plan = nullptr;
     ggml_compute_params seen = {};
+    size_t graph_at = 0;
     int calls = 0;
 
     bool work_size(int, const ggml_tensor *, size_t & wanted) override {
@@ -127,6 +135,10 @@ public:
     bool compute_forward(ggml_compute_params * params, ggml_tensor *) override {
         calls++;
         memcpy(&seen, params, offsetof(ggml_compute_params, use_ref));
+        const void * const * pool = (const void * const *) params->threadpool;
+        for (size_t i = 1; pool && i < most_graph_word; i++) {
+            graph_at = pool[i] == graph && pool[i + 1] == plan ? i : graph_at;
+        }
         return true;
     }
 };
@@ -195,6 +207,15 @@ void make_buffer_type() {
 
 void *& context_of(ggml_backend_buffer_type * type) { return ((void **) type)[context_word]; }
 
+// Whether no other entry computes the operation.
+bool is_left_to_us(const ggml_tensor * op) {
+    const buffer_types & list = ggml().extra_buffer_types();
+    return std::none_of(list.begin(), list.end(), [op](ggml_backend_buffer_type * type) {
+        extra_buffer_type * other = type ? (extra_buffer_type *) context_of(type) : nullptr;
+        return other && other != &entry && other->get_tensor_traits(op);
+    });
+}
+
 std::string reason;
 bool plugged_in = false;
 
@@ -252,8 +273,11 @@ const char * wrong_params_field() {
     const char * wrong = plan.work_size < layout_probe::size || plan.work_size > sizeof(work) ? "wsize" : nullptr;
     if (!wrong) {
         plan.work_data = work;
+        probe.graph = graph;
+        probe.plan = &plan;
         ggml().compute(graph, &plan);
         const ggml_compute_params & seen = probe.seen;
+        graph_word = probe.graph_at;
         wrong = probe.calls != 1 || seen.ith != 0 ? "ith"
                 : seen.nth != 1                   ? "nth"
                 : seen.wsize != plan.work_size    ? "wsize"
@@ -298,6 +322,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_tensor has another field " + wrong + " than expected");
     }
     read_grids();
+    prepare_notes();
     buffer_types & list = ggml().extra_buffer_types();
     if (std::any_of(list.begin(), list.end(), [](auto * type) { return type && name_of(type) == own_name; })) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": another copy of the kernels is plugged in");
@@ -312,6 +337,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     const char * found = "";
     for (int op = 1; op < 2 * GGML_OP_COUNT && strcmp(found, last); op++) {
         found = ggml().op_name(op);
+        last_op = op;
         for (computed_here & here : operations) {
             if (!strcmp(found, here.of->name)) {
                 by_number[op] = &here;
@@ -348,6 +374,21 @@ std::mutex plugging;
 std::atomic<bool> plugging_begun{false};
 
 }  // namespace
+
+int op_number(const char * name) {
+    for (int op = 1; op <= last_op; op++) {
+        if (!strcmp(ggml().op_name(op), name)) {
+            return op;
+        }
+    }
+    return 0;
+}
+
+bool will_compute(const ggml_tensor * op, int n_threads) {
+    const computed_here * here = op->op < most_ops ? by_number[op->op] : nullptr;
+    return here && n_threads <= max_threads && !is_empty(op) && here->of->fits(*kernels, op) &&
+           is_proved(*here->of, op, n_threads) && is_left_to_us(op);
+}
 
 }  // namespace mtp
 
@@ -437,7 +478,7 @@ extern "C" long mtp_kernels_computed(const char * operation) {
             return here.computed.load();
         }
     }
-    return 0;
+    return strcmp(operation, states_in_memory.name) ? 0 : rows_left.load();
 }
 
 #if defined(__ELF__)

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -57,17 +56,16 @@ std::atomic<uint64_t> * look_up(uint64_t kind) {
     return nullptr;
 }
 
-// Numbers that are the same on every machine.
-struct random_numbers {
-    uint64_t state = 0x9E3779B97F4A7C15u;
-    uint32_t next() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return (uint32_t) (state >> 32);
-    }
-    float between(float low, float high) { return low + (high - low) * (float) (next() >> 8) / (1 << 24); }
-};
+}  // namespace
+
+uint32_t random_numbers::next() {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t) (state >> 32);
+}
+
+float random_numbers::between(float low, float high) { return low + (high - low) * (float) (next() >> 8) / (1 << 24); }
 
 void fill(ggml_tensor * t, const small_case::tensor & like, random_numbers & random) {
     const int64_t rows = rows_of(t), n = t->ne[0];
@@ -114,6 +112,20 @@ small_case case_of(const operation & operation, const ggml_tensor * op) {
     return small;
 }
 
+bool compute_graph(ggml_cgraph * graph, int n_threads) {
+    graph_plan plan = ggml().plan(graph, std::min(n_threads, 2), nullptr);
+    std::vector<uint8_t> work(plan.work_size + 64);
+    plan.work_data = work.data();
+    return ggml().compute(graph, &plan) == 0;
+}
+
+small_context make_context(size_t size) { return { ggml().init({ size, nullptr, false }), ggml().free }; }
+
+candidate_scope::candidate_scope(const ggml_tensor * op) { candidate.store(op); }
+candidate_scope::~candidate_scope() { candidate.store(nullptr); }
+
+namespace {
+
 // The difference of two results: the mean squared difference over the mean square of `expected`; infinite if one has a
 // number where the other has none.
 double difference(const ggml_tensor * expected, const std::vector<char> & found) {
@@ -138,14 +150,6 @@ double difference(const ggml_tensor * expected, const std::vector<char> & found)
     return apart == 0 ? 0.0 : all > 0 ? apart / all : INFINITY;
 }
 
-// Computes a graph; two threads have to wait for each other. False if that fails.
-bool compute(ggml_cgraph * graph, int n_threads) {
-    graph_plan plan = ggml().plan(graph, std::min(n_threads, 2), nullptr);
-    std::vector<uint8_t> work(plan.work_size + 64);
-    plan.work_data = work.data();
-    return ggml().compute(graph, &plan) == 0;
-}
-
 // How much the kernels' result differs from ggml's; negative if it could not be found out.
 double try_out(const operation & operation, const ggml_tensor * op, int n_threads) {
     const small_case small = case_of(operation, op);
@@ -162,7 +166,7 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
     const int64_t one[4] = { 1, 1, 1, 1 };
     size += 2 * ggml().tensor_overhead() + 2 * 64;
 
-    const std::unique_ptr<ggml_context, void (*)(ggml_context *)> owner(ggml().init({ size, nullptr, false }), ggml().free);
+    const small_context owner = make_context(size);
     ggml_context * const context = owner.get();
     if (!context) {
         return -1;
@@ -187,13 +191,13 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
     candidate_computed = false;
     candidate.store(result);
     memset(result->data, 0, bytes);  // what an operation does not write stays equal
-    bool computed = compute(graph, n_threads);
+    bool computed = compute_graph(graph, n_threads);
     candidate.store(nullptr);
     const std::vector<char> found((const char *) result->data, (const char *) result->data + bytes);
 
     reference.store(result);
     memset(result->data, 0, bytes);
-    computed = compute(graph, n_threads) && computed;
+    computed = compute_graph(graph, n_threads) && computed;
     reference.store(nullptr);
     return computed && candidate_computed ? difference(result, found) : -1;
 }
@@ -234,7 +238,7 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     double apart = -1;
     in_proof = true;
     try {
-        apart = try_out(operation, op, n_threads);
+        apart = (operation.try_out ? operation.try_out : try_out)(operation, op, n_threads);
     } catch (const std::bad_alloc &) {
         // as if it could not be computed
     }

@@ -4,9 +4,35 @@
 
 #include "operation.h"
 
+#include <memory>
 #include <string>
 
 namespace mtp {
+
+// For operations with a proof of their own
+
+// Numbers that are the same on every machine.
+struct random_numbers {
+    uint64_t state = 0x9E3779B97F4A7C15u;
+    uint32_t next();
+    float between(float low, float high);
+};
+
+void fill(ggml_tensor * t, const small_case::tensor & like, random_numbers & random);
+small_case case_of(const operation & operation, const ggml_tensor * op);
+
+// Memory for the tensors of a small case; NULL: there is none.
+using small_context = std::unique_ptr<ggml_context, void (*)(ggml_context *)>;
+small_context make_context(size_t size);
+
+// Computes a graph; two threads have to wait for each other. False if that fails.
+bool compute_graph(ggml_cgraph * graph, int n_threads);
+
+// While it lives, what is to be proved for `op` counts as proved.
+struct candidate_scope {
+    explicit candidate_scope(const ggml_tensor * op);
+    ~candidate_scope();
+};
 
 // The kinds differ in the operation, its parameters, the types of its sources, its path, and whether there are several threads:
 // a process that computes with one must not get others, which forked children would wait for.

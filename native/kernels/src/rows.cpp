@@ -1,6 +1,7 @@
 // Operations on rows of floats: CONCAT, SSM_CONV, RMS_NORM, ARGMAX, CPY, GET_ROWS.
 
 #include "operation.h"
+#include "states.h"
 
 #include <algorithm>
 #include <cmath>
@@ -179,6 +180,9 @@ template <class F> bool copy_slices(const task & task, int64_t rows, int64_t n, 
     const int64_t first = whole ? 0 : std::min(slice * task.ith(), n), last = whole ? n : std::min(first + slice, n);
     for (int64_t i = whole ? task.first(rows) : 0; i < (whole ? task.last(rows) : rows); i++) {
         const auto [to, from] = row(i);
+        if (to == from) {
+            continue;
+        }
         memcpy((float *) to + first, (const float *) from + first, (last - first) * sizeof(float));
     }
     return true;
@@ -186,13 +190,22 @@ template <class F> bool copy_slices(const task & task, int64_t rows, int64_t n, 
 
 bool copy_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
-    return is_float(x) && is_float(op) && same_shape(x, op) && rows_of(x) <= most_long_rows && x->ne[0] >= least_long_row;
+    const bool reshaped = is_contiguous(x, sizeof(float)) && rows_of(x) * x->ne[0] == rows_of(op) * op->ne[0];
+    return is_float(x) && is_float(op) && (same_shape(x, op) || reshaped) && rows_of(op) <= most_long_rows &&
+           op->ne[0] >= least_long_row;
 }
 
 bool copy(const kernel_set &, const task & task, ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
-    return copy_slices(task, rows_of(x), x->ne[0], [&](int64_t i) { return std::pair(row_at(op, i), row_at(x, i)); });
+    const bool as_it_is = same_shape(x, op);
+    float * const * const noted = rows_noted(x->data);
+    return copy_slices(task, rows_of(op), op->ne[0], [&](int64_t i) {
+        const char * from = as_it_is ? row_at(x, i) : (const char *) x->data + i * op->ne[0] * sizeof(float);
+        return std::pair(row_at(op, i), noted ? (const char *) noted[i] : from);
+    });
 }
+
+int64_t copy_path(const ggml_tensor * op) { return same_shape(op->src[0], op); }
 
 bool get_rows_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
@@ -210,7 +223,8 @@ bool get_rows(const kernel_set &, const task & task, ggml_tensor * op) {
             return false;  // an error that ggml reports
         }
     }
-    return copy_slices(task, rows_of(op), x->ne[0], [&](int64_t i) { return std::pair(row_at(op, i), row_at(x, ids[i])); });
+    return leave_rows(task, op) ||
+           copy_slices(task, rows_of(op), x->ne[0], [&](int64_t i) { return std::pair(row_at(op, i), row_at(x, ids[i])); });
 }
 
 void get_rows_shrink(const ggml_tensor *, small_case & small) {
@@ -219,10 +233,15 @@ void get_rows_shrink(const ggml_tensor *, small_case & small) {
     small.src[1].ne[0] = small.result.ne[1] = 1;
 }
 
-void copy_shrink(const ggml_tensor *, small_case & small) {
+void copy_shrink(const ggml_tensor * op, small_case & small) {
     for (auto * t : { &small.src[0], &small.src[1], &small.result }) {
         t->ne[0] = std::min<int64_t>(t->ne[0], 20000);
         std::fill(t->ne + 1, t->ne + 4, 1);
+    }
+    if (!same_shape(op->src[0], op)) {  // two rows of half the length
+        small.src[0].ne[0] = small.result.ne[0] / 2;
+        small.src[0].ne[1] = 2;
+        small.src[1].ne[0] = small.result.ne[0] = 2 * small.src[0].ne[0];
     }
 }
 
@@ -233,6 +252,6 @@ const operation convolution_operation = { "SSM_CONV", convolution_fits, convolut
 const operation rms_norm_operation = { "RMS_NORM", rms_norm_fits, rms_norm, rms_norm_shrink, nullptr, 1e-9 };
 const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, nullptr, 0 };
 const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, nullptr, 0 };
-const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, nullptr, 0 };
+const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, copy_path, 0 };
 
 }  // namespace mtp

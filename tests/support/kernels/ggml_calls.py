@@ -107,6 +107,8 @@ class Ggml:
             ("ggml_argmax", tensor, context, tensor),
             ("ggml_soft_max", tensor, context, tensor),
             ("ggml_scale", tensor, context, tensor, c_float),
+            ("ggml_get_rows", tensor, context, tensor, tensor),
+            ("ggml_reshape_4d", tensor, context, tensor, *[c_int64] * 4),
             ("ggml_set_input", None, tensor),
             ("ggml_set_output", None, tensor),
             ("ggml_gallocr_new", c_void_p, c_void_p),
@@ -197,15 +199,19 @@ class Ggml:
     def run(
         self, threads: int, build: Any, inputs: Sequence[Input], result_of: int | None = None
     ) -> Floats:
-        """Compute `build(context, tensors)`; the result, or what input `result_of` is then."""
+        """Compute `build(context, tensors)`, or all of these in order if it is a list; the (last)
+        result, or what input `result_of` is then."""
         context = self.context()
         tensors = [
             self.base.ggml_new_tensor_4d(context, type_, *shape, *[1] * (4 - len(shape)))
             for type_, shape, _ in inputs
         ]
-        result = build(context, tensors)
+        built = build(context, tensors)
+        results = built if isinstance(built, list) else [built]
+        result = results[-1]
         graph = self.base.ggml_new_graph(context)
-        self.base.ggml_build_forward_expand(graph, result)
+        for each in results:
+            self.base.ggml_build_forward_expand(graph, each)
         buffer = self.base.ggml_backend_alloc_ctx_tensors(context, self.backend)
         for tensor, (_, _, data) in zip(tensors, inputs, strict=True):
             raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
