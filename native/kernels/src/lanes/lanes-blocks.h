@@ -328,7 +328,8 @@ template <class V, class T> struct block_panels {
 
 template <class V, class T>
 void block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
-    if (nc <= LANES_COLS) {
+    constexpr int from = V::count == 2 && !V::wide_dots ? 6 : LANES_COLS + 1;  // as in panels_pay
+    if (nc < from) {
         mul_mat<V, small_blocks<T>>(n, w, stride, nr, cols, dst, nc);
     } else {
         panel_product<V, block_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc);

@@ -34,9 +34,12 @@ template <class B> struct maddubs_dots : B {
         }
     }
 
-    // For panels: two products are accumulated in each word, while they fit.
+    // For panels: two products are accumulated in each word, while they fit; with AVX-512, at most four steps.
     static constexpr bool wide_dots = false;
-    template <class T> static constexpr int steps = T::max_code < 31 ? 4 : INT16_MAX / (2 * 127 * T::max_code);
+    template <class T>
+    static constexpr int steps = T::max_code < 16 && B::count == 2 ? T::sub_block / 4
+                                 : T::max_code < 31                ? 4
+                                                                   : INT16_MAX / (2 * 127 * T::max_code);
     template <class T> LANES_INLINE I dot4(I acc, I w, I s) {
         return B::add16(acc, T::max_code == 127 ? dot16_signed(w, s) : dot16(w, s));
     }

@@ -141,7 +141,7 @@ template <class B> struct k_mins {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_lo(lane_heads<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I * head) { return V::half_hi(lane_heads<V>(head)); }
 
-    static constexpr int sub_block = 32, max_code = five ? 31 : 15;
+    static constexpr int sub_block = 32, max_code = five ? 31 : 15, panels_from = 5;
     template <class V> static constexpr int least = 4;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -239,7 +239,7 @@ struct q6_K {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_hi(lane_tails<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 16, max_code = 63;
+    static constexpr int sub_block = 16, max_code = 63, panels_from = 5;
     template <class V> static constexpr int least = 8;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -336,7 +336,7 @@ struct iq4_xs {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_lo(lane_heads<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 32, max_code = 127;
+    static constexpr int sub_block = 32, max_code = 127, panels_from = 7;
     template <class V> static constexpr int least = V::offset_codes ? 4 : 0;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
