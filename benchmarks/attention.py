@@ -9,7 +9,7 @@ graph has as many layers as it takes to exceed the CPU's caches, each with keys 
 own, which lie in memory as llama.cpp keeps them. ggml is that of llama-cpp-python; FILE is the
 library of kernels (default: the installed one). Both are processes of their own and alternate in
 each round. The table shows medians of the rounds, each the best of 5: microseconds of a layer, the
-time with the kernels relative to ggml's, and the share of the speed of plain reading at which the
+time with the kernels relative to ggml's, and the share of the measured memory bandwidth at which the
 kernels read keys and values.
 """
 
@@ -126,7 +126,7 @@ def main() -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             found[way].append(json.loads(done.stdout))
     ggml_us, ours = ([median(times) for times in zip(*found[w], strict=True)] for w in found)
-    print("| context, tokens, cache | ggml, µs | kernels, µs | kernels / ggml | of reading |")
+    print("| context, tokens, cache | ggml, µs | kernels, µs | kernels / ggml | of the bandwidth |")
     print("| --- | --- | --- | --- | --- |")
     base = Ggml(stock).base
     for (n, tokens, cache), before, after in zip(cases, ggml_us, ours, strict=False):
