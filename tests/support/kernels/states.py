@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def main() -> None:
     ggml = Ggml(folder, library)
     found = {}
     for name, case in CASES.items():
-        copies = Case(**{**vars(case), "kept": True})
+        copies = replace(case, kept=True)
         expected = compute(ggml, copies)
         before = ggml.plugged.computed(LEFT)
         same = all(compute(ggml, case).tobytes() == expected.tobytes() for _ in range(3))
@@ -123,7 +123,7 @@ def main() -> None:
     def work(i: int) -> bool:
         mine = Ggml(folder)
         case = Case(tokens=1 + i % 3, ids=(1 + i % 2,), threads=1 + i % 2)
-        expected = compute(mine, Case(**{**vars(case), "kept": True}))
+        expected = compute(mine, replace(case, kept=True))
         return all(compute(mine, case).tobytes() == expected.tobytes() for _ in range(20))
 
     with ThreadPoolExecutor(8) as pool:
