@@ -453,6 +453,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
     lib.mtp_checkpoint_read.restype = c_int32
     lib.mtp_checkpoint_read.argtypes = [c_void_p, c_size_t, POINTER(c_void_p)]
+    # mtp_status mtp_checkpoint_borrow(const void * data, size_t n, mtp_checkpoint ** out);
+    lib.mtp_checkpoint_borrow.restype = c_int32
+    lib.mtp_checkpoint_borrow.argtypes = [c_void_p, c_size_t, POINTER(c_void_p)]
 
     # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
     lib.mtp_depth_new.restype = c_int32
@@ -503,6 +506,15 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
     lib.mtp_depth_report.restype = c_int32
     lib.mtp_depth_report.argtypes = [c_void_p, POINTER(CycleOutcome)]
+    # mtp_status mtp_depth_state_size(const mtp_depth * depth, size_t * out);
+    lib.mtp_depth_state_size.restype = c_int32
+    lib.mtp_depth_state_size.argtypes = [c_void_p, POINTER(c_size_t)]
+    # mtp_status mtp_depth_get_state(const mtp_depth * depth, void * out, size_t n);
+    lib.mtp_depth_get_state.restype = c_int32
+    lib.mtp_depth_get_state.argtypes = [c_void_p, c_void_p, c_size_t]
+    # mtp_status mtp_depth_set_state(mtp_depth * depth, const void * data, size_t n);
+    lib.mtp_depth_set_state.restype = c_int32
+    lib.mtp_depth_set_state.argtypes = [c_void_p, c_void_p, c_size_t]
     # mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
     #     int32_t n_verify, const double * draft_ms, int32_t n_draft);
     lib.mtp_session_set_costs.restype = c_int32

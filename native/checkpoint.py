@@ -34,6 +34,7 @@ class Checkpoint(Owner):
     """
 
     _what = "checkpoint"
+    _borrowed: NDArray[np.uint8] | None = None
 
     def __init__(self, make: Callable[[Any], None]) -> None:
         """Create it with `make`, which stores the C handle at the address it is given."""
@@ -47,11 +48,17 @@ class Checkpoint(Owner):
         self._written_bytes: int = info.written_bytes
 
     @classmethod
-    def from_bytes(cls, data: bytes | NDArray[np.uint8]) -> "Checkpoint":
-        """Read the output of `to_bytes`; ModelRefusedError says what is wrong with invalid data."""
+    def from_bytes(cls, data: bytes | NDArray[np.uint8], *, borrow: bool = False) -> "Checkpoint":
+        """Read the output of `to_bytes`; ModelRefusedError says what is wrong with invalid data.
+
+        borrow: do not copy it; nobody may change the data until the checkpoint is closed.
+        """
         array = np.frombuffer(data, np.uint8)
         address = array.ctypes.data_as(ctypes.c_void_p)
-        return cls(lambda out: check(library().mtp_checkpoint_read(address, array.size, out)))
+        read = library().mtp_checkpoint_borrow if borrow else library().mtp_checkpoint_read
+        checkpoint = cls(lambda out: check(read(address, array.size, out)))
+        checkpoint._borrowed = array if borrow else None
+        return checkpoint
 
     def to_bytes(self) -> bytes:
         """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""

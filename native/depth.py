@@ -105,6 +105,27 @@ class DepthChooser(Owner):
         )
         self._call(library().mtp_depth_report, ctypes.byref(raw))
 
+    def state(self) -> bytes:
+        """Return what it has learned, for another chooser's `set_state`."""
+        state = bytearray()
+
+        def get() -> None:
+            size = ctypes.c_size_t()
+            check(library().mtp_depth_state_size(self.handle, ctypes.byref(size)))
+            out = (ctypes.c_uint8 * size.value)()
+            check(library().mtp_depth_get_state(self.handle, out, size.value))
+            state.extend(out)
+
+        self._alone(get)
+        return bytes(state)
+
+    def set_state(self, state: bytes) -> None:
+        """Go on as the chooser of `state`; ModelRefusedError if it is not one.
+
+        Costs that were measured here are kept.
+        """
+        self._call(library().mtp_depth_set_state, state, len(state))
+
 
 def plan_batch(choosers: Sequence[DepthChooser], rooms: Sequence[int]) -> list[int]:
     """Return how many tokens to draft for each of the sequences that share a graph and a batch."""

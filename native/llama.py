@@ -845,7 +845,7 @@ class MTPLlama(llama_cpp.Llama):
                     f"{saved.tokens.max()}"
                 )
             try:
-                with Checkpoint.from_bytes(saved.checkpoint) as checkpoint:
+                with Checkpoint.from_bytes(saved.checkpoint, borrow=True) as checkpoint:
                     length, kind = checkpoint.length, checkpoint.kind
                     if length != len(saved.tokens) or kind is not CheckpointKind.WHOLE:
                         raise FormatError(

@@ -8,11 +8,13 @@ set(MTP_HEAD_SOURCES
     src/drafter.cpp
     src/error.cpp
     src/file_map.cpp
+    src/sequence_state.cpp
     src/depth/acceptance.cpp
     src/depth/costs.cpp
     src/depth/depth.cpp
     src/depth/depth_api.cpp
     src/depth/depth_batch.cpp
+    src/depth/depth_state.cpp
     src/head/draft_graph.cpp
     src/head/draft_vocabulary.cpp
     src/head/gguf_file.cpp

@@ -460,8 +460,8 @@ MTP_API mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to);
 
 /* ---- checkpoint ----
  *
- * A checkpoint is the state of a sequence at one length: of the trunk, of the head, and of the text that is
- * drafted from. Decoding after a restore continues exactly as it did after the save. The caller owns the
+ * A checkpoint is the state of a sequence at one length: of the trunk, of the head, of the text that is
+ * drafted from, and of the choice of depths. Decoding after a restore continues exactly as it did after the save. The caller owns the
  * checkpoint, which may outlive its session. */
 
 typedef struct mtp_checkpoint mtp_checkpoint;
@@ -507,6 +507,10 @@ MTP_API mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void 
  * MTP_ERROR_FORMAT names the first fault. Whether it belongs to the loaded model is checked by
  * mtp_checkpoint_restore. */
 MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out);
+
+/* As mtp_checkpoint_read, without a copy of the large parts: `data` must stay as it is until the checkpoint is
+ * freed. */
+MTP_API mtp_status mtp_checkpoint_borrow(const void * data, size_t n, mtp_checkpoint ** out);
 
 /* ---- draft depth ----
  *
@@ -561,6 +565,17 @@ MTP_API mtp_status mtp_depth_plan(mtp_depth * depth, int32_t room, int32_t * out
 MTP_API mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabilities, int32_t n,
                                   bool drawn, int32_t * out);
 MTP_API mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome);
+
+/* The state of a chooser as bytes: its acceptance and its measured costs. The number of bytes changes with each
+ * report; it is below 128 KiB. out: [n], which is what mtp_depth_state_size returned. */
+MTP_API mtp_status mtp_depth_state_size(const mtp_depth * depth, size_t * out);
+MTP_API mtp_status mtp_depth_get_state(const mtp_depth * depth, void * out, size_t n);
+
+/* Restores a state, after which the same reports lead to the same choices. Costs are restored only if none have
+ * been measured here, and then for all choosers that share them: times of another process are not worth more than
+ * those of this one. The bytes are fully validated: MTP_ERROR_FORMAT names the first fault, and nothing is
+ * changed. */
+MTP_API mtp_status mtp_depth_set_state(mtp_depth * depth, const void * data, size_t n);
 
 /* mtp_depth_plan and mtp_depth_keep for n sequences that are drafted in one graph and verified in one
  * batch: the depth with the most tokens per millisecond of all of them together, less where there is no

@@ -7,6 +7,7 @@
 #include "../src/drafter.h"
 #include "../src/error.h"
 #include "../src/head/head.h"
+#include "../src/sequence_state.h"
 
 struct common_speculative_impl_mtp : public common_speculative_impl {
     common_params_speculative_draft params;
@@ -168,27 +169,31 @@ struct common_speculative_impl_mtp : public common_speculative_impl {
         }
     }
 
+    // What a checkpoint in this context needs, whose end the head's rows and the text reach.
     bool get_state(llama_seq_id seq_id, std::vector<uint8_t> & data) const override {
-        return get_state(seq_id, /*with_rows*/ false, data);
+        mtp::SequenceState state = known(seq_id, /*all*/ false);
+        return !state.head.hidden.empty() && write(state, data);
     }
 
     void set_state(llama_seq_id seq_id, const std::vector<uint8_t> & data) override {
-        if (!params.head || data.empty()) {
+        if (data.empty()) {
             return;
         }
-        int64_t ends[2];
-        mtp::DrafterState state;
-        state.hidden.resize(params.head->width());
-        const size_t row_size = state.hidden.size()*sizeof(float);
-        std::memcpy(ends,                data.data(),                sizeof(ends));
-        std::memcpy(state.hidden.data(), data.data() + sizeof(ends), row_size);
-        state.first = ends[0];
-        state.rows.assign(data.begin() + sizeof(ends) + row_size, data.end());
-        attempt(seq_id, [&] { drafter->restore(seq_id, ends[1], state); });
+        attempt(seq_id, [&] {
+            const mtp::SequenceState state = mtp::SequenceState::read(data.data(), data.size(), /*borrow*/ true);
+            check_fits(state);
+            drafter->restore(seq_id, state.length, state.head);
+            if (drafter->reads_text() && !state.text.empty()) {
+                drafter->restore_text(seq_id, state.length, state.text);
+            }
+        });
     }
 
     void get_seq_state(llama_seq_id seq_id, std::vector<uint8_t> & data) override {
-        get_state(seq_id, /*with_rows*/ true, data);
+        mtp::SequenceState state = known(seq_id, /*all*/ true);
+        if (state.length > 0) {
+            write(state, data);
+        }
     }
 
     void set_seq_state(llama_seq_id seq_id, const std::vector<uint8_t> & data) override {
@@ -211,21 +216,49 @@ private:
         return true;
     }
 
-    // The bytes: the position of the first row, the end of the sequence, the hidden state at its last token, and
-    // the head's rows.
-    bool get_state(llama_seq_id seq_id, bool with_rows, std::vector<uint8_t> & data) const {
-        mtp::DrafterState state;
-        attempt(seq_id, [&] { state = drafter->save(seq_id, with_rows); });
-        if (state.hidden.empty()) {
-            return false;
-        }
-        const int64_t ends[2]  = { state.first, drafter->end(seq_id) };
-        const size_t  row_size = state.hidden.size()*sizeof(float);
-        data.resize(sizeof(ends) + row_size);
-        std::memcpy(data.data(),                ends,                sizeof(ends));
-        std::memcpy(data.data() + sizeof(ends), state.hidden.data(), row_size);
-        data.insert(data.end(), state.rows.begin(), state.rows.end());
+    // The state of a sequence; all: with the head's rows, the text and what was learned of it. Of length 0 if nothing is
+    // known.
+    mtp::SequenceState known(llama_seq_id seq_id, bool all) const {
+        mtp::SequenceState state;
+        attempt(seq_id, [&] {
+            state.head = drafter->save(seq_id, all);
+            state.length = drafter->end(seq_id);
+            if (params.head) {
+                state.head_fingerprint = params.head->fingerprint();
+            }
+            if (!all) {
+                state.head.depth.clear();
+            } else if (drafter->reads_text()) {
+                state.text = drafter->save_text(seq_id, /*with_tokens*/ true);
+                const int64_t n = mtp::TextDrafts::count_saved(state.text);
+                state.length = params.head ? state.length : n;
+                if (n > state.length) { // its last token is not decoded yet
+                    state.text.clear();
+                }
+            }
+        });
+        return state;
+    }
+
+    static bool write(const mtp::SequenceState & state, std::vector<uint8_t> & data) {
+        data.resize(state.written_size());
+        state.write(data.data());
         return true;
+    }
+
+    // Throws if a state, which may come from a file, is not one of this head and vocabulary.
+    void check_fits(const mtp::SequenceState & state) const {
+        const int64_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(params.ctx_tgt)));
+        if (!state.text.empty()) {
+            mtp::TextDrafts::check_saved(state.text, state.length, n_vocab);
+        }
+        const auto & head = state.head;
+        const size_t rows = params.head ? params.head->cache().rows_bytes(state.length - head.first) : 0;
+        if (state.head_fingerprint != (params.head ? params.head->fingerprint() : 0) || head.token >= n_vocab ||
+                (!head.hidden.empty() && head.hidden.size() != (size_t) params.head->width()) ||
+                (!head.rows.empty() && (head.hidden.empty() || head.rows.size() != rows))) {
+            throw std::runtime_error("expected the state of this head, found another's");
+        }
     }
 
     void set_text(llama_seq_id seq_id, const llama_tokens & tokens, bool generated) {

@@ -1,10 +1,15 @@
 #include "drafter.h"
 
 #include "error.h"
+#include "fingerprint.h"
+
+#include "ggml-backend.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 namespace mtp {
@@ -16,6 +21,24 @@ constexpr int64_t kLateRows = 64;
 
 // The token of a tail whose hidden state is unknown, and zeros.
 constexpr int32_t kUnknown = -1;
+
+constexpr uint32_t OPEN = 1, ENDED = 2, FROM_TEXT = 4; // flags of a saved cycle
+constexpr double kMostMs = 1e9;
+const char kDepthState[] = "checkpoint: the state of the depth";
+
+// Identifies what costs depend on: the devices, by their names.
+uint64_t this_machine() {
+    static const uint64_t machine = [] {
+        Fingerprint out;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            const char * name = ggml_backend_dev_description(ggml_backend_dev_get(i));
+            out.add(name, std::strlen(name));
+        }
+        out.add(std::thread::hardware_concurrency());
+        return out.value();
+    }();
+    return machine;
+}
 
 } // namespace
 
@@ -464,6 +487,7 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
     DrafterState state;
     const Sequence & s = at(seq);
     state.first = s.end();
+    state.depth = save_depth(seq);
     if (head_ == nullptr || s.tokens.empty() || s.tokens.back() == kUnknown) {
         return state;
     }
@@ -471,8 +495,9 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
         feed(seq);
         const HeadCache & cache = head_->cache();
         state.first = cache.empty(seq) ? s.end() : cache.first(seq);
-        state.rows.resize(cache.rows_bytes(s.end() - state.first));
-        cache.read_rows(seq, state.first, s.end() - state.first, state.rows.data());
+        std::vector<uint8_t> rows(cache.rows_bytes(s.end() - state.first));
+        cache.read_rows(seq, state.first, s.end() - state.first, rows.data());
+        state.rows = std::move(rows);
     }
     fetch(seq);
     state.token = s.tokens.back();
@@ -481,9 +506,15 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
 }
 
 void Drafter::restore(int32_t seq, int64_t length, const DrafterState & state) {
-    if (head_ == nullptr) {
-        return;
+    if (head_ != nullptr) {
+        restore_head(seq, length, state);
     }
+    if (!state.depth.empty()) {
+        restore_depth(seq, state.depth);
+    }
+}
+
+void Drafter::restore_head(int32_t seq, int64_t length, const DrafterState & state) {
     if (!state.rows.empty()) {
         head_->rollback(seq, 0);
         head_->cache().write_rows(seq, state.first, length - state.first, state.rows.data());
@@ -502,6 +533,66 @@ void Drafter::restore(int32_t seq, int64_t length, const DrafterState & state) {
     fetch(seq);
     s.tokens.back() = state.token;
     std::copy(state.hidden.begin(), state.hidden.end(), s.hidden.end() - int64_t(width()));
+}
+
+// u64 machine; of the last cycle: u32 flags, i32 drafted, verified and accepted tokens, f64 time of rolling back, f32
+// next_right, i32 first draft that was not verified, i64 end, f32 probabilities; then what Depth::save gives.
+std::vector<uint8_t> Drafter::save_depth(int32_t seq) const {
+    const Cycle & cycle = at(seq).cycle;
+    std::vector<uint8_t> out;
+    put(out, this_machine());
+    put(out, (cycle.open ? OPEN : 0) | (cycle.ended ? ENDED : 0) | (cycle.from_text ? FROM_TEXT : 0));
+    put(out, cycle.outcome.n_drafted);
+    put(out, cycle.outcome.n_verified);
+    put(out, cycle.outcome.n_accepted);
+    put(out, cycle.outcome.undo_ms);
+    put(out, cycle.outcome.next_right);
+    put(out, cycle.unverified);
+    put(out, cycle.end);
+    put(out, cycle.probabilities);
+    const std::vector<uint8_t> chooser = at(seq).depth.save();
+    out.insert(out.end(), chooser.begin(), chooser.end());
+    return out;
+}
+
+Drafter::Cycle Drafter::read_cycle(BoundedReader & in) {
+    Cycle cycle;
+    const uint32_t flags = in.integer<uint32_t>("flags of a cycle", 0, OPEN | ENDED | FROM_TEXT);
+    cycle.open = flags & OPEN;
+    cycle.ended = flags & ENDED;
+    cycle.from_text = flags & FROM_TEXT;
+    mtp_cycle_outcome & outcome = cycle.outcome;
+    outcome.n_drafted = in.integer<int32_t>("drafted tokens", 0, MTP_MAX_DEPTH);
+    outcome.n_verified = in.integer<int32_t>("verified tokens", 0, cycle.from_text ? MTP_MAX_DEPTH : outcome.n_drafted);
+    outcome.n_accepted = in.integer<int32_t>("accepted tokens", -1, outcome.n_verified); // -1: of a cycle that is not open
+    outcome.undo_ms = in.number("time of rolling back", 0, kMostMs);
+    outcome.next_right = in.take<float>("next_right");
+    cycle.unverified = in.integer<int32_t>("first draft that was not verified", -1, INT32_MAX);
+    cycle.end = in.integer<int64_t>("end of a cycle", 0, INT32_MAX);
+    cycle.probabilities = in.take<decltype(cycle.probabilities)>("probabilities");
+    const auto is_share = [](float p) { return p >= 0 && p <= 1.001f; }; // rounded
+    if (!(outcome.next_right >= -1 && outcome.next_right <= 1) || (cycle.open && outcome.n_accepted < 0) ||
+        !std::all_of(cycle.probabilities.begin(), cycle.probabilities.end(), is_share)) {
+        in.refuse("expected probabilities from 0 to 1, found others");
+    }
+    return cycle;
+}
+
+void Drafter::check_depth(const std::vector<uint8_t> & saved) {
+    BoundedReader in(kDepthState, saved.data(), saved.size());
+    in.take<uint64_t>("machine");
+    read_cycle(in);
+    Depth::check_saved(in);
+}
+
+void Drafter::restore_depth(int32_t seq, const std::vector<uint8_t> & saved) {
+    BoundedReader in(kDepthState, saved.data(), saved.size());
+    const bool same_machine = in.take<uint64_t>("machine") == this_machine();
+    Cycle cycle = read_cycle(in);
+    Sequence & s = at(seq);
+    s.depth.restore(in, same_machine);
+    cycle.open = cycle.open && cycle.outcome.n_drafted <= max_depth_; // else it is of a session that drafts more
+    s.cycle = cycle;
 }
 
 void Drafter::restore_text(int32_t seq, int64_t length, const std::vector<uint8_t> & saved) {

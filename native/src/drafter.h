@@ -11,6 +11,7 @@
 //   verified    tells what the batch took
 //   accepted    tells how many drafts were right
 
+#include "bytes.h"
 #include "depth/depth.h"
 #include "head/head.h"
 #include "lookup/corpus.h"
@@ -55,7 +56,9 @@ struct DrafterState {
     std::vector<float> hidden;
     // The head's rows from position `first` to the last token, as HeadCache::read_rows gives them.
     int64_t first = 0;
-    std::vector<uint8_t> rows;
+    Blob rows;
+    // How the depth is chosen: what Depth::save gives, and the last cycle. Empty: it stays as it is.
+    std::vector<uint8_t> depth;
 };
 
 class Drafter {
@@ -130,8 +133,12 @@ public:
     // only be restored where they still are. The fingerprint of the head tells whether they fit.
     DrafterState save(int32_t seq, bool with_rows);
 
-    // Restores a sequence of `length` tokens, of which the head keeps its rows if the state has none.
+    // Restores a sequence of `length` tokens, of which the head keeps its rows if the state has none. Costs of drafting
+    // are restored if they were measured on this machine, and none have been measured since.
     void restore(int32_t seq, int64_t length, const DrafterState & state);
+
+    // Throws MTP_ERROR_FORMAT unless these bytes can be DrafterState::depth.
+    static void check_depth(const std::vector<uint8_t> & saved);
 
     // TextDrafts::save, and the other way: all of it, or what was learned if the text is still there.
     std::vector<uint8_t> save_text(int32_t seq, bool with_tokens) const { return at(seq).text.save(with_tokens); }
@@ -178,6 +185,11 @@ private:
     };
 
     using Requests = std::vector<DraftRequest *>;
+
+    std::vector<uint8_t> save_depth(int32_t seq) const;
+    void restore_depth(int32_t seq, const std::vector<uint8_t> & saved);
+    static Cycle read_cycle(BoundedReader & in);
+    void restore_head(int32_t seq, int64_t length, const DrafterState & state);
 
     Sequence & at(int32_t seq) { return sequences_[size_t(seq)]; }
     const Sequence & at(int32_t seq) const { return sequences_[size_t(seq)]; }

@@ -281,8 +281,9 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
         session.restore(saved)
 
 
-# Offsets of the header's fields, native/src/session/checkpoint.cpp.
-LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, LAYOUT, END = 24, 32, 40, 48, 56, 64, 72, 80, 88
+# Offsets of the header's fields, native/src/sequence_state.cpp.
+LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, LAYOUT = 24, 32, 40, 48, 56, 64, 72, 80
+STATE_OF_DEPTH, END = 88, 96
 
 
 @pytest.fixture(scope="module")
@@ -316,10 +317,12 @@ def in_trunk(offset: int) -> int:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: b"", "expected 88 bytes or more, found 0"),
-        (lambda d: d[:87], "expected 88 bytes or more, found 87"),
+        (lambda d: b"", "expected 96 bytes or more, found 0"),
+        (lambda d: d[:95], "expected 96 bytes or more, found 95"),
+        (lambda d: b"mtpstat3" + d[8:87], "expected 88 bytes or more, found 87"),
         (lambda d: b"mtpstat1" + d[8:71], "expected 72 bytes or more, found 71"),
-        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ \+ 0 bytes after its header, found \d+"),
+        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ \+ 0 \+ \d+ bytes after its header, found"),
+        (changed(STATE_OF_DEPTH, -1), "bytes after its header"),
         (lambda d: d + b"\0", r"bytes after its header, found"),
         (lambda d: b"GGUF" + d[4:], "expected the output of mtp_checkpoint_write"),
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),

@@ -39,6 +39,10 @@ Acceptance::Acceptance(int32_t n_positions) : n_positions_(n_positions), segment
     segments_[0].weight = 1;
 }
 
+size_t Acceptance::most_segments() {
+    return kMostSegments;
+}
+
 void Acceptance::pass(int32_t n_tokens) {
     const double unchanged = std::exp(-n_tokens / kChangeTokens);
     for (Segment & segment : segments_) {

@@ -7,6 +7,8 @@
 // longest segment dominates and the estimate is steady. After a change a new segment dominates as soon as
 // it explains the outcomes better than chance under the old one.
 
+#include "bytes.h"
+
 #include "mtp.h"
 
 #include <array>
@@ -42,7 +44,13 @@ public:
     // The weighted mean of all segments.
     Chances chances() const;
 
+    // Writes the segments, and the other way; see depth_state.cpp.
+    void save(std::vector<uint8_t> & out) const;
+    void restore(BoundedReader & in);
+
 private:
+    static size_t most_segments();
+
     int32_t n_positions_;
     std::vector<Segment> segments_; // first the one that begins now, then the others by descending weight
 };

@@ -50,6 +50,10 @@ void Costs::add(int32_t size, double ms, Machine & machine, bool known) {
     cell.uses = std::min(cell.uses + 1, kUses);
 }
 
+double Costs::most_uses() {
+    return kUses;
+}
+
 double Costs::uses(int32_t size) const {
     const auto cell = cells_.find(size);
     return cell == cells_.end() ? double(once_.count(size)) : cell->second.uses;
@@ -126,6 +130,7 @@ void SharedCosts::add(Costs & costs, int32_t size, double ms, bool known) {
         throw Error(MTP_ERROR_ARGUMENT, format("cost: expected 0 or more milliseconds, found %g", ms));
     }
     if (ms > 0) {
+        measured = measured || !known;
         costs.add(size, ms, machine, known);
     }
 }

@@ -1,8 +1,11 @@
 #pragma once
 // What drafting and verifying cost, estimated from times that the caller measures.
 
+#include "bytes.h"
+
 #include <cstdint>
 #include <map>
+#include <vector>
 
 namespace mtp {
 
@@ -37,6 +40,10 @@ public:
     // so that they are tried.
     double least_ms(int32_t size, double otherwise, const Machine & machine, int32_t near = 1, int32_t trials = 0) const;
 
+    // Writes all measurements, and the other way for sizes up to `largest`; see depth_state.cpp.
+    void save(std::vector<uint8_t> & out) const;
+    void restore(BoundedReader & in, int32_t largest);
+
 private:
     struct Cell {
         double log_ms = 0;
@@ -44,6 +51,7 @@ private:
     };
     using Cells = std::map<int32_t, Cell>;
 
+    static double most_uses();
     static double line_ms(const Cells & cells, int32_t size, double otherwise);
 
     Cells once_;  // measured once
@@ -56,6 +64,7 @@ struct SharedCosts {
     Costs verify;   // by number of tokens in a batch
     Costs rollback; // of rejected drafts, always under size 1
     std::map<int32_t, Costs> draft; // by the number of sequences that draft together: by depth
+    bool measured = false;          // not only known in advance
 
     // An optimistic estimate of drafting `depth` tokens for each of n sequences together. Without a
     // measurement for n it is that of the nearest smaller number, or else of the nearest larger one.
@@ -66,6 +75,10 @@ struct SharedCosts {
 
     // Adds a time to one of these; 0 means that it was not measured and is ignored.
     void add(Costs & costs, int32_t size, double ms, bool known = false);
+
+    // Writes all but `measured`, and the other way; see depth_state.cpp.
+    void save(std::vector<uint8_t> & out) const;
+    void restore(BoundedReader & in);
 };
 
 } // namespace mtp

@@ -68,6 +68,13 @@ public:
     // Reports a cycle with free drafts.
     void report_free(int32_t n_verified, int32_t n_accepted, double verify_ms, double rollback_ms);
 
+    // The state as bytes, and the other way. Throws MTP_ERROR_FORMAT, and changes nothing, unless `in` holds such
+    // bytes up to its end. Costs are restored, for all choosers that share them, if with_costs and if no time has
+    // been measured here yet.
+    std::vector<uint8_t> save() const;
+    void restore(BoundedReader & in, bool with_costs);
+    static void check_saved(BoundedReader & in);
+
     int32_t max_depth() const { return max_depth_; }
     const std::shared_ptr<SharedCosts> & costs() const { return costs_; }
 

@@ -4,6 +4,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 using mtp::guard;
@@ -110,4 +111,23 @@ mtp_status mtp_depth_keep(const mtp_depth * depth, const float * probabilities, 
 
 mtp_status mtp_depth_report(mtp_depth * depth, const mtp_cycle_outcome * outcome) {
     return guard([&] { require(depth, "depth")->report(*require(outcome, "outcome")); });
+}
+
+mtp_status mtp_depth_state_size(const mtp_depth * depth, size_t * out) {
+    return guard([&] { *require(out, "out") = require(depth, "depth")->save().size(); });
+}
+
+mtp_status mtp_depth_get_state(const mtp_depth * depth, void * out, size_t n) {
+    return guard([&] {
+        const std::vector<uint8_t> state = require(depth, "depth")->save();
+        require_range((long long) n, (long long) state.size(), (long long) state.size(), "n");
+        std::memcpy(require(out, "out"), state.data(), n);
+    });
+}
+
+mtp_status mtp_depth_set_state(mtp_depth * depth, const void * data, size_t n) {
+    return guard([&] {
+        mtp::BoundedReader in("the state of a depth chooser", static_cast<const uint8_t *>(require(data, "data")), n);
+        require(depth, "depth")->restore(in, true);
+    });
 }

@@ -148,7 +148,7 @@ std::vector<uint8_t> TextDrafts::save(bool with_tokens) const {
 void TextDrafts::check_saved(const std::vector<uint8_t> & bytes, int64_t most, int64_t n_vocab) {
     const auto refuse = [](const std::string & text) { throw Error(MTP_ERROR_FORMAT, "checkpoint: the text: " + text); };
     Saved saved;
-    const int64_t n = (int64_t(bytes.size()) - int64_t(sizeof(saved))) / int64_t(sizeof(int32_t));
+    const int64_t n = count_saved(bytes);
     if (bytes.size() < sizeof(saved) || bytes.size() % sizeof(int32_t) != 0 || n > most) {
         refuse(format("expected %zu bytes and those of 0 to %lld tokens, found %zu bytes", sizeof(saved),
                       (long long) most, bytes.size()));

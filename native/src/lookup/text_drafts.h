@@ -56,6 +56,11 @@ public:
     // tokens, each below n_vocab.
     static void check_saved(const std::vector<uint8_t> & saved, int64_t most, int64_t n_vocab);
 
+    // The number of tokens in the output of save().
+    static int64_t count_saved(const std::vector<uint8_t> & saved) {
+        return (int64_t(saved.size()) - int64_t(sizeof(Saved))) / int64_t(sizeof(int32_t));
+    }
+
     // Restores the output of save(true), which has been checked. Drafts continue as they did after save(); if
     // the text was truncated before that, a match may be at a later occurrence than it was, and another number
     // of occurrences may agree.

@@ -27,7 +27,8 @@ mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mtp_checkp
         mtp_checkpoint_info info = {};
         info.kind = c.kind;
         info.length = int32_t(c.length);
-        info.bytes = int64_t(c.recurrent.bytes.size() + c.head.rows.size() + c.trunk.size() + c.text.size());
+        info.bytes = int64_t(c.recurrent.bytes.size() + c.head.rows.size() + c.trunk.size() + c.text.size() +
+                             c.head.depth.size());
         info.written_bytes = int64_t(c.written_size());
         *require(out, "out") = info;
     });
@@ -45,11 +46,19 @@ mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, s
     });
 }
 
-mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out) {
+static mtp_status read(const void * data, size_t n, bool borrow, mtp_checkpoint ** out) {
     return guard([&] {
         *require(out, "out") = nullptr;
-        *out = new mtp_checkpoint{mtp::Checkpoint::read(static_cast<const uint8_t *>(require(data, "data")), n)};
+        *out = new mtp_checkpoint{mtp::Checkpoint::read(static_cast<const uint8_t *>(require(data, "data")), n, borrow)};
     });
+}
+
+mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoint ** out) {
+    return read(data, n, false, out);
+}
+
+mtp_status mtp_checkpoint_borrow(const void * data, size_t n, mtp_checkpoint ** out) {
+    return read(data, n, true, out);
 }
 
 mtp_status mtp_seq_cp(mtp_session * session, int32_t from, int32_t to) {

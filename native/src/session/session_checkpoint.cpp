@@ -21,7 +21,7 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     Checkpoint c;
     c.kind = mtp_checkpoint_kind(kind);
     c.length = s.length;
-    if (drafting()) {
+    if (drafting() || looking_up()) {
         c.head = drafter_->save(seq, !in_place(c.kind));
     }
     if (looking_up()) {
@@ -44,8 +44,8 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     }
     c.trunk_fingerprint = trunk_.fingerprint();
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
-        c.trunk_layout = trunk_.state_layout();
-        c.trunk = trunk_.save_whole(seq, c.length);
+        const StateLayout layout = trunk_.state_layout();
+        c.set_trunk(trunk_.save_whole(seq, c.length), layout);
     }
     return c;
 }
@@ -135,7 +135,7 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
                 trunk_.restore_whole(seq, c.length, c.trunk);
             }
             set_length(seq, c.length);
-            if (head_fits(c)) {
+            if (head_fits(c) || !drafting()) {
                 drafter_->restore(seq, c.length, c.head);
             }
             if (looking_up() && !c.text.empty()) {

@@ -190,8 +190,7 @@ static std::vector<uint8_t> get_state(llama_context * context, int32_t seq, llam
     return out;
 }
 
-static void set_state(llama_context * context, int32_t seq, const std::vector<uint8_t> & state,
-                      llama_state_seq_flags flags) {
+static void set_state(llama_context * context, int32_t seq, const Blob & state, llama_state_seq_flags flags) {
     if (llama_state_seq_set_data_ext(context, state.data(), state.size(), seq, flags) != state.size()) {
         throw Error(MTP_ERROR_BACKEND, format("llama.cpp could not restore the state of sequence %d", seq));
     }
@@ -216,16 +215,22 @@ void Trunk::check(const Copy & saved) const {
 
 void Trunk::restore(int32_t seq, const Copy & saved) {
     check(saved);
-    set_state(context_, seq, saved.bytes, partial(saved.on_device));
+    set_state(context_, seq, Blob::borrow(saved.bytes.data(), saved.bytes.size()), partial(saved.on_device));
 }
 
 std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {
-    return to_one_stream(get_state(context_, seq, 0), length, state_layout());
+    std::vector<uint8_t> state = get_state(context_, seq, 0);
+    const Blob view = Blob::borrow(state.data(), state.size());
+    return count_streams(view) == 1 ? std::move(state) : to_one_stream(view, length, state_layout());
 }
 
-void Trunk::restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state) {
+void Trunk::restore_whole(int32_t seq, int64_t length, const Blob & state) {
     const uint32_t streams = empty(seq);
-    set_state(context_, seq, streams == 1 ? state : to_streams(state, length, state_layout(), streams), 0);
+    if (streams == 1) {
+        set_state(context_, seq, state, 0); // the layout of the checkpoint
+    } else {
+        set_state(context_, seq, to_streams(state, length, state_layout(), streams), 0);
+    }
 }
 
 uint32_t Trunk::empty(int32_t seq) {

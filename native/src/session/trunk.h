@@ -118,7 +118,7 @@ public:
     // A state must pass check_trunk_state() before it is restored. If restoring fails, the sequence is
     // undefined.
     std::vector<uint8_t> save_whole(int32_t seq, int64_t length);
-    void restore_whole(int32_t seq, int64_t length, const std::vector<uint8_t> & state);
+    void restore_whole(int32_t seq, int64_t length, const Blob & state);
 
     // Copies sequence `from`, of `length` tokens, to `to`. Their recurrent states are independent.
     void copy(int32_t from, int32_t to, int64_t length);

@@ -15,7 +15,7 @@ namespace {
 
 class Reader {
 public:
-    explicit Reader(const std::vector<uint8_t> & bytes) : bytes_(bytes) {}
+    explicit Reader(const Blob & bytes) : bytes_(bytes) {}
 
     template <typename T>
     T take(const char * field) {
@@ -52,7 +52,7 @@ private:
         return here;
     }
 
-    const std::vector<uint8_t> & bytes_;
+    const Blob & bytes_;
     size_t at_ = 0;
 };
 
@@ -128,7 +128,7 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
     return out;
 }
 
-Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
+Parts find_parts(const Blob & state, int64_t length, StateLayout layout) {
     Reader in(state);
     Parts parts = {};
     in.take<uint32_t>("magic"); // llama.cpp checks it
@@ -152,32 +152,32 @@ Parts find_parts(const std::vector<uint8_t> & state, int64_t length, StateLayout
 
 } // namespace
 
-std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, StateLayout layout,
+std::vector<uint8_t> to_streams(const Blob & state, int64_t length, StateLayout layout,
                                 uint32_t streams) {
     const Parts parts = find_parts(state, length, layout);
-    std::vector<uint8_t> out(state.begin(), state.begin() + int64_t(CACHES_AT));
+    std::vector<uint8_t> out(state.data(), state.data() + int64_t(CACHES_AT));
     for (const Parts::Range & cache : parts.caches) {
         const uint8_t * number = reinterpret_cast<const uint8_t *>(&streams);
         out.insert(out.end(), number, number + sizeof(streams));
-        out.insert(out.end(), state.begin() + int64_t(cache.begin), state.begin() + int64_t(cache.end));
+        out.insert(out.end(), state.data() + int64_t(cache.begin), state.data() + int64_t(cache.end));
         out.resize(out.size() + (streams - 1) * sizeof(uint32_t)); // the others have no cells
     }
-    out.insert(out.end(), state.begin() + int64_t(parts.rest), state.end());
+    out.insert(out.end(), state.data() + int64_t(parts.rest), state.data() + state.size());
     return out;
 }
 
-std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
+std::vector<uint8_t> to_one_stream(const Blob & state, int64_t length, StateLayout layout) {
     return to_streams(state, length, layout, 1);
 }
 
-void check_trunk_state(const std::vector<uint8_t> & state, int64_t length, StateLayout layout) {
+void check_trunk_state(const Blob & state, int64_t length, StateLayout layout) {
     const uint32_t streams = find_parts(state, length, layout).streams;
     if (streams != 1) {
         refuse(format("streams: expected 1, found %u", streams));
     }
 }
 
-uint32_t count_streams(const std::vector<uint8_t> & state) {
+uint32_t count_streams(const Blob & state) {
     uint32_t streams = 0;
     if (state.size() >= CACHES_AT + sizeof(streams)) {
         std::memcpy(&streams, state.data() + CACHES_AT, sizeof(streams));

@@ -16,6 +16,8 @@
 
 // A checkpoint holds a single stream, the one with the cells; contexts may have several.
 
+#include "bytes.h"
+
 #include <cstdint>
 #include <vector>
 
@@ -40,16 +42,16 @@ struct StateLayout {
 };
 
 // Converts llama.cpp's state of a sequence of `length` tokens to one with a single stream.
-std::vector<uint8_t> to_one_stream(const std::vector<uint8_t> & state, int64_t length, StateLayout layout);
+std::vector<uint8_t> to_one_stream(const Blob & state, int64_t length, StateLayout layout);
 
 // Throws MTP_ERROR_FORMAT unless `state` is the state of a sequence of `length` tokens in this layout, with a
 // single stream.
-void check_trunk_state(const std::vector<uint8_t> & state, int64_t length, StateLayout layout);
+void check_trunk_state(const Blob & state, int64_t length, StateLayout layout);
 
 // Converts a checked state to one for a context with `streams` streams.
-std::vector<uint8_t> to_streams(const std::vector<uint8_t> & state, int64_t length, StateLayout layout, uint32_t streams);
+std::vector<uint8_t> to_streams(const Blob & state, int64_t length, StateLayout layout, uint32_t streams);
 
 // Returns the number of streams in a state that llama.cpp has written.
-uint32_t count_streams(const std::vector<uint8_t> & state);
+uint32_t count_streams(const Blob & state);
 
 } // namespace mtp
