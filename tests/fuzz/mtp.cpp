@@ -3,8 +3,9 @@
 //
 // Bytes that begin with 'G' are loaded as a head, those that begin with "MTPT" as an index of lookup
 // files, and those that begin with 'S' are steps of a suffix index, whose matches of up to 64 tokens are
-// compared with a naive search. Those that begin with 'D' are steps of drafts from a text. All others are restored as a checkpoint into a session on the model that the
-// environment variable MTP_FUZZ_MODEL names.
+// compared with a naive search. Those that begin with 'D' are steps of drafts from a text, those that begin with 'A' the
+// state of a chooser of depths. All others are restored as a checkpoint into a session on the model that the environment
+// variable MTP_FUZZ_MODEL names.
 
 #include "llama.h"
 #include "mtp.h"
@@ -225,6 +226,31 @@ static void draft_from_text(const uint8_t * data, size_t n) {
     mtp_depth_free(depth);
 }
 
+// A state that is taken is one that can be saved, and leads to choices within their bounds.
+static void choose_depths(const uint8_t * data, size_t n) {
+    mtp_depth * depth = nullptr;
+    must(mtp_depth_new(DEPTH, &depth) == MTP_OK, "a chooser is made");
+    if (mtp_depth_set_state(depth, data, n) != MTP_OK) {
+        must(mtp_last_error()[0] != '\0', "a refusal has a sentence");
+    }
+    const float probabilities[DEPTH] = {0.9f, 0.5f};
+    for (int32_t i = 0; i < 20; ++i) {
+        int32_t planned = -1;
+        int32_t kept = -1;
+        must(mtp_depth_plan(depth, DEPTH, &planned) == MTP_OK && planned >= 0 && planned <= DEPTH, "a depth is chosen");
+        must(mtp_depth_keep(depth, probabilities, planned, false, &kept) == MTP_OK && kept >= 0 && kept <= planned,
+             "some drafts are kept");
+        const mtp_cycle_outcome outcome = {planned, kept, std::min(kept, i % 3), probabilities, -1, 1.0 * planned, 10.0 + kept, 1};
+        must(mtp_depth_report(depth, &outcome) == MTP_OK, "a cycle is reported");
+    }
+    size_t size = 0;
+    must(mtp_depth_state_size(depth, &size) == MTP_OK && size < 128 << 10, "a state is bounded");
+    std::vector<uint8_t> state(size);
+    must(mtp_depth_get_state(depth, state.data(), size) == MTP_OK, "a state is saved");
+    must(mtp_depth_set_state(depth, state.data(), size) == MTP_OK, "a saved state is one");
+    mtp_depth_free(depth);
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
     if (n > 0 && data[0] == 'G') {
         load(data, n);
@@ -234,6 +260,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
         index_text(data + 1, n - 1);
     } else if (n > 0 && data[0] == 'D') {
         draft_from_text(data + 1, n - 1);
+    } else if (n > 1 && data[0] == 'A') {
+        choose_depths(data + 1, n - 1);
     } else {
         restore(data, n);
     }

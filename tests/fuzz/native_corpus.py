@@ -13,6 +13,7 @@ import shutil
 import struct
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
+from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.lookup_files import Corpus
 from support.checkpoints import Spec
 from support.models import Models
@@ -107,13 +109,18 @@ def checkpoints(path: Path) -> list[bytes]:
 
 
 def indexes(folder: Path) -> list[bytes]:
-    """Two indexes of lookup files, and steps of a suffix index and of drafts from a text."""
+    """Two indexes of lookup files, steps of a suffix index and of a text, and a chooser's state."""
     out = []
     for texts in ([[1, 2, 3, 1, 2, 4]], [[], [5], [5, 5, 5, 5, 5]]):
         Corpus.write(folder / "texts.index", texts, n_vocab=16, tokenizer=0)
         out.append((folder / "texts.index").read_bytes())
     steps = bytes(i * i % 7 for i in range(90)) + b"\xe0\0\1\xd0\2" * 9
-    return [*out, b"S" + steps, b"D" + steps]
+    with closing(DepthChooser(2)) as chooser:
+        for n in range(1, 4):
+            chooser.report_batch(n, 10.0 + n)
+            chooser.report(Outcome([0.9, 0.4], verified=2, accepted=n % 3, draft_ms=2.0))
+        state = chooser.state()
+    return [*out, b"S" + steps, b"D" + steps, b"A" + state]
 
 
 def main() -> None:

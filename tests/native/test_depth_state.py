@@ -141,6 +141,8 @@ def test_any_damage_leaves_a_chooser_that_chooses() -> None:
                 other.set_state(bytes(data))
             for depth, kept in cycles([other], rng, 3, 0.5):
                 assert 0 <= kept <= depth <= MOST
+            with closing(DepthChooser(MOST)) as again:
+                again.set_state(other.state())
 
 
 @pytest.mark.parametrize("lookup", [0, 3])

@@ -9,6 +9,7 @@
 
 #include "depth/depth.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace mtp {
@@ -18,7 +19,7 @@ namespace {
 constexpr uint32_t kVersion = 1;
 constexpr uint32_t PROBE = 1, TRIAL = 2, WAS_RIGHT = 4, MEASURED = 8;
 
-// Larger ones do not come of use: they only keep every calculation finite.
+// Larger numbers do not come of use, and are saved as these: they only keep every calculation finite.
 constexpr double kMostDrafts = 1e12;
 constexpr double kMostLog = 700;
 constexpr double kMostRate = 1e300;
@@ -27,14 +28,21 @@ constexpr double kRounding = 1e-6;
 
 constexpr int32_t kLargestBatch = MTP_MAX_SEQUENCES * (MTP_MAX_DEPTH + 1);
 
+void put_up_to(std::vector<uint8_t> & out, double value, double most) {
+    put(out, std::clamp(value, -most, most));
+}
+
 } // namespace
 
 void Acceptance::save(std::vector<uint8_t> & out) const {
     put(out, uint32_t(segments_.size()));
     for (const Segment & segment : segments_) {
         put(out, segment.weight);
-        put(out, segment.accepted);
-        put(out, segment.drafted);
+        for (const auto & counts : {segment.accepted, segment.drafted}) {
+            for (const double n : counts) {
+                put_up_to(out, n, kMostDrafts);
+            }
+        }
     }
 }
 
@@ -62,7 +70,7 @@ void Costs::save(std::vector<uint8_t> & out) const {
     for (const Cells * cells : {&once_, &cells_}) {
         for (const auto & [size, cell] : *cells) {
             put(out, uint32_t(size));
-            put(out, cell.log_ms);
+            put_up_to(out, cell.log_ms, kMostLog);
             put(out, cell.uses);
         }
     }
@@ -81,7 +89,7 @@ void Costs::restore(BoundedReader & in, int32_t largest) {
 }
 
 void SharedCosts::save(std::vector<uint8_t> & out) const {
-    put(out, machine.slowdown);
+    put_up_to(out, machine.slowdown, kMostLog);
     put(out, machine.noise);
     verify.save(out);
     rollback.save(out);
@@ -108,12 +116,12 @@ std::vector<uint8_t> Depth::save() const {
     std::vector<uint8_t> out;
     put(out, kVersion);
     put(out, (probe_ ? PROBE : 0) | (trial_ ? TRIAL : 0) | (was_right_ ? WAS_RIGHT : 0) | (costs_->measured ? MEASURED : 0));
-    put(out, free_trial_rate_);
-    put(out, probe_debt_);
-    put(out, trial_debt_);
+    put_up_to(out, free_trial_rate_, kMostRate);
+    put_up_to(out, probe_debt_, kMostDebts);
+    put_up_to(out, trial_debt_, kMostDebts);
     for (const Bucket & bucket : buckets_) {
-        put(out, bucket.right);
-        put(out, bucket.wrong);
+        put_up_to(out, bucket.right, kMostDrafts);
+        put_up_to(out, bucket.wrong, kMostDrafts);
     }
     acceptance_.save(out);
     costs_->save(out);
