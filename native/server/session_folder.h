@@ -3,15 +3,13 @@
 // container that docs/sessions.md describes, with the section `slot` in place of `checkpoint`. patches/ includes this file
 // in tools/server. Several servers may share a folder; each file is written under another name and renamed.
 //
-// The section `tokens` has server_tokens::serialize(); `slot` has, each with its number of bytes before it, the states of
-// the target, the draft context and the drafter, and then of each context checkpoint three numbers and its three states.
+// The section `tokens` has server_tokens::serialize(); slot_state.h describes `slot`.
 
 #include "../src/fingerprint.h"
 #include "server-task.h"
-#include "speculative.h"
+#include "slot_state.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -73,20 +71,61 @@ public:
         }
         try {
             std::unique_lock<std::mutex> lock(mutex_);
-            scan();
-            for (const auto & item : known_) {
-                if (item.second.tokens.size() == n_tokens && item.second.tokens.get_common_prefix(state.prompt.tokens) == n_tokens) {
-                    touch(item.first);
-                    return;
-                }
+            if (count_saved(state.prompt.tokens) == n_tokens) {
+                return;
             }
             // a copy takes as much memory as the cache's: wait while there are two
             changed_.wait(lock, [this] { return waiting_.size() < 2; });
-            waiting_.push_back({ state.prompt.tokens.clone(), pack(state) });
+            waiting_.push_back({ state.prompt.clone(), state.data });
         } catch (const std::exception & error) {
             SRV_WRN("a session of %zu tokens is not written: %s\n", n_tokens, error.what());
         }
         changed_.notify_all();
+    }
+
+    // Has an idle slot's conversation written, so that a server that is killed loses only what came after. Called between
+    // batches and about once a second. One that is new is written after `idle_us`, one that grew by a share of itself after as
+    // many times that: what is written stays in proportion to what is not read again. Copying takes a share of the time.
+    template <typename Slots>
+    void save_idle(const Slots & slots) {
+        const int64_t now = ggml_time_us();
+        if (failed_ || now < next_copy_us_) {
+            return;
+        }
+        for (const auto & slot : slots) {
+            const size_t n_tokens = slot.prompt.tokens.size();
+            if (slot.is_processing() || n_tokens < least_tokens) {
+                continue;
+            }
+            try {
+                std::unique_lock<std::mutex> lock(mutex_);
+                if (!waiting_.empty()) {
+                    return;
+                }
+                Idle & idle = idle_[slot.id];
+                if (idle.since != slot.t_last_used || idle.n_tokens != n_tokens) {
+                    idle = { slot.t_last_used, n_tokens, count_saved(slot.prompt.tokens) };
+                }
+                const size_t n_new = n_tokens - idle.n_saved;
+                if (n_new == 0 || double(now - idle.since) * n_new < double(idle_us) * n_tokens) {
+                    continue;
+                }
+                lock.unlock();
+                server_prompt_cache_state state;
+                const bool copied = copy_slot(slot, state);
+                lock.lock();
+                idle.n_saved = n_tokens; // also if it cannot be copied
+                if (copied) {
+                    waiting_.push_back(std::move(state));
+                }
+            } catch (const std::exception & error) {
+                SRV_WRN("a session of %zu tokens is not written: %s\n", n_tokens, error.what());
+            }
+            const int64_t copied_us = ggml_time_us();
+            next_copy_us_ = copied_us + copy_share * (copied_us - now);
+            changed_.notify_all();
+            return;
+        }
     }
 
     // Adds the file that saves `tokens` the most work to the cache, if that is more than `prompt` and the cache's states do,
@@ -132,7 +171,9 @@ public:
     }
 
 private:
-    static constexpr size_t least_tokens = 256; // fewer are read as fast as a file
+    static constexpr size_t  least_tokens = 256;       // fewer are read as fast as a file
+    static constexpr int64_t idle_us      = 2'000'000; // until a new conversation is written
+    static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
     static constexpr size_t alignment    = 64;
     static constexpr size_t prefix_size  = 32;
     static constexpr char   magic[8]     = { 'm', 't', 'p', 's', 'e', 's', 's', 0 };
@@ -142,9 +183,11 @@ private:
         server_tokens                   tokens;
     };
 
-    struct Waiting {
-        server_tokens        tokens;
-        std::vector<uint8_t> slot;
+    // What is known of a slot since it was last used.
+    struct Idle {
+        int64_t since    = -1;
+        size_t  n_tokens = 0;
+        size_t  n_saved  = 0; // of them, in a file or about to be
     };
 
     struct Section {
@@ -158,40 +201,6 @@ private:
         int64_t     n_tokens;
         Section     tokens, slot;
     };
-
-    // CRC-32 as zlib computes it, eight bytes at a time.
-    static uint32_t crc32(const void * data, size_t size, uint32_t crc = 0) {
-        static const auto table = [] {
-            std::array<std::array<uint32_t, 256>, 8> of = {};
-            for (uint32_t i = 0; i < 256; i++) {
-                uint32_t x = i;
-                for (int bit = 0; bit < 8; bit++) {
-                    x = x >> 1 ^ (x & 1 ? 0xedb88320u : 0);
-                }
-                of[0][i] = x;
-            }
-            for (uint32_t i = 0; i < 256; i++) {
-                for (int k = 1; k < 8; k++) {
-                    of[k][i] = of[k - 1][i] >> 8 ^ of[0][of[k - 1][i] & 255];
-                }
-            }
-            return of;
-        }();
-        const uint8_t * p = (const uint8_t *) data;
-        crc = ~crc;
-        for (; size >= 8; size -= 8, p += 8) {
-            uint32_t low, high;
-            memcpy(&low, p, 4);
-            memcpy(&high, p + 4, 4);
-            low ^= crc;
-            crc = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^ table[4][low >> 24] ^
-                  table[3][high & 255] ^ table[2][high >> 8 & 255] ^ table[1][high >> 16 & 255] ^ table[0][high >> 24];
-        }
-        for (; size > 0; size--, p++) {
-            crc = crc >> 8 ^ table[0][(crc ^ *p) & 255];
-        }
-        return ~crc;
-    }
 
     // What must be equal for a session to fit: the files, by their sizes and samples of their bytes, and what states depend on.
     static json identity_of(const common_params & params) {
@@ -234,76 +243,6 @@ private:
     }
 
     static uint64_t aligned(uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; }
-
-    // The slot section ----------------------------------------------------------------------------------------------------
-
-    static void put(std::vector<uint8_t> & to, const void * data, size_t size) {
-        to.insert(to.end(), (const uint8_t *) data, (const uint8_t *) data + size);
-    }
-    static void put_bytes(std::vector<uint8_t> & to, const std::vector<uint8_t> & data) {
-        const uint64_t size = data.size();
-        put(to, &size, sizeof(size));
-        put(to, data.data(), data.size());
-    }
-
-    static std::vector<uint8_t> pack(const server_prompt_cache_state & state) {
-        std::vector<uint8_t> to;
-        to.reserve(state.size() + 64 * (2 + state.prompt.checkpoints.size()));
-        put_bytes(to, state.data.main);
-        put_bytes(to, state.data.drft);
-        put_bytes(to, state.data.spec);
-        for (const auto & at : state.prompt.checkpoints) {
-            const int64_t numbers[3] = { at.n_tokens, at.pos_min, at.pos_max };
-            put(to, numbers, sizeof(numbers));
-            put_bytes(to, at.data_tgt);
-            put_bytes(to, at.data_dft);
-            put_bytes(to, at.data_spec);
-        }
-        return to;
-    }
-
-    struct Reader {
-        const uint8_t * p;
-        const uint8_t * end;
-
-        void take(void * to, size_t size) {
-            if ((size_t) (end - p) < size) {
-                throw std::runtime_error("slot: expected more bytes, found its end");
-            }
-            memcpy(to, p, size);
-            p += size;
-        }
-        std::vector<uint8_t> bytes() {
-            uint64_t size = 0;
-            take(&size, sizeof(size));
-            if (size > (uint64_t) (end - p)) {
-                throw std::runtime_error("slot: expected more bytes, found its end");
-            }
-            std::vector<uint8_t> found(p, p + size);
-            p += size;
-            return found;
-        }
-    };
-
-    static void unpack(const std::vector<uint8_t> & slot, server_prompt_cache_state & to) {
-        Reader reader = { slot.data(), slot.data() + slot.size() };
-        to.data.main = reader.bytes();
-        to.data.drft = reader.bytes();
-        to.data.spec = reader.bytes();
-        while (reader.p < reader.end) {
-            int64_t numbers[3];
-            reader.take(numbers, sizeof(numbers));
-            common_prompt_checkpoint at;
-            at.update_pos(numbers[0], (llama_pos) numbers[1], (llama_pos) numbers[2]);
-            at.data_tgt  = reader.bytes();
-            at.data_dft  = reader.bytes();
-            at.data_spec = reader.bytes();
-            if (at.n_tokens < 0 || at.n_tokens > (int64_t) to.prompt.tokens.size()) {
-                throw std::runtime_error("slot: expected a checkpoint within the tokens, found another");
-            }
-            to.prompt.checkpoints.push_back(std::move(at));
-        }
-    }
 
     // Files ---------------------------------------------------------------------------------------------------------------
 
@@ -366,7 +305,7 @@ private:
         const Header header = read_header(file, std::filesystem::file_size(folder_ / name));
         server_prompt_cache_state state;
         state.prompt.tokens = read_tokens(file, header);
-        unpack(read_section(file, header.slot), state);
+        unpack_slot(read_section(file, header.slot), state);
         return state;
     }
 
@@ -408,6 +347,24 @@ private:
         known_ = std::move(now);
     }
 
+    // The most tokens of a conversation that a file has, which is then noted as used. Called with the mutex.
+    size_t count_saved(const server_tokens & tokens) {
+        scan();
+        size_t      most = 0;
+        std::string name;
+        for (const auto & item : known_) {
+            const size_t size = item.second.tokens.size();
+            if (size > most && size <= tokens.size() && item.second.tokens.get_common_prefix(tokens) == size) {
+                most = size;
+                name = item.first;
+            }
+        }
+        if (most == tokens.size()) {
+            touch(name);
+        }
+        return most;
+    }
+
     void touch(const std::string & name) const {
         std::error_code error;
         std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now(), error);
@@ -436,7 +393,7 @@ private:
             if (waiting_.empty()) {
                 return;
             }
-            const Waiting & next = waiting_.front();
+            const server_prompt_cache_state & next = waiting_.front();
             lock.unlock();
             try {
                 write(next);
@@ -450,23 +407,30 @@ private:
         }
     }
 
-    void write(const Waiting & session) {
+    void write(const server_prompt_cache_state & session) {
         if (failed_) {
             return;
         }
-        const std::vector<char> tokens = session.tokens.serialize();
-        json fields = json::object({ { "n_tokens", session.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", json::object() } });
+        const std::vector<char> tokens = session.prompt.tokens.serialize();
+        uint64_t slot_size     = 0;
+        uint32_t slot_checksum = 0;
+        pack_slot(session, [&](const void * data, size_t size) {
+            slot_size += size;
+            slot_checksum = crc32(data, size, slot_checksum);
+        });
+        json fields = json::object({ { "n_tokens", session.prompt.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", json::object() } });
         // offsets are part of the text, whose length they depend on: leave room for them
         const uint64_t first  = aligned(prefix_size + fields.dump().size() + 512);
         const uint64_t second = aligned(first + tokens.size());
-        const uint64_t size   = second + session.slot.size();
+        const uint64_t size   = second + slot_size;
         if (size > limit_) {
             return;
         }
-        const auto section = [](const char * name, uint64_t offset, const void * data, size_t nbytes) {
-            return json::object({ { "name", name }, { "offset", offset }, { "nbytes", nbytes }, { "checksum", crc32(data, nbytes) } });
+        const auto section = [](const char * name, uint64_t offset, uint64_t nbytes, uint32_t checksum) {
+            return json::object({ { "name", name }, { "offset", offset }, { "nbytes", nbytes }, { "checksum", checksum } });
         };
-        fields["sections"] = json::array({ section("tokens", first, tokens.data(), tokens.size()), section("slot", second, session.slot.data(), session.slot.size()) });
+        fields["sections"] = json::array({ section("tokens", first, tokens.size(), crc32(tokens.data(), tokens.size())),
+                                           section("slot", second, slot_size, slot_checksum) });
         std::string text = fields.dump();
         text.resize(first - prefix_size, ' ');
 
@@ -493,7 +457,7 @@ private:
             file.write(text.data(), (std::streamsize) text.size());
             file.write(tokens.data(), (std::streamsize) tokens.size());
             file.seekp((std::streamoff) second);
-            file.write((const char *) session.slot.data(), (std::streamsize) session.slot.size());
+            pack_slot(session, [&](const void * data, size_t size) { file.write((const char *) data, (std::streamsize) size); });
             file.close();
             std::filesystem::rename(part, folder_ / (std::string(name) + ".session"));
         } catch (...) {
@@ -501,7 +465,7 @@ private:
             std::filesystem::remove(part, error);
             throw;
         }
-        remove_beginnings(session.tokens);
+        remove_beginnings(session.prompt.tokens);
     }
 
     // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit.
@@ -557,12 +521,20 @@ private:
 
     std::map<std::string, Known> known_;   // of this model, by their names
     std::set<std::string>        damaged_;
-    std::deque<Waiting>          waiting_; // to be written, the first one at the moment
+    std::deque<server_prompt_cache_state> waiting_; // to be written, the first one at the moment
     bool                         ends_ = false;
     std::atomic<bool>            failed_{ false };
     std::mutex                   mutex_;   // of the four above
     std::condition_variable      changed_; // waiting_ or ends_
     std::thread                  writer_;
+
+    std::map<int, Idle>          idle_; // slots by their ids; these two are of the thread that decodes
+    int64_t                      next_copy_us_ = 0;
 };
 
 } // namespace mtp
+
+// The opaque folder of server-task.h.
+struct mtp_session_folder : mtp::SessionFolder {
+    using mtp::SessionFolder::SessionFolder;
+};

@@ -164,6 +164,38 @@ TEMPLATE = (
 )
 
 
+def test_a_conversation_with_a_picture_outlives_the_server(
+    folder: Path, patched_server: Path, free_port: int, tmp_path: Path
+) -> None:
+    """It goes on after a restart as without one; with another picture it is another one."""
+    text = (
+        "def is_prime(n):\n    return all(n % i for i in range(2, n))\n" * 12
+    )  # enough to be kept
+    model, options = folder / "model.gguf", ["--depth", 2]
+    settings = ("--ctx-size", 2048, "--parallel", 1, "--threads", 1)
+    first = [says(text, WIDE, "for name in ")]
+
+    def goes_on(picture: dict[str, Any], answer: str) -> list[dict[str, Any]]:
+        said = says(text, picture, "for name in ")
+        return [said, says(answer, role="assistant"), says("And then?")]
+
+    with running(patched_server, model, free_port, *settings, options=options) as client:
+        answer = ask(client, first)[0].split("|")[0]
+        want = ask(client, goes_on(WIDE, answer))
+    with running(patched_server, model, free_port, *settings, options=options) as client:
+        want_other = ask(client, goes_on(SMALL, answer))
+    options += ["--session-dir", str(tmp_path / "sessions")]
+    with running(patched_server, model, free_port, *settings, options=options) as client:
+        ask(client, first)
+    log = tmp_path / "log"
+    passed = (*settings, "--log-file", log)
+    with running(patched_server, model, free_port, *passed, options=options) as client:
+        assert ask(client, goes_on(WIDE, answer)) == want
+    assert "restored a session of" in log.read_text(errors="replace")
+    with running(patched_server, model, free_port, *settings, options=options) as client:
+        assert ask(client, goes_on(SMALL, answer)) == want_other
+
+
 def test_drafts_after_a_picture_are_those_of_a_session(
     folder: Path,
     patched_server: Path,

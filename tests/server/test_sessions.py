@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import struct
+import time
+import urllib.request
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +22,7 @@ from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.native.session_file import check_session, read_session
 from support.commands import invoke, succeed
 from support.models import Files
-from support.real_server import SETTINGS, Client, refusal, running
+from support.real_server import SETTINGS, TOKENS, Client, drafted, refusal, running
 from support.serving import serving
 
 pytestmark = pytest.mark.server
@@ -188,6 +195,136 @@ def test_a_killed_server_leaves_whole_files(
         check_session(path)
     with server(patched_server, files("ids"), free_port, folder) as client:
         assert client.complete(OTHER)["tokens"]
+
+
+def kill(client: Client) -> None:
+    """Kill the llama-server at once, as kill -9 does."""
+    for process in psutil.Process(client.run.process.pid).children():
+        process.kill()
+    assert client.run.end() != 0
+
+
+def tokens_in(folder: Path) -> list[int]:
+    """How many tokens each session has that is complete."""
+    return sorted(check_session(path).n_tokens for path in sessions(folder))
+
+
+def wait_for(folder: Path, least: int, seconds: float = 60.0) -> None:
+    """Wait for a session of at least this many tokens."""
+    deadline = time.monotonic() + seconds
+    while max(tokens_in(folder), default=0) < least:
+        assert time.monotonic() < deadline, tokens_in(folder)
+        time.sleep(0.1)
+
+
+def test_a_killed_server_has_written_what_was_idle(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    """Without another request; and the beginning is not written again for a few new tokens."""
+    folder = tmp_path / "sessions"
+    passed, options = (*SETTINGS, *ONE_SLOT), ("--depth", 2, "--session-dir", folder)
+    model = files("ids")
+    with serving(patched_server, model, free_port, *passed, options=options) as run:
+        run.until("ready")
+        client = Client(run, free_port)
+        answer = client.complete(PROMPT)["tokens"]
+        wait_for(folder, len(PROMPT) + len(answer) - 1)
+        before = tokens_in(folder)
+        text = [*PROMPT, *answer, *MORE]
+        text += client.complete(text, n_predict=2)["tokens"]
+        time.sleep(5)  # more than it takes to write a new one
+        assert tokens_in(folder) == before
+        longer = [*text, *range(20, 320)]
+        longer += client.complete(longer)["tokens"]
+        wait_for(folder, len(longer) - 1)
+        assert len(sessions(folder)) == 1  # it replaces its beginning
+        kill(client)
+    with server(patched_server, model, free_port, None) as client:
+        client.complete(longer[:-TOKENS])
+        expected = client.complete([*longer, *MORE])
+    with server(patched_server, model, free_port, folder) as client:
+        found = client.complete([*longer, *MORE])
+    assert told(found) == told(expected)
+    assert reused(found) >= len(longer) - 1
+
+
+@pytest.mark.parametrize("drafts", [("--depth", 2), ("--depth", 2, "--lookup")], ids=str)
+def test_files_of_slots_have_the_drafts_too(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path, drafts: Sequence[object]
+) -> None:
+    """As if the slot had not been saved; a file without them, or a damaged one, still restores."""
+    model, path = files("ids"), tmp_path / "slot.bin"
+
+    def log_of(name: str) -> tuple[object, ...]:
+        kept = ("--slot-save-path", f"{tmp_path}/", "--log-file", tmp_path / name)
+        return (*ONE_SLOT, *kept, "--verbosity", 10)
+
+    def did(name: str, result: dict[str, Any]) -> list[Any]:
+        offered = result["timings"]["draft_n"]
+        return [*told(result), drafted(tmp_path / name)[-offered:]]
+
+    with running(patched_server, model, free_port, *log_of("first"), options=drafts) as client:
+        answer = client.complete(PROMPT)["tokens"]
+        said = slot(client, "save")
+        text = [*PROMPT, *answer, *MORE]
+        result = client.complete(text)
+    expected = did("first", result)
+    assert path.stat().st_size == said["n_written"]
+    data = path.read_bytes()
+    (nbytes,) = struct.unpack_from("<Q", data, len(data) - 16)
+    assert data[-24:-16] == b"mtpslot\0"
+    stock = data[: -24 - nbytes]
+    damaged = bytearray(data)
+    damaged[-100] ^= 1
+    found = {}
+    for name, content in (("whole", data), ("stock", stock), ("damaged", bytes(damaged))):
+        path.write_bytes(content)
+        with running(patched_server, model, free_port, *log_of(name), options=drafts) as client:
+            assert slot(client, "restore")["n_restored"] == len(PROMPT) + len(answer) - 1
+            result = client.complete(text)
+        found[name] = did(name, result)
+        assert reused(result) == len(PROMPT) + len(answer) - 1
+    assert found["whole"] == expected
+    assert found["stock"][0] == expected[0]
+    assert found["stock"] == found["damaged"] != expected  # the head begins anew
+
+
+def slot(client: Client, action: str) -> dict[str, Any]:
+    """Save or restore the slot as slot.bin."""
+    url = client.url.replace("/completion", f"/slots/0?action={action}")
+    request = urllib.request.Request(url, b'{"filename": "slot.bin"}')
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        result: dict[str, Any] = json.load(answer)
+    return result
+
+
+def test_forged_states_of_a_drafter_do_no_harm(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    """Their checksums are right; the answers are those of the target."""
+    passed = (*ONE_SLOT, "--slot-save-path", f"{tmp_path}/")
+    model, path = files("ids"), tmp_path / "slot.bin"
+    with running(patched_server, model, free_port, *passed, options=("--depth", "auto")) as client:
+        answer = client.complete(PROMPT)["tokens"]
+        slot(client, "save")
+        text = [*PROMPT, *answer, *MORE]
+        expected = client.complete(text)["tokens"]
+        data = path.read_bytes()
+        start = data.rindex(b"mtpstat4", 0, data.rindex(b"mtpslot"))
+        first = data.index(b"mtpstat4")
+        rng = random.Random(1)
+        for place in [
+            *(first + i for i in range(8, 96, 8)),
+            *rng.sample(range(start, start + 99), 9),
+        ]:
+            forged = bytearray(data)
+            forged[place] ^= 0x81
+            (nbytes,) = struct.unpack_from("<Q", forged, len(forged) - 16)
+            checksum = zlib.crc32(forged[-24 - nbytes : -24])
+            struct.pack_into("<I", forged, len(forged) - 8, checksum)
+            path.write_bytes(forged)
+            slot(client, "restore")
+            assert client.complete(text)["tokens"] == expected
 
 
 def test_doctor_reports_on_them(saved: tuple[Path, Any]) -> None:
