@@ -327,7 +327,7 @@ def saved_text(dial: Any) -> bytes:
 
 
 def test_tokens_of_another_vocabulary_are_refused(dial: Any, saved_text: bytes) -> None:
-    data = bytearray(saved_text)
+    data = bytearray(before_depths(saved_text))
     struct.pack_into("<i", data, len(data) - 4, 1024)
     with ExitStack() as stack:
         session = opened(stack, dial("tiny"), head=False)
