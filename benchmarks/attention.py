@@ -9,8 +9,8 @@ graph has as many layers as it takes to exceed the CPU's caches, each with keys 
 own, which lie in memory as llama.cpp keeps them. ggml is that of llama-cpp-python; FILE is the
 library of kernels (default: the installed one). Both are processes of their own and alternate in
 each round. The table shows medians of the rounds, each the best of 5: microseconds of a layer, the
-time with the kernels relative to ggml's, and the share of the measured memory bandwidth at which the
-kernels read keys and values.
+time with the kernels relative to ggml's, and the share of the measured memory bandwidth at which
+the kernels read keys and values.
 """
 
 from __future__ import annotations
