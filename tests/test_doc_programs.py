@@ -161,6 +161,7 @@ NOT_RUN = {
     r'--session .* -p ""': "continues what another command wrote: tests/cli/test_session_option.py",
     r"--image": "needs a picture and a vision tower: tests/native/test_pictures.py",
     r"-ngl": "needs a GPU: tests/native/test_gpu.py",
+    r"--mtp-type auto": "takes minutes: tests/convert/test_head_choice.py",
     r"--imatrix": "needs the output of llama-imatrix: tests/convert/test_convert_gguf.py",
     r"^imatrix\b": "takes minutes: tests/bench/test_imatrix.py",
     r"^quality\b": "takes minutes: tests/bench/test_quality.py",
