@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from products import libraries
+from products import best_seconds, libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.kernels.ggml_calls import F16, F32, TYPES, Ggml
@@ -67,22 +67,12 @@ def measure(
         )
         tensors += [(q, queries), *((t, keys) for t in kept)]
     tensors.append((mask, np.where(visible, 0, -np.inf).astype(np.float16)))
-    buffer = base.ggml_backend_alloc_ctx_tensors(context, ggml.backend)
-    for tensor, array in tensors:
-        base.ggml_backend_tensor_set(tensor, array.ctypes.data, 0, array.nbytes)
-    ggml.cpu.ggml_backend_cpu_set_n_threads(ggml.backend, arguments.threads)
-    best = float("inf")
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        base.ggml_backend_graph_compute(ggml.backend, graph)
-        best = min(best, time.perf_counter() - began)
-    base.ggml_backend_buffer_free(buffer)
-    base.ggml_free(context)
-    return best / layers * 1e6
+    seconds = best_seconds(ggml, context, graph, tensors, arguments.threads, REPEATS)
+    return seconds / layers * 1e6
 
 
 def reading(threads: int) -> float:
-    """Bytes that the threads read from memory in a microsecond, the best of REPEATS."""
+    """Megabytes that the threads read from memory in a second, the best of REPEATS."""
     pieces = np.array_split(np.ones(BEYOND_CACHES // 4, np.int32), 16 * threads)
     best = float("inf")
     with ThreadPoolExecutor(threads) as pool:

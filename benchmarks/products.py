@@ -17,11 +17,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.kernels.ggml_calls import F32, TYPES, Ggml
@@ -41,18 +44,34 @@ def measure(ggml: Ggml, name: str, rows: int, columns: int, threads: int) -> flo
     y = base.ggml_new_tensor_4d(context, F32, LENGTH, columns, 1, 1)
     graph = base.ggml_new_graph(context)
     base.ggml_build_forward_expand(graph, base.ggml_mul_mat(context, w, y))
+    return best_seconds(ggml, context, graph, [(w, weights), (y, x)], threads, REPEATS) * 1e3
+
+
+def best_seconds(
+    ggml: Ggml,
+    context: Any,
+    graph: Any,
+    contents: Sequence[tuple[Any, npt.NDArray[Any]]],
+    threads: int,
+    repeats: int,
+) -> float:
+    """Compute a graph several times and free its context; seconds of the fastest time.
+
+    contents: tensors and what they hold.
+    """
+    base = ggml.base
     buffer = base.ggml_backend_alloc_ctx_tensors(context, ggml.backend)
-    for tensor, data in ((w, weights), (y, x)):
+    for tensor, data in contents:
         base.ggml_backend_tensor_set(tensor, data.ctypes.data, 0, data.nbytes)
     ggml.cpu.ggml_backend_cpu_set_n_threads(ggml.backend, threads)
     best = float("inf")
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         base.ggml_backend_graph_compute(ggml.backend, graph)
         best = min(best, time.perf_counter() - began)
     base.ggml_backend_buffer_free(buffer)
     base.ggml_free(context)
-    return best * 1e3
+    return best
 
 
 def libraries() -> tuple[Path, Path]:
