@@ -62,6 +62,19 @@ def test_the_types_of_a_trained_head(trunk: Path, models: Models) -> None:
     assert graft(trunk, source, "--mtp-type", "Q2_K", "--no-check") is None
 
 
+def test_a_type_that_loses_too_much_is_not_recommended(
+    trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = models.checkpoint("demo")
+    compared = graft(trunk, source, "--mtp-type", "Q4_K")
+    assert compared is not None
+    assert compared["lost"] > 0
+    monkeypatch.setattr("mtp_gguf.convert.head_gate.WARN", compared["lost"] * 0.9)
+    compared = graft(trunk, source, "--mtp-type", "Q2_K")
+    assert compared is not None
+    assert compared["better"] in {"Q5_K", "Q6_K", "Q8_0", "F16"}
+
+
 def test_too_much_is_refused_before_anything_is_written(
     trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
