@@ -65,7 +65,7 @@ def measure_heads(
             setting = Setting(DEPTH, fastmtp_size=head.rows)
             with BenchModel(trunk, n_ctx=4 * _CONTEXT, threads=threads, head=head.path) as m:
                 ids = m.tokenize(text or built_in_text(m.write_chat))
-                windows = windows_of(ids, _CONTEXT, None, m.bos)
+                windows = windows_of(ids, _CONTEXT, None, m.bos, "--target-text")
                 picked = windows[:: max(1, len(windows) // _ANSWERS)]
                 if head.label not in acceptance:
                     acceptance[head.label] = acceptance_by_position(m, setting, picked[:_ANSWERS])

@@ -52,17 +52,26 @@ class ImatrixSettings:
     with_head: bool = True
 
 
-def windows_of(tokens: Sequence[int], length: int, most: int | None, bos: int | None) -> Tokens:
+def windows_of(
+    tokens: Sequence[int],
+    length: int,
+    most: int | None,
+    bos: int | None,
+    option: str | None = None,
+) -> Tokens:
     """Cut a text into windows, [windows, length]; what is left at its end is dropped.
 
     most: use at most so many. bos: the token that the model's texts begin with, if any: it comes
-    before the text and replaces the first token of each window. RequestError without a window.
+    before the text and replaces the first token of each window. option: the one that names the
+    text, where --ctx does not choose `length`. RequestError without a window.
     """
     tokens = [*([] if bos is None else [bos]), *tokens]
     count = len(tokens) // length
     if not count:
+        where, chosen = (option, "") if option else ("text", " (--ctx)")
         raise RequestError(
-            f"text: expected at least {length} tokens (--ctx), found {len(tokens)}; give more text"
+            f"{where}: expected at least {length} tokens{chosen}, found {len(tokens)}; "
+            "give more text"
         )
     count = min(count, most or count)
     windows = np.array(tokens[: count * length], np.int32).reshape(count, length)

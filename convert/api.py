@@ -165,7 +165,10 @@ def convert(
     elif no_mtp:
         head = HeadChoice.NONE
     if sidecar is not None and (head is not HeadChoice.WITH_TRUNK or mmproj_only):
-        raise OptionError("--sidecar cannot be combined with other choices of what is written")
+        raise OptionError(
+            "--sidecar cannot be combined with --no-mtp, --head-only, --mmproj-only or "
+            "--fastmtp-layout sidecar"
+        )
     if head_name and head_name.upper() == AUTO and head is not HeadChoice.WITH_TRUNK:
         raise OptionError("--mtp-type auto needs the trunk in the same file")
     if sidecar is not None and is_gguf(model):

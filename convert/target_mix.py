@@ -223,7 +223,7 @@ class _Probes:
         if self._logits is None:
             with BenchModel(self._source, n_ctx=_WINDOW, threads=self._cores) as reference:
                 ids = reference.tokenize(self._text or built_in_text(reference.write_chat))
-                windows = windows_of(ids, _WINDOW, None, reference.bos)
+                windows = windows_of(ids, _WINDOW, None, reference.bos, "--target-text")
                 picked = np.linspace(0, len(windows) - 1, min(len(windows), _WINDOWS)).astype(int)
                 path = Path(self._folder.name) / "logits"
                 self._logits = LogitFile(path, windows[picked], reference.n_vocab)

@@ -80,3 +80,12 @@ def test_what_cannot_be_chosen(models: Models, tmp_path: Path) -> None:
     done = invoke("convert", bare, "-o", tmp_path / "x.gguf", "--mtp-type", "auto")
     assert done.exit_code == 1
     assert not held(tmp_path)
+
+
+def test_a_short_text_is_refused(tmp_path: Path) -> None:
+    text, out = tmp_path / "short.txt", tmp_path / "o.gguf"
+    text.write_text("hello", encoding="utf-8")
+    done = invoke("convert", DEMO, "-o", out, "--mtp-type", "auto", "--target-text", text)
+    assert done.exit_code == 1
+    assert "--target-text: expected at least 128 tokens, found " in done.stderr
+    assert held(tmp_path).keys() == {"short.txt"}
