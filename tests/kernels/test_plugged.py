@@ -128,6 +128,44 @@ for name in EXACT:
 print(json.dumps([ggml.plugged.instructions, ggml.plugged.left_to_ggml(), found]))
 """
 
+# Two models that compute at the same time, as four threads wait for each of them
+TWO_MODELS = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import plugged_kernels
+options = {"n_ctx": 256, "n_threads": 2, "depth": 2, "verbose": False}
+with MTPLlama(sys.argv[1], **options) as first, MTPLlama(sys.argv[2], **options) as second:
+    def text(i):
+        llm = (first, second)[i % 2]
+        found = llm.create_completion([3, 4, 5, 6 + i], max_tokens=16, temperature=0)
+        return found["choices"][0]["text"]
+    alone = [text(i) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(text, [i for _ in range(4) for i in range(8)]))
+wrong = sum(found != alone[i % 8] for i, found in enumerate(together))
+print(json.dumps([wrong, len(set(alone)), plugged_kernels.computed("MUL_MAT")]))
+"""
+# A program that closes a copy of the library while ggml may still call it; the package's own is off
+UNLOAD = """
+import _ctypes, ctypes, json, os, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import TYPES, Ggml
+folder, library = map(Path, sys.argv[1:])
+del os.environ["MTP_GGUF_KERNELS"]
+ggml = Ggml(folder, library)
+handle = ctypes.CDLL(str(library))._handle
+for _ in range(2):  # ours and that of plug_in
+    _ctypes.dlclose(handle)
+ones = np.ones((4, 512), np.float32)
+found = ggml.product(TYPES["Q4_K"], ggml.encode(TYPES["Q4_K"], ones), 4, ones, 2)
+again = ctypes.CDLL(str(library))
+again.mtp_kernels_computed.restype = ctypes.c_long
+status = again.mtp_kernels_plug_in(str(folder / "libggml-cpu.so").encode())
+print(json.dumps([float(abs(found - 512).max()), status, again.mtp_kernels_computed(b"MUL_MAT")]))
+"""
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such library")
 
 
@@ -219,6 +257,21 @@ def test_threads_and_forked_children() -> None:
     assert found["wrong"] == 0
     assert found["child"] == 0
     assert min(found["computed"]) > 300
+
+
+def test_eight_threads_on_two_models(models: Models) -> None:
+    files = (models.convert("demo"), models.convert("moe-mixed"))
+    wrong, texts, computed = llama_libraries.answer(STOCK, TWO_MODELS, *files)
+    assert (wrong, texts) == (0, 8)
+    assert computed > 1000
+
+
+def test_the_library_stays_when_it_is_closed(tmp_path: Path) -> None:
+    words = (stock_libraries(), shutil.copy(native_library("mtp_kernels"), tmp_path))
+    off, status, computed = llama_libraries.answer(STOCK, UNLOAD, *words, **{CHOICE: "0"})
+    assert off < 1
+    assert status == 0
+    assert computed > 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the paths of x86-64")
