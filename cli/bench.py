@@ -17,8 +17,9 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import MAX_DEPTH
-from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, usable_cores
+from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
@@ -158,7 +159,7 @@ def bench(
         contexts=contexts,
         tokens=tokens,
         rounds=rounds,
-        threads=threads or usable_cores(),
+        threads=threads or computing_threads(),
         gpu_layers=gpu_layers,
         head=found.head,
         servers=[] if no_server else find_servers(llama_server),

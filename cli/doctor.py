@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, w
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.remote import hub_model
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.shell import quoted
@@ -291,7 +291,7 @@ def _explained(
     contents = None if text is None else "\n".join(whole_texts([text]))
     if diagnosis.can_draft:
         gpu_layers = usable_gpu_layers(gpu_layers)
-    usage = Usage(context, gpu_layers, max((os.cpu_count() or 1) // 2, 1))
+    usage = Usage(context, gpu_layers, computing_threads())
     return explain_model(diagnosis, path, head, contents, temperature, usage)
 
 

@@ -1,7 +1,6 @@
 """`mtp-gguf imatrix`."""
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.gguf_tools.text_files import paragraphs, whole_texts
 
@@ -153,7 +153,7 @@ def imatrix(
     with BenchModel(
         found.path,
         n_ctx=max(context, tokens + min(longest, 1 << 15) + 256),
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or computing_threads(),
         gpu_layers=usable_gpu_layers(gpu_layers),
         head=found.head,
     ) as loaded:

@@ -276,7 +276,7 @@ Threads: TypeAlias = Annotated[
         "--threads",
         min=1,
         max=MAX_THREADS,
-        help="Number of CPU threads (default: all cores).",
+        help="Number of CPU threads (default: the performance cores it may use).",
     ),
 ]
 GpuLayers: TypeAlias = Annotated[

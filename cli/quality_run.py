@@ -1,7 +1,6 @@
 """The measurements of `quality`, which `publish` takes, too."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.model import open_model, shard_paths
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.text import human_bytes
 
 from .options import usable_gpu_layers
@@ -65,7 +65,7 @@ def measure_quality(
             with open_model(file) as opened:
                 check_same_model(known, opened)
     tell_crashes()
-    cores = threads or os.cpu_count() or 1
+    cores = threads or computing_threads()
     gpu_layers = usable_gpu_layers(gpu_layers)
     with Vocabulary(source) as vocabulary:
         ids = vocabulary.encode(contents, special=False).tolist()

@@ -12,13 +12,13 @@ from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import (
     LARGEST_PROFILE,
     ROLLBACKS,
     profile_path,
     write_profile,
 )
-from mtp_gguf.gguf_tools.system import usable_cores
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
@@ -109,7 +109,7 @@ def tune(
     say_note()
     _note_other_kernels(model)
     gpu_layers = usable_gpu_layers(gpu_layers)
-    used = threads or usable_cores()
+    used = threads or computing_threads()
     sizes = [0]
     if draft:
         sizes += [size for size in (draft.size // 2, draft.size // 4) if size]

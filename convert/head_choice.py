@@ -4,7 +4,6 @@ Each candidate is written, run with the trunk that the file will have, and compa
 promises on this machine (bench/head_speed.py).
 """
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
@@ -53,7 +53,7 @@ def choose_head(
 
     folder = request.output if request.output and request.output.is_dir() else None
     folder = folder or (request.output.parent if request.output else Path())
-    cores = threads or os.cpu_count() or 1
+    cores = threads or computing_threads()
     with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder) as temporary:
 
         def write(name: str, wanted: Request) -> Path:

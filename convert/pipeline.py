@@ -18,9 +18,10 @@ from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.output import Journal, OutputFile, commit_all
 from mtp_gguf.gguf_tools.process_memory import peak_memory
+from mtp_gguf.gguf_tools.processors import usable_cores
 from mtp_gguf.gguf_tools.read_ahead import ReadAhead
 from mtp_gguf.gguf_tools.sources import version_of
-from mtp_gguf.gguf_tools.system import CoreMeter, usable_cores
+from mtp_gguf.gguf_tools.system import CoreMeter
 from mtp_gguf.quantize import ggml
 
 from .plan import Plan

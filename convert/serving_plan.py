@@ -11,6 +11,7 @@ from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, original_of
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, RequestError, ServerError
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
 from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.processors import usable_cores
 from mtp_gguf.gguf_tools.profile import find_profile
 from mtp_gguf.gguf_tools.remote import (
     HubGguf,
@@ -22,7 +23,7 @@ from mtp_gguf.gguf_tools.remote import (
 from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.safetensors import checkpoint_files
 from mtp_gguf.gguf_tools.shell import as_argument
-from mtp_gguf.gguf_tools.system import PATCHED, usable_cores
+from mtp_gguf.gguf_tools.system import PATCHED
 from mtp_gguf.gguf_tools.text import duration, human_bytes
 from mtp_gguf.server.address import check_free, resolve
 from mtp_gguf.server.command import check_access, without_key

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.resolve import local_gguf
@@ -167,7 +167,7 @@ class _Probes:
         self._cached = cache_folder("mixes") / f"{hashlib.sha256(words).hexdigest()[:32]}.json"
         self._known = _known(self._cached)
         self._model, self._source, self._text = model, source, text
-        self._cores = threads or os.cpu_count() or 1
+        self._cores = threads or computing_threads()
         folder = request.output if request.output and request.output.is_dir() else None
         folder = folder or (request.output.parent if request.output else Path())
         self._folder = tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-_OWN_CGROUPS = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
+from mtp_gguf.gguf_tools.control_groups import ControlGroup, own_groups
+
 # The memory files of a control group: limit, usage, and the page cache within the usage, which the
 # kernel reclaims when memory runs short. `file` of cgroup v2 also counts shared memory, which
 # cannot be reclaimed; the two lists of file pages do not.
@@ -27,13 +27,8 @@ def free_memory() -> int:
     process.
     """
     known = [psutil.virtual_memory().available]
-    with suppress(OSError):
-        for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
-            _, controllers, group = line.split(":", 2)
-            if not controllers:
-                known += _group_memory(_CGROUPS, group, *_CGROUP_V2)
-            elif "memory" in controllers.split(","):
-                known += _group_memory(_CGROUPS / "memory", group, *_CGROUP_V1)
+    for group in own_groups("memory"):
+        known += _group_memory(group)
     return max(0, min(known))
 
 
@@ -55,22 +50,13 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _group_memory(
-    mount: Path, group: str, limit_file: str, used_file: str, cache_keys: tuple[str, ...]
-) -> Iterator[int]:
-    """Free memory of a control group and of each one around it that has a limit.
-
-    Inside a container the path of the group may be the host's, which does not exist there; the
-    mount point then shows the container's own group.
-    """
-    path = mount / group.strip("/")
-    for folder in (path, *path.parents):
-        with suppress(OSError, ValueError):  # no such group; "max" is no limit
-            limit = int((folder / limit_file).read_text("ascii"))
-            used = int((folder / used_file).read_text("ascii"))
-            yield limit - used + _page_cache(folder / "memory.stat", cache_keys)
-        if folder == mount:
-            return
+def _group_memory(group: ControlGroup) -> Iterator[int]:
+    """Free memory of a control group if it has a limit."""
+    limit_file, used_file, cache_keys = _CGROUP_V2 if group.unified else _CGROUP_V1
+    with suppress(OSError, ValueError):  # no such group; "max" is no limit
+        limit = int((group.folder / limit_file).read_text("ascii"))
+        used = int((group.folder / used_file).read_text("ascii"))
+        yield limit - used + _page_cache(group.folder / "memory.stat", cache_keys)
 
 
 def _page_cache(stat: Path, keys: tuple[str, ...]) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.processors import usable_cores
+
 # The kernels on the CPU: llama.cpp's own, or those of native/kernels, plugged into libraries with
 # patches/, which use them best, or into others.
 STOCK, PATCHED, PLUGGED_IN = KERNELS = ("stock", "patches/", "plugged in")
@@ -82,13 +84,6 @@ def shared_library(name: str) -> str:
     if sys.platform == "win32":
         return f"{name}.dll"
     return f"lib{name}.{'dylib' if sys.platform == 'darwin' else 'so'}"
-
-
-def usable_cores() -> int:
-    """Logical cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def busy_machine() -> str | None:

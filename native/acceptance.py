@@ -5,7 +5,6 @@ likely token. Nothing is sampled, so repeated runs on one machine give the same 
 """
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -120,15 +119,12 @@ def measure_acceptance(
     """
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
-    threads = max((os.cpu_count() or 1) // 2, 1)  # llama_cpp's default for single tokens
     with MTPLlama(
         str(path),
         mtp_head=None if head is None else str(head),
         depth=1,
         n_ctx=max(_CONTEXT, 2 * drafts),
         n_batch=_CONTEXT,
-        n_threads=threads,
-        n_threads_batch=threads,
         fastmtp_size=-1 if whole_vocabulary else 0,
     ) as llm:
         if llm.head is None:

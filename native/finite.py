@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.system import usable_cores
+from mtp_gguf.gguf_tools.processors import usable_cores
 from mtp_gguf.gguf_tools.tensor_types import TensorType
 
 _CHUNK = 16 << 20  # bytes that a thread reads at a time

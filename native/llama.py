@@ -21,6 +21,7 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
@@ -160,6 +161,9 @@ class MTPLlama(llama_cpp.Llama):
     tune` has written one for this file and machine (profile=False ignores it), otherwise to "auto",
     "snapshot", 0 and 0. With "auto" the depth depends on measured times. Runs that must reproduce
     every token need a fixed depth, or exact and temperature 0.
+
+    n_threads and n_threads_batch default to the performance cores that this process may use, also
+    in a container with a quota (llama_cpp: half of and all of the machine's processors).
 
     flash_attn is on by default if the trunk runs on a CPU with the patched libraries, whose kernels
     are faster with it.
@@ -360,6 +364,8 @@ class MTPLlama(llama_cpp.Llama):
         options: dict[str, Any],
     ) -> None:
         """Load trunk and head; the two properties below change the trunk's parameters."""
+        for name in ("n_threads", "n_threads_batch"):
+            options[name] = options.get(name) or computing_threads()
         verbose = options.setdefault("verbose", False)
         log.listen(verbose)
         try:

@@ -11,6 +11,7 @@ from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.nextn import BLOCKS
+from mtp_gguf.gguf_tools.processors import are_limited, computing_threads
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings
 from mtp_gguf.gguf_tools.shell import quoted
 
@@ -107,6 +108,11 @@ def server_command(
     words += ["--host", address.host, "--port", str(address.port)]
     if model.mmproj:
         words += ["--mmproj", str(model.mmproj)]
+    if are_limited() and not (
+        {"-t", "--threads"} & {*map(_spelled, passed)} or "LLAMA_ARG_THREADS" in os.environ
+    ):
+        # llama-server starts a thread for each core of the machine, also in a container.
+        words += ["--threads", str(computing_threads())]
     if rpc:
         words += ["--rpc", rpc]
     if lookup and not server.lookup:

@@ -22,7 +22,7 @@ from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, ran
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.precision import parse_tensor_type
-from mtp_gguf.gguf_tools import process_memory, system
+from mtp_gguf.gguf_tools import process_memory, processors
 from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.format import Value
@@ -109,7 +109,7 @@ class Job:
     @property
     def cores(self) -> int:
         """How many threads train and measure."""
-        return self.threads or system.usable_cores()
+        return self.threads or processors.computing_threads()
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from mtp_gguf.gguf_tools import process_memory
+from mtp_gguf.gguf_tools import control_groups, process_memory
 
 MACHINE = 4_096_000  # bytes that are free in it
 MIB = 1 << 20
@@ -20,8 +20,8 @@ Measure = Callable[..., int]
 @pytest.fixture
 def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Free memory with these control groups, and this much free in the machine."""
-    monkeypatch.setattr(process_memory, "_OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(process_memory, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_MOUNTED", tmp_path / "cgroup")
 
     def measure(files: Mapping[str, str], machine: int = MACHINE) -> int:
         memory = SimpleNamespace(available=machine)

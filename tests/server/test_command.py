@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import socket
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from mtp_gguf.gguf_tools.profile import (
 )
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.server import command
 from mtp_gguf.server.command import without_key
 from mtp_gguf.server.find import ask
 from mtp_gguf.server.model import ModelFile, ServedModel
@@ -40,6 +42,18 @@ def stock(tmp_path: Path) -> Path:
 @pytest.fixture
 def patched(tmp_path: Path) -> Path:
     return write_stand_in(tmp_path / "patched", PATCHED_HELP)
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Sets the threads that a limited process computes with; the tests run without a limit."""
+
+    def to(threads: int | None) -> None:
+        monkeypatch.setattr(command, "are_limited", lambda: threads is not None)
+        monkeypatch.setattr(command, "computing_threads", lambda: threads)
+
+    to(None)
+    return to
 
 
 def printed(server: Path, model: Path, *options: object) -> list[str]:
@@ -209,6 +223,24 @@ def test_the_usual_options_of_llama_server(patched: Path, files: Files) -> None:
     address = ("--host", "0.0.0.0")
     assert "--api-key" in refusal(patched, model, *address)
     assert printed(patched, model, *address, "--api-key", "k")
+
+
+def test_a_limited_process_says_how_many_threads(
+    limit: Callable[[int | None], None],
+    patched: Path,
+    files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama-server itself counts the cores of the machine."""
+    model = files("plain")
+    assert "--threads" not in printed(patched, model)
+    limit(3)
+    words = printed(patched, model)
+    assert words[words.index("--threads") + 1] == "3"
+    for own in (("-t", "5"), ("--", "-t", "5"), ("--", "--threads", "5")):
+        assert "3" not in printed(patched, model, *own)
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "5")
+    assert "--threads" not in printed(patched, model)
 
 
 def test_the_command_as_json(patched: Path, files: Files) -> None:
