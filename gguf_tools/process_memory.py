@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from mtp_gguf.gguf_tools.control_groups import ControlGroup, own_groups
+from .control_groups import ControlGroup, own_groups
 
 # The memory files of a control group: limit, usage, and the page cache within the usage, which the
 # kernel reclaims when memory runs short. `file` of cgroup v2 also counts shared memory, which

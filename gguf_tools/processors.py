@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.control_groups import own_groups
+from .control_groups import own_groups
 
 _PROCESSORS = Path("/sys/devices/system/cpu")
 # Intel's CPUs with two kinds of cores list the processors of the performance cores here.

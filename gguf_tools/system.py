@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.processors import usable_cores
+from .processors import usable_cores
 
 # The kernels on the CPU: llama.cpp's own, or those of native/kernels, plugged into libraries with
 # patches/, which use them best, or into others.

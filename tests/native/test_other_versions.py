@@ -49,7 +49,7 @@ VERSIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=VERSIONS.values(), ids=VERSIONS)
+@pytest.fixture(scope="module", params=[*VERSIONS.values()], ids=[*VERSIONS])
 def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the libraries of another version."""
     return built(tmp_path_factory.mktemp("other"), *request.param, "llama", "ggml")
