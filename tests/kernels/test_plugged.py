@@ -146,6 +146,37 @@ with MTPLlama(sys.argv[1], **options) as first, MTPLlama(sys.argv[2], **options)
 wrong = sum(found != alone[i % 8] for i, found in enumerate(together))
 print(json.dumps([wrong, len(set(alone)), plugged_kernels.computed("MUL_MAT")]))
 """
+# kB in pages of 2 MiB of a buffer with keys and values of 16 MiB each, after attention over them
+HUGE_PAGES = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+for name, kind in ("get_base", ctypes.c_void_p), ("get_size", ctypes.c_size_t):
+    function = getattr(ggml.base, f"ggml_backend_buffer_{name}")
+    function.argtypes, function.restype = [ctypes.c_void_p], kind
+free = ggml.base.ggml_backend_buffer_free
+found = []
+def look_and_free(buffer):
+    begin = ggml.base.ggml_backend_buffer_get_base(buffer)
+    end = begin + ggml.base.ggml_backend_buffer_get_size(buffer)
+    kilobytes = inside = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *words = line.split()
+        if not first.endswith(":"):
+            low, high = (int(word, 16) for word in first.split("-"))
+            inside = low < end and begin < high
+        elif first == "AnonHugePages:" and inside:
+            kilobytes += int(words[0])
+    found.append(kilobytes)
+    free(buffer)
+ggml.base.ggml_backend_buffer_free = look_and_free
+cache = np.ones((2, 16384, 256), np.float32)
+mask = np.zeros((1, 16384), np.float32)
+y = ggml.attention(np.ones((4, 1, 256), np.float32), cache, cache, mask, 2)
+print(json.dumps([found, float(abs(y - 1).max())]))
+"""
 # A program that closes a copy of the library while ggml may still call it; the package's own is off
 UNLOAD = """
 import _ctypes, ctypes, json, os, sys
@@ -294,6 +325,20 @@ def test_long_rows_are_copied_by_all_threads() -> None:
     same, copies, left = llama_libraries.answer(stock, LONG_ROWS, stock, library)
     assert (same, left) == (True, [])
     assert copies == 2  # that of the small case, too
+
+
+def test_a_long_cache_is_moved_to_huge_pages() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text("ascii"):
+        pytest.skip("this system has no such pages")
+    if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
+        pytest.skip("this Linux moves memory later")
+    if platform.machine() != "x86_64":
+        pytest.skip("attention is computed on x86-64 only")
+    words = (stock_libraries(), native_library("mtp_kernels"))
+    found, off = llama_libraries.answer(STOCK, HUGE_PAGES, *words)
+    assert found[-1] >= 24 << 10
+    assert off < 1e-3
 
 
 def test_each_path_is_tried_out_before_it_is_used() -> None:

@@ -1,6 +1,8 @@
 // FLASH_ATTN_EXT: attention of queries over a KV cache.
 
 #include "ggml_api.h"
+#include "graph.h"
+#include "huge_pages.h"
 #include "operation.h"
 
 #include <algorithm>
@@ -378,6 +380,11 @@ bool fits(const kernel_set & kernels, const ggml_tensor * op) {
 
 bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const attention all(kernels, op);
+    if (task.ith() == 0) {
+        for (const ggml_tensor * cache : { op->src[1], op->src[2] }) {
+            use_huge_pages(cache->data, bytes(cache));
+        }
+    }
     if (op->src[0]->ne[1] <= most_few_queries) {
         few_queries(task, all);
     } else {
