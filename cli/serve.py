@@ -198,6 +198,13 @@ def serve(
             "go first (default: 20G).",
         ),
     ] = None,
+    share_sessions: Annotated[
+        bool,
+        typer.Option(
+            "--share-sessions",
+            help="Let every API key continue the conversations of the others (default: its own).",
+        ),
+    ] = False,
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -293,6 +300,7 @@ def serve(
         lookup=lookup or index is not None,
         lookup_index=index,
         sessions=sessions,
+        share_sessions=share_sessions,
     )
     missing = ""
     if gpu_layers and rpc is None and not finds_gpu(server.path):

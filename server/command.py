@@ -80,6 +80,7 @@ def server_command(
     lookup: bool = False,
     lookup_index: Path | None = None,
     sessions: SessionFolder | None = None,
+    share_sessions: bool = False,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -93,6 +94,7 @@ def server_command(
         lookup: draft from the text of each slot, too; also without a head.
         lookup_index: an index of lookup files to draft from, too, if `lookup`.
         sessions: keep conversations there.
+        share_sessions: let each API key continue the conversations of the others.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -166,6 +168,8 @@ def server_command(
         # llama-server counts in MiB
         size = max(1, sessions.size >> 20)
         words += ["--session-dir", str(sessions.path), "--session-size", str(size)]
+    if share_sessions and server.separates:  # others share them anyway
+        words.append("--share-sessions")
     scheme = "https" if _value(passed, "--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE") else "http"
     prefix = _value(passed, "--api-prefix", "LLAMA_ARG_API_PREFIX") or ""
     health = address.url(scheme, prefix) + "/health"

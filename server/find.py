@@ -22,6 +22,7 @@ _CAPABILITIES = (
     ",lookup",
     "--spec-lookup-index",
     "--session-dir",
+    "--share-sessions",
 )
 
 _DRAFTERS = ("draft-eagle3", "draft-dflash", "draft-dspark")
@@ -37,7 +38,8 @@ class LlamaServer:
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
     graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
     lookup_index: from an index of lookup files. sessions: keeps conversations in a folder.
-    drafters: the values of `--spec-type` for drafters that are no MTP head.
+    separates: keeps the conversations of several API keys apart. drafters: the
+    values of `--spec-type` for drafters that are no MTP head.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class LlamaServer:
     lookup: bool
     lookup_index: bool
     sessions: bool
+    separates: bool
     drafters: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
@@ -61,6 +64,7 @@ class LlamaServer:
             "drafts from the text": self.lookup,
             "lookup files": self.lookup_index,
             "conversations on disk": self.sessions,
+            "separate conversations for each API key": self.separates,
         }
         return [name for name, there in features.items() if not there]
 

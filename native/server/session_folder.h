@@ -3,7 +3,8 @@
 // container that docs/sessions.md describes, with the section `slot` in place of `checkpoint`. patches/ includes this file
 // in tools/server. Several servers may share a folder; each file is written under another name and renamed.
 //
-// The section `tokens` has server_tokens::serialize(); slot_state.h describes `slot`.
+// The section `tokens` has server_tokens::serialize(); slot_state.h describes `slot`. With several API keys, the field `owner`
+// of `extra` tells whose conversation it is (api_key.h), as 16 hexadecimal digits.
 
 #include "../src/fingerprint.h"
 #include "server-task.h"
@@ -128,30 +129,29 @@ public:
         }
     }
 
+    // Whether a request for `tokens` should look for more than the `prompt` of its slot has of them: then what the slot has
+    // and the request has not is saved first.
+    bool pays(const server_prompt & prompt, const server_tokens & tokens) {
+        const size_t common = prompt.tokens.get_common_prefix(tokens);
+        if (prompt.tokens.size() - common >= least_tokens) {
+            return true;
+        }
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return tokens.size() - common >= least_tokens && !find_better(shares(prompt.tokens, tokens), tokens).empty();
+    }
+
     // Adds the file that saves `tokens` the most work to the cache, if that is more than `prompt` and the cache's states do,
-    // by the rule of server_prompt_cache::load.
-    void find(server_prompt_cache & cache, const server_prompt & prompt, const server_tokens & tokens) {
-        const auto shares = [&tokens](const server_tokens & of) {
-            const float common = (float) of.get_common_prefix(tokens);
-            return std::pair<float, float>(common / std::max<size_t>(1, of.size()), common / std::max<size_t>(1, tokens.size()));
-        };
-        auto best = shares(prompt.tokens);
+    // and clears `prompt`, so that server_prompt_cache::load takes it.
+    void find(server_prompt_cache & cache, server_prompt & prompt, const server_tokens & tokens) {
+        auto best = shares(prompt.tokens, tokens);
         for (const auto & state : cache.states) {
-            const auto other = shares(state.prompt.tokens);
-            if (other.first >= 0.25f && other.first > best.first && other.second > best.second) {
+            const auto other = shares(state.prompt.tokens, tokens);
+            if (other.first >= least_share && other.first > best.first && other.second > best.second) {
                 best = other;
             }
         }
         const std::lock_guard<std::mutex> lock(mutex_);
-        scan();
-        std::string name;
-        for (const auto & item : known_) {
-            const auto other = shares(item.second.tokens);
-            if (item.second.tokens.size() <= n_ctx_ && other.first >= 0.25f && other.first > best.first && other.second > best.second) {
-                best = other;
-                name = item.first;
-            }
-        }
+        const std::string name = find_better(best, tokens);
         if (name.empty()) {
             return;
         }
@@ -167,11 +167,13 @@ public:
         }
         touch(name);
         SRV_INF("restored a session of %zu tokens in %.1f ms\n", state.prompt.tokens.size(), (ggml_time_us() - t_start) / 1000.0);
-        cache.states.push_back(std::move(state));
+        cache.states.push_front(std::move(state)); // before those that are as good
+        prompt.clear();
     }
 
 private:
     static constexpr size_t  least_tokens = 256;       // fewer are read as fast as a file
+    static constexpr float   least_share  = 0.25f;     // of a conversation, which is not restored for less
     static constexpr int64_t idle_us      = 2'000'000; // until a new conversation is written
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
     static constexpr size_t alignment    = 64;
@@ -198,6 +200,7 @@ private:
 
     struct Header {
         std::string identity; // as JSON
+        uint64_t    owner;
         int64_t     n_tokens;
         Section     tokens, slot;
     };
@@ -277,7 +280,9 @@ private:
             }
             return found;
         };
-        return { fields.at("identity").dump(), fields.at("n_tokens").get<int64_t>(), section(0), section(1) };
+        const json &      extra = fields.at("extra");
+        const std::string owner = extra.contains("owner") ? extra.at("owner").get<std::string>() : "0";
+        return { fields.at("identity").dump(), std::stoull(owner, nullptr, 16), fields.at("n_tokens").get<int64_t>(), section(0), section(1) };
     }
 
     static std::vector<uint8_t> read_section(std::ifstream & file, const Section & section) {
@@ -297,6 +302,7 @@ private:
         if ((int64_t) tokens.size() != header.n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
             throw std::runtime_error("tokens: expected those of this model, found others");
         }
+        tokens.owner = header.owner;
         return tokens;
     }
 
@@ -365,17 +371,38 @@ private:
         return most;
     }
 
+    // The shares of a conversation and of `tokens` that both have.
+    static std::pair<float, float> shares(const server_tokens & of, const server_tokens & tokens) {
+        const float common = (float) of.get_common_prefix(tokens);
+        return { common / std::max<size_t>(1, of.size()), common / std::max<size_t>(1, tokens.size()) };
+    }
+
+    // The file that has more of `tokens` than `best`, and no less of itself, the most of all; "" if there is none. Called with
+    // the mutex.
+    std::string find_better(std::pair<float, float> best, const server_tokens & tokens) {
+        scan();
+        std::string name;
+        for (const auto & item : known_) {
+            const auto other = shares(item.second.tokens, tokens);
+            if (item.second.tokens.size() <= n_ctx_ && other.first >= std::max(least_share, best.first) && other.second > best.second) {
+                best = other;
+                name = item.first;
+            }
+        }
+        return name;
+    }
+
     void touch(const std::string & name) const {
         std::error_code error;
         std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now(), error);
     }
 
-    // Of a server that was killed while it wrote.
+    // Of a server that was killed while it wrote, and not of one that writes.
     void remove_leftovers() const {
         for (const auto & entry : entries()) {
             std::error_code error;
             const auto age = std::filesystem::file_time_type::clock::now() - entry.last_write_time(error);
-            if (!error && entry.path().extension() == ".part" && age > std::chrono::hours(1)) {
+            if (!error && entry.path().extension() == ".part" && age > std::chrono::minutes(10)) {
                 std::filesystem::remove(entry.path(), error);
             }
         }
@@ -418,7 +445,13 @@ private:
             slot_size += size;
             slot_checksum = crc32(data, size, slot_checksum);
         });
-        json fields = json::object({ { "n_tokens", session.prompt.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", json::object() } });
+        json extra = json::object();
+        if (session.prompt.tokens.owner != 0) {
+            char owner[17];
+            snprintf(owner, sizeof(owner), "%016llx", (unsigned long long) session.prompt.tokens.owner);
+            extra["owner"] = owner;
+        }
+        json fields = json::object({ { "n_tokens", session.prompt.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", extra } });
         // offsets are part of the text, whose length they depend on: leave room for them
         const uint64_t first  = aligned(prefix_size + fields.dump().size() + 512);
         const uint64_t second = aligned(first + tokens.size());
@@ -468,8 +501,10 @@ private:
         remove_beginnings(session.prompt.tokens);
     }
 
-    // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit.
+    // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit. Unfinished files
+    // count, too.
     void make_room(uint64_t size) const {
+        remove_leftovers();
         struct File {
             std::filesystem::file_time_type time;
             uint64_t                        size;
@@ -480,9 +515,12 @@ private:
         for (const auto & entry : entries()) {
             std::error_code gone;
             const File file = { entry.last_write_time(gone), entry.file_size(gone), entry.path() };
-            if (!gone && file.path.extension() == ".session") {
+            if (gone || (file.path.extension() != ".session" && file.path.extension() != ".part")) {
+                continue;
+            }
+            all += file.size;
+            if (file.path.extension() == ".session") {
                 files.push_back(file);
-                all += file.size;
             }
         }
         std::sort(files.begin(), files.end(), [](const File & a, const File & b) { return a.time < b.time; });

@@ -6,7 +6,8 @@
 // then of each context checkpoint three numbers and its three states.
 //
 // A file of /slots ends, behind what llama.cpp writes, with these bytes without the state of the target, and 24 more: `mtpslot`
-// and a zero, the number of the bytes (u64), their CRC-32 and a version, 1 (u32). llama.cpp ignores them.
+// and a zero, the number of the bytes (u64), their CRC-32 and a version (u32). llama.cpp ignores them. The version is 1, or 2 if
+// the bytes begin with the number of the conversation's owner (api_key.h), which is not 0.
 
 #include "server-task.h"
 #include "speculative.h"
@@ -125,11 +126,28 @@ bool copy_slot(const Slot & slot, server_prompt_cache_state & to) {
 
 // Files of /slots ---------------------------------------------------------------------------------------------------------
 
+// Whether a task of /slots would save or erase what requests with another API key have computed.
+template <typename Slots>
+bool asks_for_slot_of_another_key(const server_task & task, const Slots & slots) {
+    if (task.type != SERVER_TASK_TYPE_SLOT_SAVE && task.type != SERVER_TASK_TYPE_SLOT_ERASE) {
+        return false;
+    }
+    for (const auto & slot : slots) {
+        if (slot.id == task.slot_action.id_slot) {
+            // a task for a busy slot waits, and is asked again
+            return !slot.is_processing() && !slot.prompt.tokens.empty() && slot.prompt.tokens.owner != task.tokens.owner;
+        }
+    }
+    return false;
+}
+
 struct SlotTrailer {
     char     magic[8] = { 'm', 't', 'p', 's', 'l', 'o', 't', 0 };
     uint64_t nbytes   = 0;
     uint32_t checksum = 0;
-    uint32_t version  = 1;
+    uint32_t version  = without_owner;
+
+    static constexpr uint32_t without_owner = 1, with_owner = 2;
 };
 
 // Appends to the file that llama.cpp has written for a slot what its format lacks, which in older versions includes the
@@ -146,11 +164,17 @@ size_t append_to_slot_file(const std::string & path, const Slot & slot, bool wit
     }
     SlotTrailer trailer;
     std::ofstream file(path, std::ios::binary | std::ios::app);
-    pack_slot(state, [&](const void * data, size_t size) {
+    const auto append = [&](const void * data, size_t size) {
         file.write((const char *) data, (std::streamsize) size);
         trailer.checksum = crc32(data, size, trailer.checksum);
         trailer.nbytes += size;
-    });
+    };
+    const uint64_t owner = slot.prompt.tokens.owner;
+    if (owner != 0) {
+        append(&owner, sizeof(owner));
+        trailer.version = SlotTrailer::with_owner;
+    }
+    pack_slot(state, append);
     file.write((const char *) &trailer, sizeof(trailer));
     file.close();
     if (!file) {
@@ -160,44 +184,61 @@ size_t append_to_slot_file(const std::string & path, const Slot & slot, bool wit
     return trailer.nbytes + sizeof(trailer);
 }
 
+// What the file of a slot has behind its first `offset` bytes, and whose conversation it is; nothing, and everybody's, in the file
+// of another llama-server. Throws if it is damaged.
+inline std::vector<uint8_t> read_slot_trailer(const std::string & path, size_t offset, uint64_t & owner) {
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
+    const uint64_t size = (uint64_t) file.tellg();
+    SlotTrailer trailer;
+    const SlotTrailer expected;
+    if (size < offset + sizeof(trailer) || !file.seekg((std::streamoff) (size - sizeof(trailer))) ||
+        !file.read((char *) &trailer, sizeof(trailer)) || memcmp(trailer.magic, expected.magic, sizeof(expected.magic))) {
+        return {};
+    }
+    const size_t start = trailer.version == SlotTrailer::with_owner ? sizeof(owner) : 0;
+    if ((trailer.version != SlotTrailer::without_owner && start == 0) || trailer.nbytes > size - sizeof(trailer) - offset ||
+        trailer.nbytes < start) {
+        throw std::runtime_error("expected version 1 or 2 and bytes within the file, found others");
+    }
+    std::vector<uint8_t> bytes(trailer.nbytes);
+    file.seekg((std::streamoff) (size - sizeof(trailer) - trailer.nbytes));
+    if (!file.read((char *) bytes.data(), (std::streamsize) bytes.size()) || crc32(bytes.data(), bytes.size()) != trailer.checksum) {
+        throw std::runtime_error("expected another checksum; the file is damaged");
+    }
+    memcpy(&owner, bytes.data(), start);
+    bytes.erase(bytes.begin(), bytes.begin() + (std::ptrdiff_t) start);
+    return bytes;
+}
+
 // Restores into a slot, whose target has been restored from the file's first `offset` bytes, what the file ends with. If it is
-// damaged, or the file of another llama-server, the slot goes on without it.
+// damaged, or the file of another llama-server, the slot goes on without it. Throws if the file is not of this owner.
 template <typename Slot>
-void restore_from_slot_file(const std::string & path, size_t offset, Slot & slot) {
+void restore_from_slot_file(const std::string & path, size_t offset, Slot & slot, uint64_t owner) {
     common_speculative_set_seq_state(slot.spec, slot.id, {});
+    uint64_t saved_by = 0;
     try {
-        std::ifstream file(path, std::ios::binary | std::ios::ate);
-        const uint64_t size = (uint64_t) file.tellg();
-        SlotTrailer trailer;
-        const SlotTrailer expected;
-        if (size < offset + sizeof(trailer) || !file.seekg((std::streamoff) (size - sizeof(trailer))) ||
-            !file.read((char *) &trailer, sizeof(trailer)) || memcmp(trailer.magic, expected.magic, sizeof(expected.magic))) {
-            return;
-        }
-        if (trailer.version != expected.version || trailer.nbytes > size - sizeof(trailer) - offset) {
-            throw std::runtime_error("expected version 1 and bytes within the file, found others");
-        }
-        std::vector<uint8_t> slot_bytes(trailer.nbytes);
-        file.seekg((std::streamoff) (size - sizeof(trailer) - trailer.nbytes));
-        if (!file.read((char *) slot_bytes.data(), (std::streamsize) slot_bytes.size()) ||
-            crc32(slot_bytes.data(), slot_bytes.size()) != trailer.checksum) {
-            throw std::runtime_error("expected another checksum; the file is damaged");
-        }
-        server_prompt_cache_state state;
-        state.prompt.tokens = slot.prompt.tokens.clone();
-        unpack_slot(slot_bytes, state);
-        const auto & drft = state.data.drft;
-        if (drft.empty() ? slot.ctx_dft != nullptr
-                         : !slot.ctx_dft || llama_state_seq_set_data_ext(slot.ctx_dft, drft.data(), drft.size(), slot.id, 0) != drft.size()) {
-            throw std::runtime_error("expected the state of this draft context, found another");
-        }
-        common_speculative_set_seq_state(slot.spec, slot.id, state.data.spec);
-        if (!state.prompt.checkpoints.empty()) {
-            slot.prompt.checkpoints = std::move(state.prompt.checkpoints);
+        const std::vector<uint8_t> slot_bytes = read_slot_trailer(path, offset, saved_by);
+        if (!slot_bytes.empty() && saved_by == owner) {
+            server_prompt_cache_state state;
+            state.prompt.tokens = slot.prompt.tokens.clone();
+            unpack_slot(slot_bytes, state);
+            const auto & drft = state.data.drft;
+            if (drft.empty() ? slot.ctx_dft != nullptr
+                             : !slot.ctx_dft || llama_state_seq_set_data_ext(slot.ctx_dft, drft.data(), drft.size(), slot.id, 0) != drft.size()) {
+                throw std::runtime_error("expected the state of this draft context, found another");
+            }
+            common_speculative_set_seq_state(slot.spec, slot.id, state.data.spec);
+            if (!state.prompt.checkpoints.empty()) {
+                slot.prompt.checkpoints = std::move(state.prompt.checkpoints);
+            }
         }
     } catch (const std::exception & error) {
         SRV_WRN("%s: only the target is restored: %s\n", path.c_str(), error.what());
     }
+    if (saved_by != owner) {
+        throw std::runtime_error("expected a file that was saved with this API key, found another");
+    }
+    slot.prompt.tokens.owner = owner;
 }
 
 } // namespace mtp

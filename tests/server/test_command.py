@@ -90,7 +90,8 @@ def test_what_a_server_lacks_is_said_in_one_line(
 ) -> None:
     older = write_stand_in(tmp_path / "older", OLDER_HELP)
     text = (
-        "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on disk"
+        "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on "
+        "disk, no separate conversations for each API key"
     )
     for server, said in (
         (stock, f"no drafts with FastMTP vocabularies, no drafts in one graph, no {text}; "),
@@ -120,6 +121,13 @@ def test_a_folder_for_conversations(
     kept = ("--session-dir", tmp_path, "--session-size", "5")
     wrong = invoke("serve", files("plain"), "--llama-server", patched, "--print-command", *kept)
     assert "--session-size" in wrong.stderr
+
+
+def test_shared_conversations(patched: Path, stock: Path, files: Files) -> None:
+    """A server that does not keep them apart needs no option for that."""
+    assert printed(patched, files("plain"), "--share-sessions")[-1] == "--share-sessions"
+    assert printed(patched, files("plain"))[-1] != "--share-sessions"
+    assert "--share-sessions" not in printed(stock, files("plain"), "--share-sessions")
 
 
 def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:

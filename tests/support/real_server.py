@@ -67,7 +67,11 @@ class Client:
         self.url = f"http://127.0.0.1:{port}/completion"
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> dict[str, Any]:
-        """Continue `prompt` (text or token ids) greedily, deaf to the end of text."""
+        """Continue `prompt` (text or token ids) greedily, deaf to the end of text.
+
+        options: of the request, and the API `key`.
+        """
+        key = options.pop("key", None)
         body = {
             "prompt": prompt,
             "n_predict": TOKENS,
@@ -76,7 +80,8 @@ class Client:
             "return_tokens": True,
             **options,
         }
-        request = urllib.request.Request(self.url, json.dumps(body).encode())
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             result: dict[str, Any] = json.load(answer)
         assert len(result["tokens"]) == body["n_predict"]
