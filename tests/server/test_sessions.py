@@ -206,6 +206,23 @@ def test_the_least_recently_used_go_first(
     assert sum(path.stat().st_size for path in sessions(folder)) <= limit
 
 
+def test_unfinished_files_count(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    """That of a server that was killed a moment ago stays, and takes a part of the size."""
+    folder, _ = saved
+    largest = max(path.stat().st_size for path in sessions(folder))
+    unfinished = folder / ".server-1.part"
+    unfinished.write_bytes(bytes(2 * largest))
+    n_mib = 4 * largest // 2**20 + 1
+    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
+    with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+        for first in range(20, 26):
+            client.complete([first, *PROMPT])
+    assert unfinished.exists()
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= n_mib << 20
+
+
 def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
     """Continue each text by an answer and a question, several at a time; what each reused."""
 
