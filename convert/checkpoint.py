@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,9 @@ class Checkpoint:
         ]
 
     def with_head_of(self, other: "Checkpoint") -> "Checkpoint":
-        """This checkpoint with its `mtp.*` tensors replaced by those of another."""
-        own = {name: t for name, t in self.tensors.items() if not is_head(name)}
-        head = {name: t for name, t in other.tensors.items() if is_head(name)}
+        """This checkpoint with its MTP head replaced by that of another."""
+        own = {name: t for name, t in self.tensors.items() if not self.in_head(name)}
+        head = {name: t for name, t in other.tensors.items() if other.in_head(name)}
         layers = other.mtp_layers()
         config = {**self.config, LAYERS_KEY: layers}
         if isinstance(config.get("text_config"), dict):
@@ -107,8 +108,20 @@ class Checkpoint:
         reader = ConfigReader(str(self.folder / "config.json"), self.config)
         if claimed := reader.size(LAYERS_KEY, 0, least=0):
             return claimed
-        found = (_MTP_LAYER.match(canonical_name(name)) for name in self.tensors)
-        return max((int(match[1]) + 1 for match in found if match), default=0)
+        return self.head_layers()
+
+    def head_layers(self) -> int:
+        """Number of MTP layers that the tensors belong to."""
+        names = [canonical_name(name) for name in self.tensors if self.in_head(name)]
+        if found := [int(match[1]) for match in map(_MTP_LAYER.match, names) if match]:
+            return max(found) + 1
+        found = [int(match[1]) for match in map(_LAYER.match, names) if match]
+        return max(found) + 1 - self.text_config["num_hidden_layers"] if found else 0
+
+    @cached_property
+    def in_head(self) -> Callable[[str], bool]:
+        """Whether a tensor of this name belongs to the MTP head."""
+        return head_test(self.config)
 
     @property
     def head_folder(self) -> Path:
@@ -129,15 +142,17 @@ def is_head(name: str) -> bool:
 def head_test(config: dict[str, Any]) -> Callable[[str], bool]:
     """A function that knows the tensors of the MTP head of a model with this config.
 
-    Those of Qwen models are named `mtp.*`; GLM's are a layer after the trunk's.
+    Most are named `mtp.*`; GLM's and Step's are layers after the trunk's.
     """
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, dict) else config
     layers, appended = (config.get(key) for key in ("num_hidden_layers", APPENDED_KEY))
     if not (is_whole(layers) and is_whole(appended) and appended > 0):
         return is_head
 
     def test(name: str) -> bool:
         match = _LAYER.match(canonical_name(name))
-        return match is not None and int(match[1]) >= layers
+        return is_head(name) or (match is not None and int(match[1]) >= layers)
 
     return test
 

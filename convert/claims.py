@@ -6,7 +6,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from .checkpoint import Checkpoint, canonical_name, is_head, is_vision
 from .quantized import weights_of
-from .weights import read_integers
+from .weights import ScaledWeight, read_integers
 
 Shape = tuple[int, ...]
 
@@ -23,9 +23,12 @@ _ROOTS = ("model.", "mtp.", "lm_head.")
 
 
 class Claims:
-    """Source tensors by canonical name; records which are used, and checks their shapes."""
+    """Source tensors by canonical name; records which are used, and checks their shapes.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    vision_note: why the vision tower is not part of the model.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, vision_note: str = VISION_NOTE) -> None:
         self._checkpoint = checkpoint
         self._weights = weights_of(checkpoint.tensors)
         self._actual: dict[str, str] = {}
@@ -34,7 +37,7 @@ class Claims:
         for name in self._weights.by_name:
             canonical = canonical_name(name)
             if is_vision(name):
-                self._unused[name] = VISION_NOTE
+                self._unused[name] = vision_note
                 continue
             if canonical.endswith(_COMPUTED):
                 self._unused[name] = _COMPUTED_NOTE
@@ -72,6 +75,11 @@ class Claims:
             )
         self._taken.add(canonical)
         return name
+
+    def devices(self, canonical: str) -> int:
+        """Among how many devices the rows of a matrix with FP8 blocks were divided; else 1."""
+        weight = self._weights.by_name.get(self._actual.get(canonical, ""))
+        return weight.devices if isinstance(weight, ScaledWeight) else 1
 
     def rows(self, canonical: str, width: int) -> int:
         """The number of rows of a matrix whose rows have this width; claims nothing."""

@@ -16,6 +16,8 @@ _CLASSES = {
     "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "mimo_v2": "MiMoV2ForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
 }
 
 LARGEST_SIZE = (1 << 31) - 1
@@ -110,6 +112,20 @@ class ConfigReader:
             if key in self.config:
                 merged.setdefault(key, self.config[key])
         return merged
+
+    def rope_of(self, kind: str) -> dict[str, Any]:
+        """The rope parameters of layers of a kind, such as `sliding_attention`.
+
+        Configs have them for each kind, or for all layers; then `rope_theta` is that of full
+        attention, and `swa_rope_theta` that of the others.
+        """
+        rope = self.rope()
+        own = rope.get(kind)
+        if not isinstance(own, dict | None):
+            raise self.fault(f"rope_parameters: {kind}", "an object", own)
+        if own is None and kind != "full_attention" and "swa_rope_theta" in self.config:
+            own = {"rope_theta": self.config["swa_rope_theta"]}
+        return {**rope, **(own or {})}
 
 
 def is_whole(value: object) -> TypeGuard[int]:

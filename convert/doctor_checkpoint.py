@@ -27,9 +27,11 @@ from mtp_gguf.gguf_tools.doctor import (
     findings_of,
 )
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.head_values import HeadValues, inspect_values
 from mtp_gguf.gguf_tools.model import Model
+from mtp_gguf.gguf_tools.nextn import OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.remote import HubModel, download_command, hub_model, is_remote
 from mtp_gguf.gguf_tools.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.shell import quoted
@@ -37,9 +39,9 @@ from mtp_gguf.gguf_tools.tensor_types import F16
 
 from .blueprint import HeadChoice
 from .checkpoint import (
+    APPENDED_KEY,
     LAYERS_KEY,
     Checkpoint,
-    head_test,
     open_checkpoint,
     read_config,
     read_weight_map,
@@ -117,18 +119,21 @@ def _diagnosed(
     folder = examined.folder
     findings: list[Finding] = []
     count = 0
+    convert = f"mtp-gguf convert {examined.quoted} --mtp-f16"
     try:
         config = read_config(folder)
-        in_head = head_test(config)
         needed = wanted(config, folder / "config.json", (HeadChoice.WITH_TRUNK,))
         with open_checkpoint(folder, needed, elsewhere) as checkpoint:
             Claims(checkpoint)  # CheckpointError for names that belong to no model
             findings = list(_head(examined, checkpoint))
-            count = sum(map(in_head, checkpoint.tensors))
+            count = sum(map(checkpoint.in_head, checkpoint.tensors))
             if not findings:
-                make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
+                content = make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
+                architecture = content.metadata["general.architecture"]
+                if isinstance(architecture, Value) and str(architecture.data) in OUR_ARCHITECTURES:
+                    convert += " --fastmtp"
                 if elsewhere is None:  # on the hub only headers are read
-                    values = _head_values(checkpoint, in_head)
+                    values = _head_values(checkpoint)
                     findings = list(findings_of(values, examined.refetch))
     except (CheckpointError, FormatError) as error:
         text = str(error)
@@ -138,7 +143,6 @@ def _diagnosed(
         fix = examined.refetch if damaged else ""
         findings.append(Finding("checkpoint", Severity.FAULT, text, fix))
     sound = not any(f.severity is Severity.FAULT for f in findings)
-    convert = f"mtp-gguf convert {examined.quoted} --mtp-f16 --fastmtp"
     return Diagnosis(
         path=examined.name,
         head=f"{count} mtp.* tensors" if sound else None,
@@ -149,9 +153,10 @@ def _diagnosed(
     )
 
 
-def _head_values(checkpoint: Checkpoint, in_head: Callable[[str], bool]) -> HeadValues:
+def _head_values(checkpoint: Checkpoint) -> HeadValues:
     """What is wrong with the values of the head's weights."""
-    weights = {n: w for n, w in weights_of(checkpoint.tensors).by_name.items() if in_head(n)}
+    found = weights_of(checkpoint.tensors).by_name
+    weights = {name: weight for name, weight in found.items() if checkpoint.in_head(name)}
 
     def chunks(name: str) -> Iterator[NDArray[np.float32]]:
         weight = weights[name]
@@ -271,14 +276,18 @@ class _Part:
 
 def _head(examined: _Examined, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Findings for a head that is missing, not in the config, or incomplete."""
-    layers = checkpoint.mtp_layers()
-    names = list(filter(head_test(checkpoint.config), checkpoint.tensors))
+    claimed = {
+        LAYERS_KEY: (checkpoint.mtp_layers(), "mtp.* tensor"),
+        APPENDED_KEY: (checkpoint.text_config.get(APPENDED_KEY), "MTP layer"),
+    }
+    names = list(filter(checkpoint.in_head, checkpoint.tensors))
     if not names:
         text = "the checkpoint has no mtp.* tensors"
         code = "no-head"
-        if layers:
-            code = "claimed-head"
-            text = f"{LAYERS_KEY} is {layers}, but the checkpoint has no mtp.* tensor"
+        for key, (layers, part) in claimed.items():
+            if layers:
+                code = "claimed-head"
+                text = f"{key} is {layers}, but the checkpoint has no {part}"
         fix = f"mtp-gguf convert {examined.quoted} --from {examined.original} --mtp-f16"
         yield Finding(code, Severity.FAULT, text, fix)
         return

@@ -6,11 +6,11 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
-from . import glm4_moe, qwen3_5, qwen3_next, qwen4_exp
+from . import glm4_moe, mimo_v2, qwen3_5, qwen3_next, qwen4_exp
 from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
-_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next, qwen4_exp, glm4_moe)
+_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next, qwen4_exp, glm4_moe, mimo_v2)
 
 
 def wanted(

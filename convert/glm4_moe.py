@@ -54,8 +54,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
             "--from this); llama.cpp's convert_hf_to_gguf.py converts whole models with their head"
         )
     dims = _read_dims(config)
-    is_head = head_test(checkpoint.config)
-    check_schemes(tensor for name, tensor in checkpoint.tensors.items() if is_head(name))
+    check_schemes(tensor for name, tensor in checkpoint.tensors.items() if checkpoint.in_head(name))
     claims = Claims(checkpoint)
     targets = tuple(_targets(claims, dims))
     trunk = tuple(f"model.layers.{i}." for i in range(dims.layers))

@@ -20,7 +20,6 @@ from .blueprint import HeadChoice
 from .checkpoint import (
     Checkpoint,
     PlacedTensor,
-    head_test,
     is_head,
     open_checkpoint,
     read_config,
@@ -140,11 +139,10 @@ def with_local_head(
 
 def _remote_head(checkpoint: Checkpoint) -> list[PlacedTensor]:
     """Remote tensors of the head, sorted by file and offset."""
-    in_head = head_test(checkpoint.config)
     remote = [
         t
         for name, t in checkpoint.tensors.items()
-        if in_head(name) and isinstance(t.source, RemoteSource)
+        if checkpoint.in_head(name) and isinstance(t.source, RemoteSource)
     ]
     return sorted(remote, key=lambda t: (t.source.name, t.stored.offset))
 

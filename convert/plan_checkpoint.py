@@ -12,7 +12,9 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.head import block_of
+from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.gguf_tools.tensor_types import NVFP4
+from mtp_gguf.gguf_tools.transplant import check_list_for
 
 from . import draft_vocabulary
 from .blueprint import Blueprint, HeadChoice
@@ -153,6 +155,8 @@ def _vocabulary(
     if request.draft:
         if not blueprint.n_mtp:
             raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
+        if BLOCKS[blueprint.architecture].graph:  # a runtime to come may use the others' list
+            check_list_for(blueprint.architecture, request.draft.layout, "--fastmtp")
         draft = _rank(request.draft, files.tokenizer, required, n_vocab)
     return tokenizer_metadata(files, n_vocab, request.tokenizer_pre), draft
 

@@ -30,7 +30,7 @@ from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, inserted
 from mtp_gguf.gguf_tools.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.sources import FileSource
 from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32, I64, TensorType
-from mtp_gguf.gguf_tools.transplant import check_takes_layout, extract, graft, strip
+from mtp_gguf.gguf_tools.transplant import check_takes_a_list, extract, graft, strip
 
 from .blueprint import HeadChoice
 from .checkpoint import Checkpoint, PlacedTensor
@@ -78,7 +78,7 @@ def make_gguf_plans(
     if draft is not None:
         assert request.draft is not None
         layout = request.draft.layout
-        check_takes_layout(model, layout)
+        check_takes_a_list(model, layout)
         output = _without_list(model, output)
         keys = draft.metadata(layout is DraftLayout.IDS)
         output = OutputSpec(inserted(output.metadata, keys, BEFORE_TOKENIZER), output.tensors)

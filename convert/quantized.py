@@ -19,6 +19,7 @@ from .config import is_whole
 from .weights import (
     PLAIN_DTYPES,
     GptqWeight,
+    Mxfp4Weight,
     Nvfp4Weight,
     PackedWeight,
     PlainWeight,
@@ -224,7 +225,18 @@ def _scaled(
 
 def _fp8(config: _Config) -> Finder:
     block = _block(config, "weight_block_size", config.values.get("weight_block_size"))
-    return lambda tensors, name: _scaled(tensors, name, "_scale_inv", block)
+    if config.text("store_dtype") != "mxfp4":
+        return lambda tensors, name: _scaled(tensors, name, "_scale_inv", block)
+
+    def find(tensors: Tensors, name: str) -> Weight | None:
+        if name.endswith("_scale") and name.removesuffix("_scale") in tensors:
+            return None
+        scale = tensors.get(name + "_scale")
+        if scale is None or tensors[name].stored.dtype != "U8":
+            return _scaled(tensors, name, "_scale_inv", block)
+        return Mxfp4Weight(name, tensors[name], scale)
+
+    return find
 
 
 def _block(config: _Config, key: str, value: Any) -> tuple[int, int] | None:

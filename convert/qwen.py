@@ -19,9 +19,10 @@ from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
 from .blueprint import Blueprint, HeadChoice
-from .checkpoint import LAYERS_KEY, Checkpoint, canonical_name, is_head, is_vision
+from .checkpoint import LAYERS_KEY, Checkpoint
 from .claims import Claims, Shape, ggml_shape
 from .config import LARGEST_SIZE, ConfigReader, is_whole
+from .parts import wants
 from .quantized import check_schemes
 from .recipe import Arithmetic, Order, Recipe, Target
 
@@ -247,17 +248,6 @@ OUTPUT_NORM = norm("model.norm.weight", "output_norm.weight", lambda d: (d.hidde
 OUTPUT = Entry("lm_head.weight", "output.weight", lambda d: (d.vocab, d.hidden))
 
 
-def wants(name: str, head: HeadChoice, _config: object = None) -> bool:
-    """Whether a conversion of this part of the model reads the source tensor `name`."""
-    if is_vision(name) or head is HeadChoice.VISION:
-        return is_vision(name) and head is HeadChoice.VISION
-    if head is HeadChoice.NONE:
-        return not is_head(name)
-    if head is HeadChoice.BLOCK:
-        return is_head(name)
-    return head is HeadChoice.WITH_TRUNK or not canonical_name(name).startswith("model.layers.")
-
-
 @dataclass(frozen=True)
 class QwenModel:
     """What a family's file reads from a config, or says itself.
@@ -296,7 +286,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
     check_schemes(
         tensor
         for name, tensor in checkpoint.tensors.items()
-        if wants(name, head) and not name.endswith(model.constants)
+        if wants(name, head, checkpoint.config) and not name.endswith(model.constants)
     )
     claims = Claims(checkpoint)
     _check_head_is_there(checkpoint, dims, claims, head)

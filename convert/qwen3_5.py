@@ -12,7 +12,8 @@ from . import qwen
 from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .config import LARGEST_SIZE, ConfigReader, is_whole
-from .qwen import Entry, QwenModel, Transform, wants
+from .parts import wants
+from .qwen import Entry, QwenModel, Transform
 
 __all__ = ["ARCHITECTURES", "blueprint", "wants"]
 

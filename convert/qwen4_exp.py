@@ -19,7 +19,8 @@ from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader, is_whole
-from .qwen import Dims, Entry, QwenModel, norm, wants
+from .parts import wants
+from .qwen import Dims, Entry, QwenModel, norm
 from .qwen3_5 import LINEAR_ATTENTION, mrope_sections
 from .recipe import Recipe, Target
 

@@ -45,6 +45,10 @@ _F32 = PLAIN_DTYPES["F32"]
 NVFP4_GROUP = 16  # values that share a scale
 _NVFP4_RECORD = 1 + NVFP4_GROUP // 2  # bytes: the scale, then the values, two in each
 _SUPER_BLOCK = 4  # groups in a block of ggml's NVFP4
+_MXFP4_GROUP = 32  # values that share an exponent
+_NO_EXPONENT = 255  # stands for NaN
+_DEVICES = (8, 4)  # among which a matrix may have been divided
+_FUSED = "self_attn.qkv_proj.weight"
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -190,13 +194,32 @@ class ScaledWeight(_QuantizedWeight):
         else:
             steps = self.block
             scales = scales.reshape(-1, scales.shape[-1])
-            index = np.arange(start, stop)
+            index, height = np.arange(start, stop), height // self.devices
             at = index // height * -(-height // steps[0]) + index % height // steps[0]
         per_row = scales[at]
         values = _as_f32(_read_rows(self.values, start, stop))
         for column in range(per_row.shape[1]):
             values[:, column * steps[1] : (column + 1) * steps[1]] *= per_row[:, column, None]
         return values
+
+    @property
+    def devices(self) -> int:
+        """In how many equal groups of rows the blocks were counted; 1 unless the scales say so.
+
+        More in checkpoints of MiMo-V2, whose matrices were divided among devices: the rows of each
+        begin with a block, and its last block may be shorter. Only its fused projections are
+        always divided.
+        """
+        fused = self.name.endswith(_FUSED)
+        return next(filter(self._counted_on, (*_DEVICES, 1) if fused else (1, *_DEVICES)), 1)
+
+    def _counted_on(self, devices: int) -> bool:
+        """Whether the number of scales is that of blocks that were counted on so many devices."""
+        if self.block is None or self.scale is None or len(self.shape) != 2:
+            return devices == 1
+        rows, step = self.shape[0], self.block[0]
+        count = devices * -(-rows // devices // step)
+        return rows % devices == 0 and self.scale.stored.shape[:1] == (count,)
 
     def _expected(self) -> list[int]:
         *outer, rows, columns = self.shape
@@ -206,13 +229,51 @@ class ScaledWeight(_QuantizedWeight):
 
     def _fits(self, scale: tuple[int, ...]) -> bool:
         if self.block is not None:
-            return list(scale) == self._expected()
+            expected = self._expected()
+            if self.devices > 1:
+                expected[0] = scale[0]
+            return list(scale) == expected
         if len(scale) > len(self.shape):
             return False
         padded = scale + (1,) * (len(self.shape) - len(scale))
         # The scale has the weight's leading dimensions, then ones: [experts, 1, 1].
         count = next((i for i, n in enumerate(padded) if n != self.shape[i]), len(padded))
         return count < len(padded) and all(n == 1 for n in padded[count:])
+
+
+@dataclass(frozen=True, eq=False)
+class Mxfp4Weight(_QuantizedWeight):
+    """MXFP4: 4-bit floats with an exponent per 32 values.
+
+    values: U8 [rows, columns / 2]. scale: U8 [rows, columns / 32], the exponents plus 127.
+    """
+
+    scale: PlacedTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        *outer, packed = self.values.stored.shape or (0,)
+        return (*outer, packed * 2)
+
+    def check(self) -> None:
+        """Raise CheckpointError if the scales do not fit."""
+        if len(self.shape) != 2 or self.shape[1] % _MXFP4_GROUP:
+            raise _fault(self, f"rows of a multiple of {_MXFP4_GROUP} values", list(self.shape))
+        expected = (self.shape[0], self.shape[1] // _MXFP4_GROUP)
+        _check_part(self.scale, expected, ("U8",), "for MXFP4")
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The values multiplied by their scales."""
+        exponents = _read_rows(self.scale, start, stop)
+        if (exponents == _NO_EXPONENT).any():
+            raise _fault(self, f"scales that are finite in {self.scale.stored.name}", "NaN")
+        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+        packed = _read_rows(self.values, start, stop)
+        codes = np.stack([packed & 0x0F, packed >> 4], axis=-1)
+        values = _E2M1[codes].reshape(*scales.shape, _MXFP4_GROUP) * scales[..., None]
+        weight: NDArray[np.float32] = values.reshape(stop - start, -1)
+        return weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,9 +86,9 @@ NEXT_80B = (
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of Qwen3.5, Qwen3-Next and Qwen3.8-Flash-Next, from its Hugging Face
-name to its name in the GGUF file. `python docs/make_tensors.py --write` generates this page from
-the converter's code, and a test compares the two.
+The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next and MiMo-V2, from its
+Hugging Face name to its name in the GGUF file. `python docs/make_tensors.py --write` generates this
+page from the converter's code, and a test compares the two.
 
 Shapes are in ggml order (row length first) and are those of the 9B dense model, of 35B-A3B, and of
 Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP block is block `N`,
@@ -162,6 +162,42 @@ metadata of the pinned llama.cpp's converter, and transformers' logits; trunk an
 the converter of llama.cpp b11549, which knows the head (`tests/convert/test_qwen4_exp.py`). One key
 differs: with a transformers that knows the model, upstream writes 0 for every full-attention layer
 of the trunk in `attention.compress_ratios`, and llama.cpp does not use its indexer.
+"""
+
+MIMO_V2 = """\
+## MiMo-V2 (`mimo2`)
+
+Layers are dense or mixtures of experts, with or without a window; nothing is transformed, and all
+MTP layers are converted. `L` is `model.layers.i` (`blk.i`) in the trunk and `model.mtp.layers.j`
+(`blk.{N + j}`) in the head:
+
+| Hugging Face | GGUF | where |
+| --- | --- | --- |
+| `L.input_layernorm.weight` | `attn_norm.weight` | everywhere |
+| `L.self_attn.{q,k,v}_proj.weight` | `attn_{q,k,v}.weight`; in the head one `attn_qkv.weight` | \
+MiMo-V2-Flash |
+| `L.self_attn.qkv_proj.weight` | `attn_qkv.weight` | MiMo-V2.5, 2.6 |
+| `L.self_attn.o_proj.weight` | `attn_output.weight` | everywhere |
+| `L.self_attn.attention_sink_bias` | `attn_sinks.weight` | layers that have it |
+| `L.post_attention_layernorm.weight` | `ffn_norm.weight` | trunk |
+| `L.pre_mlp_layernorm.weight` | `ffn_norm.weight` | head |
+| `L.mlp.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}.weight` | dense layers, head |
+| `L.mlp.gate.weight` | `ffn_gate_inp.weight` | experts |
+| `L.mlp.gate.e_score_correction_bias` | `exp_probs_b.bias` | experts |
+| `L.mlp.experts.*.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}_exps.weight` | experts |
+| `L.eh_proj.weight`, `L.enorm.weight`, `L.hnorm.weight` | `nextn.eh_proj.weight`, \
+`nextn.enorm.weight`, `nextn.hnorm.weight` | head |
+| `L.final_layernorm.weight` | `layer_output_norm.weight` | head |
+
+The published checkpoints are in FP8. Their fused projections have the queries, keys and values of
+the first of four or eight devices, then those of the next, which becomes clear from the number of
+scales; the converter puts all queries first. MiMo-V2.6 has its experts in MXFP4, which
+`--tensor-type _exps=MXFP4` keeps without loss. Vision and audio towers are skipped.
+
+Files have the tensors and metadata of llama.cpp's converter, and the trunk has transformers' logits
+(`tests/convert/test_mimo_v2.py`). One thing differs: from separate projections upstream makes an
+MTP block with separate tensors, which llama.cpp's draft graph does not take.
+
 """
 
 DIFFERENCES = """\
@@ -274,6 +310,7 @@ def page() -> str:
         f"`mtp.{qwen.MTP_EMBEDDING.source}`, which becomes "
         f"`blk.N.{qwen.MTP_EMBEDDING.target}`.\n",
         FLASH_NEXT,
+        MIMO_V2,
         DIFFERENCES,
         *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,

@@ -22,7 +22,7 @@ from .head import block_of, part_of
 from .model import Model, header_keys
 from .rewrite import OutputSpec, TensorCopy, inserted
 from .tensor_types import I64
-from .transplant import check_takes_a_list, check_takes_layout, extract
+from .transplant import check_takes_a_list, extract
 
 
 def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> OutputSpec:
@@ -32,7 +32,7 @@ def with_list(model: Model, keys: Mapping[str, Value], layout: DraftLayout) -> O
     is a head-only file. RequestError if the model has no head, or lacks rows of the output.
     """
     check_head(model)
-    check_takes_layout(model, layout)
+    check_takes_a_list(model, layout)
     held = keys[IDS_KEY].data
     assert isinstance(held, Sequence)
     ids = [int(i) for i in held]

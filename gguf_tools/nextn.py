@@ -121,7 +121,12 @@ BLOCKS: Mapping[str, NextnBlock] = {
     "glm-dsa": NextnBlock(
         (*_CORE, *_LATENT, *_LATENT_VALUES, *_LOW_RANK_Q, *_FFN_NORM, *_EXPERTS, *_SHARED)
     ),
-    "mimo2": NextnBlock((*_CORE, *_weights("attn_qkv"), *_FFN_NORM, *_DENSE), single=False),
+    "mimo2": NextnBlock(
+        (*_CORE, *_weights("attn_qkv"), *_FFN_NORM, *_DENSE),
+        single=False,
+        in_checkpoints=True,
+        converted=True,
+    ),
     "step35": NextnBlock(
         (*_CORE, *_QKV, *_FFN_NORM),
         ((_DENSE, (*_EXPERTS, *_SHARED)),),

@@ -24,7 +24,7 @@ from .fastmtp import (
 from .format import ArrayRef, Scalar, Value, ValueType
 from .head import SHARED_KEY, SHARED_TENSORS, block_of, part_of
 from .model import Metadata, Model
-from .nextn import OUR_ARCHITECTURES
+from .nextn import BLOCKS, OUR_ARCHITECTURES
 from .rewrite import OutputSpec, TensorCopy, inserted, relabelled
 from .vision import TENSOR_PREFIXES
 
@@ -111,21 +111,23 @@ def check_takes_a_head(base: Model) -> str:
     return architecture
 
 
-def check_takes_a_list(model: Model) -> None:
-    """RequestError if no runtime would use a draft vocabulary in the model."""
-    if not model.head.kind.ours:
+def check_takes_a_list(model: Model, layout: DraftLayout = DraftLayout.IDS) -> None:
+    """RequestError if no runtime would use a draft vocabulary in this layout in the model."""
+    check_list_for(model.head.architecture, layout, str(model.path))
+
+
+def check_list_for(architecture: str, layout: DraftLayout, where: str) -> None:
+    """As `check_takes_a_list`, for an architecture. where: begins the message."""
+    kind = BLOCKS.get(architecture)
+    if kind is None or not kind.ours:
         raise RequestError(
-            f"{model.path}: draft vocabularies are for {', '.join(OUR_ARCHITECTURES)}, found "
-            f"{model.head.architecture}, which drafts over the whole vocabulary"
+            f"{where}: draft vocabularies are for {', '.join(OUR_ARCHITECTURES)}, found "
+            f"{architecture}, which drafts over the whole vocabulary"
         )
-
-
-def check_takes_layout(model: Model, layout: DraftLayout) -> None:
-    """RequestError if a list in this layout cannot be used: each of several layers has its rows."""
-    if layout is not DraftLayout.IDS and not model.head.kind.single:
+    if layout is not DraftLayout.IDS and not kind.single:
         raise RequestError(
-            f"{model.path}: expected layout ids for {model.head.architecture}, whose MTP layers "
-            f"may each have an output, found {layout.value}"
+            f"{where}: expected layout ids for {architecture}, whose MTP layers may each have an "
+            f"output, found {layout.value}"
         )
 
 

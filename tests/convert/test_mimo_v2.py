@@ -1,0 +1,393 @@
+"""MiMo-V2: conversions of checkpoints that transformers' own class writes, with a head added.
+
+Compared with the pinned llama.cpp's converter and with transformers' logits. Published checkpoints
+are in FP8, with queries, keys and values in one tensor; they are imitated.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from mtp_gguf.native.runtime import llama_cpp
+from support.checkpoints import TINY, write_checkpoint
+from support.commands import invoke, refused, succeed
+from support.gguf_files import value_of
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import convert
+from support.upstream.describe import describe
+from support.upstream.nextn_models import drafts
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
+
+ARCH = "mimo2"
+WIDTH, FFN, LAYERS, HEADS, KEY, VALUE, MTP = 64, 96, 4, 8, 32, 16, 3
+WINDOWS = [0, 1, 1, 0]
+KV_HEADS = (4, 8)  # transformers has twice as many in layers with a window
+SIZES: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": WIDTH,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "swa_num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS[0],
+    "swa_num_key_value_heads": KV_HEADS[1],
+    "head_dim": KEY,
+    "swa_head_dim": KEY,
+    "v_head_dim": VALUE,
+    "swa_v_head_dim": VALUE,
+    "hybrid_layer_pattern": WINDOWS,
+    "layer_types": [("full_attention", "sliding_attention")[w] for w in WINDOWS],
+    "moe_layer_freq": [0, 1, 1, 1],
+    "mlp_layer_types": ["dense", *["sparse"] * 3],
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "sliding_window": 8,
+    "layernorm_epsilon": 1e-5,
+    "attention_value_scale": 0.707,
+    "max_position_embeddings": 512,
+    "eos_token_id": 5,
+}
+ROPE = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
+IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
+TOLERANCE = 8e-3  # of logits up to 4; a window of one token less shows as 0.5
+
+
+def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
+    import torch  # noqa: PLC0415
+    from transformers.models.mimo_v2_flash.configuration_mimo_v2_flash import (  # noqa: PLC0415
+        MiMoV2FlashConfig,
+    )
+    from transformers.models.mimo_v2_flash.modeling_mimo_v2_flash import (  # noqa: PLC0415
+        MiMoV2FlashForCausalLM,
+    )
+
+    torch.manual_seed(3)
+    partial = {"rope_type": "default", "partial_rotary_factor": ROPE["partial_rotary_factor"]}
+    rope = {
+        "full_attention": {**partial, "rope_theta": ROPE["rope_theta"]},
+        "sliding_attention": {**partial, "rope_theta": ROPE["swa_rope_theta"]},
+    }
+    model = MiMoV2FlashForCausalLM(MiMoV2FlashConfig(**SIZES, rope_parameters=rope)).float().eval()
+    with torch.no_grad():
+        for name, values in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name:
+                values.normal_(1, 0.2)
+            elif "sinks" in name or "correction" in name:
+                values.normal_(0, 0.2)
+            elif values.ndim > 1:
+                values.normal_(0, values.shape[-1] ** -0.5)
+        model = model.to(torch.bfloat16).float()
+        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
+        model.to(torch.bfloat16).save_pretrained(folder)
+    return logits
+
+
+def change(folder: Path, **keys: Any) -> None:
+    """Set keys of config.json; None removes a key."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | keys
+    text = json.dumps({key: value for key, value in config.items() if value is not None})
+    path.write_text(text, encoding="utf-8")
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    found: dict[str, Any] = load_file(folder / "model.safetensors")
+    return found
+
+
+def save(folder: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    contiguous = {name: values.contiguous() for name, values in tensors.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def add_head(folder: Path) -> None:
+    """Add three MTP layers under the names of the published ones."""
+    import torch  # noqa: PLC0415
+
+    shapes = {
+        "enorm.weight": (WIDTH,),
+        "hnorm.weight": (WIDTH,),
+        "eh_proj.weight": (WIDTH, 2 * WIDTH),
+        "input_layernorm.weight": (WIDTH,),
+        "self_attn.q_proj.weight": (HEADS * KEY, WIDTH),
+        "self_attn.k_proj.weight": (KV_HEADS[1] * KEY, WIDTH),
+        "self_attn.v_proj.weight": (KV_HEADS[1] * VALUE, WIDTH),
+        "self_attn.o_proj.weight": (WIDTH, HEADS * VALUE),
+        "self_attn.attention_sink_bias": (HEADS,),
+        "pre_mlp_layernorm.weight": (WIDTH,),
+        "mlp.gate_proj.weight": (FFN, WIDTH),
+        "mlp.up_proj.weight": (FFN, WIDTH),
+        "mlp.down_proj.weight": (WIDTH, FFN),
+        "final_layernorm.weight": (WIDTH,),
+    }
+    noise = torch.Generator().manual_seed(4)
+    head = {
+        f"model.mtp.layers.{i}.{name}": torch.randn(*shape, generator=noise).to(torch.bfloat16)
+        for i in range(MTP)
+        for name, shape in shapes.items()
+    }
+    save(folder, tensors_of(folder) | head)
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
+    """A checkpoint without a head, as transformers saves it, and its logits of IDS."""
+    folder = tmp_path_factory.mktemp("mimo") / "mimo-tiny"
+    logits = write_model(folder)
+    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
+    for path in vocabulary.glob("*token*"):
+        shutil.copy(path, folder)
+    return folder, logits
+
+
+@pytest.fixture(scope="module")
+def split(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """With a head, and a config that upstream reads.
+
+    It reads that of a `mimo_v2_flash` through transformers, which renames what it needs.
+    """
+    folder = tmp_path_factory.mktemp("mimo") / "mimo-split"
+    shutil.copytree(trunk[0], folder)
+    named = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"]}
+    change(folder, rope_parameters=None, **ROPE, **named)
+    add_head(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fused(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with queries, keys and values in one tensor, as in MiMo-V2.5."""
+    import torch  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("mimo") / "mimo-fused"
+    shutil.copytree(split, folder)
+    tensors = tensors_of(folder)
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        tensors[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+    save(folder, tensors)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("mimo") / "whole.gguf"
+    text = succeed("convert", split, "--quant", "BF16", "-o", out)
+    assert "MTP head in blocks 4 to 6" in text
+    return out
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    ours, theirs = describe(found), describe(expected)
+    return [
+        *tensor_differences(theirs.tensors, ours.tensors, order=False),
+        *metadata_differences(theirs, ours),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ((), ()),
+        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
+        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
+    ],
+)
+def test_files_are_upstreams(
+    options: tuple[str, ...], flags: tuple[str, ...], fused: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "ours.gguf"
+    succeed("convert", fused, *options, "--quant", "BF16", "-o", out)
+    assert differences(convert(fused, tmp_path / "theirs.gguf", "bf16", flags), out) == []
+
+
+def test_separate_projections(split: Path, fused: Path, whole: Path, tmp_path: Path) -> None:
+    """The trunk is upstream's. Of the head upstream makes a file that llama.cpp refuses."""
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    succeed("convert", split, "--no-mtp", "--quant", "BF16", "-o", ours)
+    assert differences(convert(split, theirs, "bf16", ("--no-mtp",)), ours) == []
+    succeed("convert", fused, "--quant", "BF16", "-o", tmp_path / "fused.gguf")
+    heads = [
+        {name: t for name, t in describe(path).tensors.items() if name >= "blk.4."}
+        for path in (whole, tmp_path / "fused.gguf")
+    ]
+    assert heads[0] == heads[1]
+
+
+@pytest.mark.parametrize("devices", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_blocks_of_several_devices(devices: int, fused: Path, tmp_path: Path) -> None:
+    """FP8, with the rows and scales of each device after those of the one before."""
+    folder = tmp_path / "mimo-fp8"
+    shutil.copytree(fused, folder)
+    save(folder, dict(in_fp8(tensors_of(folder), devices)))
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    change(folder, quantization_config=block)
+    out = tmp_path / "ours.gguf"
+    succeed("convert", folder, "--quant", "F32", "-o", out)
+    assert differences(convert(folder, tmp_path / "theirs.gguf", "f32"), out) == []
+
+
+def test_experts_in_mxfp4(fused: Path, tmp_path: Path) -> None:
+    """As MiMo-V2.6 has them; the type MXFP4 keeps them as they are."""
+    import torch  # noqa: PLC0415
+
+    folder = tmp_path / "mimo-mxfp4"
+    shutil.copytree(fused, folder)
+    tensors = tensors_of(folder)
+    noise = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        rows, columns = tensors[name].shape
+        codes = torch.randint(0, 256, (rows, columns // 2), generator=noise, dtype=torch.uint8)
+        codes[:, ::16] = 0x0F  # of the largest size in each block, as an encoder's
+        exponents = torch.randint(118, 130, (rows, columns // 32), generator=noise)
+        tensors |= {name: codes, f"{name}_scale": exponents.to(torch.uint8)}
+    save(folder, tensors)
+    config = {"quant_method": "fp8", "store_dtype": "mxfp4", "weight_block_size": [128, 128]}
+    change(folder, quantization_config=config)
+    out = tmp_path / "ours.gguf"
+    succeed("convert", folder, "--quant", "BF16", "--tensor-type", "_exps=MXFP4", "-o", out)
+    theirs = values_of(convert(folder, tmp_path / "theirs.gguf", "bf16"))
+    ours = values_of(out)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+
+
+def values_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
+
+
+def in_fp8(tensors: dict[str, Any], devices: int) -> Iterator[tuple[str, Any]]:
+    """The fused projections and the dense networks in FP8, the former divided among devices."""
+    import torch  # noqa: PLC0415
+
+    def scaled(name: str, values: Any, groups: int) -> Iterator[tuple[str, Any]]:
+        rows = len(values) // groups
+        scale = torch.rand(groups * -(-rows // 128), 1) + 0.5
+        yield name, values.to(torch.float8_e4m3fn)
+        yield f"{name}_scale_inv", scale
+
+    for name, values in tensors.items():
+        if "qkv_proj" in name:
+            kv_heads = KV_HEADS[len(values) > (HEADS + KV_HEADS[0]) * KEY + KV_HEADS[0] * VALUE]
+            sizes = [HEADS * KEY, kv_heads * KEY, kv_heads * VALUE]
+            parts = [part.chunk(devices) for part in values.split(sizes)]
+            divided = torch.cat(
+                [rows for of_device in zip(*parts, strict=True) for rows in of_device]
+            )
+            yield from scaled(name, divided, devices)
+        elif "up_proj" in name:
+            yield from scaled(name, values, 1)
+        else:
+            yield name, values
+
+
+def test_logits_are_those_of_transformers(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    folder, expected = trunk
+    out = tmp_path / "f32.gguf"
+    succeed("convert", folder, "--quant", "F32", "-o", out)
+    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
+    model.eval(IDS)
+    found = np.array(model.scores[: len(IDS)])
+    model.close()
+    assert np.abs(expected).max() > 1
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head.gguf"
+    succeed("extract", whole, "-o", head)
+    found = drafts([whole, head])
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
+def test_a_mix_and_a_graft(split: Path, whole: Path, tmp_path: Path) -> None:
+    trunk, mixed, grafted = (tmp_path / f"{name}.gguf" for name in ("trunk", "mixed", "grafted"))
+    succeed("convert", split, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
+    types = {name: t.type for name, t in describe(mixed).tensors.items()}
+    assert types["blk.6.attn_qkv.weight"] == "F16"
+    assert types["blk.3.attn_q.weight"] == "Q5_0"  # whose blocks divide the rows of 64
+    assert "can draft" in succeed("doctor", mixed)
+    succeed("strip", whole, "-o", trunk)
+    succeed("graft", trunk, "--from", split, "--mtp-type", "BF16", "-o", grafted)
+    assert differences(whole, grafted) == []
+    assert "error" not in succeed("compare", grafted, split, "--all")
+
+
+def test_a_head_from_another_checkpoint(
+    trunk: tuple[Path, np.ndarray[Any, Any]], split: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    succeed("convert", trunk[0], "--from", split, "--quant", "BF16", "-o", out)
+    ours, expected = describe(out), describe(whole)
+    assert ours.tensors == expected.tensors
+    assert value_of(out, f"{ARCH}.nextn_predict_layers") == MTP
+
+
+def test_vocabularies_are_for_our_own_drafting(split: Path, tmp_path: Path) -> None:
+    words = ("--fastmtp: draft vocabularies are for", "found mimo2, which drafts over the whole")
+    refused(tmp_path, "convert", split, "--fastmtp", "512", "-o", tmp_path / "x.gguf", words=words)
+    assert "--fastmtp" not in succeed("doctor", split)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),
+        ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern: expected 4 entries"),
+        ({"hybrid_layer_pattern": [0, 1, 2, 0]}, "hybrid_layer_pattern: expected entries 0 and 1"),
+        ({"topk_method": "greedy"}, "topk_method: expected noaux_tc, as in llama.cpp"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: expected 1"),
+        ({"n_shared_experts": 1}, "n_shared_experts: expected none, as in llama.cpp, found 1"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type: expected default, found 'yarn'"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2, but the checkpoint has"),
+        ({"v_head_dim": 24, "swa_v_head_dim": 24}, "by the config, found"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected sigmoid, as in llama.cpp"),
+    ],
+)
+def test_configs_that_llama_cpp_has_no_model_for(
+    keys: dict[str, Any], said: str, split: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(split, folder)
+    change(folder, **keys)
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+
+
+def test_a_head_that_the_config_promises(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(trunk[0], folder)
+    change(folder, num_nextn_predict_layers=3)
+    words = ("num_nextn_predict_layers is 3, but the checkpoint has no MTP layers", "--no-mtp")
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=words)
+    assert "claimed-head" in invoke("doctor", folder, "--json").output
+    succeed("convert", folder, "--no-mtp", "-o", tmp_path / "x.gguf")
