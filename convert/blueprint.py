@@ -1,8 +1,12 @@
 """The interface between a model family and the converter."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.format import Value
 
@@ -33,7 +37,7 @@ class Blueprint:
     targets: every tensor. skipped: unused source tensors with the reason.
     n_trunk: number of trunk layers; the MTP block is block `n_trunk`.
     output: the target whose rows are the output vocabulary (token_embd.weight if tied); None if
-    only the MTP block is converted.
+    only the MTP block is converted. computed: F32 tensors that no source has, by name.
     """
 
     architecture: str
@@ -44,6 +48,7 @@ class Blueprint:
     n_mtp: int
     n_vocab: int
     output: Target | None
+    computed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class Family(Protocol):

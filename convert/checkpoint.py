@@ -92,10 +92,12 @@ class Checkpoint:
         """This checkpoint with its MTP head replaced by that of another."""
         own = {name: t for name, t in self.tensors.items() if not self.in_head(name)}
         head = {name: t for name, t in other.tensors.items() if other.in_head(name)}
-        layers = other.mtp_layers()
-        config = {**self.config, LAYERS_KEY: layers}
+        counts = {LAYERS_KEY: other.mtp_layers()}
+        if other.text_config.get(APPENDED_KEY):
+            counts[APPENDED_KEY] = other.head_layers()
+        config = {**self.config, **counts}
         if isinstance(config.get("text_config"), dict):
-            config["text_config"] = {**config["text_config"], LAYERS_KEY: layers}
+            config["text_config"] = {**config["text_config"], **counts}
         folders = (*self.folders, *other.folders)
         sources = (*self.sources, *other.sources)
         return Checkpoint(self.folder, config, {**own, **head}, folders, sources)

@@ -42,6 +42,7 @@ from .checkpoint import (
     APPENDED_KEY,
     LAYERS_KEY,
     Checkpoint,
+    is_head,
     open_checkpoint,
     read_config,
     read_weight_map,
@@ -118,7 +119,7 @@ def _diagnosed(
 ) -> Diagnosis:
     folder = examined.folder
     findings: list[Finding] = []
-    count = 0
+    count, appended = 0, False
     convert = f"mtp-gguf convert {examined.quoted} --mtp-f16"
     try:
         config = read_config(folder)
@@ -127,6 +128,7 @@ def _diagnosed(
             Claims(checkpoint)  # CheckpointError for names that belong to no model
             findings = list(_head(examined, checkpoint))
             count = sum(map(checkpoint.in_head, checkpoint.tensors))
+            appended = not any(map(is_head, checkpoint.tensors))
             if not findings:
                 content = make_content(checkpoint, Request("F16", HeadChoice.WITH_TRUNK, F16))
                 architecture = content.metadata["general.architecture"]
@@ -145,7 +147,9 @@ def _diagnosed(
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
         path=examined.name,
-        head=f"{count} mtp.* tensors" if sound else None,
+        head=f"{count} {'tensors of MTP layers' if appended else 'mtp.* tensors'}"
+        if sound
+        else None,
         draft=None,
         runs_with=(convert,) if sound else (),
         memory=None,

@@ -6,11 +6,11 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
-from . import glm4_moe, mimo_v2, qwen3_5, qwen3_next, qwen4_exp
+from . import glm4_moe, mimo_v2, qwen3_5, qwen3_next, qwen4_exp, step35
 from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
-_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next, qwen4_exp, glm4_moe, mimo_v2)
+_FAMILIES: tuple[Family, ...] = (qwen3_5, qwen3_next, qwen4_exp, glm4_moe, mimo_v2, step35)
 
 
 def wanted(

@@ -20,7 +20,7 @@ from .blueprint import HeadChoice
 from .checkpoint import (
     Checkpoint,
     PlacedTensor,
-    is_head,
+    head_test,
     open_checkpoint,
     read_config,
     read_weight_map,
@@ -55,7 +55,8 @@ def stream_hub_checkpoint(hub_id: str, folder: Path, parts: Collection[HeadChoic
 def open_hub_head(hub_id: str, revision: str | None) -> Checkpoint:
     """Like `open_hub_checkpoint`, with only the tensors of the MTP head."""
     folder = download(hub_id, revision, ())
-    return open_checkpoint(folder, is_head, shards_on_hub(hub_id, folder))
+    in_head = head_test(read_config(folder))
+    return open_checkpoint(folder, in_head, shards_on_hub(hub_id, folder))
 
 
 def hub_shards(hub_id: str, revision: str | None) -> list[SafetensorsFile]:

@@ -5,7 +5,10 @@ what both share), and what is said of a head that is missing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value
@@ -100,7 +103,8 @@ class LayeredModel:
     shared, trunk, head: targets, made when they are read, so that no other part's tensors are
     claimed. Those of `shared` end with the one whose rows are the vocabulary. hparams: the
     metadata for a number of MTP layers, without the architecture's prefix. trunk_names,
-    head_names, shared_names: how the names of tensors begin.
+    head_names, shared_names: how the names of tensors begin. never: why tensors are in no file, by
+    how their names begin. computed: F32 tensors that trunk and head share and no source has.
     """
 
     architecture: str
@@ -114,7 +118,8 @@ class LayeredModel:
     trunk_names: Sequence[str] = ("model.layers.",)
     head_names: Sequence[str] = ("mtp.",)
     shared_names: Sequence[str] = ("model.embed_tokens.", "model.norm.", "lm_head.")
-    never: Mapping[str, str] | None = None
+    never: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def blueprint(self, claims: Claims, part: HeadChoice) -> Blueprint:
         """Name and shape of every target of a part; CheckpointError for unknown tensors."""
@@ -128,11 +133,12 @@ class LayeredModel:
             architecture=self.architecture,
             hparams={f"{self.architecture}.{key}": value for key, value in keys.items()},
             targets=(*shared, *trunk, *head),
-            skipped=claims.skipped({**self._unwanted(part), **(self.never or {})}),
+            skipped=claims.skipped({**self._unwanted(part), **self.never}),
             n_trunk=self.n_trunk,
             n_mtp=n_mtp,
             n_vocab=self.n_vocab,
             output=shared[-1] if shared else None,
+            computed={} if part is HeadChoice.BLOCK else self.computed,
         )
 
     def _unwanted(self, part: HeadChoice) -> dict[str, str]:

@@ -117,7 +117,7 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
         layout=layout,
         draft=draft,
         skipped=blueprint.skipped,
-        scales=nvfp4_scales(kept),
+        scales={**blueprint.computed, **nvfp4_scales(kept)},
     )
 
 

@@ -9,7 +9,7 @@ from mtp_gguf.gguf_tools.hub_gguf import Announce
 from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
 
 from .blueprint import HeadChoice
-from .checkpoint import Checkpoint, is_head, open_checkpoint, read_config
+from .checkpoint import Checkpoint, head_test, open_checkpoint, read_config
 from .family import wanted
 from .hub import fetch
 from .hub_checkpoint import open_hub_checkpoint, open_hub_head, stream_hub_checkpoint
@@ -45,7 +45,7 @@ def open_model(
     with ExitStack() as opened:
         opened.enter_context(checkpoint)
         donor = opened.enter_context(_open_head(mtp_from))
-        if not any(is_head(name) for name in donor.tensors):
+        if not any(map(donor.in_head, donor.tensors)):
             raise CheckpointError(f"{mtp_from}: --from: expected mtp.* tensors, found none")
         joined = checkpoint.with_head_of(donor)
         opened.pop_all()
@@ -62,7 +62,8 @@ def open_headers(model: str, part: HeadChoice) -> Checkpoint:
 def _open_head(model: str) -> Checkpoint:
     if hub := hub_model(model):
         return open_hub_head(*hub)
-    return open_checkpoint(_local_folder(model), is_head)
+    folder = _local_folder(model)
+    return open_checkpoint(folder, head_test(read_config(folder)))
 
 
 def _open(

@@ -86,9 +86,9 @@ NEXT_80B = (
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next and MiMo-V2, from its
-Hugging Face name to its name in the GGUF file. `python docs/make_tensors.py --write` generates this
-page from the converter's code, and a test compares the two.
+The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next, MiMo-V2 and Step 3.5, from
+its Hugging Face name to its name in the GGUF file. `python docs/make_tensors.py --write` generates
+this page from the converter's code, and a test compares the two.
 
 Shapes are in ggml order (row length first) and are those of the 9B dense model, of 35B-A3B, and of
 Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP block is block `N`,
@@ -162,6 +162,35 @@ metadata of the pinned llama.cpp's converter, and transformers' logits; trunk an
 the converter of llama.cpp b11549, which knows the head (`tests/convert/test_qwen4_exp.py`). One key
 differs: with a transformers that knows the model, upstream writes 0 for every full-attention layer
 of the trunk in `attention.compress_ratios`, and llama.cpp does not use its indexer.
+"""
+
+STEP35 = """\
+## Step 3.5 and 3.7 (`step35`)
+
+Layers are dense or mixtures of experts, with or without a window, and the MTP layers follow the
+trunk's; all of them are converted. `L` is `model.layers.i` (`blk.i`):
+
+| Hugging Face | GGUF | transform |
+| --- | --- | --- |
+| `L.input_layernorm.weight`, `L.post_attention_layernorm.weight` | `attn_norm.weight`, \
+`ffn_norm.weight` | 1 + w |
+| `L.self_attn.{q,k,v,o}_proj.weight` | `attn_{q,k,v}.weight`, `attn_output.weight` | as it is |
+| `L.self_attn.g_proj.weight` | `attn_gate.weight` | as it is |
+| `L.self_attn.{q,k}_norm.weight` | `attn_{q,k}_norm.weight` | 1 + w |
+| `L.mlp.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}.weight` | as it is |
+| `L.moe.gate.weight`, `L.moe.router_bias` | `ffn_gate_inp.weight`, `exp_probs_b.bias` | as it is |
+| `L.moe.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}_exps.weight` | as it is |
+| `L.share_expert.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}_shexp.weight` | as it is |
+| `L.eh_proj.weight` | `nextn.eh_proj.weight` | as it is |
+| `L.enorm.weight`, `L.hnorm.weight` | `nextn.enorm.weight`, `nextn.hnorm.weight` | 1 + w |
+| `L.transformer.shared_head.norm.weight` | `nextn.shared_head_norm.weight` | 1 + w |
+| `L.transformer.shared_head.output.weight` | `nextn.shared_head_head.weight` | as it is |
+
+Llama 3's scaling of the rotation becomes a tensor (`rope_freqs.weight`), computed in double
+precision. Both sets of config keys are read, the publisher's and those that transformers saves. The
+vision tower is skipped. Files have the tensors and metadata of llama.cpp's converter, and the trunk
+has transformers' logits (`tests/convert/test_step35.py`).
+
 """
 
 MIMO_V2 = """\
@@ -311,6 +340,7 @@ def page() -> str:
         f"`blk.N.{qwen.MTP_EMBEDDING.target}`.\n",
         FLASH_NEXT,
         MIMO_V2,
+        STEP35,
         DIFFERENCES,
         *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,

@@ -132,6 +132,8 @@ BLOCKS: Mapping[str, NextnBlock] = {
         ((_DENSE, (*_EXPERTS, *_SHARED)),),
         single=False,
         ours=True,
+        in_checkpoints=True,
+        converted=True,
     ),
     "hy_v3": NextnBlock(
         (*_CORE, *_QKV, *_QK_NORMS, *_FFN_NORM), ((_DENSE, (*_EXPERTS, *_SHARED)),), single=False

@@ -1,0 +1,346 @@
+"""Step 3.5: conversions of checkpoints that transformers' own class writes, with a head added.
+
+Compared with the pinned llama.cpp's converter and with transformers' logits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from mtp_gguf.native.runtime import llama_cpp
+from support.checkpoints import TINY, write_checkpoint
+from support.commands import refused, succeed
+from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.convert_upstream import convert
+from support.upstream.describe import describe
+from support.upstream.nextn_models import drafts
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
+
+WIDTH, FFN, LAYERS, HEAD_DIM, MTP, VOCAB, EXPERTS = 64, 96, 4, 32, 3, 1024, 4
+HEADS, WINDOW_HEADS, KV_HEADS = 2, 4, 2
+FULL, WINDOW = "full_attention", "sliding_attention"
+KINDS = [FULL, WINDOW, WINDOW, FULL, WINDOW, WINDOW, WINDOW]
+SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 48,
+    "moe_router_scaling_factor": 3.0,
+    "max_position_embeddings": 512,
+    "sliding_window": 8,
+    "eos_token_id": 5,
+    "pad_token_id": 1,
+    "swiglu_limits": [0.0, 0.0, 0.5, None, 0.0, 0.0, 0.0],
+    "swiglu_limits_shared": [0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0],
+}
+THETAS = {FULL: 5e6, WINDOW: 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 32.0,
+    "original_max_position_embeddings": 256,
+}
+# With the keys of Step-3.5-Flash, nested as in Step-3.7-Flash.
+TEXT_CONFIG: dict[str, Any] = {
+    **SHARED,
+    "num_attention_groups": KV_HEADS,
+    "attention_other_setting": {
+        "attention_type": WINDOW,
+        "num_attention_heads": WINDOW_HEADS,
+        "num_attention_groups": KV_HEADS,
+        "head_dim": HEAD_DIM,
+    },
+    "moe_num_experts": EXPERTS,
+    "moe_top_k": 2,
+    "moe_layers_enum": "1,2,3",
+    "moe_router_activation": "sigmoid",
+    "norm_expert_weight": True,
+    "rms_norm_eps": 1e-5,
+    "layer_types": KINDS,
+    "rope_theta": [THETAS[kind] for kind in KINDS],
+    "partial_rotary_factors": [1.0 if kind == WINDOW else 0.5 for kind in KINDS],
+    "rope_scaling": LLAMA3,
+    "num_nextn_predict_layers": MTP,
+}
+PUBLISHED = {
+    "architectures": ["Step3p7ForConditionalGeneration"],
+    "model_type": "step",  # upstream reads a known one through transformers, which renames keys
+    "text_config": TEXT_CONFIG,
+}
+IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
+TOLERANCE = 1e-2  # of logits up to 4
+
+
+def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
+    import torch  # noqa: PLC0415
+    from transformers.models.step3p7.configuration_step3p7 import (  # noqa: PLC0415
+        Step3p7Config,
+        Step3p7TextConfig,
+        Step3p7VisionConfig,
+    )
+    from transformers.models.step3p7.modeling_step3p7 import (  # noqa: PLC0415
+        Step3p7ForConditionalGeneration,
+    )
+
+    torch.manual_seed(3)
+    rope = {
+        kind: {"rope_type": "default", "rope_theta": THETAS[kind], "partial_rotary_factor": part}
+        for kind, part in ((FULL, 0.5), (WINDOW, 1.0))
+    }
+    rope[FULL] |= LLAMA3
+    text = Step3p7TextConfig(
+        **SHARED,
+        num_key_value_heads=KV_HEADS,
+        num_sliding_attention_heads=WINDOW_HEADS,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=2,
+        layer_types=KINDS,
+        mlp_layer_types=["dense", *["sparse"] * 3, *["dense"] * MTP],
+        num_nextn_predict_layers=MTP,
+        rope_parameters=rope,
+    )
+    tower = Step3p7VisionConfig(width=32, layers=1, heads=2, image_size=28, patch_size=14)
+    config = Step3p7Config(text_config=text, vision_config=tower)
+    model = Step3p7ForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for name, values in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name or "correction" in name:
+                values.normal_(0, 0.2)
+            elif values.ndim > 1 and values.is_floating_point():
+                values.normal_(0, values.shape[-1] ** -0.5)
+        model = model.to(torch.bfloat16).float()
+        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
+        model.to(torch.bfloat16).save_pretrained(folder)
+    return logits
+
+
+def tensors_of(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    found: dict[str, Any] = load_file(folder / "model.safetensors")
+    return found
+
+
+def save(folder: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def add_head(folder: Path) -> None:
+    """Add three MTP layers under the names of the published ones."""
+    import torch  # noqa: PLC0415
+
+    queries, keys = WINDOW_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes = {
+        "eh_proj.weight": (WIDTH, 2 * WIDTH),
+        "enorm.weight": (WIDTH,),
+        "hnorm.weight": (WIDTH,),
+        "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,),
+        "mlp.gate_proj.weight": (FFN, WIDTH),
+        "mlp.up_proj.weight": (FFN, WIDTH),
+        "mlp.down_proj.weight": (WIDTH, FFN),
+        "self_attn.q_proj.weight": (queries, WIDTH),
+        "self_attn.k_proj.weight": (keys, WIDTH),
+        "self_attn.v_proj.weight": (keys, WIDTH),
+        "self_attn.o_proj.weight": (WIDTH, queries),
+        "self_attn.g_proj.weight": (WINDOW_HEADS, WIDTH),
+        "self_attn.q_norm.weight": (HEAD_DIM,),
+        "self_attn.k_norm.weight": (HEAD_DIM,),
+        "transformer.shared_head.norm.weight": (WIDTH,),
+        "transformer.shared_head.output.weight": (VOCAB, WIDTH),
+    }
+    noise = torch.Generator().manual_seed(4)
+    head = {
+        f"model.layers.{LAYERS + i}.{name}": torch.randn(*shape, generator=noise).bfloat16()
+        for i in range(MTP)
+        for name, shape in shapes.items()
+    }
+    save(folder, tensors_of(folder) | head)
+
+
+def change(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["text_config"] |= keys
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
+    """A checkpoint without a head, as transformers saves it, and its logits of IDS."""
+    folder = tmp_path_factory.mktemp("step") / "step-tiny"
+    logits = write_model(folder)
+    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
+    for path in vocabulary.glob("*token*"):
+        shutil.copy(path, folder)
+    return folder, logits
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """With a head and a published config, without the vision tower."""
+    folder = tmp_path_factory.mktemp("step") / "step-mtp"
+    shutil.copytree(trunk[0], folder)
+    add_head(folder)
+    towers = ("vision_model.", "vit_large_projector.")
+    save(folder, {n: t for n, t in tensors_of(folder).items() if not n.startswith(towers)})
+    (folder / "config.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("step") / "whole.gguf"
+    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
+    assert "MTP head in blocks 4 to 6" in text
+    return out
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    """Differences between two files. The factors of the rotation may differ by their rounding."""
+    ours, theirs = describe(found), describe(expected)
+    name = "rope_freqs.weight"
+    factors = [
+        {t.name: t.data for t in GGUFReader(path).tensors if t.name == name}
+        for path in (expected, found)
+    ]
+    if all(factors):
+        assert np.allclose(factors[0][name], factors[1][name], rtol=1e-6, atol=0)
+        ours, theirs = (
+            replace(d, tensors={n: t for n, t in d.tensors.items() if n != name})
+            for d in (ours, theirs)
+        )
+    return [
+        *tensor_differences(theirs.tensors, ours.tensors, order=False),
+        *metadata_differences(theirs, ours),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ((), ()),
+        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
+        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
+    ],
+)
+def test_files_are_upstreams(
+    options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "ours.gguf"
+    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
+    assert differences(convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags), out) == []
+
+
+def test_logits_are_those_of_transformers(
+    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    folder, expected = trunk
+    out = tmp_path / "f32.gguf"
+    text = succeed("convert", folder, "--no-mtp", "--quant", "F32", "-o", out)
+    assert "source tensors skipped: vision and audio towers" in text
+    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
+    model.eval(IDS)
+    found = np.array(model.scores[: len(IDS)])
+    model.close()
+    assert np.abs(expected).max() > 1
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_both_names_of_config_keys(
+    trunk: tuple[Path, np.ndarray[Any, Any]], checkpoint: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The same model with transformers' config, and its head by `--from`."""
+    out = tmp_path / "out.gguf"
+    succeed("convert", trunk[0], "--from", checkpoint, "--quant", "BF16", "-o", out)
+    named = [d for d in differences(whole, out) if not d.startswith("general.")]
+    assert named == []
+
+
+def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head.gguf"
+    succeed("extract", whole, "-o", head)
+    found = drafts([whole, head])
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
+def test_a_mix_and_a_graft(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    base, mixed, grafted = (tmp_path / f"{name}.gguf" for name in ("base", "mixed", "grafted"))
+    options = ("--quant", "Q4_K_M", "--mtp-f16", "--fastmtp", "512")
+    text = succeed("convert", checkpoint, *options, "-o", mixed)
+    assert "FastMTP 512 tokens, layout ids" in text
+    assert describe(mixed).tensors["blk.6.attn_q.weight"].type == "F16"
+    assert "can draft" in succeed("doctor", mixed)
+    succeed("strip", whole, "-o", base)
+    succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "--no-check", "-o", grafted)
+    assert differences(whole, grafted) == []
+    words = ("expected layout ids for step35",)
+    refused(
+        *(tmp_path, "convert", checkpoint, "--fastmtp", "512", "--fastmtp-layout", "table"),
+        *("-o", tmp_path / "x.gguf"),
+        words=words,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"layer_types": KINDS[:2]}, "layer_types: expected at least 4 entries"),
+        ({"layer_types": ["linear"] * 7}, "layer_types: expected entries full_attention and"),
+        ({"partial_rotary_factors": [1.0] * 7}, "partial_rotary_factors: expected 0.5, and 1 with"),
+        ({"rope_theta": [1e4]}, "rope_theta: expected at least 4 numbers"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type: expected default or llama3"),
+        ({"swiglu_limits": ["7"]}, "swiglu_limits: expected a list of numbers"),
+        ({"swiglu_limits": 7}, "swiglu_limits: expected a list of numbers"),
+        ({"moe_layers_enum": "a,b"}, "moe_layers_enum: expected numbers of layers"),
+        ({"moe_layers_enum": None}, "moe_layers_enum: expected numbers of layers"),
+        ({"moe_router_activation": "softmax"}, "moe_router_activation: expected sigmoid"),
+        ({"attention_other_setting": 3}, "attention_other_setting: expected an object, found 3"),
+        ({"use_qk_norm": False}, "use_qk_norm: expected true"),
+        ({"attention_bias": True}, "attention_bias: expected false, as in llama.cpp"),
+        ({"moe_every_n_layer": 2}, "moe_every_n_layer: expected 1"),
+        ({"norm_expert_weight": 1}, "norm_expert_weight: expected true or false"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2, but the checkpoint has"),
+    ],
+)
+def test_configs_that_llama_cpp_has_no_model_for(
+    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    change(folder, **keys)
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+
+
+def test_a_head_that_is_incomplete(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    save(
+        folder, {n: t for n, t in tensors_of(folder).items() if n != "model.layers.5.enorm.weight"}
+    )
+    words = ("model.layers.5.enorm.weight: expected shape [64] by the config, found no such",)
+    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=words)
