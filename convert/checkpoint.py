@@ -93,8 +93,8 @@ class Checkpoint:
         own = {name: t for name, t in self.tensors.items() if not self.in_head(name)}
         head = {name: t for name, t in other.tensors.items() if other.in_head(name)}
         counts = {LAYERS_KEY: other.mtp_layers()}
-        if other.text_config.get(APPENDED_KEY):
-            counts[APPENDED_KEY] = other.head_layers()
+        if layers := other.text_config.get(APPENDED_KEY):
+            counts[APPENDED_KEY] = layers
         config = {**self.config, **counts}
         if isinstance(config.get("text_config"), dict):
             config["text_config"] = {**config["text_config"], **counts}

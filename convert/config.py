@@ -17,6 +17,7 @@ _CLASSES = {
     "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "mimo_v2": "MiMoV2ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
     "step3p7": "Step3p7ForConditionalGeneration",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",

@@ -61,6 +61,19 @@ class Layer:
         if self.has(name):
             yield self.take(name, target, *shape)
 
+    def folded(
+        self,
+        name: str,
+        target: str,
+        count: int,
+        width: int,
+        arithmetic: Arithmetic = Arithmetic.NONE,
+    ) -> Target:
+        """The F32 target of a vector of `count` values as rows of `width`."""
+        source = self.claims.source(self.source + name, (count,))
+        recipe = Recipe((source,), arithmetic=arithmetic, width=width)
+        return Target(self.target + target, (width, count // width), recipe, F32)
+
     def stacked(self, parts: Mapping[str, int], target: str, width: int) -> Target:
         """One target of several tensors, given with their rows, one below the other."""
         sources = tuple(
@@ -162,13 +175,15 @@ def opened(checkpoint: Checkpoint, part: HeadChoice) -> Claims:
     return Claims(checkpoint, OTHER_TOWERS)
 
 
-def count_mtp_layers(checkpoint: Checkpoint, config: ConfigReader, part: HeadChoice) -> int:
-    """The number of MTP layers of the checkpoint.
+def count_mtp_layers(
+    checkpoint: Checkpoint, config: ConfigReader, part: HeadChoice, parts: int = 1
+) -> int:
+    """The number of MTP layers of the checkpoint, of which each is `parts` layers there.
 
     CheckpointError if the config and the tensors disagree, or if there is none and the part is the
     head.
     """
-    found, claimed = checkpoint.head_layers(), config.size(APPENDED_KEY, 0, least=0)
+    found, claimed = checkpoint.head_layers() // parts, config.size(APPENDED_KEY, 0, least=0)
     if part is HeadChoice.NONE:
         return found
     if not found and part is not HeadChoice.WITH_TRUNK:

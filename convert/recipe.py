@@ -34,6 +34,7 @@ class Recipe:
     joined: the sources have equally many rows, which are joined instead of stacked.
     row_order: row i of the target is row `row_order[i]` of the stack; None keeps the order.
     column_order: likewise for the columns.
+    width: the values of the only source, a vector, are rows of so many; None for one row.
     """
 
     sources: tuple[str, ...]
@@ -41,6 +42,7 @@ class Recipe:
     column_order: Order | None = None
     arithmetic: Arithmetic = Arithmetic.NONE
     joined: bool = False
+    width: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,16 @@ from mtp_gguf.gguf_tools.tensor_types import NVFP4
 from .checkpoint import Checkpoint, PlacedTensor
 from .quantized import weights_of
 from .recipe import Arithmetic, Order, Recipe, Target
-from .weights import Extent, Nvfp4Weight, Rows, Weight, nvfp4_blocks, nvfp4_group_order, row_count
+from .weights import (
+    Extent,
+    FoldedWeight,
+    Nvfp4Weight,
+    Rows,
+    Weight,
+    nvfp4_blocks,
+    nvfp4_group_order,
+    row_count,
+)
 
 
 class SourceRows:
@@ -34,7 +43,7 @@ class SourceRows:
         dtypes: dict[Recipe, np.dtype[Any]] = {}
         for target, rows in wanted:
             for weight, _, _ in self._read_for(target, rows):
-                weights[weight.name] = weight
+                weights[weight.name] = self._weights[weight.name]
             bounds[target.recipe] = self._bounds[target.recipe]
             dtypes[target.recipe] = self.dtype(target)
         parts = (part for weight in weights.values() for part in vars(weight).values())
@@ -147,20 +156,25 @@ class SourceRows:
         parts = [read(*part) for part in self._parts(recipe, start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=int(recipe.joined))
 
+    def _weight(self, recipe: Recipe, name: str) -> Weight:
+        """A source of a recipe, in the form that the recipe reads."""
+        weight = self._weights[name]
+        return weight if recipe.width is None else FoldedWeight(weight, recipe.width)
+
     def _parts(self, recipe: Recipe, start: int, stop: int) -> list[tuple[Weight, int, int]]:
         """The sources that rows `start` to `stop` of the stack come from, with their own rows."""
         bounds = self._bounds.get(recipe)
         if bounds is None:
-            heights = (row_count(self._weights[name]) for name in recipe.sources)
+            heights = (row_count(self._weight(recipe, name)) for name in recipe.sources)
             bounds = self._bounds[recipe] = [0, *accumulate(heights)]
         if recipe.joined:
-            return [(self._weights[name], start, stop) for name in recipe.sources]
+            return [(self._weight(recipe, name), start, stop) for name in recipe.sources]
         parts = []
         for index in range(bisect_right(bounds, start) - 1, len(recipe.sources)):
             above = bounds[index]
             if above >= stop:
                 break
-            weight = self._weights[recipe.sources[index]]
+            weight = self._weight(recipe, recipe.sources[index])
             low, high = max(start - above, 0), min(stop, bounds[index + 1]) - above
             if low < high:
                 parts.append((weight, low, high))

@@ -127,6 +127,46 @@ class PlainWeight:
 
 
 @dataclass(frozen=True, eq=False)
+class FoldedWeight:
+    """A vector as a matrix with rows of `width` values."""
+
+    weight: Weight
+    width: int
+
+    @property
+    def name(self) -> str:
+        """That of the vector."""
+        return self.weight.name
+
+    @property
+    def where(self) -> str:
+        """The file it is in."""
+        return self.weight.where
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        return (prod(self.weight.shape) // self.width, self.width)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the vector."""
+        return self.weight.dtype
+
+    def check(self) -> None:
+        """Raise CheckpointError if the vector cannot be read."""
+        self.weight.check()
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows of the matrix."""
+        return self.weight.rows(0, 1).reshape(-1, self.width)[start:stop]
+
+    def extent(self, start: int, stop: int) -> Extent:
+        """The bytes of the whole vector."""
+        return self.weight.extent(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
 class _QuantizedWeight:
     """A weight that is dequantized to F32. values: the tensor with the quantized values."""
 

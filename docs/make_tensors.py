@@ -86,9 +86,10 @@ NEXT_80B = (
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next, MiMo-V2 and Step 3.5, from
-its Hugging Face name to its name in the GGUF file. `python docs/make_tensors.py --write` generates
-this page from the converter's code, and a test compares the two.
+The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next, MiMo-V2, Step 3.5 and
+Nemotron 3, from its Hugging Face name to its name in the GGUF file.
+`python docs/make_tensors.py --write` generates this page from the converter's code, and a test
+compares the two.
 
 Shapes are in ggml order (row length first) and are those of the 9B dense model, of 35B-A3B, and of
 Qwen3-Next 80B-A3B where it differs. `i` counts the trunk's layers; the MTP block is block `N`,
@@ -229,6 +230,41 @@ MTP block with separate tensors, which llama.cpp's draft graph does not take.
 
 """
 
+NEMOTRON = """\
+## Nemotron 3 (`nemotron_h_moe`)
+
+A layer has Mamba 2, attention without positions, or experts (networks without a gate). `L` is
+`backbone.layers.i` (`blk.i`) in the trunk. The head is `mtp.layers.0`, with attention, and
+`mtp.layers.1`, with experts; both become `blk.N`:
+
+| Hugging Face | GGUF | transform |
+| --- | --- | --- |
+| `backbone.embeddings.weight`, `backbone.norm_f.weight` | `token_embd.weight`, \
+`output_norm.weight` | as it is |
+| `L.norm.weight` | `attn_norm.weight`; of `mtp.layers.1` `post_attention_norm.weight` | as it is |
+| `L.mixer.in_proj.weight`, `L.mixer.out_proj.weight` | `ssm_in.weight`, `ssm_out.weight` \
+| as it is |
+| `L.mixer.conv1d.weight`, `.bias` | `ssm_conv1d.weight`, `.bias` | squeezed |
+| `L.mixer.dt_bias`, `L.mixer.D` | `ssm_dt.bias`, `ssm_d` | as it is |
+| `L.mixer.A_log` | `ssm_a` | -exp(w) |
+| `L.mixer.norm.weight` | `ssm_norm.weight` | one row for each group |
+| `L.mixer.{q,k}_proj.weight` | `attn_{q,k}.weight` | the halves of a head's rows alternate |
+| `L.mixer.{v,o}_proj.weight` | `attn_v.weight`, `attn_output.weight` | as it is |
+| `L.mixer.gate.weight`, `L.mixer.gate.e_score_correction_bias` | `ffn_gate_inp.weight`, \
+`exp_probs_b.bias` | as it is |
+| `L.mixer.experts.*.{up,down}_proj.weight` | `ffn_{up,down}_exps.weight` | stacked |
+| `L.mixer.shared_experts.{up,down}_proj.weight` | `ffn_{up,down}_shexp.weight` | as it is |
+| `L.mixer.fc{1,2}_latent_proj.weight` | `ffn_latent_{down,up}.weight` | as it is |
+| `mtp.layers.0.{eh_proj,enorm,hnorm}.weight` | `nextn.{eh_proj,enorm,hnorm}.weight` | as it is |
+| `mtp.layers.1.final_layernorm.weight` | `nextn.shared_head_norm.weight` | as it is |
+
+Files have the tensors and metadata of llama.cpp's converter, and the trunk has transformers' logits
+(`tests/convert/test_nemotron_h.py`). One type differs: `ffn_gate_inp.weight` is F32 in the head,
+too. Models with dense layers, which have no head, are refused, and so are tokenizers other than
+byte-level BPE.
+
+"""
+
 DIFFERENCES = """\
 ## Metadata
 
@@ -341,6 +377,7 @@ def page() -> str:
         FLASH_NEXT,
         MIMO_V2,
         STEP35,
+        NEMOTRON,
         DIFFERENCES,
         *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,

@@ -142,7 +142,9 @@ BLOCKS: Mapping[str, NextnBlock] = {
         (
             *(*_CORE, *_QKV, *_POST_NORM, *_BIAS, *_weights("nextn.shared_head_norm")),
             *(name for name in (*_EXPERTS, *_SHARED) if name not in _GATES),
-        )
+        ),
+        in_checkpoints=True,
+        converted=True,
     ),
     "cohere2moe": NextnBlock((*_CORE, *_QKV, *_EXPERTS, *_SHARED)),
     "bailingmoe3": NextnBlock(

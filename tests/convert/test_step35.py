@@ -273,9 +273,11 @@ def test_logits_are_those_of_transformers(
 def test_both_names_of_config_keys(
     trunk: tuple[Path, np.ndarray[Any, Any]], checkpoint: Path, whole: Path, tmp_path: Path
 ) -> None:
-    """The same model with transformers' config, and its head by `--from`."""
-    out = tmp_path / "out.gguf"
-    succeed("convert", trunk[0], "--from", checkpoint, "--quant", "BF16", "-o", out)
+    """The same model with transformers' config, which knows no head, and its head by `--from`."""
+    out, folder = tmp_path / "out.gguf", tmp_path / "model"
+    shutil.copytree(trunk[0], folder)
+    change(folder, num_nextn_predict_layers=0)
+    succeed("convert", folder, "--from", checkpoint, "--quant", "BF16", "-o", out)
     named = [d for d in differences(whole, out) if not d.startswith("general.")]
     assert named == []
 
