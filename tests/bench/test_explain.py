@@ -189,6 +189,18 @@ def test_what_the_machine_makes_of_it(whole: Path, models: Models) -> None:
     assert "--split-mode none" in cause.fix
 
 
+def test_experts_on_the_cpu(models: Models) -> None:
+    """A head with random weights, so that no machine makes up for the experts of its drafts."""
+    found = explained(models.convert("moe-mixed", "--mtp-f16"))
+    [cause] = [cause for cause in found["causes"] if cause["code"] in MACHINE]
+    assert cause["code"] == "experts-on-cpu"
+    assert cause["measured"]["best_depth"] == 0
+    assert cause["measured"]["experts"] == 16
+    assert cause["measured"]["batch_of_2"] == pytest.approx(
+        found["measured"]["drafting"]["verify"][1] / found["measured"]["drafting"]["verify"][0]
+    )
+
+
 def test_what_cannot_be_explained(whole: Path, tmp_path: Path, models: Models) -> None:
     result = invoke("doctor", models.checkpoint("demo"), "--explain")
     check_refusal(result.exit_code, result.stderr, "--explain are for GGUF", code=2)
