@@ -51,7 +51,7 @@ class Added:
     after: str
 
 
-# What may differ from the declarations: fields that other versions of llama.cpp have, or lack.
+# What may differ from the declarations: fields that versions of llama.cpp have added or removed.
 _ADDED = {
     "llama_context_params": (
         Added("moe_cache_size", ctypes.c_size_t, "type_v"),  # in b11549
@@ -59,10 +59,7 @@ _ADDED = {
     ),
 }
 _REMOVED = {
-    "llama_context_params": (
-        "defrag_thold",  # removed in 1.0
-        "n_outputs_max_per_seq",  # not yet in 0.3.30's
-    ),
+    "llama_context_params": ("defrag_thold",),  # in 1.0
     "llama_model_params": ("lazy_mode",),  # not yet in 0.3.35's
 }
 

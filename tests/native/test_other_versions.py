@@ -2,8 +2,7 @@
 
     pytest -m slow -s tests/native/test_other_versions.py
 
-downloads the sources with pip and builds libllama, some minutes for each version; `-k` chooses one,
-such as "0.3.30".
+downloads the sources with pip and builds libllama, some minutes.
 """
 
 from __future__ import annotations
@@ -43,29 +42,23 @@ print(json.dumps(texts))
 """
 
 
-VERSIONS = {
-    "0.3.30": ("llama-cpp-python", "0.3.30", "vendor/llama.cpp"),
-    "b11549": ("xllamacpp", "2026.10.11549", "thirdparty/llama.cpp"),
-}
+@pytest.fixture(scope="module")
+def b11549(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("b11549")
+    return built(folder, "xllamacpp", "2026.10.11549", "thirdparty/llama.cpp", "llama", "ggml")
 
 
-@pytest.fixture(scope="module", params=[*VERSIONS.values()], ids=[*VERSIONS])
-def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the libraries of another version."""
-    return built(tmp_path_factory.mktemp("other"), *request.param, "llama", "ggml")
-
-
-def test_texts_and_drafts_are_those_of_the_pinned_version(libraries: Path, models: Models) -> None:
+def test_texts_and_drafts_are_those_of_the_pinned_version(b11549: Path, models: Models) -> None:
     model = models.gguf("demo", "Q4_K_M", "F16")
     written: list[Any] = [
-        json.loads(run_on(folder, "greedy_texts", model, json.dumps(asdict(WORK)), timeout=600))
-        for folder in (STOCK, libraries)
+        json.loads(run_on(libraries, "greedy_texts", model, json.dumps(asdict(WORK)), timeout=600))
+        for libraries in (STOCK, b11549)
     ]
     assert written[0] == written[1]
     assert written[1][-1]["tokens_per_cycle"] > 1.3
 
 
-def test_states_are_saved_and_restored(libraries: Path, models: Models) -> None:
-    first, second = answer(libraries, STATES, models.gguf("demo", "Q4_K_M", "F16"))
+def test_states_are_saved_and_restored(b11549: Path, models: Models) -> None:
+    first, second = answer(b11549, STATES, models.gguf("demo", "Q4_K_M", "F16"))
     assert len(first) == 20
     assert first == second
