@@ -127,7 +127,8 @@ def test_doctor(files: dict[str, Path]) -> None:
 def test_heads_that_no_checkpoint_gives(files: dict[str, Path], tmp_path: Path) -> None:
     """doctor names no graft that would be refused."""
     trunk = tmp_path / "trunk.gguf"
-    for name, source in (("step35", "OTHER.gguf"), ("glm4moe", "ORIGINAL")):
+    sources = {"hy_v3": "OTHER.gguf", "glm4moe": "ORIGINAL", "step35": "ORIGINAL"}
+    for name, source in sources.items():
         succeed("strip", files[name], "-o", trunk, "--overwrite")
         found = json.loads(invoke("doctor", trunk, "--json").output)
         assert f"--from {source}" in found["findings"][0]["fix"]
