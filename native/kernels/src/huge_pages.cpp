@@ -31,7 +31,10 @@ struct moved {
 void use_huge_pages(const void * data, size_t bytes) {
     const uintptr_t begin = (uintptr_t) data, end = (begin + bytes) & ~(page - 1);
     static moved & all = *new moved;  // threads may compute while the process ends
-    const std::lock_guard<std::mutex> lock(all.mutex);
+    const std::unique_lock<std::mutex> lock(all.mutex, std::try_to_lock);
+    if (!lock) {  // another pool is at it, or was when this process was forked
+        return;
+    }
     const auto known = all.ends.find(begin);
     // Memory that became smaller may be other memory at the same place, such as that of a new context.
     const bool grew = known != all.ends.end() && end >= known->second;
