@@ -22,7 +22,7 @@ from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoints import TINY, write_checkpoint
 from support.commands import invoke, refused, succeed
 from support.gguf_files import value_of
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.nextn_models import drafts
@@ -201,14 +201,6 @@ def whole(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def differences(expected: Path, found: Path) -> list[str]:
-    ours, theirs = describe(found), describe(expected)
-    return [
-        *tensor_differences(theirs.tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours),
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
@@ -222,14 +214,14 @@ def test_files_are_upstreams(
 ) -> None:
     out = tmp_path / "ours.gguf"
     succeed("convert", fused, *options, "--quant", "BF16", "-o", out)
-    assert differences(convert(fused, tmp_path / "theirs.gguf", "bf16", flags), out) == []
+    assert file_differences(convert(fused, tmp_path / "theirs.gguf", "bf16", flags), out) == []
 
 
 def test_separate_projections(split: Path, fused: Path, whole: Path, tmp_path: Path) -> None:
     """The trunk is upstream's. Of the head upstream makes a file that llama.cpp refuses."""
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     succeed("convert", split, "--no-mtp", "--quant", "BF16", "-o", ours)
-    assert differences(convert(split, theirs, "bf16", ("--no-mtp",)), ours) == []
+    assert file_differences(convert(split, theirs, "bf16", ("--no-mtp",)), ours) == []
     succeed("convert", fused, "--quant", "BF16", "-o", tmp_path / "fused.gguf")
     heads = [
         {name: t for name, t in describe(path).tensors.items() if name >= "blk.4."}
@@ -248,7 +240,7 @@ def test_blocks_of_several_devices(devices: int, fused: Path, tmp_path: Path) ->
     change(folder, quantization_config=block)
     out = tmp_path / "ours.gguf"
     succeed("convert", folder, "--quant", "F32", "-o", out)
-    assert differences(convert(folder, tmp_path / "theirs.gguf", "f32"), out) == []
+    assert file_differences(convert(folder, tmp_path / "theirs.gguf", "f32"), out) == []
 
 
 def test_experts_in_mxfp4(fused: Path, tmp_path: Path) -> None:
@@ -336,7 +328,7 @@ def test_a_mix_and_a_graft(split: Path, whole: Path, tmp_path: Path) -> None:
     assert "can draft" in succeed("doctor", mixed)
     succeed("strip", whole, "-o", trunk)
     succeed("graft", trunk, "--from", split, "--mtp-type", "BF16", "-o", grafted)
-    assert differences(whole, grafted) == []
+    assert file_differences(whole, grafted) == []
     assert "error" not in succeed("compare", grafted, split, "--all")
 
 

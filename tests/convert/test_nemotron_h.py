@@ -17,7 +17,7 @@ import pytest
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoints import TINY, write_checkpoint
 from support.commands import refused, succeed
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.nextn_models import drafts
@@ -159,14 +159,6 @@ def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def differences(expected: Path, found: Path) -> list[str]:
-    ours, theirs = describe(found), describe(expected)
-    return [
-        *tensor_differences(theirs.tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours),
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
@@ -182,7 +174,7 @@ def test_files_are_upstreams(
     succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
     theirs = convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags)
     of_head = [] if "--no-mtp" in flags else ["blk.5.ffn_gate_inp.weight: expected BF16, found F32"]
-    assert differences(theirs, out) == of_head  # upstream has F32 for those of the trunk
+    assert file_differences(theirs, out) == of_head  # upstream has F32 for those of the trunk
 
 
 def test_logits_are_those_of_transformers(
@@ -217,7 +209,7 @@ def test_a_mix_and_a_graft(
     assert "can draft" in succeed("doctor", checkpoint)
     succeed("strip", whole, "-o", base)
     succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "-o", grafted)
-    assert differences(whole, grafted) == []
+    assert file_differences(whole, grafted) == []
     assert "error" not in succeed("compare", grafted, checkpoint, "--all")
     succeed("convert", trunk[0], "--from", checkpoint, "--quant", "BF16", "-o", joined)
     assert describe(joined).tensors == describe(whole).tensors

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
-from .describe import Description, Tensor
+from .describe import Description, Tensor, describe
 
 # `ssm_a` is -exp(A_log). torch's exp is not correctly rounded: it misses by one unit in the last
 # place for about one value in a hundred, and not for the same ones on every CPU.
@@ -68,3 +69,12 @@ def metadata_differences(
             yield f"{key}: not in upstream's file ({b[key]})"
         elif a[key] != b[key]:
             yield f"{key}: expected {a[key]}, found {b[key]}"
+
+
+def file_differences(expected: Path, found: Path) -> list[str]:
+    """What differs between two files: tensors, in any order, and metadata."""
+    want, have = describe(expected), describe(found)
+    return [
+        *tensor_differences(want.tensors, have.tensors, order=False),
+        *metadata_differences(want, have),
+    ]
