@@ -12,8 +12,7 @@ seconds to the first token, and how many tokens were read.
 
 `writing`: while one slot decodes, another one reads a new conversation, is idle, and is written.
 The table has the speed of the first slot from half a second before the file appears until it is
-complete, at least a second, relative to its speed in the rest of the time in which the other slot
-is idle.
+complete, at least a second, relative to its speed afterwards, when both slots are as they were.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import shutil
 import threading
 import time
 import urllib.request
+from bisect import bisect
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -42,6 +42,8 @@ RESULT, ANSWER = 200, 32  # tokens that a turn adds
 CONTEXT = 4096  # of a slot, beyond the first tokens of a conversation
 SHORT, DECODED = 32, 3000  # tokens of the slot that decodes, at most
 WINDOW = 0.5  # seconds on each side of the moment at which a file appears
+REST = 4.0  # seconds of decoding afterwards, of which those after WINDOW are compared with
+QUIET = 4.0  # seconds; a slot is written after two
 
 
 def stream(url: str, prompt: list[int], tokens: int) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -105,9 +107,27 @@ def print_turns(arguments: argparse.Namespace, patched: Path, folder: Path) -> N
     print(f"| all | |{totals}")
 
 
+def settle(folder: Path) -> set[Path]:
+    """Wait until all slots that are idle have been written; the files that are there."""
+    files, since = set(folder.iterdir()), time.perf_counter()
+    while time.perf_counter() < since + QUIET:
+        time.sleep(0.1)
+        found = set(folder.iterdir())
+        if found != files:
+            files, since = found, time.perf_counter()
+    return files
+
+
+def speed(moments: list[float], start: float, end: float) -> float:
+    """Tokens per second of all intervals between tokens that have a part between start and end."""
+    first = max(bisect(moments, start) - 1, 0)
+    last = min(bisect(moments, end), len(moments) - 1)
+    return (last - first) / (moments[last] - moments[first])
+
+
 def speed_while_writing(url: str, prompt: list[int], folder: Path) -> tuple[float, float]:
     """The speed of a slot while another one is written, relative to its other speed; seconds."""
-    known = set(folder.glob("*.session"))
+    known = settle(folder)
     idle = began = ended = 0.0
 
     def watch() -> None:
@@ -117,8 +137,7 @@ def speed_while_writing(url: str, prompt: list[int], folder: Path) -> tuple[floa
         idle = time.perf_counter()
         while not began:
             time.sleep(0.005)
-            new = set(folder.glob("*.session")) - known
-            began = time.perf_counter() if new or any(folder.glob(".*.part")) else 0.0
+            began = time.perf_counter() if set(folder.iterdir()) - known else 0.0
         while not set(folder.glob("*.session")) - known:
             time.sleep(0.005)
         ended = time.perf_counter()
@@ -129,15 +148,12 @@ def speed_while_writing(url: str, prompt: list[int], folder: Path) -> tuple[floa
         if not moments:
             watcher.start()
         moments.append(moment)
-        if ended and moment > ended + 2 * WINDOW:
+        if ended and moment > ended + REST:
             break
     if not ended:
         raise SystemExit(f"nothing was written while {DECODED} tokens were decoded")
     start, end = began - WINDOW, max(began + WINDOW, ended)
-    inside = sum(start < moment <= end for moment in moments)
-    outside = sum(idle < moment <= start or end < moment for moment in moments)
-    rest = outside / (start - idle + moments[-1] - end)
-    return inside / (end - start) / rest, ended - began
+    return speed(moments, start, end) / speed(moments, end + WINDOW, moments[-1]), ended - began
 
 
 def print_writing(arguments: argparse.Namespace, patched: Path, folder: Path) -> None:
