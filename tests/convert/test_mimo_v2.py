@@ -6,7 +6,6 @@ are in FP8, with queries, keys and values in one tensor; they are imitated.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,14 +17,22 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from mtp_gguf.native.runtime import llama_cpp
-from support.checkpoints import TINY, write_checkpoint
 from support.commands import invoke, refused, succeed
 from support.gguf_files import value_of
 from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
-from support.upstream.nextn_models import drafts
+from support.upstream.families import (
+    Trunk,
+    change,
+    check_drafts,
+    check_logits,
+    check_refused,
+    save,
+    tensors_of,
+    with_head,
+    write_trunk,
+)
 
 pytestmark = [
     pytest.mark.upstream,
@@ -65,13 +72,10 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 5,
 }
 ROPE = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
-IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
 TOLERANCE = 8e-3  # of logits up to 4; a window of one token less shows as 0.5
 
 
-def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
-    import torch  # noqa: PLC0415
+def make() -> Any:
     from transformers.models.mimo_v2_flash.configuration_mimo_v2_flash import (  # noqa: PLC0415
         MiMoV2FlashConfig,
     )
@@ -79,102 +83,57 @@ def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         MiMoV2FlashForCausalLM,
     )
 
-    torch.manual_seed(3)
     partial = {"rope_type": "default", "partial_rotary_factor": ROPE["partial_rotary_factor"]}
     rope = {
         "full_attention": {**partial, "rope_theta": ROPE["rope_theta"]},
         "sliding_attention": {**partial, "rope_theta": ROPE["swa_rope_theta"]},
     }
-    model = MiMoV2FlashForCausalLM(MiMoV2FlashConfig(**SIZES, rope_parameters=rope)).float().eval()
-    with torch.no_grad():
-        for name, values in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name:
-                values.normal_(1, 0.2)
-            elif "sinks" in name or "correction" in name:
-                values.normal_(0, 0.2)
-            elif values.ndim > 1:
-                values.normal_(0, values.shape[-1] ** -0.5)
-        model = model.to(torch.bfloat16).float()
-        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
-        model.to(torch.bfloat16).save_pretrained(folder)
-    return logits
+    return MiMoV2FlashForCausalLM(MiMoV2FlashConfig(**SIZES, rope_parameters=rope))
 
 
-def change(folder: Path, **keys: Any) -> None:
-    """Set keys of config.json; None removes a key."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | keys
-    text = json.dumps({key: value for key, value in config.items() if value is not None})
-    path.write_text(text, encoding="utf-8")
+def spread(name: str) -> tuple[float, float] | None:
+    if "norm" in name:
+        return 1, 0.2
+    return (0, 0.2) if "sinks" in name or "correction" in name else None
 
 
-def tensors_of(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file  # noqa: PLC0415
-
-    found: dict[str, Any] = load_file(folder / "model.safetensors")
-    return found
-
-
-def save(folder: Path, tensors: dict[str, Any]) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    contiguous = {name: values.contiguous() for name, values in tensors.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def add_head(folder: Path) -> None:
-    """Add three MTP layers under the names of the published ones."""
-    import torch  # noqa: PLC0415
-
-    shapes = {
-        "enorm.weight": (WIDTH,),
-        "hnorm.weight": (WIDTH,),
-        "eh_proj.weight": (WIDTH, 2 * WIDTH),
-        "input_layernorm.weight": (WIDTH,),
-        "self_attn.q_proj.weight": (HEADS * KEY, WIDTH),
-        "self_attn.k_proj.weight": (KV_HEADS[1] * KEY, WIDTH),
-        "self_attn.v_proj.weight": (KV_HEADS[1] * VALUE, WIDTH),
-        "self_attn.o_proj.weight": (WIDTH, HEADS * VALUE),
-        "self_attn.attention_sink_bias": (HEADS,),
-        "pre_mlp_layernorm.weight": (WIDTH,),
-        "mlp.gate_proj.weight": (FFN, WIDTH),
-        "mlp.up_proj.weight": (FFN, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, FFN),
-        "final_layernorm.weight": (WIDTH,),
-    }
-    noise = torch.Generator().manual_seed(4)
-    head = {
-        f"model.mtp.layers.{i}.{name}": torch.randn(*shape, generator=noise).to(torch.bfloat16)
-        for i in range(MTP)
-        for name, shape in shapes.items()
-    }
-    save(folder, tensors_of(folder) | head)
+HEAD = {  # of a layer, under the names of the published ones
+    "enorm.weight": (WIDTH,),
+    "hnorm.weight": (WIDTH,),
+    "eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "input_layernorm.weight": (WIDTH,),
+    "self_attn.q_proj.weight": (HEADS * KEY, WIDTH),
+    "self_attn.k_proj.weight": (KV_HEADS[1] * KEY, WIDTH),
+    "self_attn.v_proj.weight": (KV_HEADS[1] * VALUE, WIDTH),
+    "self_attn.o_proj.weight": (WIDTH, HEADS * VALUE),
+    "self_attn.attention_sink_bias": (HEADS,),
+    "pre_mlp_layernorm.weight": (WIDTH,),
+    "mlp.gate_proj.weight": (FFN, WIDTH),
+    "mlp.up_proj.weight": (FFN, WIDTH),
+    "mlp.down_proj.weight": (WIDTH, FFN),
+    "final_layernorm.weight": (WIDTH,),
+}
 
 
 @pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
-    """A checkpoint without a head, as transformers saves it, and its logits of IDS."""
-    folder = tmp_path_factory.mktemp("mimo") / "mimo-tiny"
-    logits = write_model(folder)
-    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
-    for path in vocabulary.glob("*token*"):
-        shutil.copy(path, folder)
-    return folder, logits
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
+    return write_trunk(make, tmp_path_factory.mktemp("mimo") / "mimo-tiny", spread)
 
 
 @pytest.fixture(scope="module")
-def split(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def split(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a head, and a config that upstream reads.
 
     It reads that of a `mimo_v2_flash` through transformers, which renames what it needs.
     """
     folder = tmp_path_factory.mktemp("mimo") / "mimo-split"
-    shutil.copytree(trunk[0], folder)
+    with_head(
+        folder,
+        trunk[0],
+        {f"model.mtp.layers.{i}.{n}": shape for i in range(MTP) for n, shape in HEAD.items()},
+    )
     named = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"]}
     change(folder, rope_parameters=None, **ROPE, **named)
-    add_head(folder)
     return folder
 
 
@@ -297,26 +256,12 @@ def in_fp8(tensors: dict[str, Any], devices: int) -> Iterator[tuple[str, Any]]:
             yield name, values
 
 
-def test_logits_are_those_of_transformers(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
-    folder, expected = trunk
-    out = tmp_path / "f32.gguf"
-    succeed("convert", folder, "--quant", "F32", "-o", out)
-    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
-    model.eval(IDS)
-    found = np.array(model.scores[: len(IDS)])
-    model.close()
-    assert np.abs(expected).max() > 1
-    assert np.abs(found - expected).max() < TOLERANCE
+def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
+    check_logits(trunk, tmp_path, TOLERANCE)
 
 
 def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    head = tmp_path / "head.gguf"
-    succeed("extract", whole, "-o", head)
-    found = drafts([whole, head])
-    assert found[0] is not None
-    assert found[0] == found[1]
+    check_drafts(whole, tmp_path)
 
 
 def test_a_mix_and_a_graft(split: Path, whole: Path, tmp_path: Path) -> None:
@@ -333,7 +278,7 @@ def test_a_mix_and_a_graft(split: Path, whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_head_from_another_checkpoint(
-    trunk: tuple[Path, np.ndarray[Any, Any]], split: Path, whole: Path, tmp_path: Path
+    trunk: Trunk, split: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
     succeed("convert", trunk[0], "--from", split, "--quant", "BF16", "-o", out)
@@ -367,15 +312,10 @@ def test_vocabularies_are_for_our_own_drafting(split: Path, tmp_path: Path) -> N
 def test_configs_that_llama_cpp_has_no_model_for(
     keys: dict[str, Any], said: str, split: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(split, folder)
-    change(folder, **keys)
-    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+    check_refused(split, tmp_path, said, **keys)
 
 
-def test_a_head_that_the_config_promises(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
+def test_a_head_that_the_config_promises(trunk: Trunk, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(trunk[0], folder)
     change(folder, num_nextn_predict_layers=3)

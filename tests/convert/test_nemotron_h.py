@@ -5,22 +5,24 @@ Compared with the pinned llama.cpp's converter and with transformers' logits.
 
 from __future__ import annotations
 
-import json
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from mtp_gguf.native.runtime import llama_cpp
-from support.checkpoints import TINY, write_checkpoint
-from support.commands import refused, succeed
+from support.commands import succeed
 from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
-from support.upstream.nextn_models import drafts
+from support.upstream.families import (
+    Trunk,
+    check_drafts,
+    check_logits,
+    check_refused,
+    with_head,
+    write_trunk,
+)
 
 pytestmark = [
     pytest.mark.upstream,
@@ -53,13 +55,10 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "eos_token_id": 5,
 }
-IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
 TOLERANCE = 1e-2  # of logits up to 4
 
 
-def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
-    import torch  # noqa: PLC0415
+def make() -> Any:
     from transformers.models.nemotron_h.configuration_nemotron_h import (  # noqa: PLC0415
         NemotronHConfig,
     )
@@ -67,88 +66,47 @@ def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         NemotronHForCausalLM,
     )
 
-    torch.manual_seed(3)
-    model = NemotronHForCausalLM(NemotronHConfig(**SIZES)).float().eval()
-    with torch.no_grad():
-        for name, values in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or "dt_bias" in name:
-                values.normal_(1, 0.2)
-            elif "correction" in name or name.endswith(".D") or "conv1d.bias" in name:
-                values.normal_(0, 0.2)
-            elif values.ndim > 1:
-                values.normal_(0, values.shape[-1] ** -0.5)
-        model = model.to(torch.bfloat16).float()
-        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
-        model.to(torch.bfloat16).save_pretrained(folder)
-    return logits
+    return NemotronHForCausalLM(NemotronHConfig(**SIZES))
 
 
-def add_head(folder: Path) -> None:
-    """Add the two layers of the MTP head, under the names of the published ones."""
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
-
-    experts = {
-        f"1.mixer.experts.{i}.{part}": shape
-        for i in range(EXPERTS)
-        for part, shape in (
-            ("up_proj.weight", (EXPERT_FFN, LATENT)),
-            ("down_proj.weight", (LATENT, EXPERT_FFN)),
-        )
-    }
-    shapes = {
-        "0.enorm.weight": (WIDTH,),
-        "0.hnorm.weight": (WIDTH,),
-        "0.eh_proj.weight": (WIDTH, 2 * WIDTH),
-        "0.norm.weight": (WIDTH,),
-        "0.mixer.q_proj.weight": (HEADS * HEAD_DIM, WIDTH),
-        "0.mixer.k_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
-        "0.mixer.v_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
-        "0.mixer.o_proj.weight": (WIDTH, HEADS * HEAD_DIM),
-        "1.norm.weight": (WIDTH,),
-        "1.final_layernorm.weight": (WIDTH,),
-        "1.mixer.gate.weight": (EXPERTS, WIDTH),
-        "1.mixer.gate.e_score_correction_bias": (EXPERTS,),
-        "1.mixer.fc1_latent_proj.weight": (LATENT, WIDTH),
-        "1.mixer.fc2_latent_proj.weight": (WIDTH, LATENT),
-        "1.mixer.shared_experts.up_proj.weight": (SHARED_FFN, WIDTH),
-        "1.mixer.shared_experts.down_proj.weight": (WIDTH, SHARED_FFN),
-        **experts,
-    }
-    noise = torch.Generator().manual_seed(4)
-    path = folder / "model.safetensors"
-    head = {
-        f"mtp.layers.{name}": torch.randn(*shape, generator=noise).bfloat16()
-        for name, shape in shapes.items()
-    }
-    save_file(load_file(path) | head, path, metadata={"format": "pt"})
+def spread(name: str) -> tuple[float, float] | None:
+    if "norm" in name or "dt_bias" in name:
+        return 1, 0.2
+    around_zero = "correction" in name or name.endswith(".D") or "conv1d.bias" in name
+    return (0, 0.2) if around_zero else None
 
 
-def change(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | keys
-    path.write_text(json.dumps(config), encoding="utf-8")
+HEAD = {  # its two layers, under the names of the published ones
+    "0.enorm.weight": (WIDTH,),
+    "0.hnorm.weight": (WIDTH,),
+    "0.eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "0.norm.weight": (WIDTH,),
+    "0.mixer.q_proj.weight": (HEADS * HEAD_DIM, WIDTH),
+    "0.mixer.k_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+    "0.mixer.v_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+    "0.mixer.o_proj.weight": (WIDTH, HEADS * HEAD_DIM),
+    "1.norm.weight": (WIDTH,),
+    "1.final_layernorm.weight": (WIDTH,),
+    "1.mixer.gate.weight": (EXPERTS, WIDTH),
+    "1.mixer.gate.e_score_correction_bias": (EXPERTS,),
+    "1.mixer.fc1_latent_proj.weight": (LATENT, WIDTH),
+    "1.mixer.fc2_latent_proj.weight": (WIDTH, LATENT),
+    "1.mixer.shared_experts.up_proj.weight": (SHARED_FFN, WIDTH),
+    "1.mixer.shared_experts.down_proj.weight": (WIDTH, SHARED_FFN),
+    **{f"1.mixer.experts.{i}.up_proj.weight": (EXPERT_FFN, LATENT) for i in range(EXPERTS)},
+    **{f"1.mixer.experts.{i}.down_proj.weight": (LATENT, EXPERT_FFN) for i in range(EXPERTS)},
+}
 
 
 @pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
-    """A checkpoint without a head, as transformers saves it, and its logits of IDS."""
-    folder = tmp_path_factory.mktemp("nemotron") / "nemotron-tiny"
-    logits = write_model(folder)
-    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
-    for path in vocabulary.glob("*token*"):
-        shutil.copy(path, folder)
-    return folder, logits
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
+    return write_trunk(make, tmp_path_factory.mktemp("nemotron") / "nemotron-tiny", spread)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nemotron") / "nemotron-mtp"
-    shutil.copytree(trunk[0], folder)
-    add_head(folder)
-    return folder
+    return with_head(folder, trunk[0], {f"mtp.layers.{n}": shape for n, shape in HEAD.items()})
 
 
 @pytest.fixture(scope="module")
@@ -177,31 +135,15 @@ def test_files_are_upstreams(
     assert file_differences(theirs, out) == of_head  # upstream has F32 for those of the trunk
 
 
-def test_logits_are_those_of_transformers(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
-    folder, expected = trunk
-    out = tmp_path / "f32.gguf"
-    succeed("convert", folder, "--no-mtp", "--quant", "F32", "-o", out)
-    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
-    model.eval(IDS)
-    found = np.array(model.scores[: len(IDS)])
-    model.close()
-    assert np.abs(expected).max() > 1
-    assert np.abs(found - expected).max() < TOLERANCE
+def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
+    check_logits(trunk, tmp_path, TOLERANCE)
 
 
 def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    head = tmp_path / "head.gguf"
-    succeed("extract", whole, "-o", head)
-    found = drafts([whole, head])
-    assert found[0] is not None
-    assert found[0] == found[1]
+    check_drafts(whole, tmp_path)
 
 
-def test_a_mix_and_a_graft(
-    trunk: tuple[Path, np.ndarray[Any, Any]], checkpoint: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_mix_and_a_graft(trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
     base, mixed, grafted, joined = (tmp_path / f"{name}.gguf" for name in "abcd")
     succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
     assert describe(mixed).tensors["blk.5.attn_q.weight"].type == "F16"
@@ -235,7 +177,4 @@ def test_a_mix_and_a_graft(
 def test_configs_that_llama_cpp_has_no_model_for(
     keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    change(folder, **keys)
-    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+    check_refused(checkpoint, tmp_path, said, **keys)

@@ -6,7 +6,6 @@ model with the converter of llama.cpp b11549, which knows the head.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,12 +21,20 @@ from safetensors.numpy import load_file as load_numpy
 
 from mtp_gguf.gguf_tools.head import plain_shape
 from mtp_gguf.native.runtime import llama_cpp
-from support.checkpoints import TINY, write_checkpoint
 from support.commands import refused, succeed
 from support.gguf_files import value_of
 from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import Description, describe
+from support.upstream.families import (
+    Trunk,
+    check_logits,
+    check_refused,
+    save,
+    tensors_of,
+    with_head,
+    write_trunk,
+)
 
 pytestmark = [
     pytest.mark.upstream,
@@ -74,16 +81,13 @@ SIZES: dict[str, Any] = {
         "mrope_interleaved": True,
     },
 }
-IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
 TOLERANCE = 2e-3  # of logits up to 1.6; a wrong norm, order or constant shows as 0.05 to 1
 # Upstream reads the config through transformers, which renames full attention to indexed attention.
 # Then upstream finds no layer of the trunk that has an indexer.
 RATIOS = f"{ARCH}.attention.compress_ratios"
 
 
-def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
-    import torch  # noqa: PLC0415
+def make() -> Any:
     from transformers.models.qwen4_exp.configuration_qwen4_exp import (  # noqa: PLC0415
         Qwen4ExpTextConfig,
     )
@@ -91,68 +95,41 @@ def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         Qwen4ExpForCausalLM,
     )
 
-    torch.manual_seed(3)
-    model = Qwen4ExpForCausalLM(Qwen4ExpTextConfig(**SIZES)).float().eval()
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if "norm" in name or "dt_bias" in name:
-                values.normal_(0, 0.2)
-            elif values.ndim > 1:
-                values.normal_(0, values.shape[-1] ** -0.5)
-        model = model.to(torch.bfloat16).float()
-        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
-        model.to(torch.bfloat16).save_pretrained(folder)
-    return logits
+    return Qwen4ExpForCausalLM(Qwen4ExpTextConfig(**SIZES))
 
 
-def add_head(folder: Path) -> None:
-    """Add an MTP head, which transformers does not load, under the names of the published one."""
-    import torch  # noqa: PLC0415
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+def spread(name: str) -> tuple[float, float] | None:
+    return (0, 0.2) if "norm" in name or "dt_bias" in name else None
 
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    shapes = {
-        "fc_embedding.weight": (WIDTH, WIDTH),
-        "fc_hidden.weight": (WIDTH, WIDTH),
-        "pre_fc_norm_embedding.weight": (WIDTH,),
-        "pre_fc_norm_hidden.weight": (STREAMS * WIDTH,),
-        "hyper_connection_mixer.hc_norm.weight": (STREAMS * WIDTH,),
-        "hyper_connection_mixer.input_mix_weight_down.weight": (RANK, STREAMS * WIDTH),
-        "hyper_connection_mixer.input_mix_weight_up.weight": (STREAMS * WIDTH, RANK),
-    }
+
+HEAD = {  # beside its layer, under the names of the published one; transformers does not load it
+    "fc_embedding.weight": (WIDTH, WIDTH),
+    "fc_hidden.weight": (WIDTH, WIDTH),
+    "pre_fc_norm_embedding.weight": (WIDTH,),
+    "pre_fc_norm_hidden.weight": (STREAMS * WIDTH,),
+    "hyper_connection_mixer.hc_norm.weight": (STREAMS * WIDTH,),
+    "hyper_connection_mixer.input_mix_weight_down.weight": (RANK, STREAMS * WIDTH),
+    "hyper_connection_mixer.input_mix_weight_up.weight": (STREAMS * WIDTH, RANK),
+}
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
+    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-tiny"
+    return write_trunk(make, folder, spread)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     like = f"model.layers.{LAYERS - 1}."
-    shapes |= {
+    layer = {
         f"layers.0.{name.removeprefix(like)}": tuple(values.shape)
-        for name, values in tensors.items()
+        for name, values in tensors_of(trunk[0]).items()
         if name.startswith(like)
     }
-    noise = torch.Generator().manual_seed(4)
-    for name, shape in shapes.items():
-        values = torch.randn(*shape, generator=noise) * 0.05
-        tensors[f"mtp.{name}"] = values.to(torch.bfloat16)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
-    """A checkpoint without a head, and its logits of IDS by transformers."""
-    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-tiny"
-    logits = write_model(folder)
-    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
-    for path in vocabulary.glob("*token*"):
-        shutil.copy(path, folder)
-    return folder, logits
-
-
-@pytest.fixture(scope="module")
-def checkpoint(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+    head = {f"mtp.{name}": shape for name, shape in (HEAD | layer).items()}
     folder = tmp_path_factory.mktemp("flash-next") / "flash-next-mtp"
-    shutil.copytree(trunk[0], folder)
-    add_head(folder)
-    return folder
+    return with_head(folder, trunk[0], head, scale=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -219,18 +196,8 @@ def test_the_head_is_that_of_the_checkpoint(checkpoint: Path, whole: Path) -> No
     assert np.array_equal(np.concatenate(parts), both)
 
 
-def test_logits_are_those_of_transformers(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
-    folder, expected = trunk
-    out = tmp_path / "f32.gguf"
-    succeed("convert", folder, "--quant", "F32", "-o", out)
-    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
-    model.eval(IDS)
-    found = np.array(model.scores[: len(IDS)])
-    model.close()
-    assert np.abs(expected).max() > 1
-    assert np.abs(found - expected).max() < TOLERANCE
+def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
+    check_logits(trunk, tmp_path, TOLERANCE)
 
 
 def test_a_mix(checkpoint: Path, tmp_path: Path) -> None:
@@ -248,21 +215,12 @@ def test_graft_from_the_checkpoint(checkpoint: Path, whole: Path, tmp_path: Path
     assert value_of(out, RATIOS) == [0, 0, 0, 4, 4]
 
 
-def change(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | keys
-    path.write_text(json.dumps(config), encoding="utf-8")
-
-
 def change_tensor(folder: Path, name: str, changed: Callable[[Any], Any]) -> None:
     """Replace a tensor by what `changed` makes of it; None removes it."""
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
-
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
+    tensors = tensors_of(folder)
     full = f"model.layers.1.ple.ple_embedding.{name}"
     tensors[full] = changed(tensors[full])
-    save_file({n: t for n, t in tensors.items() if t is not None}, path, metadata={"format": "pt"})
+    save(folder, {n: t for n, t in tensors.items() if t is not None})
 
 
 @pytest.mark.parametrize(
@@ -284,10 +242,7 @@ def change_tensor(folder: Path, name: str, changed: Callable[[Any], Any]) -> Non
 def test_configs_that_llama_cpp_has_no_model_for(
     keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    change(folder, **keys)
-    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+    check_refused(checkpoint, tmp_path, said, **keys)
 
 
 @pytest.mark.parametrize(
@@ -305,5 +260,5 @@ def test_damaged_embeddings(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
-    change_tensor(folder, name, lambda t: None if (c := changed(t)) is None else c.contiguous())
+    change_tensor(folder, name, changed)
     refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))

@@ -16,13 +16,21 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from mtp_gguf.native.runtime import llama_cpp
-from support.checkpoints import TINY, write_checkpoint
 from support.commands import refused, succeed
 from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
-from support.upstream.nextn_models import drafts
+from support.upstream.families import (
+    Trunk,
+    change,
+    check_drafts,
+    check_logits,
+    check_refused,
+    save,
+    tensors_of,
+    with_head,
+    write_trunk,
+)
 
 pytestmark = [
     pytest.mark.upstream,
@@ -85,13 +93,10 @@ PUBLISHED = {
     "model_type": "step",  # upstream reads a known one through transformers, which renames keys
     "text_config": TEXT_CONFIG,
 }
-IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
 TOLERANCE = 1e-2  # of logits up to 4
 
 
-def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Write a random trunk, as transformers saves it, and return its logits of IDS."""
-    import torch  # noqa: PLC0415
+def make() -> Any:
     from transformers.models.step3p7.configuration_step3p7 import (  # noqa: PLC0415
         Step3p7Config,
         Step3p7TextConfig,
@@ -101,7 +106,6 @@ def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         Step3p7ForConditionalGeneration,
     )
 
-    torch.manual_seed(3)
     rope = {
         kind: {"rope_type": "default", "rope_theta": THETAS[kind], "partial_rotary_factor": part}
         for kind, part in ((FULL, 0.5), (WINDOW, 1.0))
@@ -119,92 +123,50 @@ def write_model(folder: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
         rope_parameters=rope,
     )
     tower = Step3p7VisionConfig(width=32, layers=1, heads=2, image_size=28, patch_size=14)
-    config = Step3p7Config(text_config=text, vision_config=tower)
-    model = Step3p7ForConditionalGeneration(config).float().eval()
-    with torch.no_grad():
-        for name, values in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or "correction" in name:
-                values.normal_(0, 0.2)
-            elif values.ndim > 1 and values.is_floating_point():
-                values.normal_(0, values.shape[-1] ** -0.5)
-        model = model.to(torch.bfloat16).float()
-        logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([IDS])).logits[0].numpy()
-        model.to(torch.bfloat16).save_pretrained(folder)
-    return logits
+    return Step3p7ForConditionalGeneration(Step3p7Config(text_config=text, vision_config=tower))
 
 
-def tensors_of(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file  # noqa: PLC0415
-
-    found: dict[str, Any] = load_file(folder / "model.safetensors")
-    return found
+def spread(name: str) -> tuple[float, float] | None:
+    return (0, 0.2) if "norm" in name or "correction" in name else None
 
 
-def save(folder: Path, tensors: dict[str, Any]) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def add_head(folder: Path) -> None:
-    """Add three MTP layers under the names of the published ones."""
-    import torch  # noqa: PLC0415
-
-    queries, keys = WINDOW_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    shapes = {
-        "eh_proj.weight": (WIDTH, 2 * WIDTH),
-        "enorm.weight": (WIDTH,),
-        "hnorm.weight": (WIDTH,),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
-        "mlp.gate_proj.weight": (FFN, WIDTH),
-        "mlp.up_proj.weight": (FFN, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, FFN),
-        "self_attn.q_proj.weight": (queries, WIDTH),
-        "self_attn.k_proj.weight": (keys, WIDTH),
-        "self_attn.v_proj.weight": (keys, WIDTH),
-        "self_attn.o_proj.weight": (WIDTH, queries),
-        "self_attn.g_proj.weight": (WINDOW_HEADS, WIDTH),
-        "self_attn.q_norm.weight": (HEAD_DIM,),
-        "self_attn.k_norm.weight": (HEAD_DIM,),
-        "transformer.shared_head.norm.weight": (WIDTH,),
-        "transformer.shared_head.output.weight": (VOCAB, WIDTH),
-    }
-    noise = torch.Generator().manual_seed(4)
-    head = {
-        f"model.layers.{LAYERS + i}.{name}": torch.randn(*shape, generator=noise).bfloat16()
-        for i in range(MTP)
-        for name, shape in shapes.items()
-    }
-    save(folder, tensors_of(folder) | head)
-
-
-def change(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["text_config"] |= keys
-    path.write_text(json.dumps(config), encoding="utf-8")
+QUERIES, KEYS = WINDOW_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+HEAD = {  # of a layer, under the names of the published ones
+    "eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "enorm.weight": (WIDTH,),
+    "hnorm.weight": (WIDTH,),
+    "input_layernorm.weight": (WIDTH,),
+    "post_attention_layernorm.weight": (WIDTH,),
+    "mlp.gate_proj.weight": (FFN, WIDTH),
+    "mlp.up_proj.weight": (FFN, WIDTH),
+    "mlp.down_proj.weight": (WIDTH, FFN),
+    "self_attn.q_proj.weight": (QUERIES, WIDTH),
+    "self_attn.k_proj.weight": (KEYS, WIDTH),
+    "self_attn.v_proj.weight": (KEYS, WIDTH),
+    "self_attn.o_proj.weight": (WIDTH, QUERIES),
+    "self_attn.g_proj.weight": (WINDOW_HEADS, WIDTH),
+    "self_attn.q_norm.weight": (HEAD_DIM,),
+    "self_attn.k_norm.weight": (HEAD_DIM,),
+    "transformer.shared_head.norm.weight": (WIDTH,),
+    "transformer.shared_head.output.weight": (VOCAB, WIDTH),
+}
 
 
 @pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray[Any, Any]]:
-    """A checkpoint without a head, as transformers saves it, and its logits of IDS."""
-    folder = tmp_path_factory.mktemp("step") / "step-tiny"
-    logits = write_model(folder)
-    vocabulary = write_checkpoint(tmp_path_factory.mktemp("words") / "words", TINY)
-    for path in vocabulary.glob("*token*"):
-        shutil.copy(path, folder)
-    return folder, logits
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
+    return write_trunk(make, tmp_path_factory.mktemp("step") / "step-tiny", spread)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a head and a published config, without the vision tower."""
     folder = tmp_path_factory.mktemp("step") / "step-mtp"
-    shutil.copytree(trunk[0], folder)
-    add_head(folder)
+    head = {
+        f"model.layers.{LAYERS + i}.{name}": shape
+        for i in range(MTP)
+        for name, shape in HEAD.items()
+    }
+    with_head(folder, trunk[0], head)
     towers = ("vision_model.", "vit_large_projector.")
     save(folder, {n: t for n, t in tensors_of(folder).items() if not n.startswith(towers)})
     (folder / "config.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
@@ -255,39 +217,25 @@ def test_files_are_upstreams(
     assert differences(convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags), out) == []
 
 
-def test_logits_are_those_of_transformers(
-    trunk: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
-    folder, expected = trunk
-    out = tmp_path / "f32.gguf"
-    text = succeed("convert", folder, "--no-mtp", "--quant", "F32", "-o", out)
-    assert "source tensors skipped: vision and audio towers" in text
-    model = llama_cpp.Llama(str(out), n_ctx=64, verbose=False, logits_all=True)
-    model.eval(IDS)
-    found = np.array(model.scores[: len(IDS)])
-    model.close()
-    assert np.abs(expected).max() > 1
-    assert np.abs(found - expected).max() < TOLERANCE
+def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
+    said = check_logits(trunk, tmp_path, TOLERANCE)
+    assert "source tensors skipped: vision and audio towers" in said
 
 
 def test_both_names_of_config_keys(
-    trunk: tuple[Path, np.ndarray[Any, Any]], checkpoint: Path, whole: Path, tmp_path: Path
+    trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path
 ) -> None:
     """The same model with transformers' config, which knows no head, and its head by `--from`."""
     out, folder = tmp_path / "out.gguf", tmp_path / "model"
     shutil.copytree(trunk[0], folder)
-    change(folder, num_nextn_predict_layers=0)
+    change(folder, inside="text_config", num_nextn_predict_layers=0)
     succeed("convert", folder, "--from", checkpoint, "--quant", "BF16", "-o", out)
     named = [d for d in differences(whole, out) if not d.startswith("general.")]
     assert named == []
 
 
 def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    head = tmp_path / "head.gguf"
-    succeed("extract", whole, "-o", head)
-    found = drafts([whole, head])
-    assert found[0] is not None
-    assert found[0] == found[1]
+    check_drafts(whole, tmp_path)
 
 
 def test_a_mix_and_a_graft(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
@@ -332,10 +280,7 @@ def test_a_mix_and_a_graft(checkpoint: Path, whole: Path, tmp_path: Path) -> Non
 def test_configs_that_llama_cpp_has_no_model_for(
     keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    change(folder, **keys)
-    refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+    check_refused(checkpoint, tmp_path, said, inside="text_config", **keys)
 
 
 def test_a_head_that_is_incomplete(checkpoint: Path, tmp_path: Path) -> None:
