@@ -6,22 +6,45 @@ dflash.cpp).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import quantize
 
 from mtp_gguf.gguf_tools.model import open_model
 
-HEADS, SIZE, FFN, RANK, BLOCK = 2, 32, 64, 8, 4
+BLOCK = 4  # tokens that DFlash drafts at once
 
 
-def write_drafter(path: Path, kind: str, trunk: Path, **changed: Any) -> Path:
+@dataclass(frozen=True)
+class Shape:
+    """Of the drafter's layer: heads, elements of a key, width of the network; DSpark's rank."""
+
+    heads: int = 2
+    key: int = 32
+    feed: int = 64
+    rank: int = 8
+
+
+TINY = Shape()
+
+
+def write_drafter(
+    path: Path,
+    kind: str,
+    trunk: Path,
+    shape: Shape = TINY,
+    quant: GGMLQuantizationType = GGMLQuantizationType.F32,
+    **changed: Any,
+) -> Path:
     """A drafter for `trunk`, with its tokenizer.
 
-    kind: eagle3, dflash, dspark or assistant. changed: other values of keys, without the
-    architecture; None leaves a key out. `d2t`: number of tokens that it drafts from.
+    kind: eagle3, dflash, dspark or assistant. quant: of its matrices. changed: other values of
+    keys, without the architecture; None leaves a key out. `d2t`: number of tokens that it drafts
+    from.
     """
     with open_model(trunk) as model:
         assert model.architecture is not None
@@ -36,12 +59,12 @@ def write_drafter(path: Path, kind: str, trunk: Path, **changed: Any) -> Path:
         "block_count": 1,
         "context_length": 256,
         "embedding_length": width,
-        "feed_forward_length": FFN,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": HEADS,
-        "attention.key_length": SIZE,
-        "attention.value_length": SIZE,
-        "rope.dimension_count": SIZE,
+        "feed_forward_length": shape.feed,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.heads,
+        "attention.key_length": shape.key,
+        "attention.value_length": shape.key,
+        "rope.dimension_count": shape.key,
         "attention.layer_norm_rms_epsilon": 1e-6,
     }
     own: dict[str, dict[str, Any]] = {
@@ -64,13 +87,17 @@ def write_drafter(path: Path, kind: str, trunk: Path, **changed: Any) -> Path:
     if architecture == "dflash":
         writer.add_mask_token_id(0)
     rows = small or tokens
-    shapes = _shapes(kind, width, len(keys.get("target_layers", ())), rows)
+    shapes = _shapes(kind, width, len(keys.get("target_layers", ())), rows, shape)
     if kind == "dspark":
-        shapes |= {"markov_w1.weight": (RANK, tokens), "markov_w2.weight": (RANK, rows)}
+        markov = {"markov_w1.weight": tokens, "markov_w2.weight": rows}
+        shapes |= {name: (shape.rank, n) for name, n in markov.items()}
     noise = np.random.default_rng(1)
-    for name, shape in shapes.items():
-        values = noise.normal(0, shape[0] ** -0.5, shape[::-1]).astype(np.float32)
-        writer.add_tensor(name, np.ones_like(values) if "norm" in name else values)
+    for name, sizes in shapes.items():
+        if "norm" in name:
+            writer.add_tensor(name, np.ones(sizes[::-1], np.float32))
+        else:
+            values = noise.standard_normal(sizes[::-1], np.float32) * np.float32(sizes[0] ** -0.5)
+            writer.add_tensor(name, quantize(values, quant), raw_dtype=quant)
     if small:
         writer.add_tensor("d2t", np.arange(small, dtype=np.int64))
     writer.write_header_to_file()
@@ -91,11 +118,13 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def _shapes(kind: str, width: int, layers: int, rows: int) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    kind: str, width: int, layers: int, rows: int, shape: Shape
+) -> dict[str, tuple[int, ...]]:
     """In ggml's order."""
     eagle = kind == "eagle3"
     read = (2 if eagle else 1) * width
-    heads = HEADS * SIZE
+    heads = shape.heads * shape.key
     shapes: dict[str, tuple[int, ...]] = {
         "output_norm.weight": (width,),
         "output.weight": (width, rows),
@@ -105,13 +134,13 @@ def _shapes(kind: str, width: int, layers: int, rows: int) -> dict[str, tuple[in
         "blk.0.attn_v.weight": (read, heads),
         "blk.0.attn_output.weight": (heads, width),
         "blk.0.ffn_norm.weight": (width,),
-        "blk.0.ffn_gate.weight": (width, FFN),
-        "blk.0.ffn_up.weight": (width, FFN),
-        "blk.0.ffn_down.weight": (FFN, width),
+        "blk.0.ffn_gate.weight": (width, shape.feed),
+        "blk.0.ffn_up.weight": (width, shape.feed),
+        "blk.0.ffn_down.weight": (shape.feed, width),
     }
     if layers:
         shapes["fc.weight"] = (layers * width, width)
     if eagle:
         return shapes | {"blk.0.attn_norm_2.weight": (width,)}
-    norms = {f"blk.0.attn_{part}_norm.weight": (SIZE,) for part in ("q", "k")}
+    norms = {f"blk.0.attn_{part}_norm.weight": (shape.key,) for part in ("q", "k")}
     return shapes | norms | {"enc.output_norm.weight": (width,)}
