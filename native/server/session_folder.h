@@ -25,10 +25,14 @@
 #include <thread>
 #include <vector>
 
+#if !defined(_WIN32)
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#endif
 #if defined(__linux__)
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace mtp {
@@ -397,12 +401,39 @@ private:
         std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now(), error);
     }
 
-    // Of a server that was killed while it wrote, and not of one that writes.
+    // A lock on an unfinished file, which ends with the process that writes it. Without locks, on Windows and some file
+    // systems, nobody has it.
+    struct WriterLock {
+        int  fd   = -1;
+        bool held = false;
+
+        explicit WriterLock(const std::filesystem::path & part) {
+#if !defined(_WIN32)
+            fd   = open(part.c_str(), O_RDWR | O_CLOEXEC);
+            held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+#else
+            (void) part;
+#endif
+        }
+        ~WriterLock() {
+#if !defined(_WIN32)
+            if (fd >= 0) {
+                close(fd);
+            }
+#endif
+        }
+        WriterLock(const WriterLock &) = delete;
+    };
+
+    // Of servers that were killed while they wrote, and not of one that writes: it may be about to lock the file.
     void remove_leftovers() const {
         for (const auto & entry : entries()) {
             std::error_code error;
             const auto age = std::filesystem::file_time_type::clock::now() - entry.last_write_time(error);
-            if (!error && entry.path().extension() == ".part" && age > std::chrono::minutes(10)) {
+            if (error || entry.path().extension() != ".part") {
+                continue;
+            }
+            if (age > std::chrono::minutes(10) || (age > std::chrono::seconds(1) && WriterLock(entry.path()).held)) {
                 std::filesystem::remove(entry.path(), error);
             }
         }
@@ -478,12 +509,16 @@ private:
 
         char name[32];
         snprintf(name, sizeof(name), "server-%08x%08x", crc32(tokens.data(), tokens.size()), crc32(text.data(), text.size()));
-        make_room(size);
+        if (!make_room(size)) {
+            SRV_INF("%s", "sessions: unfinished files leave no room for another one\n");
+            return;
+        }
         const auto part = folder_ / ("." + std::string(name) + "-" + std::to_string((uint64_t) ggml_time_us()) + ".part");
         try {
             std::ofstream file;
             file.exceptions(std::ios::failbit | std::ios::badbit);
             file.open(part, std::ios::binary);
+            const WriterLock lock(part);
             std::error_code error;
             std::filesystem::permissions(part, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write, error);
             file.write(prefix, sizeof(prefix));
@@ -502,8 +537,8 @@ private:
     }
 
     // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit. Unfinished files
-    // count, too.
-    void make_room(uint64_t size) const {
+    // count, too; false if these leave no room.
+    bool make_room(uint64_t size) const {
         remove_leftovers();
         struct File {
             std::filesystem::file_time_type time;
@@ -526,12 +561,13 @@ private:
         std::sort(files.begin(), files.end(), [](const File & a, const File & b) { return a.time < b.time; });
         for (const File & file : files) {
             if (all <= limit_) {
-                return;
+                break;
             }
             std::error_code error;
             std::filesystem::remove(file.path, error);
             all -= file.size;
         }
+        return all <= limit_;
     }
 
     // Removes the files whose conversations `tokens` continues.

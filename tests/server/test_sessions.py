@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -209,18 +210,38 @@ def test_the_least_recently_used_go_first(
 def test_unfinished_files_count(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
-    """That of a server that was killed a moment ago stays, and takes a part of the size."""
+    """One that another server writes takes a part of the size; one whose server is dead goes."""
     folder, _ = saved
     largest = max(path.stat().st_size for path in sessions(folder))
-    unfinished = folder / ".server-1.part"
-    unfinished.write_bytes(bytes(2 * largest))
+    written, left_over = folder / ".server-1.part", folder / ".server-2.part"
+    for path in (written, left_over):
+        path.write_bytes(bytes(2 * largest))
     n_mib = 4 * largest // 2**20 + 1
     options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
-        for first in range(20, 26):
-            client.complete([first, *PROMPT])
-    assert unfinished.exists()
+    with written.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as its server does
+        with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+            for first in range(20, 26):
+                client.complete([first, *PROMPT])
+    assert written.exists()
+    assert not left_over.exists()
     assert sum(path.stat().st_size for path in folder.iterdir()) <= n_mib << 20
+    assert sessions(folder)
+
+
+def test_no_room_beside_unfinished_files(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    folder, _ = saved
+    written = folder / ".server-1.part"
+    written.write_bytes(bytes(2**20))
+    options = ("--session-dir", folder, "--session-size", "1049K")  # 1 MiB
+    with written.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+            for first in range(20, 26):
+                client.complete([first, *PROMPT])
+    assert [path.name for path in folder.iterdir()] == [written.name]
 
 
 def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:

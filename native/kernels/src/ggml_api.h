@@ -39,6 +39,8 @@ struct type_traits_cpu {
 struct graph_hooks {
     int (*compute)(const ggml_cgraph * graph, int i, ggml_compute_params * params);
     void (*prefetch)(const ggml_cgraph * graph, int i, const ggml_compute_params * params, int lines);
+    int (*begin)(const ggml_cgraph * graph, int n_threads);
+    void (*end)(int n_threads);
 };
 
 // ggml-cpu's list of entries: `ggml_backend_cpu_get_extra_buffer_types()`, and what it was called in the first half of 2025.

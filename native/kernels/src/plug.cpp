@@ -3,6 +3,7 @@
 
 #include "mtp_kernels.h"
 
+#include "fewer_threads.h"
 #include "graph.h"
 #include "graph_loop.h"
 #include "grids.h"
@@ -99,8 +100,34 @@ void prefetch(const ggml_cgraph * graph, int i, const ggml_compute_params * para
     prefetch_next_product(*kernels, params, graph, i, lines, mul_mat);
 }
 
+// ggml divides the positions of its attention among threads, so its sums depend on their number. That of the kernels does not.
+bool depends_on_threads(const ggml_cgraph * graph) {
+    const int attention = op_number(attention_operation.name);
+    for (int i = 0; i < n_nodes(graph); i++) {
+        const ggml_tensor * node = node_at(graph, i);
+        if (node->op == attention && !will_compute(node, 1)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int begin(const ggml_cgraph * graph, int n_threads) {
+    if (n_threads == 1 || is_proving()) {
+        return n_threads;
+    }
+    const int n = begin_graph(n_threads);
+    return n < n_threads && depends_on_threads(graph) ? n_threads : n;
+}
+
+void end(int n_threads) {
+    if (n_threads > 1 && !is_proving()) {
+        end_graph();
+    }
+}
+
 void join_graph_loop() {
-    static const graph_hooks hooks = { compute_fused, prefetch };
+    static const graph_hooks hooks = { compute_fused, prefetch, begin, end };
     if (!ggml().has_graph_loop()) {
         return;
     }

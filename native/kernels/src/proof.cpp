@@ -216,10 +216,15 @@ bool is_proved(const operation & operation, const ggml_tensor * op, int n_thread
     if (candidate.load(std::memory_order_relaxed) == op) {
         return true;
     }
-    const uint64_t kind = kind_of(operation, op, n_threads);
-    const std::atomic<uint64_t> * at = look_up(kind);
-    return at && at->load(std::memory_order_acquire) == (kind | proved);
+    const auto has_proof = [&](int threads) {
+        const uint64_t kind = kind_of(operation, op, threads);
+        const std::atomic<uint64_t> * at = look_up(kind);
+        return at && at->load(std::memory_order_acquire) == (kind | proved);
+    };
+    return has_proof(n_threads) || (n_threads == 1 && has_proof(2));
 }
+
+bool is_proving() { return in_proof; }
 
 void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     if (in_proof) {

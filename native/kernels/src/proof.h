@@ -37,12 +37,16 @@ struct candidate_scope {
 // The kinds differ in the operation, its parameters, the types of its sources, its path, and whether there are several threads:
 // a process that computes with one must not get others, which forked children would wait for.
 
-// Whether the kernels' result was found to be ggml's. Called by every thread for every operation; locks nothing.
+// Whether the kernels' result was found to be ggml's; with several threads, it holds for one, too. Called by every thread for
+// every operation; locks nothing.
 bool is_proved(const operation & operation, const ggml_tensor * op, int n_threads);
 
 // Computes a small case of `op` in both ways, unless its kind is known, and remembers the result. A failure goes to the
 // standard error stream, one line for each kind. Not to be called while a graph is computed by this thread.
 void prove(const operation & operation, const ggml_tensor * op, int n_threads);
+
+// Whether this thread computes a small case.
+bool is_proving();
 
 // Whether ggml has to compute this operation: it is the small case's second computation.
 bool is_reference(const ggml_tensor * op);
