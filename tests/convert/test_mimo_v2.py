@@ -71,7 +71,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "eos_token_id": 5,
 }
-ROPE = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
+ROPE: dict[str, Any] = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
 TOLERANCE = 8e-3  # of logits up to 4; a window of one token less shows as 0.5
 
 
@@ -132,7 +132,7 @@ def split(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
         trunk[0],
         {f"model.mtp.layers.{i}.{n}": shape for i in range(MTP) for n, shape in HEAD.items()},
     )
-    named = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"]}
+    named: dict[str, Any] = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"]}
     change(folder, rope_parameters=None, **ROPE, **named)
     return folder
 
