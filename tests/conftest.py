@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from support.models import Dial, Models
 
 
+# Several tests compute at the same time, and threads of OpenMP that spin while they wait keep the
+# CPUs from those that they wait for. Each process reads this when it loads OpenMP.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
