@@ -233,9 +233,10 @@ def test_no_room_beside_unfinished_files(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
     folder, _ = saved
+    n_mib = max(path.stat().st_size for path in sessions(folder)) // 2**20 + 1
     written = folder / ".server-1.part"
-    written.write_bytes(bytes(2**20))
-    options = ("--session-dir", folder, "--session-size", "1049K")  # 1 MiB
+    written.write_bytes(bytes(n_mib << 20))
+    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
     with written.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
