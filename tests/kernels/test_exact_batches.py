@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 
+from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
 from mtp_gguf.native.runtime import VARIABLE
 from support.llama_libraries import CHOICE
@@ -28,17 +28,16 @@ print(json.dumps([has_product_kernels(), found.min_rows, found.max_rows, options
 
 def trunk(path: Path, *types: str) -> Path:
     """A file of one matrix of each type; no more than what is looked at."""
-    writer = gguf.GGUFWriter(path, "qwen35")
-    writer.add_block_count(len(types))
-    for i, name in enumerate(types):
-        kind = gguf.GGMLQuantizationType[name]
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        data = np.zeros((2, 256 // block * size), np.uint8)
-        writer.add_tensor(f"blk.{i}.ffn_up.weight", data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {
+        "general.architecture": Value(ValueType.STRING, "qwen35"),
+        "qwen35.block_count": Value(ValueType.U32, len(types)),
+    }
+    matrices = [
+        TensorSpec(f"blk.{i}.ffn_up.weight", (256, 2), BY_NAME[name])
+        for i, name in enumerate(types)
+    ]
+    layout = lay_out(keys, matrices)
+    path.write_bytes(layout.header.ljust(layout.size, b"\0"))
     return path
 
 
@@ -47,6 +46,7 @@ def trunk(path: Path, *types: str) -> Path:
     [
         (["Q4_K", "Q6_K", "F16", "Q8_0"], "", {}, (1, LANES_ROWS)),
         (["Q4_0", "Q3_K", "MXFP4", "IQ2_XS"], "", {}, (1, LANES_ROWS)),
+        (["NVFP4", "Q2_0"], "", {}, (1, LANES_ROWS)),
         (["Q4_K", "TQ1_0"], "", {}, (1, MAX_ROWS)),
         (["Q4_K", "Q8_0"], "0", {}, (2, MAX_ROWS)),
         (["Q4_K"], "", {"lora_path": "adapter.gguf"}, (2, MAX_ROWS)),

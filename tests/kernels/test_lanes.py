@@ -12,6 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.quantize.ggml import dequantize as decode
 from support.kernels.ggml_calls import Floats
 from support.kernels.results import (
     GOLDEN,
@@ -25,6 +27,7 @@ from support.kernels.results import (
 from support.kernels.sweep import (
     CACHES,
     LENGTHS,
+    PAIRS,
     QUERIES,
     SUPER_BLOCKS,
     columns,
@@ -89,7 +92,7 @@ def test_errors_are_within_the_budget_of_ggml(found: Arrays) -> None:
     for key in [key for key in found if key.startswith("weights/")]:
         name, shape = key.removeprefix("weights/").split()
         n, rows = map(int, shape.split("x"))
-        weights = dequantize(found[key], GGMLQuantizationType[name]).reshape(rows, n)
+        weights = decode(BY_NAME[name], found[key].tobytes()).reshape(rows, n)
         x, w = columns(n).astype(np.float64), weights.astype(np.float64)
         off = found[f"product/{name} {shape}/1/1"] - x @ w.T
         # of products with random columns of this size: one row's own may be near zero
@@ -113,6 +116,23 @@ def test_quants_have_the_same_bits_on_every_instruction_set(sweep: Sweep) -> Non
 @pytest.mark.parametrize("name", SUPER_BLOCKS)
 def test_quants_of_256_have_the_same_bits_on_every_cpu(found: Arrays, name: str) -> None:
     assert sha256(found[f"golden/{name}"].tobytes()).hexdigest() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_quants_of_64_have_the_same_bits_on_every_x86(found: Arrays, name: str) -> None:
+    if not X86:
+        pytest.skip("NEON has no kernels for them")
+    assert sha256(found[f"golden/{name}"].tobytes()).hexdigest() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_code_and_scale_of_blocks_of_64_is_that_of_ggml(found: Arrays, name: str) -> None:
+    blocks = found[f"blocks/{name}"].reshape(-1, BY_NAME[name].block_bytes)
+    if name == "NVFP4":
+        assert len(np.unique(blocks[:, :4])) == 256
+    exact = decode(BY_NAME[name], blocks.tobytes()).reshape(len(blocks), -1).T
+    for batch in found[f"units/{name}"]:
+        np.testing.assert_array_equal(batch, 127 * exact)
 
 
 def test_without_the_kernels_ggml_computes_as_before(sweep: Sweep) -> None:

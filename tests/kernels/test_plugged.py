@@ -104,6 +104,22 @@ for name, number in {**TYPES, "TQ1_0": 34, "Q1_0": 41}.items():
         computed.append(name)
 print(json.dumps([computed, sorted(ggml.plugged.types())]))
 """
+# In a fork whose Q2_0 has blocks of 128
+OTHER_BLOCKS = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import TYPES, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+before = ggml.plugged.types()
+traits = ggml.base.ggml_get_type_traits(TYPES["Q2_0"])
+page = ctypes.addressof(traits.contents) // 4096 * 4096
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), 8192, 3) == 0
+traits.contents.elements, traits.contents.bytes = 128, 34
+weights = np.zeros(8 * ggml.base.ggml_row_size(TYPES["Q2_0"], 512), np.uint8)
+ggml.strided_product(TYPES["Q2_0"], weights, 4, np.ones((4, 512), np.float32), 2)
+print(json.dumps([sorted(before - ggml.plugged.types()), ggml.plugged.computed("MUL_MAT")]))
+"""
 
 PLUG_IN_AGAIN = """
 import json, sys
@@ -352,6 +368,12 @@ def test_the_types_are_those_whose_products_are_computed() -> None:
     computed, said = llama_libraries.answer(stock, TYPES_COMPUTED, stock, library)
     assert sorted(computed) == said
     assert "Q4_K" in said
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NEON has no kernels for Q2_0")
+def test_a_type_with_other_blocks_is_left_to_ggml() -> None:
+    stock, library = stock_libraries(), native_library("mtp_kernels")
+    assert llama_libraries.answer(stock, OTHER_BLOCKS, stock, library) == [["Q2_0"], 0]
 
 
 @pytest.mark.parametrize("operations", ["0", "RMS_NORM"])

@@ -2,6 +2,8 @@
 
 #include "ggml_api.h"
 
+#include <cstring>
+
 namespace mtp {
 
 namespace {
@@ -10,6 +12,21 @@ namespace {
 ggml_type column_type(ggml_type weights) {
     const int64_t block = ggml().traits(weights)->block_size;
     return block == QK_K ? GGML_TYPE_Q8_K : block > 1 ? GGML_TYPE_Q8_0 : GGML_TYPE_F32;
+}
+
+// Whether the ggml that runs has the type with the blocks that the kernels read. Of the youngest types that is not certain:
+// older versions lack them, and forks have other types under their numbers and other blocks under the name Q2_0.
+bool is_known(ggml_type type) {
+    const auto has = [type](const char * name, int64_t elements, size_t bytes) {
+        const type_traits * traits = ggml().traits(type);  // perhaps behind an older version's table, where the sizes differ
+        return traits->block_size == elements && traits->type_size == bytes && !strcmp(traits->name, name);
+    };
+    switch (type) {
+        case GGML_TYPE_MXFP4: return has("mxfp4", 32, sizeof(block_mxfp4));
+        case GGML_TYPE_NVFP4: return has("nvfp4", 64, sizeof(block_nvfp4));
+        case GGML_TYPE_Q2_0:  return has("q2_0", 64, sizeof(block_q2_0));
+        default:              return true;
+    }
 }
 
 size_t block_bytes(ggml_type column) { return column == GGML_TYPE_Q8_K ? sizeof(block_q8_K) : sizeof(block_q8_0); }
@@ -53,9 +70,11 @@ columns prepare_columns(const kernel_set & kernels, const task & task, const ggm
     return { memory, { block_bytes(type), row, row * ne[1], row * ne[1] * ne[2] } };
 }
 
+bool have_products(const kernel_set & kernels, ggml_type weights) { return kernels.product(weights) && is_known(weights); }
+
 bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations) {
-    return !weights->extra && is_float(activations) && kernels.product(weights->type) && weights->ne[0] == activations->ne[0] &&
-           weights->nb[0] == ggml().traits(weights->type)->type_size;
+    return !weights->extra && is_float(activations) && have_products(kernels, weights->type) &&
+           weights->ne[0] == activations->ne[0] && weights->nb[0] == ggml().traits(weights->type)->type_size;
 }
 
 int64_t most_columns(const ggml_tensor * weights) {

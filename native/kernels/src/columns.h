@@ -23,6 +23,9 @@ size_t columns_size(const ggml_tensor * weights, const ggml_tensor * activations
 columns prepare_columns(const kernel_set & kernels, const task & task, const ggml_tensor * weights,
                         const ggml_tensor * activations, char * memory);
 
+// Whether the kernels multiply weights of this type.
+bool have_products(const kernel_set & kernels, ggml_type weights);
+
 // Whether there is a kernel for these weights and their activations.
 bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations);
 

@@ -155,6 +155,18 @@ struct block_mxfp4 {
 };
 static_assert(sizeof(block_mxfp4) == 17, "a block of 32 in 4.25 bits");
 
+struct block_nvfp4 {
+    uint8_t d[4];    // UE4M3 scales of 16 elements each
+    uint8_t qs[32];  // of each 16 elements 0 to 7 in the low halves, 8 to 15 in the high ones
+};
+static_assert(sizeof(block_nvfp4) == 36, "a block of 64 in 4.5 bits");
+
+struct block_q2_0 {
+    uint16_t d;
+    uint8_t qs[16];  // four consecutive elements in a byte, the first in the lowest bits
+};
+static_assert(sizeof(block_q2_0) == 18, "a block of 64 in 2.25 bits");
+
 struct block_q4_0 {
     uint16_t d;
     uint8_t qs[16];  // elements 0 to 15 in the low halves, 16 to 31 in the high ones

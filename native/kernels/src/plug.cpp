@@ -3,6 +3,7 @@
 
 #include "mtp_kernels.h"
 
+#include "columns.h"
 #include "fewer_threads.h"
 #include "graph.h"
 #include "graph_loop.h"
@@ -192,7 +193,7 @@ public:
 
     bool supports_op(void * device, const ggml_tensor * op) override {
         const ggml_tensor * weights = op->src[0];
-        if (weights && !weights->data && op->op < most_ops && by_number[op->op] && kernels->product(weights->type)) {
+        if (weights && !weights->data && op->op < most_ops && by_number[op->op] && have_products(*kernels, weights->type)) {
             return false;
         }
         return before->supports_op(device, op);
@@ -492,7 +493,7 @@ extern "C" size_t mtp_kernels_report(char * text, size_t size) {
 extern "C" size_t mtp_kernels_types(char * text, size_t size) {
     std::string all;
     for (int type = 0; plugged_in && type < GGML_TYPE_COUNT; type++) {
-        if (kernels->product((ggml_type) type)) {
+        if (have_products(*kernels, (ggml_type) type)) {
             all += (all.empty() ? "" : ",") + std::string(ggml().type_name((ggml_type) type));
         }
     }

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native.plugged_kernels import PluggedKernels, plug_in
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +39,8 @@ TYPES = {
     "Q5_1": 7,
     "IQ4_NL": 20,
     "MXFP4": 39,
+    "NVFP4": 40,
+    "Q2_0": 42,
     "Q2_K": 10,
     "Q3_K": 11,
     "TQ2_0": 35,
@@ -73,6 +76,17 @@ class Products(Protocol):
 
 class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
+
+
+class TypeTraits(ctypes.Structure):
+    """The beginning of ggml_type_traits: the elements and bytes of a block."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("elements", c_int64),
+        ("interleaved", c_int64),
+        ("bytes", c_size_t),
+    )
 
 
 class _Feature(ctypes.Structure):
@@ -122,8 +136,7 @@ class Ggml:
             ("ggml_quantize_chunk", c_size_t, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_void_p),
             ("ggml_fp32_to_bf16_row", None, c_void_p, c_void_p, c_int64),
             ("ggml_bf16_to_fp32_row", None, c_void_p, c_void_p, c_int64),
-            ("ggml_get_type_traits", c_void_p, c_int),
-            ("ggml_type_name", c_char_p, c_int),
+            ("ggml_get_type_traits", POINTER(TypeTraits), c_int),
             ("ggml_nbytes", c_size_t, tensor),
             ("ggml_backend_alloc_ctx_tensors", c_void_p, context, c_void_p),
             ("ggml_backend_buffer_free", None, c_void_p),
@@ -155,8 +168,13 @@ class Ggml:
 
     def types(self) -> tuple[str, ...]:
         """Return the names of the types that this version of ggml has."""
-        name_of = self.base.ggml_type_name
-        return tuple(name for name, n in TYPES.items() if name_of(n).decode().upper() == name)
+        found = []
+        for name, number in TYPES.items():
+            traits, known = self.base.ggml_get_type_traits(number).contents, BY_NAME[name]
+            # behind an older version's table the size is another, and the name may not be read
+            if (traits.elements, traits.bytes) == (known.block_length, known.block_bytes):
+                found += [name] if traits.name.decode().upper() == name else []
+        return tuple(found)
 
     def kernels(self) -> str:
         """Return the instruction set of our kernels; "" if none run."""

@@ -14,6 +14,8 @@ GOLDEN = {
     "Q5_K": "fb84856fd3f02f10755e4c14c941f4a3090be12b59632df1c0d59df6f24beda2",
     "Q6_K": "06709346750b3290473246f93926a05ed8e06707bc2b6ca73c8f114ed2e45340",
     "IQ4_XS": "6fd6d32c6ca35ee20508da305e8bd40651e2cd0add337223bbaf34a3e7e9d943",
+    "NVFP4": "14c14ecc60763847582da3fedfed94ac2eb8206872c049faeb3db21b2a7334e4",
+    "Q2_0": "e3045de9cce26a98ab56da70ea7b5cfd1139c669b2bf4b755a0400943c86cd7a",
 }
 MAX_NMSE = 5e-4  # max_nmse_err of MUL_MAT in ggml's tests/test-backend-ops.cpp
 SMALL = 15  # columns up to which all types keep their bits, not only those of "exact"

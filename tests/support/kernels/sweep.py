@@ -18,15 +18,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .ggml_calls import TYPES, Bytes, Floats, Ggml, Products
 
 SUPER_BLOCKS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
+PAIRS = ("NVFP4", "Q2_0")  # blocks of 64: a pair of those of the activations
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *PAIRS)
 # The types that the kernels of the patches take, and those that keep their bits in any batch there
 PATCHED, PATCHED_EXACT = ("F32", "F16", "BF16", "Q8_0", *SUPER_BLOCKS), SUPER_BLOCKS
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+# Any bytes are a block of these. ggml quantizes GRIDS slowly, and uses few scales of PAIRS.
+RANDOM = (*GRIDS, *PAIRS)
 EXACT = (*SUPER_BLOCKS, "Q2_K", "Q3_K", "TQ2_0", *GRIDS, *BLOCKS)  # with the plugged-in library
 BATCHES = (*range(1, 10), 15)  # any number up to 15: columns of all types
 LARGE = (16, 17, 33)  # more: those of EXACT keep their bits
@@ -45,10 +49,11 @@ QUERIES = 70  # of attention: more than are computed at once
 
 def shapes(name: str) -> list[tuple[int, int]]:
     """Row lengths and numbers of rows: whole groups of four rows or blocks, parts of one, one."""
-    if GGML_QUANT_SIZES[GGMLQuantizationType[name]][0] == 256:
+    block = BY_NAME[name].block_length
+    if block == 256:
         return [(256, 1), (512, 16), (1024, 50), (2560, 21), (2816, 7)]
-    if name in BLOCKS:
-        return [(32, 1), (96, 16), (1024, 50), (2880, 7)]
+    if block > 1:
+        return [(block, 1), (3 * block, 16), (1024, 50), (2880, 7)]
     return [(1, 1), (7, 3), (100, 16), (1024, 50)]
 
 
@@ -58,13 +63,14 @@ def weights(name: str, n: int, rows: int) -> Floats:
 
 
 def encoded_weights(ggml: Products, name: str, n: int, rows: int) -> Bytes:
-    """The inputs in a type. In GRIDS, which ggml quantizes slowly, any bytes are a block."""
-    if name not in GRIDS:
+    """The inputs in a type; in those of RANDOM, random blocks instead."""
+    if name not in RANDOM:
         return ggml.encode(TYPES[name], weights(name, n, rows))
-    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     rng = np.random.default_rng([TYPES[name], n, rows])
-    blocks = rng.integers(0, 256, (rows * n // elements, size), np.uint8)
-    blocks[:, :2] = rng.uniform(-0.05, 0.05, (len(blocks), 1)).astype("<f2").view(np.uint8)
+    blocks = rng.integers(0, 256, (rows * BY_NAME[name].row_bytes(n)), np.uint8)
+    blocks = blocks.reshape(-1, BY_NAME[name].block_bytes)
+    if name != "NVFP4":  # whose scales are bytes
+        blocks[:, :2] = rng.uniform(-0.05, 0.05, (len(blocks), 1)).astype("<f2").view(np.uint8)
     return blocks.reshape(-1)
 
 
@@ -97,6 +103,21 @@ def products(ggml: Products, names: tuple[str, ...]) -> dict[str, Any]:
                 for batch in (1, 4):
                     y = ggml.strided_product(type_, encoded, half, x[:batch], 2)
                     found[f"apart/{name} {n}x{rows}/2/{batch}"] = y
+    return found
+
+
+def unit_columns(ggml: Products, names: tuple[str, ...]) -> dict[str, Any]:
+    """Rows of a random block times unit vectors, one by one and in a batch: their elements."""
+    found: dict[str, Any] = {}
+    rows = 2000  # every code and every byte of a scale
+    for name in names:
+        n = BY_NAME[name].block_length
+        encoded = encoded_weights(ggml, name, n, rows)
+        x = 127 * np.eye(n, dtype=np.float32)  # as which they are quantized, with a scale of 1
+        each = [ggml.product(TYPES[name], encoded, rows, x[c : c + 1], 1) for c in range(n)]
+        batch = ggml.product(TYPES[name], encoded, rows, x, 1)
+        found[f"units/{name}"] = np.stack([np.concatenate(each), batch])
+        found[f"blocks/{name}"] = encoded
     return found
 
 
@@ -147,32 +168,33 @@ def expert_products(
 
 def golden_weights(name: str, blocks: int) -> Bytes:
     """Reproducible blocks of random codes and scales, with d and dmin from 2^-7 to 2^-4."""
-    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    size = BY_NAME[name].block_bytes
     raw = np.frombuffer(shake_256(name.encode()).digest(blocks * size), np.uint8)
     raw = raw.reshape(blocks, size).copy()
     halves = raw.view(np.uint16)
-    for i in {"Q4_K": (0, 1), "Q5_K": (0, 1), "Q6_K": (-1,), "IQ4_XS": (0,)}[name]:
+    for i in {"Q4_K": (0, 1), "Q5_K": (0, 1), "Q6_K": (-1,), "NVFP4": ()}.get(name, (0,)):
         halves[:, i] = 0x2000 + halves[:, i] % 0x0C00
     return raw.reshape(-1)
 
 
-def golden_columns(n: int) -> Floats:
-    """Multiples of a power of two that quantizing for a dot product leaves as they are."""
+def golden_columns(n: int, block: int) -> Floats:
+    """Multiples of a power of two that quantizing in blocks leaves as they are."""
     raw = shake_256(b"columns").digest(9 * n)
-    x = np.frombuffer(raw, np.int8).astype(np.float32).clip(-126, 126).reshape(9, n // 256, 256)
-    x[:, :, 100] = 127
+    x = np.frombuffer(raw, np.int8).astype(np.float32).clip(-126, 126).reshape(9, n // block, block)
+    x[:, :, 100 % block] = 127
     return (x / np.float32(64)).reshape(9, n)
 
 
-def golden(ggml: Products) -> dict[str, Floats]:
-    """Quants of 256, whose bits are the same on every CPU that has the kernels."""
+def golden(ggml: Products, names: tuple[str, ...] = SUPER_BLOCKS) -> dict[str, Floats]:
+    """Quants of 256, whose bits are the same on every CPU that has the kernels, and PAIRS, whose
+    bits are the same on every x86-64."""
     n, rows = 768, 21
-    return {
-        f"golden/{name}": ggml.product(
-            TYPES[name], golden_weights(name, n // 256 * rows), rows, golden_columns(n), 1
-        )
-        for name in SUPER_BLOCKS
-    }
+    found = {}
+    for name in names:
+        blocks = golden_weights(name, n // BY_NAME[name].block_length * rows)
+        x = golden_columns(n, 32 if name in PAIRS else 256)
+        found[f"golden/{name}"] = ggml.product(TYPES[name], blocks, rows, x, 1)
+    return found
 
 
 def queries(length: int) -> tuple[Floats, Floats, Floats, dict[str, Floats]]:
@@ -374,7 +396,9 @@ def main() -> None:
     names = ggml.types() if plugged_in else PATCHED
     exact = tuple(name for name in names if name in (EXACT if plugged_in else PATCHED_EXACT))
     found: dict[str, Any] = {"types": np.array(names), "exact": np.array(exact)}
-    found |= {**products(ggml, names), **expert_products(ggml, names, exact), **golden(ggml)}
+    pairs = tuple(name for name in PAIRS if name in names)
+    found |= {**products(ggml, names), **expert_products(ggml, names, exact)}
+    found |= {**golden(ggml, (*SUPER_BLOCKS, *pairs)), **unit_columns(ggml, pairs)}
     found |= {**many_columns(ggml, exact), **joins(ggml), **convolutions(ggml), **maxima(ggml)}
     found |= {**copies(ggml), **activations(ggml)}
     if ggml.has("ggml_gated_delta_net"):  # older versions want other masks, too

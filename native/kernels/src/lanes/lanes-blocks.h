@@ -1,8 +1,9 @@
-// Products of the formats of lanes-formats.h, which have blocks of 32, and block_q8_0; see lanes-kernels.h.
+// Products of the formats of lanes-formats.h, which have blocks of 32 or 64, and block_q8_0; see lanes-kernels.h.
 //
 // The product of a row and a column has four sums, of the blocks 0, 4, 8, … of the row, of 1, 5, 9, … and so on, each added up
-// in that order: acc = fma(sum of code * activation, d * d of the activations, acc), and for formats with minima
-// acc = fma(m, sum of activations, acc). The result is (first + third) + (second + fourth).
+// in that order, and in the order of their elements, sub-block by sub-block:
+// acc = fma(sum of code * activation, d * d of the activations, acc), where the sum is a whole number, and for formats with
+// minima acc = fma(m, sum of activations, acc). The result is (first + third) + (second + fourth).
 
 #pragma once
 
@@ -17,14 +18,17 @@ namespace {
 // What has to be taken off codes that are unsigned.
 template <class V, class T> constexpr int code_bias = T::is_signed ? V::offset_codes ? 128 : 0 : T::bias;
 
-// Of a block of activations: -code_bias times their sum or, where there are minima, d times their sum.
+// Sub-blocks of a piece
+template <class T> constexpr int halves = QK8_0 / T::sub_block;
+
+// Which four elements of a piece are in the 32 bits i of the codes of a lane
+template <class T> constexpr int four(int i) { return halves<T> == 1 ? i : (i & 1) | (i & 2) << 1 | (i & 4) >> 1; }
+
+// Of a sub-block of activations: -code_bias times their sum or, where there are minima, d times their sum.
 template <class T> using block_sum = std::conditional_t<T::has_min, float, int32_t>;
 
-template <class V, class T> LANES_INLINE block_sum<T> sum_of(const block_q8_0 & y, float d) {
-    const __m256i q = _mm256_loadu_si256((const __m256i *) y.qs);
-    const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
-    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+template <class V, class T> LANES_INLINE block_sum<T> sum_of(__m128i fours, float d) {
+    __m128i x = _mm_add_epi32(fours, _mm_shuffle_epi32(fours, 0x4e));
     x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
     const int32_t sum = _mm_cvtsi128_si32(x);
     if constexpr (T::has_min) {
@@ -34,11 +38,24 @@ template <class V, class T> LANES_INLINE block_sum<T> sum_of(const block_q8_0 & 
     }
 }
 
-// Four consecutive blocks of a column; zeros beyond its end. d and sum are there for each element of a lane.
+template <class V, class T> LANES_INLINE void sums_of(const block_q8_0 & y, float d, block_sum<T> * to) {
+    const __m256i q = _mm256_loadu_si256((const __m256i *) y.qs);
+    const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
+    const __m128i first = _mm256_castsi256_si128(fours), last = _mm256_extracti128_si256(fours, 1);
+    if constexpr (halves<T> == 1) {
+        to[0] = sum_of<V, T>(_mm_add_epi32(first, last), d);
+    } else {
+        to[0] = sum_of<V, T>(first, d);
+        to[1] = sum_of<V, T>(last, d);
+    }
+}
+
+// The activations for four consecutive blocks of a row, in the order of the codes; zeros beyond the end of a column. d and
+// sum are there for each element of a lane.
 template <class V, class T> struct alignas(64) four_blocks {
-    int8_t qs[2][4][16];
-    float d[4][4];
-    block_sum<T> sum[4][4];
+    int8_t qs[T::pieces][2][4][16];
+    float d[T::pieces][4][4];
+    block_sum<T> sum[T::pieces][halves<T>][4][4];
 
     static void arrange(const block_q8_0 * from, int64_t blocks, four_blocks * to) {
         for (int64_t b = 0; b < blocks; b += 4, to++) {
@@ -46,20 +63,41 @@ template <class V, class T> struct alignas(64) four_blocks {
                 memset(to, 0, sizeof(*to));
             }
             for (int l = 0; l < 4 && b + l < blocks; l++) {
-                const block_q8_0 & y = from[b + l];
-                memcpy(to->qs[0][l], y.qs, 16);
-                memcpy(to->qs[1][l], y.qs + 16, 16);
-                const float d = _cvtsh_ss(y.d);
-                const auto sum = sum_of<V, T>(y, d);
-                LANES_UNROLL
-                for (int i = 0; i < 4; i++) {
-                    to->d[l][i] = d;
-                    to->sum[l][i] = sum;
+                for (int piece = 0; piece < T::pieces; piece++) {
+                    const block_q8_0 & y = from[(b + l) * T::pieces + piece];
+                    if constexpr (halves<T> == 1) {
+                        memcpy(to->qs[piece][0][l], y.qs, 16);
+                        memcpy(to->qs[piece][1][l], y.qs + 16, 16);
+                    } else {
+                        LANES_UNROLL
+                        for (int i = 0; i < 4; i++) {
+                            memcpy(to->qs[piece][i % 2][l] + 8 * (i / 2), y.qs + 8 * i, 8);
+                        }
+                    }
+                    const float d = _cvtsh_ss(y.d);
+                    block_sum<T> sums[halves<T>];
+                    sums_of<V, T>(y, d, sums);
+                    LANES_UNROLL
+                    for (int i = 0; i < 4; i++) {
+                        to->d[piece][l][i] = d;
+                        LANES_UNROLL
+                        for (int half = 0; half < halves<T>; half++) {
+                            to->sum[piece][half][l][i] = sums[half];
+                        }
+                    }
                 }
             }
         }
     }
 };
+
+// As lane_sums, but of the first two elements of each lane, and of the last two.
+template <class V> LANES_INLINE void lane_half_sums(const typename V::I * a, typename V::I * to) {
+    typename V::I b[4];
+    transpose<V>(a, b);
+    to[0] = V::add32(b[0], b[1]);
+    to[1] = V::add32(b[2], b[3]);
+}
 
 // Up to eight columns: four rows at a time, V::count blocks of each.
 template <class T> struct small_blocks {
@@ -67,7 +105,7 @@ template <class T> struct small_blocks {
 
     template <class V, int M>
     static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
-        const int64_t blocks = n / QK8_0, groups = (blocks + 3) / 4;
+        const int64_t blocks = n / (T::pieces * QK8_0), groups = (blocks + 3) / 4;
         auto * arranged = (four_blocks<V, T> *) scratch(M * groups * sizeof(four_blocks<V, T>));
         for (int m = 0; m < M; m++) {
             four_blocks<V, T>::arrange((const block_q8_0 *) cols[m], blocks, arranged + m * groups);
@@ -126,30 +164,42 @@ template <class T> struct small_blocks {
     template <class V, int M>
     LANES_INLINE void add(const char * const * row, size_t at, const size_t * lane, int v, const four_blocks<V, T> * y,
                           int64_t groups, typename V::F (*acc)[4 / V::count]) {
-        typename V::I head[4], w[4][2];
         LANES_UNROLL
-        for (int i = 0; i < 4; i++) {
-            head[i] = V::lanes(row[i] + at, lane);
-            T::template codes<V>(row[i] + at, lane, head[i], w[i]);
-        }
-        const auto heads = lane_heads<V>(head);
-        const auto d = T::template d<V>(heads);
-        LANES_UNROLL
-        for (int m = 0; m < M; m++) {
-            const four_blocks<V, T> & ym = y[m * groups];
-            const auto y0 = V::all(ym.qs[0][v * V::count]), y1 = V::all(ym.qs[1][v * V::count]);
-            typename V::I dot[4];
+        for (int piece = 0; piece < T::pieces; piece++) {
+            typename V::I head[4], w[4][2];
             LANES_UNROLL
             for (int i = 0; i < 4; i++) {
-                dot[i] = V::template sums<T::is_signed>(w[i][0], y0, w[i][1], y1);
+                head[i] = V::lanes(row[i] + at, lane);
+                T::template codes<V>(row[i] + at, lane, head[i], piece, w[i]);
             }
-            auto sum = lane_sums<V>(dot);
-            if constexpr (code_bias<V, T> != 0) {
-                sum = V::add32(sum, V::all(ym.sum[v * V::count]));
-            }
-            acc[m][v] = V::fma(V::to_float(sum), V::mul(d, V::load_f32(ym.d[v * V::count])), acc[m][v]);
-            if constexpr (T::has_min) {
-                acc[m][v] = V::fma(T::template m<V>(heads), V::load_f32(ym.sum[v * V::count]), acc[m][v]);
+            const auto heads = lane_heads<V>(head);
+            typename V::F d[halves<T>];
+            T::template d<V>(heads, piece, d);
+            LANES_UNROLL
+            for (int m = 0; m < M; m++) {
+                const four_blocks<V, T> & ym = y[m * groups];
+                const auto y0 = V::all(ym.qs[piece][0][v * V::count]), y1 = V::all(ym.qs[piece][1][v * V::count]);
+                typename V::I dot[4], sum[halves<T>];
+                LANES_UNROLL
+                for (int i = 0; i < 4; i++) {
+                    dot[i] = V::template sums<T::is_signed>(w[i][0], y0, w[i][1], y1);
+                }
+                if constexpr (halves<T> == 1) {
+                    sum[0] = lane_sums<V>(dot);
+                } else {
+                    lane_half_sums<V>(dot, sum);
+                }
+                LANES_UNROLL
+                for (int half = 0; half < halves<T>; half++) {
+                    if constexpr (code_bias<V, T> != 0) {
+                        sum[half] = V::add32(sum[half], V::all(ym.sum[piece][half][v * V::count]));
+                    }
+                    const auto d_both = V::mul(d[half], V::load_f32(ym.d[piece][v * V::count]));
+                    acc[m][v] = V::fma(V::to_float(sum[half]), d_both, acc[m][v]);
+                }
+                if constexpr (T::has_min) {
+                    acc[m][v] = V::fma(T::template m<V>(heads), V::load_f32(ym.sum[piece][0][v * V::count]), acc[m][v]);
+                }
             }
         }
     }
@@ -163,12 +213,12 @@ template <class V, class T> struct block_panels {
     static constexpr int vectors = V::panel_vectors;
     static constexpr int rows = vectors * vector_rows<V>;
     static constexpr int length = 512, parts = length / QK8_0, sums = 4;
-    static constexpr size_t bytes(int64_t n) { return n / QK8_0 * sizeof(block); }
+    static constexpr size_t bytes(int64_t n) { return n / (T::pieces * QK8_0) * sizeof(block); }
 
-    // Blocks of the rows. Element i of a vector belongs to row i, and codes has four elements of each row.
+    // Pieces of the rows' blocks. Element i of a vector belongs to row i, and codes has four elements of each row, in order.
     struct alignas(64) unpacked {
         I codes[parts][8][vectors];
-        F d[parts][vectors];
+        F d[parts][halves<T>][vectors];
         F m[T::has_min ? parts : 1][vectors];
     };
 
@@ -184,7 +234,7 @@ template <class V, class T> struct block_panels {
         block_sum<T> * sum;
         int64_t blocks;
 
-        static size_t size(int64_t n, int nc) { return nc * (n / QK8_0) * (sizeof(float) + sizeof(block_sum<T>)); }
+        static size_t size(int64_t n, int nc) { return nc * (n / QK8_0) * (sizeof(float) + halves<T> * sizeof(block_sum<T>)); }
 
         columns(int64_t n, const void * const * cols, int nc, char * memory) :
             cols(cols), d((float *) memory), sum((block_sum<T> *) (d + nc * (n / QK8_0))), blocks(n / QK8_0) {
@@ -192,42 +242,118 @@ template <class V, class T> struct block_panels {
                 const block_q8_0 * y = (const block_q8_0 *) cols[c];
                 for (int64_t b = 0; b < blocks; b++) {
                     d[c * blocks + b] = _cvtsh_ss(y[b].d);
-                    sum[c * blocks + b] = sum_of<V, T>(y[b], d[c * blocks + b]);
+                    sums_of<V, T>(y[b], d[c * blocks + b], sum + (c * blocks + b) * halves<T>);
                 }
             }
         }
         column at(int c, int64_t k) const {
             const int64_t b = k / QK8_0;
-            return { (const block_q8_0 *) cols[c] + b, d + c * blocks + b, sum + c * blocks + b };
+            return { (const block_q8_0 *) cols[c] + b, d + c * blocks + b, sum + (c * blocks + b) * halves<T> };
         }
     };
 
-    static __attribute__((noinline, aligned(64))) void unpack(const char * p, size_t stride, int blocks, unpacked * to) {
+    static __attribute__((noinline, aligned(64))) void unpack(const char * p, size_t stride, int n, unpacked * to) {
         size_t lane[V::count];
         row_lanes<V>(stride, lane);
-        for (int b = 0; b < blocks; b++) {
+        for (int b = 0; b < n / T::pieces; b++) {
             LANES_UNROLL
             for (int v = 0; v < vectors; v++) {
                 const char * from = p + v * vector_rows<V> * stride + b * sizeof(block);
-                I head[4], w[4][2];
                 LANES_UNROLL
-                for (int i = 0; i < 4; i++) {
-                    head[i] = V::lanes(from + i * stride, lane);
-                    T::template codes<V>(from + i * stride, lane, head[i], w[i]);
-                }
-                const auto heads = lane_heads<V>(head);
-                to->d[b][v] = T::template d<V>(heads);
-                if constexpr (T::has_min) {
-                    to->m[b][v] = T::template m<V>(heads);
-                }
-                LANES_UNROLL
-                for (int half = 0; half < 2; half++) {
-                    const I row[4] = { w[0][half], w[1][half], w[2][half], w[3][half] };
-                    I fours[4];
-                    transpose<V>(row, fours);
+                for (int piece = 0; piece < T::pieces; piece++) {
+                    const int part = b * T::pieces + piece;
+                    I head[4], w[4][2];
                     LANES_UNROLL
                     for (int i = 0; i < 4; i++) {
-                        to->codes[b][4 * half + i][v] = fours[i];
+                        head[i] = V::lanes(from + i * stride, lane);
+                        T::template codes<V>(from + i * stride, lane, head[i], piece, w[i]);
+                    }
+                    const auto heads = lane_heads<V>(head);
+                    F d[halves<T>];
+                    T::template d<V>(heads, piece, d);
+                    LANES_UNROLL
+                    for (int half = 0; half < halves<T>; half++) {
+                        to->d[part][half][v] = d[half];
+                    }
+                    if constexpr (T::has_min) {
+                        to->m[part][v] = T::template m<V>(heads);
+                    }
+                    LANES_UNROLL
+                    for (int i = 0; i < 2; i++) {
+                        const I row[4] = { w[0][i], w[1][i], w[2][i], w[3][i] };
+                        I fours[4];
+                        transpose<V>(row, fours);
+                        LANES_UNROLL
+                        for (int j = 0; j < 4; j++) {
+                            to->codes[part][four<T>(4 * i + j)][v] = fours[j];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // total += part b of the rows times that of C columns
+    template <int C> LANES_INLINE void add(const unpacked * w, const column * y, int b, F (*total)[vectors]) {
+        constexpr int steps = V::template steps<T>;
+        LANES_UNROLL
+        for (int half = 0; half < halves<T>; half++) {
+            I sum[C][vectors];
+            LANES_UNROLL
+            for (int c = 0; c < C; c++) {
+                LANES_UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    if constexpr (code_bias<V, T> != 0) {
+                        sum[c][v] = V::broadcast(y[c].sum + b * halves<T> + half);
+                    } else {
+                        sum[c][v] = V::zero();
+                    }
+                }
+            }
+            const I (*codes)[vectors] = w->codes[b] + half * (T::sub_block / 4);
+            LANES_UNROLL
+            for (int part = 0; part < T::sub_block / 4 / steps; part++) {
+                I dot[C][vectors];
+                LANES_UNROLL
+                for (int c = 0; c < C; c++) {
+                    LANES_UNROLL
+                    for (int v = 0; v < vectors; v++) {
+                        dot[c][v] = V::wide_dots ? sum[c][v] : V::zero();
+                    }
+                }
+                LANES_UNROLL
+                for (int i = 0; i < steps; i++) {
+                    I wi[vectors];
+                    LANES_UNROLL
+                    for (int v = 0; v < vectors; v++) {
+                        wi[v] = at_once(codes[part * steps + i][v]);
+                    }
+                    LANES_UNROLL
+                    for (int c = 0; c < C; c++) {
+                        const int8_t * from = y[c].y[b].qs + half * T::sub_block;
+                        const I yi = at_once(V::broadcast(from + 4 * (part * steps + i)));
+                        LANES_UNROLL
+                        for (int v = 0; v < vectors; v++) {
+                            dot[c][v] = at_once(V::template dot4<T>(dot[c][v], wi[v], yi));
+                        }
+                    }
+                }
+                LANES_UNROLL
+                for (int c = 0; c < C; c++) {
+                    LANES_UNROLL
+                    for (int v = 0; v < vectors; v++) {
+                        sum[c][v] = V::wide_dots ? dot[c][v] : V::widened(sum[c][v], dot[c][v]);
+                    }
+                }
+            }
+            LANES_UNROLL
+            for (int c = 0; c < C; c++) {
+                const F d = V::setf(y[c].d[b]);
+                LANES_UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    total[c][v] = V::fma(V::to_float(sum[c][v]), V::mul(w->d[b][half][v], d), total[c][v]);
+                    if constexpr (T::has_min) {
+                        total[c][v] = V::fma(w->m[b][v], V::setf(y[c].sum[b]), total[c][v]);
                     }
                 }
             }
@@ -235,9 +361,8 @@ template <class V, class T> struct block_panels {
     }
 
     template <int C>
-    static __attribute__((noinline, aligned(64))) void tile(const unpacked * w, const column * y, int blocks, float * acc, fetching next) {
-        constexpr int steps = V::template steps<T>;
-        for (int first = 0; first < 4; first++, acc += rows) {
+    static __attribute__((noinline, aligned(64))) void tile(const unpacked * w, const column * y, int n, float * acc, fetching next) {
+        for (int first = 0; first < 4 * T::pieces; first += T::pieces, acc += rows) {
             F total[C][vectors];
             LANES_UNROLL
             for (int c = 0; c < C; c++) {
@@ -246,67 +371,13 @@ template <class V, class T> struct block_panels {
                     total[c][v] = V::load_f32(acc + c * sums * rows + v * vector_rows<V>);
                 }
             }
-            for (int b = first; b < blocks; b += 4) {
-                for (int i = 0; i < next.lines; i++) {
-                    fetch<1, 2>(next.at + 64 * i);
-                }
-                next.at += next.bytes;
-                I sum[C][vectors];
-                LANES_UNROLL
-                for (int c = 0; c < C; c++) {
-                    LANES_UNROLL
-                    for (int v = 0; v < vectors; v++) {
-                        if constexpr (code_bias<V, T> != 0) {
-                            sum[c][v] = V::broadcast(y[c].sum + b);
-                        } else {
-                            sum[c][v] = V::zero();
-                        }
+            for (int block = first; block < n; block += 4 * T::pieces) {
+                for (int b = block; b < block + T::pieces; b++) {
+                    for (int i = 0; i < next.lines; i++) {
+                        fetch<1, 2>(next.at + 64 * i);
                     }
-                }
-                LANES_UNROLL
-                for (int part = 0; part < 8 / steps; part++) {
-                    I dot[C][vectors];
-                    LANES_UNROLL
-                    for (int c = 0; c < C; c++) {
-                        LANES_UNROLL
-                        for (int v = 0; v < vectors; v++) {
-                            dot[c][v] = V::wide_dots ? sum[c][v] : V::zero();
-                        }
-                    }
-                    LANES_UNROLL
-                    for (int i = 0; i < steps; i++) {
-                        I wi[vectors];
-                        LANES_UNROLL
-                        for (int v = 0; v < vectors; v++) {
-                            wi[v] = at_once(w->codes[b][part * steps + i][v]);
-                        }
-                        LANES_UNROLL
-                        for (int c = 0; c < C; c++) {
-                            const I yi = at_once(V::broadcast(y[c].y[b].qs + 4 * (part * steps + i)));
-                            LANES_UNROLL
-                            for (int v = 0; v < vectors; v++) {
-                                dot[c][v] = at_once(V::template dot4<T>(dot[c][v], wi[v], yi));
-                            }
-                        }
-                    }
-                    LANES_UNROLL
-                    for (int c = 0; c < C; c++) {
-                        LANES_UNROLL
-                        for (int v = 0; v < vectors; v++) {
-                            sum[c][v] = V::wide_dots ? dot[c][v] : V::widened(sum[c][v], dot[c][v]);
-                        }
-                    }
-                }
-                LANES_UNROLL
-                for (int c = 0; c < C; c++) {
-                    const F d = V::setf(y[c].d[b]);
-                    LANES_UNROLL
-                    for (int v = 0; v < vectors; v++) {
-                        total[c][v] = V::fma(V::to_float(sum[c][v]), V::mul(w->d[b][v], d), total[c][v]);
-                        if constexpr (T::has_min) {
-                            total[c][v] = V::fma(w->m[b][v], V::setf(y[c].sum[b]), total[c][v]);
-                        }
-                    }
+                    next.at += next.bytes;
+                    add<C>(w, y, b, total);
                 }
             }
             LANES_UNROLL

@@ -33,6 +33,8 @@ template <class V> product_kernel quants_product(ggml_type type) {
         case GGML_TYPE_Q5_1:    return block_mul_mat<V, q5_1>;
         case GGML_TYPE_IQ4_NL:  return block_mul_mat<V, iq4_nl>;
         case GGML_TYPE_MXFP4:   return block_mul_mat<V, mxfp4>;
+        case GGML_TYPE_NVFP4:   return block_mul_mat<V, nvfp4>;
+        case GGML_TYPE_Q2_0:    return block_mul_mat<V, q2_0>;
         default:                return nullptr;
     }
 }
