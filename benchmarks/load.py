@@ -25,12 +25,12 @@ from mtp_gguf.native import MTPLlama
 path, threads, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with MTPLlama(path, depth=0, n_ctx=4096, n_threads=threads, n_threads_batch=threads) as llm:
     session = llm.session
-    session.decode(list(range(100, 116)))
+    session.decode(list(range(16)))
     count, began = -8, 0.0
-    while count < 0 or time.perf_counter() < began + seconds:
+    while count <= 0 or time.perf_counter() < began + seconds:
         if count == 0:
             began = time.perf_counter()
-        session.begin(200 + count, 0)
+        session.begin(20 + count % 100, 0)
         session.end(0)
         count += 1
         if count > 3900:

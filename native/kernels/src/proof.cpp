@@ -227,7 +227,7 @@ bool is_proved(const operation & operation, const ggml_tensor * op, int n_thread
 bool is_proving() { return in_proof; }
 
 void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
-    if (in_proof) {
+    if (in_proof || is_proved(operation, op, n_threads)) {
         return;
     }
     const uint64_t kind = kind_of(operation, op, n_threads);
