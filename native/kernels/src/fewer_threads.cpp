@@ -11,20 +11,31 @@ namespace mtp {
 int fewer_threads::begin(int64_t now, int n) {
     began = now;
     all = n;
-    trying = halvings > 0 && now >= next_try;
-    halvings -= trying;
+    trying = false;
+    if (halvings > 0 && now >= next_try) {
+        if (4 * lost > spent) {
+            halvings = 0;
+            pause = std::min(2 * pause, longest_pause);
+            all_until = now + pause;
+        } else {
+            halvings--;
+            trying = true;
+        }
+    }
     return std::max(n >> halvings, 1);
 }
 
 void fewer_threads::end(int64_t now, int64_t without_cpu) {
-    const bool lost = 2 * without_cpu > now - began;
-    if (lost) {
-        halvings += (all >> halvings) > 1;
+    spent += now - began;
+    lost += without_cpu;
+    const bool too_many = 2 * without_cpu > now - began && (all >> halvings) > 1 && now >= all_until;
+    if (!too_many && !trying) {
+        return;
     }
-    if (lost || trying) {
-        pause = lost && trying ? std::min(2 * pause, longest_pause) : shortest_pause;
-        next_try = now + pause;
-    }
+    pause = !too_many ? shortest_pause : trying ? std::min(2 * pause, longest_pause) : pause;
+    halvings += too_many;
+    next_try = now + pause;
+    spent = lost = 0;
 }
 
 namespace {

@@ -113,16 +113,19 @@ bool depends_on_threads(const ggml_cgraph * graph) {
     return false;
 }
 
+thread_local bool watched = false;  // the graph that this thread has asked for
+
 int begin(const ggml_cgraph * graph, int n_threads) {
-    if (n_threads == 1 || is_proving()) {
+    watched = n_threads > 1 && !is_proving();
+    if (!watched) {
         return n_threads;
     }
     const int n = begin_graph(n_threads);
     return n < n_threads && depends_on_threads(graph) ? n_threads : n;
 }
 
-void end(int n_threads) {
-    if (n_threads > 1 && !is_proving()) {
+void end(int) {
+    if (watched) {
         end_graph();
     }
 }
