@@ -6,7 +6,7 @@
 Decodes one token at a time next to endless loops of a shell, without drafts. Each measurement is a
 process of its own; libraries alternate within a round. `bundled` are the package's, --libs names
 others as MTP_GGUF_LIBS does: a folder, or stock for those of llama-cpp-python. The table has the
-medians of tokens per second, and their share of the speed without loops.
+medians of tokens per second, and their share of those with the first number of loops.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ from mtp_gguf.native import MTPLlama
 path, threads, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with MTPLlama(path, depth=0, n_ctx=4096, n_threads=threads, n_threads_batch=threads) as llm:
     session = llm.session
-    session.decode(list(range(16)))
-    count, began = -8, 0.0
-    while count <= 0 or time.perf_counter() < began + seconds:
-        if count == 0:
-            began = time.perf_counter()
-        session.begin(20 + count % 100, 0)
+    session.decode(list(range(24)))
+    count, began, ended = 0, time.perf_counter(), 0.0
+    while ended < began + seconds and count < 4000:
+        session.begin(count % 100, 0)
         session.end(0)
-        count += 1
-        if count > 3900:
-            break
-    print(count / (time.perf_counter() - began))
+        count, ended = count + 1, time.perf_counter()
+    print(count / (ended - began))
 """
 
 
@@ -64,7 +60,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    libs = {"bundled": ""} | dict(item.split("=", 1) for item in arguments.libs)
+    others = [item.partition("=") for item in arguments.libs]
+    if not all(name and folder for name, _, folder in others):
+        parser.error("--libs: expected NAME=FOLDER, such as stock=stock")
+    libs = {"bundled": ""} | {name: folder for name, _, folder in others}
     speeds: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.rounds):
         for loops in arguments.loops:

@@ -1,13 +1,16 @@
-"""Graphs get fewer threads while others need the CPUs, by a simulated clock."""
+"""Fewer threads while others need the CPUs: the rule by a simulated clock, and real graphs."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from mtp_gguf.native.runtime import native_library
+from support import llama_libraries
 from support.models import ROOT
 
 SOURCES = ROOT / "native/kernels/src"
@@ -63,3 +66,28 @@ def test_threads_are_halved_as_often_as_that_helps(program: Path) -> None:
 def test_all_compute_half_of_the_time_where_one_finds_no_cpu_either(program: Path) -> None:
     [found] = simulate(program, (20_000, 60, 40, 2))
     assert 0.4 < found[2] / 20_000 < 0.6
+
+
+def used_threads(libraries: Path, **environment: str) -> list[int]:
+    """How many of two threads compute graphs, in each of which one is late."""
+    words = (libraries, native_library("mtp_kernels"))
+    printed = llama_libraries.run_on(
+        libraries, "kernels.late_threads", *words, timeout=60, **environment
+    )
+    found: list[int] = json.loads(printed)
+    return found
+
+
+def test_graphs_after_a_late_thread_get_one(libraries: Path, has_kernels: bool) -> None:
+    if not has_kernels:
+        pytest.skip("this CPU has no AVX2, or no dot products")
+    used = used_threads(libraries)
+    assert used[0] == 2
+    assert 1 in used  # the first late thread may count as one that waited for the disk
+
+
+def test_graphs_with_ggmls_attention_keep_their_threads(libraries: Path, has_kernels: bool) -> None:
+    """Its sums depend on them."""
+    if not has_kernels:
+        pytest.skip("this CPU has no AVX2, or no dot products")
+    assert used_threads(libraries, **{llama_libraries.CHOICE: "MUL_MAT"}) == [2, 2, 2, 2]
