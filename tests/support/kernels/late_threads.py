@@ -27,13 +27,14 @@ def main() -> None:
     ggml = Ggml(*map(Path, sys.argv[1:]))
     used: list[int] = []
 
-    @ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2, ctypes.c_void_p)
-    def operation(_result: int, _input: int, thread: int, threads: int, _data: int) -> None:
+    def compute(_result: int, _input: int, thread: int, threads: int, _data: int) -> None:
         if thread == 0:
             used.append(threads)
         else:
             time.sleep(LATE)
 
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2, ctypes.c_void_p)
+    operation = kind(compute)
     custom = ggml.base.ggml_map_custom1
     custom.restype = ctypes.c_void_p
     custom.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int, ctypes.c_void_p]
