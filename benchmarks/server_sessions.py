@@ -11,8 +11,9 @@ the turns the server is started again. Three servers do that one after the other
 seconds to the first token, and how many tokens were read.
 
 `writing`: while one slot decodes, another one reads a new conversation, is idle, and is written.
-The table has the speed of the first slot from half a second before the file appears until it is
-complete, at least a second, relative to its speed afterwards, when both slots are as they were.
+The table has the speed of the first slot from the copy of the other one's states until the file is
+complete, relative to its speed afterwards, when both slots are as they were.
+Tokens are counted by the server, which sends none until the characters of a text are complete.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import shutil
 import threading
 import time
 import urllib.request
-from bisect import bisect
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -41,15 +41,15 @@ CLIENTS, TURNS = 2, 4
 RESULT, ANSWER = 200, 32  # tokens that a turn adds
 CONTEXT = 4096  # of a slot, beyond the first tokens of a conversation
 SHORT, DECODED = 32, 3000  # tokens of the slot that decodes, at most
-WINDOW = 0.5  # seconds on each side of the moment at which a file appears
-REST = 4.0  # seconds of decoding afterwards, of which those after WINDOW are compared with
-QUIET = 4.0  # seconds; a slot is written after two
+IDLE = 1.9  # seconds; after two, the states of an idle slot are copied, and then written
+QUIET = 4.0  # seconds, after which nothing is left to write
+REST = 4.0  # seconds of decoding afterwards
 
 
 def stream(url: str, prompt: list[int], tokens: int) -> Iterator[tuple[float, dict[str, Any]]]:
     """The events of a greedy completion, each with the moment at which it came."""
     body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "repeat_penalty": 1.0}
-    body |= {"ignore_eos": True, "stream": True, "return_tokens": True}
+    body |= {"ignore_eos": True, "stream": True, "return_tokens": True, "timings_per_token": True}
     request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=600) as answer:
         for line in answer:
@@ -118,42 +118,40 @@ def settle(folder: Path) -> set[Path]:
     return files
 
 
-def speed(moments: list[float], start: float, end: float) -> float:
-    """Tokens per second of all intervals between tokens that have a part between start and end."""
-    first = max(bisect(moments, start) - 1, 0)
-    last = min(bisect(moments, end), len(moments) - 1)
-    return (last - first) / (moments[last] - moments[first])
+def speed(moments: list[float], counts: list[int], start: float, end: float) -> float:
+    """Tokens per second between two moments, with `counts` tokens decoded at `moments`."""
+    first, last = np.interp([start, end], moments, counts)
+    return float(last - first) / (end - start)
 
 
 def speed_while_writing(url: str, prompt: list[int], folder: Path) -> tuple[float, float]:
     """The speed of a slot while another one is written, relative to its other speed; seconds."""
     known = settle(folder)
-    idle = began = ended = 0.0
+    began = ended = 0.0
 
     def watch() -> None:
-        nonlocal idle, began, ended
+        nonlocal began, ended
         for _ in stream(url, prompt, 1):
             pass
-        idle = time.perf_counter()
-        while not began:
-            time.sleep(0.005)
-            began = time.perf_counter() if set(folder.iterdir()) - known else 0.0
+        began = time.perf_counter() + IDLE
         while not set(folder.glob("*.session")) - known:
-            time.sleep(0.005)
+            time.sleep(0.01)
         ended = time.perf_counter()
 
     watcher = threading.Thread(target=watch, daemon=True)
     moments: list[float] = []
-    for moment, _ in stream(url, prompt[-SHORT:], DECODED):
+    counts: list[int] = []
+    for moment, event in stream(url, prompt[-SHORT:], DECODED):
         if not moments:
             watcher.start()
         moments.append(moment)
+        counts.append(event["timings"]["predicted_n"])
         if ended and moment > ended + REST:
             break
     if not ended:
         raise SystemExit(f"nothing was written while {DECODED} tokens were decoded")
-    start, end = began - WINDOW, max(began + WINDOW, ended)
-    return speed(moments, start, end) / speed(moments, end + WINDOW, moments[-1]), ended - began
+    afterwards = speed(moments, counts, ended, moments[-1])
+    return speed(moments, counts, began, ended) / afterwards, ended - began
 
 
 def print_writing(arguments: argparse.Namespace, patched: Path, folder: Path) -> None:

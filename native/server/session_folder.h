@@ -93,6 +93,7 @@ public:
     // many times that: what is written stays in proportion to what is not read again. Copying takes a share of the time.
     template <typename Slots>
     void save_idle(const Slots & slots) {
+        decodes_ = std::any_of(slots.begin(), slots.end(), [](const auto & slot) { return slot.is_processing(); });
         const int64_t now = ggml_time_us();
         if (failed_ || now < next_copy_us_) {
             return;
@@ -180,6 +181,8 @@ private:
     static constexpr float   least_share  = 0.25f;     // of a conversation, which is not restored for less
     static constexpr int64_t idle_us      = 2'000'000; // until a new conversation is written
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
+    static constexpr int64_t write_share  = 40;        // times the time of writing a piece until the next one
+    static constexpr size_t  piece_size   = 1 << 20;
     static constexpr size_t alignment    = 64;
     static constexpr size_t prefix_size  = 32;
     static constexpr char   magic[8]     = { 'm', 't', 'p', 's', 'e', 's', 's', 0 };
@@ -525,7 +528,7 @@ private:
             file.write(text.data(), (std::streamsize) text.size());
             file.write(tokens.data(), (std::streamsize) tokens.size());
             file.seekp((std::streamoff) second);
-            pack_slot(session, [&](const void * data, size_t size) { file.write((const char *) data, (std::streamsize) size); });
+            pack_slot(session, [&](const void * data, size_t size) { write_pieces(file, (const char *) data, size); });
             file.close();
             std::filesystem::rename(part, folder_ / (std::string(name) + ".session"));
         } catch (...) {
@@ -534,6 +537,18 @@ private:
             throw;
         }
         remove_beginnings(session.prompt.tokens);
+    }
+
+    // Rests after each piece while slots decode: within a system call, a thread of low priority does not make way for theirs.
+    // Not if the server ends or waits for this thread.
+    void write_pieces(std::ofstream & file, const char * data, size_t size) {
+        for (size_t begin = 0; begin < size; begin += piece_size) {
+            const int64_t start = ggml_time_us();
+            file.write(data + begin, (std::streamsize) std::min(piece_size, size - begin));
+            const auto rest = std::chrono::microseconds(write_share * (ggml_time_us() - start));
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait_for(lock, rest, [this] { return ends_ || waiting_.size() >= 2 || !decodes_; });
+        }
     }
 
     // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit. Unfinished files
@@ -598,6 +613,7 @@ private:
     std::deque<server_prompt_cache_state> waiting_; // to be written, the first one at the moment
     bool                         ends_ = false;
     std::atomic<bool>            failed_{ false };
+    std::atomic<bool>            decodes_{ false }; // any slot, after the last batch
     std::mutex                   mutex_;   // of the four above
     std::condition_variable      changed_; // waiting_ or ends_
     std::thread                  writer_;
