@@ -275,7 +275,7 @@ def test_many_conversations_over_few_slots(
         for _ in range(rounds):
             talk(client, expected, 1)
     folder = tmp_path / "sessions"
-    options = ("--session-dir", folder, "--session-size", "1G")
+    options = ("--session-dir", folder, "--session-size", "4G")
     for n in range(rounds):
         with running(
             patched_server, files("ids"), free_port, "--parallel", 2, options=options
