@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.text import human_bytes, printable
-from mtp_gguf.native.session_file import SessionHeader, check_session
+from mtp_gguf.native.session_file import EARLIER, SessionHeader, check_session
 
 
 def checked(path: Path) -> SessionHeader:
@@ -23,6 +23,7 @@ def fields(header: SessionHeader) -> dict[str, Any]:
         "tokens": header.n_tokens,
         "identity": header.identity,
         "extra": sorted(header.extra),
+        "earlier": list(header.earlier),
         "sections": [asdict(section) for section in header.sections],
     }
 
@@ -32,8 +33,10 @@ def lines(header: SessionHeader) -> Iterator[str]:
     yield f"{header.path}: a session of {header.n_tokens} tokens, {human_bytes(header.nbytes)}"
     for name, value in header.identity.items():
         yield printable(f"{name}: {value if isinstance(value, str) else repr(value)}")
+    lengths = iter(header.earlier)
     for section in header.sections:
+        of = f" ({next(lengths)} tokens)" if section.name == EARLIER else ""
         yield (
-            f"{section.name}: {human_bytes(section.nbytes)} @ {section.offset}, "
+            f"{section.name}{of}: {human_bytes(section.nbytes)} @ {section.offset}, "
             f"checksum {section.checksum:08x} holds"
         )

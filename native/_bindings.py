@@ -440,6 +440,14 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     const mtp_checkpoint * checkpoint);
     lib.mtp_checkpoint_restore.restype = c_int32
     lib.mtp_checkpoint_restore.argtypes = [c_void_p, c_int32, c_void_p]
+    # mtp_status mtp_checkpoint_check(mtp_session * session, int32_t seq,
+    #     const mtp_checkpoint * checkpoint);
+    lib.mtp_checkpoint_check.restype = c_int32
+    lib.mtp_checkpoint_check.argtypes = [c_void_p, c_int32, c_void_p]
+    # mtp_status mtp_checkpoint_attach(mtp_session * session, int32_t seq,
+    #     mtp_checkpoint * checkpoint);
+    lib.mtp_checkpoint_attach.restype = c_int32
+    lib.mtp_checkpoint_attach.argtypes = [c_void_p, c_int32, c_void_p]
     # void mtp_checkpoint_free(mtp_checkpoint * checkpoint);
     lib.mtp_checkpoint_free.restype = None
     lib.mtp_checkpoint_free.argtypes = [c_void_p]

@@ -16,7 +16,8 @@ class CheckpointKind(IntEnum):
     """What a checkpoint holds, and where.
 
     DEVICE and HOST: only the recurrent state, in device or host memory; valid in the session that
-    made it as long as none of its tokens are removed. HEAD: all but the trunk's state, that is the
+    made it as long as none of its tokens are removed. HOST is serializable if the model is
+    recurrent, for `Session.attach`. HEAD: all but the trunk's state, that is the
     head's and the text that is drafted from, serializable. WHOLE: the trunk's, too, serializable,
     for any session with the same model.
     """
@@ -30,7 +31,8 @@ class CheckpointKind(IntEnum):
 class Checkpoint(Owner):
     """The state of a sequence, from `Session.save` or `from_bytes`. Close it, or use `with`.
 
-    kind, length: its kind and number of tokens. nbytes: its size in host memory.
+    kind, length: its kind and number of tokens. nbytes: its size in host memory. can_be_written:
+    whether it can be serialized.
     """
 
     _what = "checkpoint"
@@ -46,6 +48,7 @@ class Checkpoint(Owner):
         self.length: int = info.length
         self.nbytes: int = info.bytes
         self._written_bytes: int = info.written_bytes
+        self.can_be_written = self._written_bytes > 0
 
     @classmethod
     def from_bytes(cls, data: bytes | NDArray[np.uint8], *, borrow: bool = False) -> "Checkpoint":
@@ -61,7 +64,7 @@ class Checkpoint(Owner):
         return checkpoint
 
     def to_bytes(self) -> bytes:
-        """Serialize it for another session or process; only for the kinds HEAD and WHOLE."""
+        """Serialize it for another session or process; NativeError if its kind cannot leave it."""
         return self.to_array().tobytes()
 
     def to_array(self) -> NDArray[np.uint8]:

@@ -46,6 +46,7 @@ from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fa
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
+from .prompt_checkpoints import PromptCheckpoints
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
@@ -71,6 +72,9 @@ DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 # tokens differently. The margin is still large enough for an efficient batch.
 MIN_CHECKPOINTED_PROMPT = 256
 CHECKPOINT_MARGIN = 64
+# Agents call tools several times between two messages of a user, and templates then drop the
+# thoughts of all of these calls. Each copy takes 150 MiB with a model of 27B.
+DEFAULT_PROMPTS = 4
 
 
 def _exclusive(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -144,8 +148,9 @@ class MTPLlama(llama_cpp.Llama):
       {"ffn_.*_exps": "CPU"}; tensors of the trunk in whose names it is found are kept there. The
       first that is found decides, before n_cpu_moe.
     - draft_threads: CPU threads of the head; 0 for as many as the trunk uses.
-    - keep_prompt: keep a copy of the recurrent state near the end of each long prompt, in host
-      memory, so that the next prompt with the same prefix is not evaluated from the start.
+    - keep_prompt: how many copies of the recurrent state to keep in host memory and session files,
+      each near the end of a long prompt. A later prompt with the same beginning continues there
+      instead of at its start. 0 for none.
     - session_dir: a folder of sessions. A conversation is written there when another one takes its
       place, when the model is closed and when Python ends; a prompt is continued from the session
       there that holds the most of it. docs/sessions.md has the rules.
@@ -191,7 +196,7 @@ class MTPLlama(llama_cpp.Llama):
         mtp_device: str | None = None,
         n_cpu_moe: int = 0,
         tensor_overrides: Mapping[str, str] | None = None,
-        keep_prompt: bool = True,
+        keep_prompt: int = DEFAULT_PROMPTS,
         draft_threads: int | None = None,
         profile: bool = True,
         busy: Literal["wait", "raise"] = "wait",
@@ -206,13 +211,15 @@ class MTPLlama(llama_cpp.Llama):
         self._closed = False
         self._session: Session | None = None
         self._head: Head | None = None
-        self._prompt: Checkpoint | None = None
+        self._prompts = PromptCheckpoints(int(keep_prompt))
         self._store: SessionStore | None = None
         self._n_tokens = self._pictures = 0
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if isinstance(lookup_files, str | bytes | os.PathLike):
             raise NativeError(f"lookup_files: expected a list of paths, found {lookup_files!r}")
+        if keep_prompt < 0:
+            raise NativeError(f"keep_prompt: expected 0 or more, found {keep_prompt}")
         if session_size < 1:
             raise NativeError(f"session_size: expected 1 byte or more, found {session_size}")
         if session_dir is not None and options.get("logits_all"):
@@ -277,7 +284,6 @@ class MTPLlama(llama_cpp.Llama):
             looks_up |= looks_up_by_default(architecture, depth, self._mode, gpu_layers)
         self._max_lookup = min(LOOKUP_TOKENS, room) if looks_up and not self._plain else 0
         self._rejection = rejection
-        self._keep_prompt = keep_prompt
         self._origin = 0
         self._mtp_options = {
             "depth": settings.depth,
@@ -527,9 +533,7 @@ class MTPLlama(llama_cpp.Llama):
             if hasattr(self, "_stack"):
                 self._abandon_failed_context()
                 super().close()
-            if self._prompt is not None:
-                self._prompt.close()
-            self._prompt = None
+            self._prompts.close()
             self._session = None
             self._head = None
             # llama_cpp.Llama's methods use these and would otherwise access freed memory.
@@ -722,7 +726,7 @@ class MTPLlama(llama_cpp.Llama):
         stepwise = logits_processor is not None or self._logits_all
         try:
             if reset:
-                self._eval_prompt(self._reuse_prefix(list(tokens)), keep=self._keep_prompt)
+                self._eval_prompt(self._reuse_prefix(list(tokens)), keep=self._prompts.most > 0)
             else:
                 self._eval_prompt(tokens, keep=False)
             if self._model_lock.stopped:
@@ -820,7 +824,8 @@ class MTPLlama(llama_cpp.Llama):
                 raise NativeError("save_session: expected a text without pictures, found one")
             with session.save(CheckpointKind.WHOLE) as saved:
                 data = saved.to_array()
-            write_session(Path(path), tokens, data, identity_of(self), extra or {})
+            earlier = self._prompts.to_arrays(session)
+            write_session(Path(path), tokens, data, identity_of(self), extra or {}, earlier)
 
     def load_session(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Replace what is evaluated by the session in a file; return its `extra`.
@@ -863,9 +868,11 @@ class MTPLlama(llama_cpp.Llama):
                 if session.length() != self._n_tokens:
                     self.reset()
                 raise type(error)(f"{file}: {error}") from None
-            if self._prompt is not None:
-                self._prompt.close()
-                self._prompt = None
+            try:
+                self._prompts.load(session, saved.header.earlier, saved.earlier)
+            except NativeError as error:
+                self.reset()
+                raise type(error)(f"{file}: {error}") from None
             self.input_ids[:length] = saved.tokens
             self._n_tokens = length
             self._requires_eval = True
@@ -894,10 +901,7 @@ class MTPLlama(llama_cpp.Llama):
         while 0 < common < self.n_tokens and self.input_ids[common - 1] == self._cut(common):
             common -= 1  # to the beginning of a picture
         if 0 < common < self.session.length():
-            try:
-                self.session.remove(common)
-            except NativeError:
-                common = self._restore_prompt(common)
+            common = self._shorten(common)
         if self._store is not None and len(tokens) - common >= MIN_CHECKPOINTED_PROMPT:
             self._n_tokens = common
             common = self._store.load(self, tokens, common)
@@ -907,6 +911,17 @@ class MTPLlama(llama_cpp.Llama):
         self.n_tokens = common
         self._requires_eval = True
         return tokens[common:]
+
+    def _shorten(self, most: int) -> int:
+        """Cut the session to `most` tokens, or to the last checkpoint before; return its length.
+
+        0 if there is none: the session is then as it was, or empty.
+        """
+        try:
+            self.session.remove(most)
+        except NativeError:
+            return self._prompts.restore(self.session, most)
+        return most
 
     def _open_store(self, folder: SessionFolder) -> None:
         """Write sessions to a folder, also when Python ends without closing the model."""
@@ -926,14 +941,14 @@ class MTPLlama(llama_cpp.Llama):
     def _store_session(self) -> None:
         """Write a long enough conversation to session_dir, before its place is taken.
 
-        A recurrent model can continue it only from where it was written. The next prompt may render
+        A sliding window can be continued only from where it was written. The next prompt may render
         the last answer differently, as without its thoughts, so the session is written a second
         time as of the prompt's checkpoint, where this leaves it.
         """
         if self._store is None or self.n_tokens < MIN_CHECKPOINTED_PROMPT:
             return
         self._store.store(self)
-        length = self._restore_prompt(self.n_tokens) if self._store.whole else 0
+        length = self._prompts.restore(self.session, self.n_tokens) if self._store.windowed else 0
         if length:
             self.n_tokens = length
             self._requires_eval = True
@@ -975,16 +990,6 @@ class MTPLlama(llama_cpp.Llama):
         self.input_ids[known:length] = -self._pictures
         self._requires_eval = True
 
-    def _restore_prompt(self, most: int) -> int:
-        """Restore the prompt's checkpoint if it has `most` tokens at most; its length or 0."""
-        if self._prompt is None or self._prompt.length > most:
-            return 0
-        try:
-            self.session.restore(self._prompt)
-        except NativeError:  # its tokens have since been removed
-            return 0
-        return self._prompt.length
-
     def _batches_of(self, tokens: Sequence[int]) -> Iterator[list[int]]:
         """Yield tokens in batches.
 
@@ -1003,9 +1008,7 @@ class MTPLlama(llama_cpp.Llama):
             self._eval_until_stopped(tokens[:-CHECKPOINT_MARGIN])
             if self._model_lock.stopped:
                 return
-            previous, self._prompt = self._prompt, self.session.save(CheckpointKind.HOST)
-            if previous is not None:
-                previous.close()
+            self._prompts.add(self.session, self.session.save(CheckpointKind.HOST))
             tokens = tokens[-CHECKPOINT_MARGIN:]
         self._eval_until_stopped(tokens)
 

@@ -289,6 +289,27 @@ class Session(Owner):
 
         self._alone(restore, checkpoint)
 
+    def can_restore(self, checkpoint: Checkpoint, seq: int = 0) -> bool:
+        """Whether a checkpoint fits, so that `restore` finds all that it needs."""
+        statuses: list[int] = []
+
+        def try_it() -> None:
+            statuses.append(library().mtp_checkpoint_check(self.handle, seq, checkpoint.handle))
+
+        self._alone(try_it, checkpoint)
+        return statuses == [0]
+
+    def attach(self, checkpoint: Checkpoint, seq: int = 0) -> None:
+        """Make a checkpoint of kind HOST, from bytes, one of this session, which holds its tokens.
+
+        NativeError if it does not fit; that its tokens are those of the session is not checked.
+        """
+
+        def attach() -> None:
+            check(library().mtp_checkpoint_attach(self.handle, seq, checkpoint.handle))
+
+        self._alone(attach, checkpoint)
+
     def copy(self, source: int, target: int) -> None:
         """Replace sequence `target` with a copy of sequence `source`."""
         self._call(library().mtp_seq_cp, source, target)

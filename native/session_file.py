@@ -22,8 +22,8 @@ from mtp_gguf.gguf_tools.sources import FileSource
 MAGIC = b"mtpsess\0"
 VERSION = 1
 ALIGNMENT = 64  # of sections, in bytes
-TOKENS, CHECKPOINT = "tokens", "checkpoint"
-_SECTIONS = [TOKENS, CHECKPOINT]  # in the order of the file
+TOKENS, CHECKPOINT, EARLIER = "tokens", "checkpoint", "earlier"
+_SECTIONS = [TOKENS, CHECKPOINT]  # in the order of the file; those of earlier checkpoints follow
 # Those of llama-server (native/server/session_folder.h), whose tokens are in a form of its own.
 _SERVER_SECTIONS = [TOKENS, "slot"]
 
@@ -31,6 +31,7 @@ _SERVER_SECTIONS = [TOKENS, "slot"]
 _PREFIX = struct.Struct("<8sIIQQ")
 _LARGEST_JSON = 64 << 20
 _LARGEST_TEXT = 1 << 24  # tokens, as in a checkpoint
+_MOST_EARLIER = 1024
 _BLOCK = 256 << 10  # bytes that are read at once, and still in the CPU's cache for the checksum
 
 
@@ -49,7 +50,7 @@ class SessionHeader:
     """What a file says of itself, before its sections are read.
 
     identity: the model and the settings of its context, by name. extra: what the program that saved
-    it added.
+    it added. earlier: how many of the tokens each earlier checkpoint has, the shortest first.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class SessionHeader:
     identity: dict[str, Any]
     extra: dict[str, Any]
     sections: tuple[Section, ...]
+    earlier: tuple[int, ...]
 
     @property
     def is_of_server(self) -> bool:
@@ -67,11 +69,15 @@ class SessionHeader:
 
 @dataclass(frozen=True)
 class SavedSession:
-    """A session as it was saved. checkpoint: the bytes for `Checkpoint.from_bytes`."""
+    """A session as it was saved.
+
+    checkpoint, earlier: the bytes for `Checkpoint.from_bytes`, of the kinds WHOLE and HOST.
+    """
 
     header: SessionHeader
     tokens: NDArray[np.int32]
     checkpoint: NDArray[np.uint8]
+    earlier: tuple[NDArray[np.uint8], ...] = ()
 
 
 def is_session(path: Path) -> bool:
@@ -89,22 +95,26 @@ def write_session(
     checkpoint: bytes | NDArray[np.uint8],
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
+    earlier: Mapping[int, bytes | NDArray[np.uint8]] | None = None,
 ) -> None:
     """Write a session file, which appears under its name only when it is complete.
 
+    earlier: checkpoints of a beginning of the tokens by their length, the shortest first.
     Raises OutputError if it cannot be written, which leaves an older file as it was, and
     RequestError if `extra` has values that JSON lacks.
     """
     check_output(path, [], overwrite=True)
-    arrays = {TOKENS: np.ascontiguousarray(tokens, "<i4"), CHECKPOINT: checkpoint}
-    contents = {name: np.frombuffer(array, np.uint8).data for name, array in arrays.items()}
-    sums = {name: zlib.crc32(data) for name, data in contents.items()}
+    earlier = earlier or {}
+    arrays = [np.ascontiguousarray(tokens, "<i4"), checkpoint, *earlier.values()]
+    contents = [np.frombuffer(array, np.uint8).data for array in arrays]
+    names = _section_names(len(earlier))
+    sums = [zlib.crc32(data) for data in contents]
 
     def layout(start: int) -> list[Section]:
         sections = []
-        for name, data in contents.items():
+        for name, data, checksum in zip(names, contents, sums, strict=True):
             start = _aligned(start)
-            sections.append(Section(name, start, len(data), sums[name]))
+            sections.append(Section(name, start, len(data), checksum))
             start += len(data)
         return sections
 
@@ -115,6 +125,8 @@ def write_session(
             "extra": dict(extra),
             "sections": [vars(section) for section in sections],
         }
+        if earlier:
+            fields["earlier"] = list(earlier)
         return json.dumps(fields, allow_nan=False).encode()
 
     try:
@@ -129,7 +141,7 @@ def write_session(
     size = sections[-1].offset + sections[-1].nbytes
     with OutputFile(path, size) as out:
         out.write(0, _prefix(text, size) + text)
-        for section, data in zip(sections, contents.values(), strict=True):
+        for section, data in zip(sections, contents, strict=True):
             out.write(section.offset, data)
         out.commit()
 
@@ -146,7 +158,7 @@ def read_header(path: Path) -> SessionHeader:
 
 def read_tokens(
     path: Path, wanted: Callable[[SessionHeader], bool] = lambda _: True
-) -> NDArray[np.int32] | None:
+) -> tuple[SessionHeader, NDArray[np.int32]] | None:
     """Read the header and the tokens only; errors as those of `read_header`.
 
     wanted: if it returns False for the header, no token is read, and None is returned.
@@ -156,7 +168,7 @@ def read_tokens(
         if not wanted(header):
             return None
         _check_ours(header)
-        return _tokens(path, _read_section(path, source, header.sections[0]))
+        return header, _tokens(path, _read_section(path, source, header.sections[0]))
 
 
 def read_session(
@@ -170,17 +182,15 @@ def read_session(
         header = _header(path, source)
         _check_ours(header)
         check(header)
-        found = {section.name: _read_section(path, source, section) for section in header.sections}
-        source.check_unchanged()
-    return SavedSession(header, _tokens(path, found[TOKENS]), found[CHECKPOINT])
+        tokens, checkpoint, *earlier = _read_sections(path, source, header)
+    return SavedSession(header, _tokens(path, tokens), checkpoint, tuple(earlier))
 
 
 def check_session(path: Path) -> SessionHeader:
     """Read all of a session file, ours or llama-server's; errors as those of `read_header`."""
     with closing(FileSource(path)) as source:
         header = _header(path, source)
-        found = [_read_section(path, source, section) for section in header.sections]
-        source.check_unchanged()
+        found = _read_sections(path, source, header)
     if not header.is_of_server:
         _tokens(path, found[0])
     return header
@@ -249,8 +259,10 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
     names = []
     if isinstance(listed, list):
         names = [section.get("name") for section in listed if isinstance(section, dict)]
-    if names not in (_SECTIONS, _SERVER_SECTIONS) or len(listed) != len(names):
-        raise FormatError(f"{path}: sections: expected {' and '.join(_SECTIONS)}, found others")
+    earlier = _lengths_of_earlier(path, fields.get("earlier", []), n_tokens)
+    ours = _section_names(len(earlier))
+    if names not in (ours, _SERVER_SECTIONS) or len(listed) != len(names):
+        raise FormatError(f"{path}: sections: expected {', '.join(ours)}, found others")
     sections = tuple(
         Section(
             section["name"],
@@ -268,11 +280,32 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
             )
     if ends[-1] != size:
         raise FormatError(f"{path}: {names[-1]}: expected its end at {size}, found {ends[-1]}")
-    if names == _SECTIONS and sections[0].nbytes != 4 * n_tokens:
+    if names == ours and sections[0].nbytes != 4 * n_tokens:
         raise FormatError(
             f"{path}: tokens: expected {4 * n_tokens} bytes, found {sections[0].nbytes}"
         )
-    return SessionHeader(path, size, n_tokens, fields["identity"], fields["extra"], sections)
+    identity, extra = fields["identity"], fields["extra"]
+    return SessionHeader(path, size, n_tokens, identity, extra, sections, earlier)
+
+
+def _section_names(n_earlier: int) -> list[str]:
+    return [*_SECTIONS, *[EARLIER] * n_earlier]
+
+
+def _lengths_of_earlier(path: Path, found: Any, n_tokens: int) -> tuple[int, ...]:
+    """Check the number of tokens of each earlier checkpoint."""
+    fault = FormatError(
+        f"{path}: earlier: expected at most {_MOST_EARLIER} rising numbers from 1 to {n_tokens}, "
+        "found others"
+    )
+    if not isinstance(found, list) or len(found) > _MOST_EARLIER:
+        raise fault
+    before = 0
+    for length in found:
+        if type(length) is not int or not before < length <= n_tokens:
+            raise fault
+        before = length
+    return tuple(found)
 
 
 def _integer(path: Path, fields: Mapping[str, Any], name: str, least: int, most: int) -> int:
@@ -281,6 +314,14 @@ def _integer(path: Path, fields: Mapping[str, Any], name: str, least: int, most:
         found = value if type(value) is int and abs(value) < 2**64 else "something else"
         raise FormatError(f"{path}: {name}: expected {least} to {most}, found {found}")
     return value
+
+
+def _read_sections(
+    path: Path, source: FileSource, header: SessionHeader
+) -> list[NDArray[np.uint8]]:
+    sections = [_read_section(path, source, section) for section in header.sections]
+    source.check_unchanged()
+    return sections
 
 
 def _read_section(path: Path, source: FileSource, section: Section) -> NDArray[np.uint8]:

@@ -69,19 +69,23 @@ class SessionFolder:
 
         Only headers and tokens are read. fits: whether a session is of the loaded model.
         more_than: shorter matches are of no use. whole: whether a match has all tokens of its
-        session, as recurrent models need it. The prompt's last token is never part of a match.
+        session, or those of one of its earlier checkpoints, as recurrent models need it. The
+        prompt's last token is never part of a match.
         """
         prompt = np.asarray(tokens[:-1], np.int64)
         matches = []
         for path in self._sessions():
             try:
-                saved = read_tokens(path, lambda h: h.n_tokens > more_than and fits(h))
+                found = read_tokens(path, lambda h: h.n_tokens > more_than and fits(h))
             except MtpGgufError:
                 continue
-            if saved is None:
+            if found is None:
                 continue
+            header, saved = found
             length = shared_length(prompt, saved)
-            if length > more_than and (length == len(saved) or not whole):
+            if whole and length < len(saved):
+                length = max((n for n in header.earlier if n <= length), default=0)
+            if length > more_than:
                 matches.append(Match(path, length))
         return sorted(matches, key=lambda match: match.length, reverse=True)
 
@@ -95,18 +99,20 @@ class SessionFolder:
         tokens: NDArray[np.int32],
         checkpoint: bytes | NDArray[np.uint8],
         identity: Mapping[str, Any],
+        earlier: Mapping[int, NDArray[np.uint8]] | None = None,
     ) -> Path | None:
         """Write a session, after room is made for it; None if it is larger than the folder may be.
 
-        Errors of `write_session`.
+        earlier, and errors: those of `write_session`.
         """
-        needed = len(checkpoint) + tokens.nbytes + _HEADER_BYTES
+        parts = [checkpoint, *(earlier or {}).values()]
+        needed = sum(len(part) for part in parts) + tokens.nbytes + _HEADER_BYTES
         if needed > self.size:
             return None
         path = self._path(tokens, identity)
         with self.locked():
             self._make_room(needed, path)
-            write_session(path, tokens, checkpoint, identity, {})
+            write_session(path, tokens, checkpoint, identity, {}, earlier)
         return path
 
     @contextmanager
@@ -136,10 +142,10 @@ class SessionFolder:
         """Remove the sessions of the same model that hold only a beginning of these tokens."""
         for path in self._sessions():
             with suppress(MtpGgufError, OSError):
-                saved = read_tokens(
+                found = read_tokens(
                     path, lambda h: h.n_tokens < len(tokens) and h.identity == identity
                 )
-                if saved is not None and shared_length(tokens, saved) == len(saved):
+                if found is not None and shared_length(tokens, found[1]) == len(found[1]):
                     path.unlink()
 
     def _path(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> Path:

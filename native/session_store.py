@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 DEFAULT_BYTES = 20 * 10**9
 
 
+def is_windowed(llm: MTPLlama) -> bool:
+    """Whether some layers keep the last tokens only, so that a state cannot be cut far back."""
+    return llama_cpp.llama_model_n_swa(llm.model) > 0 and not llm.context_params.swa_full
+
+
 def continues_from_end_only(llm: MTPLlama) -> bool:
-    """Whether a saved state is of no use at an earlier position.
+    """Whether a state without checkpoints is of no use at an earlier position.
 
     That is so if it is recurrent or has a sliding window.
     """
     model = llm.model
-    window = llama_cpp.llama_model_n_swa(model) > 0 and not llm.context_params.swa_full
     return bool(
-        window
+        is_windowed(llm)
         or llama_cpp.llama_model_is_recurrent(model)
         or llama_cpp.llama_model_is_hybrid(model)
     )
@@ -37,14 +41,15 @@ def continues_from_end_only(llm: MTPLlama) -> bool:
 class SessionStore:
     """Writes the sessions of one model to a folder, and loads them.
 
-    whole: `continues_from_end_only`.
+    windowed: `is_windowed`.
     """
 
     def __init__(self, llm: MTPLlama, folder: SessionFolder) -> None:
         self._folder = folder
         self._identity: dict[str, Any] = identity_of(llm)
         self._writable = True
-        self.whole = continues_from_end_only(llm)
+        self.windowed = is_windowed(llm)
+        self._whole = continues_from_end_only(llm)
 
     def store(self, llm: MTPLlama) -> None:
         """Write what is evaluated; a text with pictures is not.
@@ -61,7 +66,9 @@ class SessionStore:
                 return
             with llm.session.save(CheckpointKind.WHOLE) as saved:
                 data = saved.to_array()
-            if self._folder.write(tokens, data, self._identity) and not self.whole:
+            earlier = llm._prompts.to_arrays(llm.session)
+            written = self._folder.write(tokens, data, self._identity, earlier)
+            if written and not self._whole:
                 self._folder.remove_prefixes(tokens, self._identity)
         except MtpGgufError as error:
             self._writable = False
@@ -80,15 +87,15 @@ class SessionStore:
                 return False
             return header.n_tokens < llm.n_ctx()
 
-        for match in self._folder.find(tokens, fits, more_than=known, whole=self.whole):
+        for match in self._folder.find(tokens, fits, more_than=known, whole=self._whole):
             try:
                 llm.load_session(match.path)
-                llm.session.remove(match.length)
+                length = llm._shorten(match.length)
             except MtpGgufError:
                 if llm.session.length() != known:
                     llm.reset()
                     known = 0
                 continue
             self._folder.used(match.path)
-            return match.length
+            return length
         return known

@@ -472,7 +472,7 @@ typedef enum mtp_checkpoint_kind {
      * sequence that holds them. */
     MTP_CHECKPOINT_DEVICE = 0, /* in device memory, which holds one copy per sequence: a newer copy or
                                 * a cycle with MTP_ROLLBACK_CHECKPOINT invalidates it */
-    MTP_CHECKPOINT_HOST   = 1, /* in host memory */
+    MTP_CHECKPOINT_HOST   = 1, /* in host memory; serializable if the model is recurrent */
     /* Serializable; can be restored in another session or process that has loaded the same model. */
     MTP_CHECKPOINT_HEAD   = 2, /* all but the trunk's state, for callers that save that themselves */
     MTP_CHECKPOINT_WHOLE  = 3, /* trunk, head and text */
@@ -496,6 +496,14 @@ MTP_API mtp_status mtp_checkpoint_save(mtp_session * session, int32_t seq, int32
  * MTP_CHECKPOINT_HEAD requires that the trunk's state has been restored before. A text is restored if
  * the session drafts from the text; a checkpoint without one, as older versions wrote it, clears it. */
 MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
+
+/* Whether mtp_checkpoint_restore would find that a checkpoint fits: MTP_OK, or the error that it would return. */
+MTP_API mtp_status mtp_checkpoint_check(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
+
+/* Attaches an MTP_CHECKPOINT_HOST that was read to a sequence that holds its tokens, which the caller vouches for: after
+ * an MTP_CHECKPOINT_WHOLE of the same text, for instance. It can be restored from then on. Without the head's part if the
+ * session has a different head. MTP_ERROR_STATE: of another kind, model or length; MTP_ERROR_FORMAT: of other sizes. */
+MTP_API mtp_status mtp_checkpoint_attach(mtp_session * session, int32_t seq, mtp_checkpoint * checkpoint);
 
 MTP_API void       mtp_checkpoint_free(mtp_checkpoint * checkpoint);
 MTP_API mtp_status mtp_checkpoint_get_info(const mtp_checkpoint * checkpoint, mtp_checkpoint_info * out);

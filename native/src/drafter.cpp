@@ -601,4 +601,9 @@ void Drafter::restore_text(int32_t seq, int64_t length, const std::vector<uint8_
     s.text_first = length - s.text.size();
 }
 
+void Drafter::check_learned(int32_t seq, int64_t length, const std::vector<uint8_t> & saved) const {
+    const Sequence & s = at(seq);
+    TextDrafts::check_learned(saved, std::max<int64_t>(std::min(s.text.size(), length - s.text_first), 0));
+}
+
 } // namespace mtp

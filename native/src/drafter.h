@@ -145,6 +145,9 @@ public:
     void restore_text(int32_t seq, int64_t length, const std::vector<uint8_t> & saved);
     void restore_learned(int32_t seq, const std::vector<uint8_t> & saved) { at(seq).text.restore_learned(saved); }
 
+    // Throws MTP_ERROR_FORMAT unless restore_learned can follow after the sequence was truncated to `length`.
+    void check_learned(int32_t seq, int64_t length, const std::vector<uint8_t> & saved) const;
+
     // As the function of the same name in mtp.h, for all sequences.
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
         sequences_.front().depth.set_costs(verify_ms, n_verify, draft_ms, n_draft);

@@ -171,7 +171,14 @@ SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow
     if (!c.head.depth.empty()) {
         Drafter::check_depth(c.head.depth);
     }
-    if (!c.text.empty()) {
+    if (c.trunk_memory == RECURRENT_ONLY) {
+        if (!c.head.rows.empty() || c.trunk.empty()) {
+            refuse("expected a recurrent state without rows of the head, found others");
+        }
+        if (!c.text.empty()) {
+            TextDrafts::check_learned(c.text, c.length);
+        }
+    } else if (!c.text.empty()) {
         TextDrafts::check_saved(c.text, c.length, int64_t(INT32_MAX) + 1); // of any vocabulary, until it is restored
     }
     return c;

@@ -20,6 +20,9 @@ struct SequenceState {
     uint64_t head_fingerprint = 0;
     uint64_t trunk_fingerprint = 0;
 
+    // trunk_memory of a state whose caches, rows of the head and tokens of the text are still in a sequence.
+    static constexpr uint32_t RECURRENT_ONLY = 3;
+
     // The trunk's state, if it is here too, and two numbers for its layout (session/trunk_state.h).
     uint32_t trunk_cells = 0;
     uint32_t trunk_memory = 0;

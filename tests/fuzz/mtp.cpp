@@ -99,6 +99,9 @@ static void restore(const uint8_t * data, size_t n) {
     must(mtp_session_decode(session, 0, prompt, 3, false) == MTP_OK, "a session decodes");
     mtp_checkpoint_info info;
     must(mtp_checkpoint_get_info(checkpoint, &info) == MTP_OK, "a checkpoint says what it is");
+    if (info.kind == MTP_CHECKPOINT_HOST) {
+        mtp_checkpoint_attach(session, 0, checkpoint); // else it cannot be restored
+    }
     const bool restored = mtp_checkpoint_restore(session, 0, checkpoint) == MTP_OK;
     int32_t length = -1;
     must(mtp_session_length(session, 0, &length) == MTP_OK, "a session knows its length");

@@ -93,12 +93,14 @@ def heads(models: Models) -> list[bytes]:
 
 
 def checkpoints(path: Path) -> list[bytes]:
-    """Of a prompt, of a text, and of a head alone; with and without drafts from the text."""
+    """Of a prompt, of a text, of a head or a recurrent state alone; with drafts from the text and
+    without.
+    """
     out = []
     for lookup in (0, 2):
         with opened_session(path, "snapshot", 2, lookup=lookup) as (session, _):
             session.decode([1, 2, 3])
-            for kind in (CheckpointKind.WHOLE, CheckpointKind.HEAD):
+            for kind in (CheckpointKind.WHOLE, CheckpointKind.HEAD, CheckpointKind.HOST):
                 with session.save(kind) as saved:
                     out.append(saved.to_bytes())
             for token in (4, 5, 6):

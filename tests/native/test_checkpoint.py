@@ -120,6 +120,69 @@ def test_bytes_outlive_the_session(dial: Dial) -> None:
         assert go_on(session, token, 19)[0] == want[0][1:20]
 
 
+@places.everywhere
+@pytest.mark.parametrize("lookup", [0, 3])
+def test_an_earlier_checkpoint_in_another_session(dial: Dial, lookup: int) -> None:
+    """Restored after the whole text, it continues as in the session that made it."""
+    path = dial("tiny")
+    with opened_session(path, "snapshot", DEPTH, lookup=lookup) as (session, _):
+        session.decode(PROMPT)
+        start, _ = go_on(session, session.argmax(), 9)
+        with session.save(CheckpointKind.HOST) as saved:
+            earlier, length = saved.to_bytes(), saved.length
+            go_on(session, start[-1], 20)
+            with session.save() as later:
+                data = later.to_bytes()
+            session.restore(saved)
+            want = go_on(session, start[-1], 20)
+    assert any(count > 1 for count in want[1])
+    for mode in MODES:
+        with (
+            opened_session(path, mode, DEPTH, n_seq_max=2, lookup=lookup) as (session, _),
+            Checkpoint.from_bytes(data) as later,
+            Checkpoint.from_bytes(earlier) as saved,
+        ):
+            assert (saved.kind, saved.length) == (CheckpointKind.HOST, length)
+            session.decode(PROMPT)
+            session.restore(later, 1)
+            assert not session.can_restore(saved, 1)
+            with pytest.raises(NativeError, match="have been removed"):
+                session.restore(saved, 1)
+            with pytest.raises(NativeError, match=f"at most the 20 tokens .*, found {length}"):
+                session.attach(saved, 0)
+            session.attach(saved, 1)
+            with pytest.raises(NativeError, match="expected one in host memory that was read"):
+                session.attach(saved, 1)
+            assert session.can_restore(saved, 1)
+            assert not session.can_restore(saved, 0)
+            for _ in range(2):
+                session.restore(saved, 1)
+                assert session.length(1) == length
+                assert go_on(session, start[-1], 20, 1) == want
+            session.remove(0, 1)
+            assert not session.can_restore(saved, 1)
+    # Without a head, or without one when it was saved, the text goes on all the same.
+    with opened_session(path, "two-phase", 0) as (session, _):
+        with Checkpoint.from_bytes(data) as later, Checkpoint.from_bytes(earlier) as saved:
+            session.restore(later)
+            session.attach(saved)
+            session.restore(saved)
+        with session.save(CheckpointKind.HOST) as saved:
+            headless = saved.to_bytes()
+        assert [session.step(token, 0)[0] for token in want[0][:8]] == want[0][1:9]
+        with session.save() as later:
+            data = later.to_bytes()
+    with (
+        opened_session(path, "snapshot", DEPTH, lookup=lookup) as (session, _),
+        Checkpoint.from_bytes(data) as later,
+        Checkpoint.from_bytes(headless) as saved,
+    ):
+        session.restore(later)
+        session.attach(saved)
+        session.restore(saved)
+        assert go_on(session, start[-1], 8)[0][:8] == want[0][:8]
+
+
 @places.there
 def test_checkpoints_move_between_devices(dial: Dial, place: places.Place) -> None:
     """The text goes on, and so does the acceptance, which needs the head's rows."""
@@ -251,14 +314,17 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
             data = saved.to_bytes()
         with session.save(CheckpointKind.HEAD) as saved:
             head = saved.to_bytes()
-        with session.save(CheckpointKind.HOST) as saved:
-            with pytest.raises(NativeError, match="expected kind head or whole"):
-                saved.to_bytes()
-            with (
-                opened_session(dial("tiny"), "snapshot", DEPTH) as (other, _),
-                pytest.raises(NativeError, match="have been removed"),
-            ):
-                other.restore(saved)
+        with (
+            session.save(CheckpointKind.DEVICE) as saved,
+            pytest.raises(NativeError, match="found one that cannot leave its session"),
+        ):
+            saved.to_bytes()
+        with (
+            session.save(CheckpointKind.HOST) as saved,
+            opened_session(dial("tiny"), "snapshot", DEPTH) as (other, _),
+            pytest.raises(NativeError, match="have been removed"),
+        ):
+            other.restore(saved)
     for path in (dial("tiny", quant="Q8_0"), dial("tiny-3v"), models.gguf("dense-tied")):
         with opened_session(path, "snapshot", DEPTH) as (session, _):
             session.decode(PROMPT[:6])
@@ -377,6 +443,88 @@ def test_hostile_bytes_of_the_recurrent_part(whole: bytes) -> None:
     ):
         with pytest.raises(ModelRefusedError, match=text):
             Checkpoint.from_bytes(changed(in_trunk(offset), value, "<i")(whole))
+
+
+@pytest.fixture(scope="module")
+def host(dial: Dial) -> bytes:
+    with opened_session(dial("tiny"), "snapshot", DEPTH, lookup=DEPTH) as (session, _):
+        session.decode(PROMPT)
+        with session.save(CheckpointKind.HOST) as saved:
+            return saved.to_bytes()
+
+
+def sizes(data: bytes, **fields: int) -> bytes:
+    """The header with other sizes of its parts, of the same sum."""
+    offsets = {"hidden": HIDDEN, "rows": ROWS, "trunk": TRUNK, "text": TEXT}
+    for name, value in fields.items():
+        data = changed(offsets[name], value)(data)
+    return data
+
+
+def test_hostile_bytes_of_an_earlier_checkpoint(dial: Dial, models: Models, host: bytes) -> None:
+    hidden, rows, trunk, text = struct.unpack_from("<4q", host, HIDDEN)
+    assert rows == 0
+    place = trunk_start(host) + trunk  # of the text: i64 next, right, wrong
+    for data, message in (
+        (changed(in_trunk(8), 2, "<i")(host), "recurrent cells: expected 1, found 2"),
+        (changed(in_trunk(12), 18, "<i")(host), "recurrent position: expected 19, found 18"),
+        (changed(in_trunk(16), 1, "<i")(host), "sequences of the recurrent cell: expected 0"),
+        (changed(LENGTH, 21)(host), "recurrent position: expected 20, found 19"),
+        (sizes(host, rows=2, trunk=trunk - 2), "without rows of the head, found others"),
+        (sizes(host, trunk=0, hidden=hidden + trunk), "found others|expected finite numbers"),
+        (sizes(host, trunk=trunk - 4, text=text + 4), "the text: expected"),
+        (changed(place, 20)(host), "expected a place among its 20 tokens or none, found 20"),
+        (changed(place, -2)(host), "expected a place among its 20 tokens or none, found -2"),
+        (changed(LAYOUT, 3 << 32)(host)[:-1], "bytes after its header"),
+    ):
+        with pytest.raises(ModelRefusedError, match=message):
+            Checkpoint.from_bytes(data)
+    with (
+        opened_session(dial("tiny"), "snapshot", DEPTH, lookup=DEPTH) as (session, _),
+        Checkpoint.from_bytes(changed(TOKEN, 1024)(host)) as token,
+        Checkpoint.from_bytes(changed(place, 15)(host)) as far,
+    ):
+        session.skip(30)  # a picture; the text that is drafted from starts behind it
+        with pytest.raises(ModelRefusedError, match="expected a place among its 0 tokens"):
+            session.attach(far)
+        session.remove(0)
+        session.decode(PROMPT)
+        with pytest.raises(ModelRefusedError, match="a token below 1024 for the head"):
+            session.attach(token)
+        session.attach(far)
+    for path in (dial("tiny", quant="Q8_0"), dial("tiny-3v")):
+        with (
+            opened_session(path, "snapshot", DEPTH) as (session, _),
+            Checkpoint.from_bytes(host) as saved,
+        ):
+            session.decode(PROMPT)
+            with pytest.raises(NativeError, match="expected one of this model"):
+                session.attach(saved)
+
+
+def test_random_damage_to_an_earlier_checkpoint(dial: Dial, host: bytes) -> None:
+    rng = np.random.default_rng(6)
+    end = trunk_start(host) + 400
+    attached = 0
+    with opened_session(dial("tiny"), "snapshot", DEPTH, lookup=DEPTH) as (session, _):
+        for _ in range(200):
+            data = bytearray(host)
+            for _ in range(int(rng.integers(1, 4))):
+                at = int(rng.integers(0, END if rng.random() < 0.3 else end))
+                data[at if rng.random() < 0.7 else -1 - at % 1000] = int(rng.integers(0, 256))
+            if session.length() != len(PROMPT):
+                session.remove(0)
+                session.decode(PROMPT)
+            try:
+                with Checkpoint.from_bytes(bytes(data)) as saved:
+                    session.attach(saved)
+                    attached += 1
+                    session.restore(saved)
+            except NativeError:
+                assert session.length() in (0, len(PROMPT))
+                continue
+            go_on(session, 1, 6)
+    assert attached > 20
 
 
 def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial: Dial, whole: bytes) -> None:

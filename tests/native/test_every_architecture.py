@@ -20,6 +20,7 @@ import pytest
 from mtp_gguf.gguf_tools.nextn import BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.native import Checkpoint, CheckpointKind, MTPLlama, NativeError, Session
 from mtp_gguf.native.head import Draft, Head, SequenceTask
+from mtp_gguf.native.session_file import read_header
 from support import places
 from support.commands import succeed
 from support.models import Dial
@@ -175,6 +176,25 @@ def test_session_files(
     assert want[-1] == read < 8
     if kind == "dial" and sampling["temp"] == 0:
         assert sum(want[2]) > 0
+
+
+def test_a_folder_of_sessions_of_a_window(random: dict[str, Path], tmp_path: Path) -> None:
+    """Layers with a window go on from the end of a session only, so a prompt's end gets its own."""
+    prompt, other = (
+        [int(t) for t in np.random.PCG64(s).random_raw(500) % np.uint64(TOKENS)] for s in (4, 5)
+    )
+    follow = [*prompt, 1, 2, 3]
+    options = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "depth": 3, "swa_full": False}
+    with closing(MTPLlama(str(random["step35"]), **options)) as llm:
+        want = generate(llm, follow, temp=0.0)[0]
+    with closing(MTPLlama(str(random["step35"]), session_dir=tmp_path, **options)) as llm:
+        generate(llm, prompt, temp=0.0)
+        generate(llm, other, temp=0.0)
+        lengths = sorted(read_header(file).n_tokens for file in tmp_path.glob("*.session"))
+        assert lengths[0] == 500 - 64
+        assert lengths[1] > 500
+        found = generate(llm, follow, temp=0.0)
+    assert (found[0], found[-1]) == (want, 64 + 3)
 
 
 @every

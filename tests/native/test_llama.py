@@ -323,15 +323,44 @@ def test_a_long_prompt_is_checkpointed(dial: Dial) -> None:
         llm.session.reset_stats()
         assert take(llm, 12, turn) == got  # nothing of it is left
         assert llm.mtp_stats.prefilled == len(turn)
-        kept = llm._prompt
-        assert kept is not None
+        (kept,) = llm._prompts.fitting(llm.session)
     with pytest.raises(NativeError, match="closed"):
         _ = kept.handle
     for options in ({"keep_prompt": False}, {"depth": 0}):
         with load(path, n_ctx=512, **options) as llm:
             take(llm, 9, long)
             assert take(llm, 12, turn) == got
-            assert (llm._prompt is None) == ("keep_prompt" in options)
+            kept_now = llm._prompts.fitting(llm.session)
+            assert bool(kept_now) == ("keep_prompt" not in options)
+
+
+def test_the_checkpoints_of_several_prompts(dial: Dial) -> None:
+    """An agent's tool calls are prompts; the next message of the user drops what it thought before.
+
+    Of too many the one goes that is closest to the one before, and never the newest.
+    """
+    path = dial("tiny")
+    numbers = np.random.PCG64(9).random_raw(3000) % np.uint64(120)
+    text = [int(t) for t in numbers]
+    with load(path, n_ctx=4096, n_threads=1) as llm:
+        for end in (300, 600, 1200, 1500):
+            take(llm, 2, text[:end])
+        lengths = [c.length for c in llm._prompts.fitting(llm.session)]
+        assert lengths == [300 - 64, 600 - 64, 1200 - 64, 1500 - 64]
+        take(llm, 2, text[:2400])
+        lengths = [c.length for c in llm._prompts.fitting(llm.session)]
+        assert lengths == [600 - 64, 1200 - 64, 1500 - 64, 2400 - 64]
+        llm.session.reset_stats()
+        other = [*text[:1200], 121, 122, 123]
+        got = take(llm, 8, other)
+        assert llm.mtp_stats.prefilled == len(other) - (1200 - 64)
+        lengths = [c.length for c in llm._prompts.fitting(llm.session)]
+        assert lengths == [600 - 64, 1200 - 64]
+        llm.reset()
+        assert llm._prompts.fitting(llm.session) == []
+        assert take(llm, 8, other) == got
+    with pytest.raises(NativeError, match="keep_prompt: expected 0 or more, found -1"):
+        load(path, keep_prompt=-1)
 
 
 def test_a_full_context_ends_as_llama_cpp_does(dial: Dial) -> None:

@@ -106,6 +106,94 @@ def test_another_process_goes_on(
             assert go_on(llm, text, SAMPLING[sampling])["tokens"] != want["tokens"]
 
 
+EARLIER = [int(t) for t in np.random.PCG64(3).random_raw(900) % np.uint64(700)]
+
+
+def talk(llm: MTPLlama) -> dict[int, list[int]]:
+    """Two long prompts, and prompts that leave the text in the first answer and in the second."""
+    first = EARLIER[:400]
+    first += take(llm, 12, first)
+    second = [*first, *EARLIER[400:]]
+    take(llm, 12, second)
+    return {400 - 64: [*first[:405], 9, 8, 7], len(second) - 64: [*second, 9, 8, 7]}
+
+
+@pytest.mark.parametrize("options", [{}, {"lookup": True}, {"rollback": "checkpoint"}], ids=str)
+def test_a_changed_prompt_goes_on_from_an_earlier_checkpoint(
+    dial: Dial, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """In another process as in the one that saved the session."""
+    path, file = dial("tiny"), tmp_path / "a.session"
+    options = {**options, "n_ctx": 2048}
+    with load(path, **options) as llm:
+        prompts = talk(llm)
+        llm.save_session(file)
+    assert list(read_header(file).earlier) == list(prompts)
+    for start, prompt in prompts.items():
+        with load(path, **options) as llm:
+            talk(llm)
+            want = go_on(llm, prompt, SAMPLING["greedy"])
+        result = in_another_process(
+            CONTINUE, path, file, json.dumps(prompt), json.dumps({"temp": 0.0}), json.dumps(options)
+        )
+        assert not result.stderr
+        assert json.loads(result.stdout) == [{}, want]
+        assert want["read"] == len(prompt) + len(MORE) - start
+        assert sum(want["accepted"]) > 0
+    with load(path, **options, keep_prompt=0) as llm:
+        prompts = talk(llm)
+        llm.save_session(file)
+        assert read_header(file).earlier == ()
+        llm.load_session(file)
+        assert go_on(llm, prompt, SAMPLING["greedy"])["read"] == len(prompt) + len(MORE)
+
+
+def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> None:
+    """Whatever the checksums and lengths say; the model stays usable, and empty at worst."""
+    path, file, broken = dial("tiny"), tmp_path / "a.session", tmp_path / "b.session"
+    with load(path, n_ctx=2048) as llm:
+        prompt = talk(llm)[400 - 64]
+        llm.save_session(file)
+        found = read_session(file)
+        n_tokens = found.header.n_tokens
+        lengths, arrays = found.header.earlier, [array.tobytes() for array in found.earlier]
+        want = go_on(llm, prompt, SAMPLING["greedy"])["tokens"]
+        damaged = bytearray(arrays[0])
+        damaged[300] ^= 0x80
+
+        def write(earlier: dict[int, bytes]) -> None:
+            identity, tokens = found.header.identity, found.tokens
+            write_session(broken, tokens, found.checkpoint, identity, {}, earlier)
+
+        for earlier, message in (
+            ({lengths[0] + 1: arrays[0]}, f"expected a checkpoint of {lengths[0] + 1} tokens"),
+            ({n_tokens: found.checkpoint.tobytes()}, "expected one in host memory that was read"),
+            ({lengths[0]: arrays[0][:-1]}, "bytes after its header"),
+            ({lengths[0]: b"x"}, "expected 96 bytes or more, found 1"),
+            ({lengths[1]: arrays[1], lengths[0]: arrays[0]}, "rising numbers from 1 to"),
+            ({n_tokens + 1: arrays[0]}, f"rising numbers from 1 to {n_tokens}, found others"),
+            ({0: arrays[0]}, "rising numbers from 1 to"),
+        ):
+            write(earlier)
+            with pytest.raises(MtpGgufError, match=message) as caught:
+                llm.load_session(broken)
+            assert str(broken) in str(caught.value)
+            assert llm.session.length() == llm.n_tokens
+            assert go_on(llm, prompt, SAMPLING["greedy"])["tokens"] == want
+        data = file.read_bytes()
+        for value in (
+            *NUMBERS,
+            [1],
+            [1, 2, 3],
+            [1, "2"],
+            [1, 2.0],
+            [True, 2],
+            list(range(1, 2000)),
+        ):
+            broken.write_bytes(forged(data, lambda f: {**f, "earlier": value}))  # noqa: B023
+            refused(llm, broken)
+
+
 @pytest.fixture
 def saved(dial: Dial, tmp_path: Path) -> tuple[Path, Path, list[int]]:
     """A model, the file of a session with it, and the text of that session."""
@@ -286,8 +374,8 @@ def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_pat
     broken = tmp_path / "broken.session"
     with load(path) as llm:
         for value in NUMBERS:
-            for name in ("n_tokens", "identity", "extra", "sections"):
-                if name == "extra" and value == {}:
+            for name in ("n_tokens", "identity", "extra", "earlier", "sections"):
+                if (name, value) in (("extra", {}), ("earlier", [])):
                     continue
                 broken.write_bytes(forged(data, lambda f: {**f, name: value}))  # noqa: B023
                 refused(llm, broken)

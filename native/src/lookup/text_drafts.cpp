@@ -145,17 +145,35 @@ std::vector<uint8_t> TextDrafts::save(bool with_tokens) const {
     return out;
 }
 
+static void refuse(const std::string & text) {
+    throw Error(MTP_ERROR_FORMAT, "checkpoint: the text: " + text);
+}
+
 void TextDrafts::check_saved(const std::vector<uint8_t> & bytes, int64_t most, int64_t n_vocab) {
-    const auto refuse = [](const std::string & text) { throw Error(MTP_ERROR_FORMAT, "checkpoint: the text: " + text); };
-    Saved saved;
     const int64_t n = count_saved(bytes);
-    if (bytes.size() < sizeof(saved) || bytes.size() % sizeof(int32_t) != 0 || n > most) {
-        refuse(format("expected %zu bytes and those of 0 to %lld tokens, found %zu bytes", sizeof(saved),
-                      (long long) most, bytes.size()));
+    if (bytes.size() < sizeof(Saved) || bytes.size() % sizeof(int32_t) != 0 || n > most) {
+        refuse(format("expected %zu bytes and those of 0 to %lld tokens, found %zu bytes", sizeof(Saved), (long long) most,
+                      bytes.size()));
     }
+    check_learned({bytes.begin(), bytes.begin() + sizeof(Saved)}, n);
+    for (int64_t i = 0; i < n; ++i) {
+        int32_t token;
+        std::memcpy(&token, bytes.data() + sizeof(Saved) + size_t(i) * sizeof(token), sizeof(token));
+        if (token < 0 || token >= n_vocab) {
+            refuse(format("token %lld: expected 0 to %lld, found %d", (long long) i, (long long) n_vocab - 1, token));
+        }
+    }
+}
+
+void TextDrafts::check_learned(const std::vector<uint8_t> & bytes, int64_t n) {
+    if (bytes.size() != sizeof(Saved)) {
+        refuse(format("expected %zu bytes, found %zu", sizeof(Saved), bytes.size()));
+    }
+    Saved saved;
     std::memcpy(&saved, bytes.data(), sizeof(saved));
     const auto is_valid = [](const Record & record) { return record.is_valid(); };
-    if (!std::all_of(saved.of_index.begin(), saved.of_index.end(), is_valid) || !saved.of_place.is_valid() || !saved.of_corpus.is_valid()) {
+    if (!std::all_of(saved.of_index.begin(), saved.of_index.end(), is_valid) || !saved.of_place.is_valid() ||
+        !saved.of_corpus.is_valid()) {
         refuse("expected counts of right drafts up to those of all, found others");
     }
     const Place & place = saved.place;
@@ -163,13 +181,6 @@ void TextDrafts::check_saved(const std::vector<uint8_t> & bytes, int64_t most, i
         place.wrong > kMostWrong) {
         refuse(format("expected a place among its %lld tokens or none, found %lld (%lld right, %lld wrong)", (long long) n,
                       (long long) place.next, (long long) place.right, (long long) place.wrong));
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        int32_t token;
-        std::memcpy(&token, bytes.data() + sizeof(saved) + size_t(i) * sizeof(token), sizeof(token));
-        if (token < 0 || token >= n_vocab) {
-            refuse(format("token %lld: expected 0 to %lld, found %d", (long long) i, (long long) n_vocab - 1, token));
-        }
     }
 }
 

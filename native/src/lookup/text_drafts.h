@@ -56,6 +56,9 @@ public:
     // tokens, each below n_vocab.
     static void check_saved(const std::vector<uint8_t> & saved, int64_t most, int64_t n_vocab);
 
+    // The same for the output of save(false), and a text of n tokens.
+    static void check_learned(const std::vector<uint8_t> & saved, int64_t n);
+
     // The number of tokens in the output of save().
     static int64_t count_saved(const std::vector<uint8_t> & saved) {
         return (int64_t(saved.size()) - int64_t(sizeof(Saved))) / int64_t(sizeof(int32_t));

@@ -20,13 +20,41 @@ void Checkpoint::set_trunk(std::vector<uint8_t> state, StateLayout layout) {
     trunk_memory = layout.memory;
 }
 
+// What is written of HOST, without a copy of the recurrent state.
+static SequenceState with_recurrent(const Checkpoint & c) {
+    SequenceState out = c;
+    out.trunk = Blob::borrow(c.recurrent.bytes.data(), c.recurrent.bytes.size());
+    out.trunk_memory = SequenceState::RECURRENT_ONLY;
+    return out;
+}
+
 size_t Checkpoint::written_size() const {
-    return kind == MTP_CHECKPOINT_HEAD || kind == MTP_CHECKPOINT_WHOLE ? SequenceState::written_size() : 0;
+    switch (kind) {
+        case MTP_CHECKPOINT_HEAD:
+        case MTP_CHECKPOINT_WHOLE: return SequenceState::written_size();
+        case MTP_CHECKPOINT_HOST: return recurrent.empty() ? 0 : with_recurrent(*this).written_size();
+        default: return 0;
+    }
+}
+
+void Checkpoint::write(uint8_t * out) const {
+    if (kind == MTP_CHECKPOINT_HOST) {
+        with_recurrent(*this).write(out);
+    } else {
+        SequenceState::write(out);
+    }
 }
 
 Checkpoint Checkpoint::read(const uint8_t * data, size_t size, bool borrow) {
     Checkpoint c;
     static_cast<SequenceState &>(c) = SequenceState::read(data, size, borrow);
+    if (c.trunk_memory == RECURRENT_ONLY) {
+        check_recurrent_state(c.trunk, c.length);
+        c.kind = MTP_CHECKPOINT_HOST;
+        c.recurrent.bytes = std::move(c.trunk);
+        c.trunk = Blob();
+        return c;
+    }
     if (c.trunk_cells > (MROPE | ROTATIONS) || c.trunk_memory >= StateLayout::N_MEMORIES) {
         throw Error(MTP_ERROR_FORMAT,
                     format("checkpoint: the trunk's layout: expected 0 to %u, and 0 to %u, found %u and %u",

@@ -16,7 +16,7 @@ struct Checkpoint : SequenceState {
     mtp_checkpoint_kind kind = MTP_CHECKPOINT_HOST;
 
     // DEVICE and HOST: the recurrent state. The caches stay in place; they are valid as long as the
-    // token at position length - 1 still has this mark.
+    // token at position length - 1 still has this mark; 0: read, and not attached to a sequence yet.
     Trunk::Copy recurrent;
     uint64_t mark = 0;
 
@@ -24,8 +24,10 @@ struct Checkpoint : SequenceState {
     StateLayout trunk_layout;
     void set_trunk(std::vector<uint8_t> state, StateLayout layout);
 
-    // The number of bytes that write() produces; 0 for kinds that are tied to their session.
+    // The number of bytes that write() produces; 0 if this cannot leave its session: DEVICE, and HOST without a
+    // recurrent state.
     size_t written_size() const;
+    void write(uint8_t * out) const;
 
     // As SequenceState::read, and validates the trunk's state, too.
     static Checkpoint read(const uint8_t * data, size_t size, bool borrow);

@@ -17,6 +17,14 @@ mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, const mtp_
     return guard([&] { require(session, "session")->restore(seq, *require(checkpoint, "checkpoint")); });
 }
 
+mtp_status mtp_checkpoint_check(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint) {
+    return guard([&] { require(session, "session")->check(seq, *require(checkpoint, "checkpoint")); });
+}
+
+mtp_status mtp_checkpoint_attach(mtp_session * session, int32_t seq, mtp_checkpoint * checkpoint) {
+    return guard([&] { require(session, "session")->attach(seq, *require(checkpoint, "checkpoint")); });
+}
+
 void mtp_checkpoint_free(mtp_checkpoint * checkpoint) {
     delete checkpoint;
 }
@@ -38,8 +46,8 @@ mtp_status mtp_checkpoint_write(const mtp_checkpoint * checkpoint, void * out, s
     return guard([&] {
         const mtp::Checkpoint & c = *require(checkpoint, "checkpoint");
         if (c.written_size() == 0) {
-            throw mtp::Error(MTP_ERROR_STATE, "checkpoint: expected kind head or whole, found one that cannot leave its "
-                                              "session");
+            throw mtp::Error(MTP_ERROR_STATE, "checkpoint: expected kind head or whole, or a recurrent state in host memory, "
+                                              "found one that cannot leave its session");
         }
         mtp::require_range((long long) n, (long long) c.written_size(), (long long) c.written_size(), "n");
         c.write(static_cast<uint8_t *>(require(out, "out")));

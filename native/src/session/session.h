@@ -46,6 +46,8 @@ public:
     void sync(int32_t seq);
     void skip(int32_t seq, int64_t length);
     Checkpoint save(int32_t seq, int32_t kind);
+    void check(int32_t seq, const Checkpoint & checkpoint);
+    void attach(int32_t seq, Checkpoint & checkpoint);
     void restore(int32_t seq, const Checkpoint & checkpoint);
     void copy(int32_t from, int32_t to);
     void set_corpus(const Corpus * corpus);
@@ -122,6 +124,8 @@ private:
     void set_length(int32_t seq, int64_t length);
     bool head_fits(const Checkpoint & c) const;
     void check_checkpoint(int32_t seq, const Checkpoint & c) const;
+    void check_model(const Checkpoint & c) const;
+    void check_head(const Checkpoint & c, size_t row_bytes) const;
 
     Trunk trunk_;
     Head * head_;

@@ -27,6 +27,10 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
     if (looking_up()) {
         c.text = drafter_->save_text(seq, !in_place(c.kind));
     }
+    if (c.kind != MTP_CHECKPOINT_DEVICE) {
+        c.trunk_fingerprint = trunk_.fingerprint();
+        c.head_fingerprint = c.head.hidden.empty() ? 0 : head_->fingerprint();
+    }
     if (in_place(c.kind)) {
         c.mark = s.marks.back();
         if (trunk_.recurrent()) {
@@ -37,12 +41,9 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         }
         return c;
     }
-    if (!c.head.hidden.empty()) {
-        c.head_fingerprint = head_->fingerprint();
-    } else if (c.kind == MTP_CHECKPOINT_HEAD && !looking_up()) {
+    if (c.head.hidden.empty() && c.kind == MTP_CHECKPOINT_HEAD && !looking_up()) {
         throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that was fed its last token, found none", seq));
     }
-    c.trunk_fingerprint = trunk_.fingerprint();
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
         const StateLayout layout = trunk_.state_layout();
         c.set_trunk(trunk_.save_whole(seq, c.length), layout);
@@ -53,6 +54,26 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
 // Whether a checkpoint has a state of this session's head.
 bool Session::head_fits(const Checkpoint & c) const {
     return drafting() && c.head_fingerprint == head_->fingerprint(); // which is never 0
+}
+
+// Rejects the checkpoint of another model.
+void Session::check_model(const Checkpoint & c) const {
+    if (c.trunk_fingerprint != trunk_.fingerprint()) {
+        throw Error(MTP_ERROR_STATE, format("checkpoint: expected one of this model (%016llx), found another's (%016llx)",
+                                            (unsigned long long) trunk_.fingerprint(),
+                                            (unsigned long long) c.trunk_fingerprint));
+    }
+}
+
+// Rejects a state of this session's head with other sizes.
+void Session::check_head(const Checkpoint & c, size_t row_bytes) const {
+    const size_t hidden = size_t(trunk_.n_embd());
+    if (c.head.hidden.size() != hidden || c.head.rows.size() != row_bytes || c.head.token >= trunk_.n_vocab()) {
+        throw Error(MTP_ERROR_FORMAT,
+                    format("checkpoint: expected %zu numbers, %zu bytes of rows and a token below %lld for the head, "
+                           "found %zu, %zu and %d", hidden, row_bytes, (long long) trunk_.n_vocab(), c.head.hidden.size(),
+                           c.head.rows.size(), c.head.token));
+    }
 }
 
 // Rejects a checkpoint that does not fit this session, before anything is changed.
@@ -78,20 +99,9 @@ void Session::check_checkpoint(int32_t seq, const Checkpoint & c) const {
         throw Error(MTP_ERROR_FULL, format("checkpoint: expected at most %lld tokens, the context's free size, found %lld",
                                            (long long) most, (long long) c.length));
     }
-    if (c.trunk_fingerprint != trunk_.fingerprint()) {
-        throw Error(MTP_ERROR_STATE, format("checkpoint: expected one of this model (%016llx), found another's (%016llx)",
-                                            (unsigned long long) trunk_.fingerprint(),
-                                            (unsigned long long) c.trunk_fingerprint));
-    }
+    check_model(c);
     if (head_fits(c)) {
-        const size_t hidden = size_t(trunk_.n_embd());
-        const size_t rows = head_->cache().rows_bytes(c.length - c.head.first);
-        if (c.head.hidden.size() != hidden || c.head.rows.size() != rows || c.head.token >= trunk_.n_vocab()) {
-            throw Error(MTP_ERROR_FORMAT,
-                        format("checkpoint: expected %zu numbers, %zu bytes of rows and a token below %lld for the head, "
-                               "found %zu, %zu and %d", hidden, rows, (long long) trunk_.n_vocab(), c.head.hidden.size(),
-                               c.head.rows.size(), c.head.token));
-        }
+        check_head(c, head_->cache().rows_bytes(c.length - c.head.first));
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE && !(c.trunk_layout == trunk_.state_layout())) {
         throw Error(MTP_ERROR_FORMAT, "checkpoint: expected the layout of this model's state in this version of llama.cpp, "
@@ -121,14 +131,43 @@ void Session::set_length(int32_t seq, int64_t length) {
     }
 }
 
-void Session::restore(int32_t seq, const Checkpoint & c) {
+void Session::check(int32_t seq, const Checkpoint & c) {
     check_idle();
-    Sequence & s = sequence(seq);
+    sequence(seq);
     check_checkpoint(seq, c);
     if (c.kind == MTP_CHECKPOINT_HEAD && trunk_.length(seq) != c.length) {
         throw Error(MTP_ERROR_STATE, format("checkpoint: expected a trunk that holds its %lld tokens, found %lld",
                                             (long long) c.length, (long long) trunk_.length(seq)));
     }
+}
+
+void Session::attach(int32_t seq, Checkpoint & c) {
+    check_idle();
+    const Sequence & s = sequence(seq);
+    if (c.kind != MTP_CHECKPOINT_HOST || c.mark != 0) {
+        throw Error(MTP_ERROR_STATE, "checkpoint: expected one in host memory that was read, found another");
+    }
+    check_model(c);
+    if (c.length > s.length || !trunk_.recurrent()) {
+        throw Error(MTP_ERROR_STATE, format("checkpoint: expected at most the %lld tokens of the sequence, found %lld",
+                                            (long long) s.length, (long long) c.length));
+    }
+    if (!looking_up()) {
+        c.text.clear();
+    } else if (!c.text.empty()) {
+        drafter_->check_learned(seq, c.length, c.text);
+    }
+    if (head_fits(c)) {
+        check_head(c, 0);
+    } else if (drafting()) {
+        c.head = DrafterState();
+    }
+    c.mark = s.marks[size_t(c.length) - 1];
+}
+
+void Session::restore(int32_t seq, const Checkpoint & c) {
+    check(seq, c);
+    Sequence & s = sequences_[size_t(seq)];
     change(seq, [&] {
         if (!in_place(c.kind)) {
             if (c.kind == MTP_CHECKPOINT_WHOLE) {
@@ -156,7 +195,7 @@ void Session::restore(int32_t seq, const Checkpoint & c) {
         s.marks.resize(size_t(c.length));
         drafter_->truncate(seq, c.length);
         drafter_->restore(seq, c.length, c.head);
-        if (looking_up()) {
+        if (looking_up() && !c.text.empty()) {
             drafter_->restore_learned(seq, c.text);
         }
     });

@@ -215,7 +215,7 @@ void Trunk::check(const Copy & saved) const {
 
 void Trunk::restore(int32_t seq, const Copy & saved) {
     check(saved);
-    set_state(context_, seq, Blob::borrow(saved.bytes.data(), saved.bytes.size()), partial(saved.on_device));
+    set_state(context_, seq, saved.bytes, partial(saved.on_device));
 }
 
 std::vector<uint8_t> Trunk::save_whole(int32_t seq, int64_t length) {

@@ -98,7 +98,7 @@ public:
     // A copy of a sequence's recurrent state, which cannot be truncated. In device memory the context
     // keeps one copy per sequence, and a new copy overwrites the old one.
     struct Copy {
-        std::vector<uint8_t> bytes; // the whole copy, or what llama.cpp needs to find it on the device
+        Blob bytes;                 // the whole copy, or what llama.cpp needs to find it on the device
         bool on_device = false;
         int32_t seq = 0;            // the sequence that was copied
         uint64_t stamp = 0;         // identifies the content of device memory when this was saved

@@ -128,6 +128,12 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
     return out;
 }
 
+void check_recurrent_cell(Reader & in, int64_t length) {
+    in.expect("recurrent cells", 1, in.take<uint32_t>("recurrent cells"));
+    in.expect("recurrent position", length - 1, in.take<int32_t>("recurrent position"));
+    in.expect("sequences of the recurrent cell", 0, in.take<uint32_t>("sequences of the recurrent cell"));
+}
+
 Parts find_parts(const Blob & state, int64_t length, StateLayout layout) {
     Reader in(state);
     Parts parts = {};
@@ -144,9 +150,7 @@ Parts find_parts(const Blob & state, int64_t length, StateLayout layout) {
         in.expect("bytes", int64_t(in.at()), int64_t(state.size()));
         return parts;
     }
-    in.expect("recurrent cells", 1, in.take<uint32_t>("recurrent cells"));
-    in.expect("recurrent position", length - 1, in.take<int32_t>("recurrent position"));
-    in.expect("sequences of the recurrent cell", 0, in.take<uint32_t>("sequences of the recurrent cell"));
+    check_recurrent_cell(in, length);
     return parts;
 }
 
@@ -175,6 +179,12 @@ void check_trunk_state(const Blob & state, int64_t length, StateLayout layout) {
     if (streams != 1) {
         refuse(format("streams: expected 1, found %u", streams));
     }
+}
+
+void check_recurrent_state(const Blob & state, int64_t length) {
+    Reader in(state);
+    in.skip(CACHES_AT, 1, 1, "magic and sequence"); // llama.cpp checks them
+    check_recurrent_cell(in, length);
 }
 
 uint32_t count_streams(const Blob & state) {

@@ -13,6 +13,8 @@
 //     keys of each layer: i32 type, u64 bytes of a row, rows
 //     values of each layer: the same; transposed: i32 type, u32 bytes of an element, u32 width, data
 //   of hybrid models: u32 recurrent cells = 1: i32 position, u32 sequences = 0; the rest contains no counts
+//
+// The state of the recurrent part alone (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) is the same without the caches.
 
 // A checkpoint holds a single stream, the one with the cells; contexts may have several.
 
@@ -47,6 +49,9 @@ std::vector<uint8_t> to_one_stream(const Blob & state, int64_t length, StateLayo
 // Throws MTP_ERROR_FORMAT unless `state` is the state of a sequence of `length` tokens in this layout, with a
 // single stream.
 void check_trunk_state(const Blob & state, int64_t length, StateLayout layout);
+
+// The same for the state of the recurrent part alone.
+void check_recurrent_state(const Blob & state, int64_t length);
 
 // Converts a checked state to one for a context with `streams` streams.
 std::vector<uint8_t> to_streams(const Blob & state, int64_t length, StateLayout layout, uint32_t streams);
