@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -181,7 +182,7 @@ private:
     static constexpr float   least_share  = 0.25f;     // of a conversation, which is not restored for less
     static constexpr int64_t idle_us      = 2'000'000; // until a new conversation is written
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
-    static constexpr int64_t write_share  = 40;        // times the time of writing a piece until the next one
+    static constexpr int64_t write_share  = 150;       // times the CPU time of writing a piece until the next one
     static constexpr size_t  piece_size   = 1 << 20;
     static constexpr size_t alignment    = 64;
     static constexpr size_t prefix_size  = 32;
@@ -528,7 +529,8 @@ private:
             file.write(text.data(), (std::streamsize) text.size());
             file.write(tokens.data(), (std::streamsize) tokens.size());
             file.seekp((std::streamoff) second);
-            pack_slot(session, [&](const void * data, size_t size) { write_pieces(file, (const char *) data, size); });
+            Work work;
+            pack_slot(session, [&](const void * data, size_t size) { write_pieces(file, (const char *) data, size, work); });
             file.close();
             std::filesystem::rename(part, folder_ / (std::string(name) + ".session"));
         } catch (...) {
@@ -539,15 +541,39 @@ private:
         remove_beginnings(session.prompt.tokens);
     }
 
+    // What a thread has done since its last rest.
+    struct Work {
+        size_t  n_written = 0;
+        int64_t began_us  = cpu_time_us();
+    };
+
+    // CPU time of this thread: waiting for a disk, or for a CPU, takes none.
+    static int64_t cpu_time_us() {
+#if defined(_WIN32)
+        return ggml_time_us();
+#else
+        timespec time;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return int64_t(time.tv_sec) * 1'000'000 + time.tv_nsec / 1000;
+#endif
+    }
+
     // Rests after each piece while slots decode: within a system call, a thread of low priority does not make way for theirs.
     // Not if the server ends or waits for this thread.
-    void write_pieces(std::ofstream & file, const char * data, size_t size) {
+    void write_pieces(std::ofstream & file, const char * data, size_t size, Work & work) {
         for (size_t begin = 0; begin < size; begin += piece_size) {
-            const int64_t start = ggml_time_us();
-            file.write(data + begin, (std::streamsize) std::min(piece_size, size - begin));
-            const auto rest = std::chrono::microseconds(write_share * (ggml_time_us() - start));
-            std::unique_lock<std::mutex> lock(mutex_);
-            changed_.wait_for(lock, rest, [this] { return ends_ || waiting_.size() >= 2 || !decodes_; });
+            const size_t n = std::min(piece_size, size - begin);
+            file.write(data + begin, (std::streamsize) n);
+            work.n_written += n;
+            if (work.n_written < piece_size) {
+                continue;
+            }
+            const auto rest = std::chrono::microseconds(write_share * (cpu_time_us() - work.began_us));
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                changed_.wait_for(lock, rest, [this] { return ends_ || waiting_.size() >= 2 || !decodes_; });
+            }
+            work = Work();
         }
     }
 
@@ -614,7 +640,7 @@ private:
     bool                         ends_ = false;
     std::atomic<bool>            failed_{ false };
     std::atomic<bool>            decodes_{ false }; // any slot, after the last batch
-    std::mutex                   mutex_;   // of the four above
+    std::mutex                   mutex_;   // of known_, damaged_, waiting_ and ends_
     std::condition_variable      changed_; // waiting_ or ends_
     std::thread                  writer_;
 
