@@ -126,17 +126,23 @@ class Conversation:
 
         RequestError if it has none; errors of `MTPLlama.load_session`.
         """
-        messages: Any = self._chat.llm.load_session(path).get("messages")
+        extra = self._chat.llm.load_session(path)
+        messages: Any = extra.get("messages")
         if not _is_conversation(messages):
             raise RequestError(
                 f"{path}: expected a session of `mtp-gguf chat`, found one without its messages"
             )
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
         self._pictures = []
+        if self._chat.pictures is not None:
+            self._chat.pictures.restore(extra.get("pictures"))
 
     def save_session(self, path: Path) -> None:
         """Write the conversation and the model's state; errors of `MTPLlama.save_session`."""
-        self._chat.llm.save_session(path, extra={"messages": self.messages})
+        extra: dict[str, Any] = {"messages": self.messages}
+        if self._chat.pictures is not None:
+            extra["pictures"] = self._chat.pictures.record()
+        self._chat.llm.save_session(path, extra=extra)
 
     def answer(self, message: str, stopped: Callable[[], bool]) -> Iterator["Piece"]:
         """Answer a message, and the pictures that were added to it.

@@ -54,6 +54,8 @@ def prompt_tokens(llm: "MTPLlama", extra: dict[str, Any], text: str) -> list[int
         known += [token for token in following if 0 <= token < llm.n_vocab()]
     if not text:
         return known
+    if min(known, default=0) < 0:
+        return None  # a picture is no text
     start = llm.detokenize(known, special=True).decode(errors="surrogateescape")
     if not start or not text.startswith(start):
         return None

@@ -810,8 +810,8 @@ class MTPLlama(llama_cpp.Llama):
         """Write the evaluated tokens and all that the model computed for them to a file.
 
         extra: a JSON object that `load_session` returns. An older file stays as it was until the
-        new one is complete. Raises NativeError if nothing is evaluated, or a picture, and
-        OutputError if the file cannot be written. docs/sessions.md describes the file.
+        new one is complete. Raises NativeError if nothing is evaluated, and OutputError if the file
+        cannot be written. docs/sessions.md describes the file.
         """
         with self._model_lock.hold():
             self._check_open()
@@ -820,8 +820,6 @@ class MTPLlama(llama_cpp.Llama):
             tokens = self._input_ids
             if len(tokens) == 0:
                 raise NativeError("save_session: expected evaluated tokens, found none")
-            if tokens.min() < 0:
-                raise NativeError("save_session: expected a text without pictures, found one")
             with session.save(CheckpointKind.WHOLE) as saved:
                 data = saved.to_array()
             earlier = self._prompts.to_arrays(session)
@@ -830,7 +828,8 @@ class MTPLlama(llama_cpp.Llama):
     def load_session(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Replace what is evaluated by the session in a file; return its `extra`.
 
-        A prompt that begins with the session's tokens is read from their end. Raises FormatError
+        A prompt that begins with the session's tokens is read from their end. Pictures get new ids,
+        because those of another process may mean others here. Raises FormatError
         for a damaged file, RequestError for the session of another model or of other settings, and
         ContextFullError for more tokens than the context holds. All of them leave the model usable.
         """
@@ -874,6 +873,9 @@ class MTPLlama(llama_cpp.Llama):
                 self.reset()
                 raise type(error)(f"{file}: {error}") from None
             self.input_ids[:length] = saved.tokens
+            for picture in np.unique(saved.tokens[saved.tokens < 0]):
+                self._pictures += 1
+                self.input_ids[:length][saved.tokens == picture] = -self._pictures
             self._n_tokens = length
             self._requires_eval = True
             return saved.header.extra

@@ -1,12 +1,15 @@
 """Prompts with pictures: llama_cpp's handler of vision towers evaluates them for a MTPLlama."""
 
 import base64
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.profile import identify
 
 from .errors import ContextFullError
 from .generate import Renderer
@@ -35,8 +38,8 @@ class Pictures:
             use_gpu=llm.model_params.n_gpu_layers != 0,
         )
         _keep_log_quiet(self._handler._mtmd_cpp)
-        # The last conversation up to the end of its last picture: text and pictures, and ids.
-        self._known: tuple[str, list[str]] | None = None
+        # The last conversation up to the end of its last picture: `_digest`, and ids.
+        self._known = ""
         self._ids: list[int] = []
 
     def read(self, path: Path) -> dict[str, Any]:
@@ -80,16 +83,36 @@ class Pictures:
         text = render(self._handler._get_template_messages(messages, marker), **variables)
         before, _, after = text.rpartition(marker)
         tail = llm.tokenize(after.encode(), add_bos=False, special=True)
-        known = (before, self._handler.get_image_urls(messages))
+        known = self._digest(before, self._handler.get_image_urls(messages))
         if known == self._known:
             ids = [*self._ids, *tail]
             if self._follows(ids):
                 return text, ids
         ids = self._evaluated(messages, variables)
-        self._known = None
+        self._known = ""
         if ids[-len(tail) :] == tail:
             self._known, self._ids = known, ids[: -len(tail)]
         return text, ids
+
+    def record(self) -> dict[str, Any]:
+        """Return what `restore` needs, as values that JSON holds."""
+        return {"digest": self._known, "length": len(self._ids)}
+
+    def restore(self, record: Any) -> None:
+        """Continue a session of the same conversation, which the model has just loaded.
+
+        record: of `record`; if it is not, the pictures are evaluated again with the next message.
+        """
+        self._known, self._ids = "", []
+        match record:
+            case {"digest": str(digest), "length": int(length)} if 0 < length <= self._llm.n_tokens:
+                self._known = digest
+                self._ids = self._llm.input_ids[:length].tolist()
+
+    def _digest(self, text: str, pictures: Sequence[str]) -> str:
+        tower = identify(Path(self._handler.clip_model_path))
+        parts = [tower.size, tower.fingerprint, text, *pictures]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _follows(self, ids: list[int]) -> bool:
         """Whether the context holds a beginning of these ids that includes their pictures."""

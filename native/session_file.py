@@ -71,7 +71,8 @@ class SessionHeader:
 class SavedSession:
     """A session as it was saved.
 
-    checkpoint, earlier: the bytes for `Checkpoint.from_bytes`, of the kinds WHOLE and HOST.
+    tokens: ids; the positions of a picture have a negative one, each picture another. checkpoint,
+    earlier: the bytes for `Checkpoint.from_bytes`, of the kinds WHOLE and HOST.
     """
 
     header: SessionHeader
@@ -168,7 +169,7 @@ def read_tokens(
         if not wanted(header):
             return None
         _check_ours(header)
-        return header, _tokens(path, _read_section(path, source, header.sections[0]))
+        return header, _tokens(_read_section(path, source, header.sections[0]))
 
 
 def read_session(
@@ -183,16 +184,14 @@ def read_session(
         _check_ours(header)
         check(header)
         tokens, checkpoint, *earlier = _read_sections(path, source, header)
-    return SavedSession(header, _tokens(path, tokens), checkpoint, tuple(earlier))
+    return SavedSession(header, _tokens(tokens), checkpoint, tuple(earlier))
 
 
 def check_session(path: Path) -> SessionHeader:
     """Read all of a session file, ours or llama-server's; errors as those of `read_header`."""
     with closing(FileSource(path)) as source:
         header = _header(path, source)
-        found = _read_sections(path, source, header)
-    if not header.is_of_server:
-        _tokens(path, found[0])
+        _read_sections(path, source, header)
     return header
 
 
@@ -204,11 +203,8 @@ def _check_ours(header: SessionHeader) -> None:
         )
 
 
-def _tokens(path: Path, data: NDArray[np.uint8]) -> NDArray[np.int32]:
-    tokens = data.view("<i4").astype(np.int32)
-    if tokens.min() < 0:
-        raise FormatError(f"{path}: tokens: expected ids of 0 or more, found {tokens.min()}")
-    return tokens
+def _tokens(data: NDArray[np.uint8]) -> NDArray[np.int32]:
+    return data.view("<i4").astype(np.int32)
 
 
 def _aligned(offset: int) -> int:

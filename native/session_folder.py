@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,10 @@ class SessionFolder:
         Only headers and tokens are read. fits: whether a session is of the loaded model.
         more_than: shorter matches are of no use. whole: whether a match has all tokens of its
         session, or those of one of its earlier checkpoints, as recurrent models need it. The
-        prompt's last token is never part of a match.
+        prompt's last token is never part of a match, nor is a picture, whose id means another one
+        in each process.
         """
-        prompt = np.asarray(tokens[:-1], np.int64)
+        prompt = list(takewhile(lambda token: token >= 0, tokens[:-1]))
         matches = []
         for path in self._sessions():
             try:

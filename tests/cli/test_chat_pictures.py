@@ -17,6 +17,7 @@ from mtp_gguf.cli.conversation import Conversation
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.chat import Chat
+from mtp_gguf.native.pictures import Pictures
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.sampling import Sampling
 from support.checkpoints import TINY
@@ -133,6 +134,70 @@ def test_a_picture_is_evaluated_once(folder: Path, conversation: Conversation) -
     other = ask(conversation, QUESTION)
     assert min(llm.input_ids[: llm.n_tokens]) < first
     assert other == expected(folder, conversation.messages[:-1])
+
+
+def test_pictures_in_a_session(
+    folder: Path, conversation: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved with their states: what follows is as if there had been no other process."""
+    saved = tmp_path / "a.session"
+    for name in ("wide.png", "my photo.png"):
+        conversation.attach(folder / name)
+        ask(conversation, QUESTION)
+    conversation.save_session(saved)
+
+    def follow(conversation: Conversation) -> tuple[str, list[int], list[int]]:
+        conversation._chat.llm.session.reset_stats()
+        text = ask(conversation, "and then?")
+        did = conversation._chat.llm.mtp_stats
+        return text, list(did.drafted), list(did.accepted)
+
+    want = follow(conversation)
+    assert want[0] == expected(folder, conversation.messages[:-1])
+    assert sum(want[2]) > 0
+
+    def loaded(llm: MTPLlama, tower: Path) -> Conversation:
+        other = Conversation(Chat(llm, mmproj=tower), Sampling(temp=0), 0, None, 24)
+        other.attach(folder / "my photo.png")
+        ask(other, "another picture, which gets the first id here")
+        other.load_session(saved)
+        return other
+
+    evaluated = []
+    really = Pictures._evaluated
+
+    def noted(pictures: Pictures, *args: Any) -> list[int]:
+        evaluated.append(pictures)
+        return really(pictures, *args)
+
+    monkeypatch.setattr(Pictures, "_evaluated", noted)
+    changed = tmp_path / "mmproj.gguf"
+    changed.write_bytes((folder / "mmproj.gguf").read_bytes() + bytes(64))
+    for tower in (folder / "mmproj.gguf", changed):
+        with closing(MTPLlama(str(folder / "model.gguf"), depth=2, **SMALL)) as llm:
+            other = loaded(llm, tower)
+            ids = llm.input_ids[: llm.n_tokens].tolist()
+            assert sorted({i for i in ids if i < 0}) == [-3, -2]  # -1 is the other picture here
+            evaluated.clear()
+            found = follow(other)
+            if tower == changed:
+                assert found[0] == want[0]
+                assert evaluated
+            else:
+                assert found == want
+                assert not evaluated
+                assert llm.input_ids[: len(ids)].tolist() == ids
+    for record in (None, {}, {"digest": 1, "length": 3}, {"digest": "x", "length": 10**9}):
+        with closing(MTPLlama(str(folder / "model.gguf"), depth=2, **SMALL)) as llm:
+            other = loaded(llm, folder / "mmproj.gguf")
+            assert other._chat.pictures is not None
+            other._chat.pictures.restore(record)
+            assert ask(other, "and then?") == want[0]
+    options = ("--mmproj", folder / "mmproj.gguf", *OPTIONS, "--session", saved)
+    assert succeed("chat", folder / "model.gguf", *options, "-p", "and then?").strip() == want[0]
+    words = ("generate", folder / "model.gguf", *OPTIONS, "--session", saved, "--json")
+    text = json.loads(succeed(*words, "-p", QUESTION))["text"]  # not in the session
+    assert text == json.loads(succeed(*words[:-3], "--json", "-p", QUESTION))["text"]
 
 
 def test_pictures_make_room(folder: Path, conversation: Conversation) -> None:

@@ -259,10 +259,6 @@ def test_nothing_to_save(dial: Dial, tmp_path: Path) -> None:
         with pytest.raises(NativeError, match="expected evaluated tokens, found none"):
             llm.save_session(tmp_path / "a")
         llm.eval(PROMPT)
-        llm.input_ids[3] = -1
-        with pytest.raises(NativeError, match="expected a text without pictures"):
-            llm.save_session(tmp_path / "a")
-        llm.input_ids[3] = PROMPT[3]
         for extra in ({"a": object()}, {"a": float("nan")}):
             with pytest.raises(RequestError, match="extra: expected what JSON can hold"):
                 llm.save_session(tmp_path / "a", extra=extra)
@@ -419,9 +415,12 @@ def test_valid_checksums_of_wrong_contents(
         take(llm, 5, PROMPT)
         write(found.tokens[:-1])
         assert "checkpoint: expected a whole one of" in refused(llm, broken)
-        for token, message in ((-1, "expected ids of 0 or more"), (10**6, "expected ids below")):
-            write([token, *found.tokens[1:]])
-            assert message in refused(llm, broken)
+        write([10**6, *found.tokens[1:]])
+        assert "expected ids below" in refused(llm, broken)
+        write([-5, -5, *found.tokens[2:]])  # a picture, as far as the tokens say
+        llm.load_session(broken)
+        assert llm.input_ids[:3].tolist() == [-1, -1, found.tokens[2]]
+        assert take(llm, 5, PROMPT)
         for length in (1, 50, 100, 5000, len(whole) - 1):
             write(checkpoint=whole[:length])
             refused(llm, broken)

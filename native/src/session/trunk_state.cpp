@@ -56,18 +56,22 @@ private:
     size_t at_ = 0;
 };
 
-// The cells of positions first .. length - 1, in any order.
-void check_cells(Reader & in, int64_t first, int64_t length, bool mrope) {
+// Cells of positions first .. length - 1, in any order. Where positions have three dimensions, those of a picture share
+// one, and the positions after it up to the text have none; only the last one is sure.
+void check_cells(Reader & in, int64_t cells, int64_t first, int64_t length, bool mrope) {
     std::vector<bool> seen(size_t(length - first), false);
-    for (int64_t i = first; i < length; ++i) {
+    for (int64_t i = 0; i < cells; ++i) {
         const int32_t position = in.take<int32_t>("position");
-        if (position < first || position >= length || seen[size_t(position - first)]) {
-            refuse(format("position: expected each of %lld to %lld once, found %d", (long long) first,
-                          (long long) length - 1, position));
+        if (position < first || position >= length || (seen[size_t(position - first)] && !mrope)) {
+            refuse(format("position: expected %lld to %lld%s, found %d", (long long) first, (long long) length - 1,
+                          mrope ? "" : ", each once", position));
         }
         seen[size_t(position - first)] = true;
         in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
         in.skip(mrope ? 4 : 1, sizeof(int32_t), 1, "cell"); // x, y, token; sequence: any value is valid
+    }
+    if (!seen.back()) {
+        refuse(format("position: expected %lld among them, found only others", (long long) length - 1));
     }
 }
 
@@ -110,9 +114,11 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
         if (cells == 0) {
             continue;
         }
-        in.expect("cells", all ? length : std::min(cells, length), cells);
+        if (!layout.mrope) {
+            in.expect("cells", all ? length : std::min(cells, length), cells);
+        }
         in.expect("streams with cells", 1, ++filled);
-        check_cells(in, length - cells, length, layout.mrope);
+        check_cells(in, cells, all || layout.mrope ? 0 : length - cells, length, layout.mrope);
         const uint32_t transposed = in.take<uint32_t>("values transposed");
         const uint32_t layers = in.take<uint32_t>("layers");
         in.skip(layout.rotations ? 2 : 0, sizeof(uint32_t), 1, "rotations"); // llama.cpp compares them
