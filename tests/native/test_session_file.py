@@ -316,6 +316,22 @@ def test_damaged_files_are_refused(
         assert llm.mtp_stats.prefilled == 1
 
 
+def test_a_session_that_others_use_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder notes the last use as the file's time, which is no change of it."""
+    path, really = tmp_path / "a.session", session_file._read_section
+    write_session(path, np.arange(5, dtype=np.int32), b"x", {}, {})
+
+    def read(*args: Any) -> Any:
+        os.utime(path, (1, 1))
+        return really(*args)
+
+    monkeypatch.setattr(session_file, "_read_section", read)
+    assert read_session(path).checkpoint.tobytes() == b"x"
+    assert path.stat().st_mtime == 1
+
+
 def test_a_section_of_several_blocks(tmp_path: Path) -> None:
     """Sections are read in blocks, each of which counts."""
     path, block = tmp_path / "a.session", session_file._BLOCK
