@@ -765,7 +765,10 @@ class MTPLlama(llama_cpp.Llama):
 
     @_exclusive
     def save_state(self) -> Any:
-        """Return llama_cpp.Llama's state, with that of the drafts as bytes in `mtp_head`."""
+        """Return llama_cpp.Llama's state, with that of the drafts as bytes in `mtp_head`.
+
+        `mtp_earlier` has the checkpoints of earlier prompts by length, if the model is recurrent.
+        """
         self._sync_session()
         state: Any = super().save_state()
         state.mtp_head = b""
@@ -773,6 +776,7 @@ class MTPLlama(llama_cpp.Llama):
         if fed or (self._max_lookup and self.session.length()):
             with self.session.save(CheckpointKind.HEAD) as saved:
                 state.mtp_head = saved.to_bytes()
+        state.mtp_earlier = self._prompts.to_arrays(self.session) if self.session.length() else {}
         return state
 
     @_exclusive
@@ -803,6 +807,8 @@ class MTPLlama(llama_cpp.Llama):
         if drafting and (self._head is not None or self._max_lookup):
             with Checkpoint.from_bytes(drafting) as saved:
                 self.session.restore(saved)
+        earlier = getattr(state, "mtp_earlier", {})
+        self._prompts.load(self.session, list(earlier), list(earlier.values()))
 
     def save_session(
         self, path: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from .runtime import llama_cpp
@@ -45,16 +46,23 @@ class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
         state = self._cache[self._key(key)]  # which LlamaDiskCache removes
         tokens = state.input_ids[: state.n_tokens]
         usable = len(tokens) <= self._n_ctx
+        shared = shared_length(tokens, key)
         if self._whole:
-            usable &= shared_length(tokens, key) == len(tokens)
+            usable &= any(n <= shared for n in (len(tokens), *state.mtp_earlier))
+        if not usable or shared < len(tokens):
+            self._cache[self._key(tokens.tolist())] = state
         if not usable:
-            self[tokens.tolist()] = state
             raise KeyError("expected a state from which the model can continue, found another")
-        return state
+        restored = copy(state)
+        restored.llama_state_size = len(state.llama_state)
+        return restored
 
     def __setitem__(self, key: Sequence[int], state: Any) -> None:
         if min(key, default=-1) >= 0:
-            self._cache[self._key(key)] = state
+            counted = copy(state)  # llama_cpp's caches add up this field
+            parts = (state.llama_state, state.mtp_head, *state.mtp_earlier.values())
+            counted.llama_state_size = sum(map(len, parts))
+            self._cache[self._key(key)] = counted
 
     def _key(self, tokens: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._model << 32 | token for token in tokens)
