@@ -215,9 +215,12 @@ template <class V, class T> struct block_panels {
     static constexpr int length = 512, parts = length / QK8_0, sums = 4;
     static constexpr size_t bytes(int64_t n) { return n / (T::pieces * QK8_0) * sizeof(block); }
 
+    static constexpr bool has_magnitudes = V::template has_magnitudes<T>;
+
     // Pieces of the rows' blocks. Element i of a vector belongs to row i, and codes has four elements of each row, in order.
     struct alignas(64) unpacked {
         I codes[parts][8][vectors];
+        I magnitudes[has_magnitudes ? parts : 1][8][vectors];
         F d[parts][halves<T>][vectors];
         F m[T::has_min ? parts : 1][vectors];
     };
@@ -286,6 +289,9 @@ template <class V, class T> struct block_panels {
                         LANES_UNROLL
                         for (int j = 0; j < 4; j++) {
                             to->codes[part][four<T>(4 * i + j)][v] = fours[j];
+                            if constexpr (has_magnitudes) {
+                                to->magnitudes[part][four<T>(4 * i + j)][v] = V::abs8(fours[j]);
+                            }
                         }
                     }
                 }
@@ -311,6 +317,7 @@ template <class V, class T> struct block_panels {
                 }
             }
             const I (*codes)[vectors] = w->codes[b] + half * (T::sub_block / 4);
+            const I (*magnitudes)[vectors] = w->magnitudes[has_magnitudes ? b : 0] + half * (T::sub_block / 4);
             LANES_UNROLL
             for (int part = 0; part < T::sub_block / 4 / steps; part++) {
                 I dot[C][vectors];
@@ -323,10 +330,13 @@ template <class V, class T> struct block_panels {
                 }
                 LANES_UNROLL
                 for (int i = 0; i < steps; i++) {
-                    I wi[vectors];
+                    I wi[vectors], mi[vectors];
                     LANES_UNROLL
                     for (int v = 0; v < vectors; v++) {
                         wi[v] = at_once(codes[part * steps + i][v]);
+                        if constexpr (has_magnitudes) {
+                            mi[v] = at_once(magnitudes[part * steps + i][v]);
+                        }
                     }
                     LANES_UNROLL
                     for (int c = 0; c < C; c++) {
@@ -334,7 +344,11 @@ template <class V, class T> struct block_panels {
                         const I yi = at_once(V::broadcast(from + 4 * (part * steps + i)));
                         LANES_UNROLL
                         for (int v = 0; v < vectors; v++) {
-                            dot[c][v] = at_once(V::template dot4<T>(dot[c][v], wi[v], yi));
+                            if constexpr (has_magnitudes) {
+                                dot[c][v] = at_once(V::dot4(dot[c][v], wi[v], mi[v], yi));
+                            } else {
+                                dot[c][v] = at_once(V::template dot4<T>(dot[c][v], wi[v], yi));
+                            }
                         }
                     }
                 }
@@ -342,7 +356,7 @@ template <class V, class T> struct block_panels {
                 for (int c = 0; c < C; c++) {
                     LANES_UNROLL
                     for (int v = 0; v < vectors; v++) {
-                        sum[c][v] = V::wide_dots ? dot[c][v] : V::widened(sum[c][v], dot[c][v]);
+                        sum[c][v] = V::wide_dots ? dot[c][v] : at_once(V::widened(sum[c][v], dot[c][v]));
                     }
                 }
             }

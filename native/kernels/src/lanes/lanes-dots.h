@@ -43,6 +43,9 @@ template <class B> struct maddubs_dots : B {
     template <class T> LANES_INLINE I dot4(I acc, I w, I s) {
         return B::add16(acc, T::max_code == 127 ? dot16_signed(w, s) : dot16(w, s));
     }
+    // The same for signed codes, with their magnitudes, which are computed once for all columns.
+    template <class T> static constexpr bool has_magnitudes = T::is_signed;
+    LANES_INLINE I dot4(I acc, I w, I magnitudes, I s) { return B::add16(acc, dot16(magnitudes, B::sign8(s, w))); }
     LANES_INLINE I widened(I acc, I dot) { return B::add32(acc, B::madd16(dot, B::set16(1))); }
     LANES_INLINE I scaled_sum(I acc, I dot, I scale) { return scaled(acc, dot, scale); }
     LANES_INLINE I add_madd16(I acc, I a, I b) { return B::add32(acc, B::madd16(a, b)); }
@@ -78,6 +81,7 @@ template <class B> struct vnni_dots : B {
     static constexpr bool wide_dots = true;
     template <class T> static constexpr int steps = T::sub_block / 4;
     template <class T> LANES_INLINE I dot4(I acc, I w, I s) { return B::dpbusd(acc, w, s); }
+    template <class T> static constexpr bool has_magnitudes = false;
     LANES_INLINE I widened(I acc, I dot) { return B::add32(acc, dot); }
     LANES_INLINE I scaled_sum(I acc, I dot, I scale) { return B::add32(acc, B::mullo32(dot, scale)); }
     LANES_INLINE I add_madd16(I acc, I a, I b) { return B::dpwssd(acc, a, b); }
