@@ -48,7 +48,7 @@ class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
         usable = len(tokens) <= self._n_ctx
         shared = shared_length(tokens, key)
         if self._whole:
-            usable &= any(n <= shared for n in (len(tokens), *state.mtp_earlier))
+            usable &= any(n <= shared for n in (len(tokens), *getattr(state, "mtp_earlier", ())))
         if not usable or shared < len(tokens):
             self._cache[self._key(tokens.tolist())] = state
         if not usable:

@@ -165,6 +165,10 @@ def test_doctor_reads_a_session(demo: Path, tmp_path: Path) -> None:
     assert fields["identity"] == header.identity
     assert fields["extra"] == ["next"]
     assert PROMPT not in json.dumps(fields)
+    assert fields["earlier"] == []
+    generate(demo, "-p", PROMPT * 60, "-n", 5, "--session", tmp_path / "b.session")
+    (length,) = json.loads(invoke("doctor", tmp_path / "b.session", "--json").stdout)["earlier"]
+    assert f"earlier ({length} tokens): " in invoke("doctor", tmp_path / "b.session").stdout
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
