@@ -343,19 +343,19 @@ def test_the_checkpoints_of_several_prompts(dial: Dial) -> None:
     numbers = np.random.PCG64(9).random_raw(3000) % np.uint64(120)
     text = [int(t) for t in numbers]
     with load(path, n_ctx=4096, n_threads=1) as llm:
-        for end in (300, 600, 1200, 1500):
+        for end in (600, 900, 1500, 1800):
             take(llm, 2, text[:end])
         lengths = [c.length for c in llm._prompts.fitting(llm.session)]
-        assert lengths == [300 - 64, 600 - 64, 1200 - 64, 1500 - 64]
-        take(llm, 2, text[:2400])
+        assert lengths == [600 - 64, 900 - 64, 1500 - 64, 1800 - 64]
+        take(llm, 2, text[:2700])
         lengths = [c.length for c in llm._prompts.fitting(llm.session)]
-        assert lengths == [600 - 64, 1200 - 64, 1500 - 64, 2400 - 64]
+        assert lengths == [600 - 64, 1500 - 64, 1800 - 64, 2700 - 64]
         llm.session.reset_stats()
-        other = [*text[:1200], 121, 122, 123]
+        other = [*text[:1500], 121, 122, 123]
         got = take(llm, 8, other)
-        assert llm.mtp_stats.prefilled == len(other) - (1200 - 64)
+        assert llm.mtp_stats.prefilled == len(other) - (1500 - 64)
         lengths = [c.length for c in llm._prompts.fitting(llm.session)]
-        assert lengths == [600 - 64, 1200 - 64]
+        assert lengths == [600 - 64, 1500 - 64]
         llm.reset()
         assert llm._prompts.fitting(llm.session) == []
         assert take(llm, 8, other) == got
