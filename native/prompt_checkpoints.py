@@ -19,25 +19,25 @@ class PromptCheckpoints:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._kept: list[Checkpoint] = []  # the shortest first
+        self._checkpoints: list[Checkpoint] = []  # the shortest first
 
     def add(self, session: Session, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint of all tokens of the session, and close it later.
 
-        If there are too many, the older one goes that is closest behind another: without it the
-        fewest tokens are read again.
+        If there are too many, the older checkpoint that follows another most closely is dropped:
+        losing it costs the fewest tokens.
         """
-        kept = [old for old in self.fitting(session) if old.length < checkpoint.length]
-        kept.append(checkpoint)
-        while len(kept) > self.most:
-            lengths = [0, *(one.length for one in kept[:-1])]
-            del kept[int(np.argmin(np.diff(lengths)))]
-        self.replace(kept)
+        checkpoints = [c for c in self.fitting(session) if c.length < checkpoint.length]
+        checkpoints.append(checkpoint)
+        while len(checkpoints) > self.most:
+            lengths = [0, *(c.length for c in checkpoints[:-1])]
+            del checkpoints[int(np.argmin(np.diff(lengths)))]
+        self.replace(checkpoints)
 
     def fitting(self, session: Session) -> list[Checkpoint]:
         """Return those whose tokens the session still holds, the shortest first; close others."""
-        self.replace([one for one in self._kept if session.can_restore(one)])
-        return list(self._kept)
+        self.replace([c for c in self._checkpoints if session.can_restore(c)])
+        return list(self._checkpoints)
 
     def restore(self, session: Session, most: int) -> int:
         """Restore the longest that has `most` tokens at most; return its length, or 0."""
@@ -52,7 +52,7 @@ class PromptCheckpoints:
 
     def to_arrays(self, session: Session) -> dict[int, NDArray[np.uint8]]:
         """Return the bytes of those that fit, by length; none if the model is not recurrent."""
-        return {one.length: one.to_array() for one in self.fitting(session) if one.can_be_written}
+        return {c.length: c.to_array() for c in self.fitting(session) if c.can_be_written}
 
     def load(
         self, session: Session, lengths: Sequence[int], arrays: Sequence[NDArray[np.uint8]]
@@ -66,7 +66,7 @@ class PromptCheckpoints:
         try:
             for length, data in zip(lengths, arrays, strict=True):
                 checkpoint = Checkpoint.from_bytes(data, borrow=True)
-                self._kept.append(checkpoint)
+                self._checkpoints.append(checkpoint)
                 if checkpoint.length != length:
                     raise ModelRefusedError(
                         f"earlier: expected a checkpoint of {length} tokens, found one of "
@@ -79,10 +79,10 @@ class PromptCheckpoints:
 
     def replace(self, checkpoints: list[Checkpoint]) -> None:
         """Keep these, the shortest first, and close all others."""
-        for checkpoint in self._kept:
+        for checkpoint in self._checkpoints:
             if checkpoint not in checkpoints:
                 checkpoint.close()
-        self._kept = checkpoints
+        self._checkpoints = checkpoints
 
     def close(self) -> None:
         """Close all; a second call does nothing."""

@@ -500,9 +500,10 @@ MTP_API mtp_status mtp_checkpoint_restore(mtp_session * session, int32_t seq, co
 /* Whether mtp_checkpoint_restore would find that a checkpoint fits: MTP_OK, or the error that it would return. */
 MTP_API mtp_status mtp_checkpoint_check(mtp_session * session, int32_t seq, const mtp_checkpoint * checkpoint);
 
-/* Attaches an MTP_CHECKPOINT_HOST that was read to a sequence that holds its tokens, which the caller vouches for: after
- * an MTP_CHECKPOINT_WHOLE of the same text, for instance. It can be restored from then on. Without the head's part if the
- * session has a different head. MTP_ERROR_STATE: of another kind, model or length; MTP_ERROR_FORMAT: of other sizes. */
+/* Attaches an MTP_CHECKPOINT_HOST that was read to a sequence that holds its tokens, so that it can be restored there.
+ * The caller vouches for the tokens, for instance after restoring an MTP_CHECKPOINT_WHOLE of the same text. If the session
+ * has a different head, the head's part is dropped. MTP_ERROR_STATE: the kind, the model or the length does not fit;
+ * MTP_ERROR_FORMAT: a size does not fit. */
 MTP_API mtp_status mtp_checkpoint_attach(mtp_session * session, int32_t seq, mtp_checkpoint * checkpoint);
 
 MTP_API void       mtp_checkpoint_free(mtp_checkpoint * checkpoint);

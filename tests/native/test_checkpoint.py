@@ -395,7 +395,7 @@ def in_trunk(offset: int) -> int:
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),
         (changed(LENGTH, -1), "length: expected 1 to 16777216, found -1"),
         (changed(LENGTH, 2**62), "length: expected 1 to 16777216, found 4611686018427387904"),
-        (changed(LENGTH, 21), "position: expected 20 among them, found only others"),
+        (changed(LENGTH, 21), "position: expected 20, found only others"),
         (changed(TOKEN, -1), "token: expected 0 to 2147483647, found -1"),
         (changed(FIRST, 21), "head_first: expected 0 to 20, found 21"),
         (changed(FIRST, -1), "head_first: expected 0 to 20, found -1"),
@@ -406,20 +406,26 @@ def in_trunk(offset: int) -> int:
             changed(LAYOUT, 2**32 + 4),
             "the trunk's layout: expected 0 to 3, and 0 to 2, found 4 and 1",
         ),
-        (changed(LAYOUT, 2**32), "position: expected 0 to 19, each once, found"),
+        (
+            changed(LAYOUT, 2**32),
+            "position: expected each of 0 to 19 once, found|sequences of a cell",
+        ),
         (changed(LAYOUT, 1), r"bytes: expected \d+, found \d+"),
         (changed(TEXT, 2**63 - 1), "bytes after its header"),
         (changed(TEXT, -1), "bytes after its header"),
         (changed(END, 0x7F800000, "<i"), "expected finite numbers"),
         (changed(in_trunk(8), 0, "<I"), "streams with cells: expected 1, found 0"),
         (changed(in_trunk(8), 2**32 - 1, "<I"), "streams with cells: expected 1, found|cells: exp"),
-        (
-            changed(in_trunk(12), 2**32 - 1, "<I"),
-            "position: expected 0 to 19, found|sequences of a cell: expected 1, f",
-        ),
-        (changed(in_trunk(16), -1, "<i"), "position: expected 0 to 19, found -1"),
-        (changed(in_trunk(16), 20, "<i"), "position: expected 0 to 19, found 20"),
+        (changed(in_trunk(12), 2**32 - 1, "<I"), "x and y: expected 0 to 19, found"),
+        (changed(in_trunk(16), -1, "<i"), "position: expected each of 0 to 19 once, found -1"),
+        (changed(in_trunk(16), 1, "<i"), "position: expected each of 0 to 19 once, found 1"),
+        (changed(in_trunk(16), 20, "<i"), "position: expected each of 0 to 19 once, found 20"),
         (changed(in_trunk(20), 2, "<I"), "sequences of a cell: expected 1, found 2"),
+        (changed(in_trunk(24), 20, "<i"), "x and y: expected 0 to 19, found 20 and 0"),
+        (
+            changed(in_trunk(16 + 19 * 24 + 8), 3, "<i"),
+            "x and y: expected 19 to 19, found 3 and 19",
+        ),
         (changed(in_trunk(16 + 20 * 24 + 4), 2**31, "<I"), "keys: expected"),
         (changed(in_trunk(16 + 20 * 24 + 12), 2**63, "<Q"), "keys: expected 9223372036854775808 x"),
     ],
@@ -437,9 +443,12 @@ def test_hostile_positions_in_one_dimension(tmp_path: Path) -> None:
         with session.save() as saved:
             data = saved.to_bytes()
     for change, message in (
-        (changed(in_trunk(16), 1, "<i"), "position: expected 0 to 19, each once, found 1"),
-        (changed(in_trunk(12), 19, "<I"), "cells: expected 20, found 19"),
-        (changed(LENGTH, 21), "cells: expected 21, found 20"),
+        (changed(in_trunk(16), 1, "<i"), "position: expected each of 0 to 19 once, found 1"),
+        (
+            changed(in_trunk(12), 19, "<I"),
+            "position: expected 19, found only|cells: expected 20, found 19",
+        ),
+        (changed(LENGTH, 21), "position: expected 20, found only others"),
     ):
         with pytest.raises(ModelRefusedError, match=message):
             Checkpoint.from_bytes(change(data))

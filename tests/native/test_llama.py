@@ -337,7 +337,7 @@ def test_a_long_prompt_is_checkpointed(dial: Dial) -> None:
 def test_the_checkpoints_of_several_prompts(dial: Dial) -> None:
     """An agent's tool calls are prompts; the next message of the user drops what it thought before.
 
-    Of too many the one goes that is closest to the one before, and never the newest.
+    When there are too many, the one that follows another most closely is dropped, never the newest.
     """
     path = dial("tiny")
     numbers = np.random.PCG64(9).random_raw(3000) % np.uint64(120)

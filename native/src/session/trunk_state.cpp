@@ -56,22 +56,38 @@ private:
     size_t at_ = 0;
 };
 
-// Cells of positions first .. length - 1, in any order. Where positions have three dimensions, those of a picture share
-// one, and the positions after it up to the text have none; only the last one is sure.
-void check_cells(Reader & in, int64_t cells, int64_t first, int64_t length, bool mrope) {
-    std::vector<bool> seen(size_t(length - first), false);
+// Cells in any order: one for each position, from 0 if `all` is set, else of the last positions. Only the cells of a
+// picture share a position, with x and y from there on; the positions up to the next text have no cell. x and y of text are
+// its position, or 0.
+void check_cells(Reader & in, int64_t cells, bool all, int64_t length, bool mrope) {
+    std::vector<bool> seen(size_t(length), false);
+    int64_t first = length;
+    bool has_picture = false;
     for (int64_t i = 0; i < cells; ++i) {
         const int32_t position = in.take<int32_t>("position");
-        if (position < first || position >= length || (seen[size_t(position - first)] && !mrope)) {
-            refuse(format("position: expected %lld to %lld%s, found %d", (long long) first, (long long) length - 1,
-                          mrope ? "" : ", each once", position));
-        }
-        seen[size_t(position - first)] = true;
         in.expect("sequences of a cell", 1, in.take<uint32_t>("sequences of a cell"));
-        in.skip(mrope ? 4 : 1, sizeof(int32_t), 1, "cell"); // x, y, token; sequence: any value is valid
+        bool is_picture = false;
+        if (mrope) {
+            const int32_t x = in.take<int32_t>("x"), y = in.take<int32_t>("y");
+            is_picture = !(x == position && y == position) && !(x == 0 && y == 0);
+            if (is_picture && (std::min(x, y) < position || std::max(x, y) >= length)) {
+                refuse(format("x and y: expected %d to %lld, found %d and %d", position, (long long) length - 1, x, y));
+            }
+            in.skip(1, sizeof(int32_t), 1, "token"); // any value is valid
+        }
+        in.skip(1, sizeof(int32_t), 1, "sequence"); // llama.cpp replaces it
+        if (position < 0 || position >= length || (seen[size_t(position)] && !is_picture)) {
+            refuse(format("position: expected each of 0 to %lld once, found %d", (long long) length - 1, position));
+        }
+        seen[size_t(position)] = true;
+        first = std::min<int64_t>(first, position);
+        has_picture = has_picture || is_picture;
     }
     if (!seen.back()) {
-        refuse(format("position: expected %lld among them, found only others", (long long) length - 1));
+        refuse(format("position: expected %lld, found only others", (long long) length - 1));
+    }
+    if (!has_picture) {
+        in.expect("cells", all ? length : length - first, cells);
     }
 }
 
@@ -114,11 +130,8 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
         if (cells == 0) {
             continue;
         }
-        if (!layout.mrope) {
-            in.expect("cells", all ? length : std::min(cells, length), cells);
-        }
         in.expect("streams with cells", 1, ++filled);
-        check_cells(in, cells, all || layout.mrope ? 0 : length - cells, length, layout.mrope);
+        check_cells(in, cells, all, length, layout.mrope);
         const uint32_t transposed = in.take<uint32_t>("values transposed");
         const uint32_t layers = in.take<uint32_t>("layers");
         in.skip(layout.rotations ? 2 : 0, sizeof(uint32_t), 1, "rotations"); // llama.cpp compares them
