@@ -38,6 +38,9 @@ class Blueprint:
     n_trunk: number of trunk layers; the MTP block is block `n_trunk`.
     output: the target whose rows are the output vocabulary (token_embd.weight if tied); None if
     only the MTP block is converted. computed: F32 tensors that no source has, by name.
+    splits: names of pre-tokenizers by the regular expressions that only this family has.
+    tokens: special tokens by role, which take precedence over the tokenizer's settings if it has
+    them.
     """
 
     architecture: str
@@ -49,6 +52,8 @@ class Blueprint:
     n_vocab: int
     output: Target | None
     computed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class Family(Protocol):

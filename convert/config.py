@@ -16,6 +16,8 @@ _CLASSES = {
     "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "glm5_next": "Glm5NextForConditionalGeneration",
+    "glm5_next_text": "Glm5NextForConditionalGeneration",
     "mimo_v2": "MiMoV2ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "step3p5": "Step3p5ForCausalLM",

@@ -6,7 +6,7 @@ from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 
-from . import glm4_moe, mimo_v2, nemotron_h, qwen3_5, qwen3_next, qwen4_exp, step35
+from . import glm4_moe, glm5_next, mimo_v2, nemotron_h, qwen3_5, qwen3_next, qwen4_exp, step35
 from .blueprint import Family, HeadChoice
 from .config import ConfigReader
 
@@ -15,12 +15,11 @@ _FAMILIES: tuple[Family, ...] = (
     qwen3_next,
     qwen4_exp,
     glm4_moe,
+    glm5_next,
     mimo_v2,
     nemotron_h,
     step35,
 )
-# Models with MTP heads that llama.cpp converts, and this package does not.
-_LEFT_TO_UPSTREAM = ("Glm5NextForConditionalGeneration",)
 
 
 def wanted(
@@ -43,11 +42,6 @@ def find_family(config: dict[str, Any], where: Path) -> Family:
     for family in _FAMILIES:
         if architecture in family.ARCHITECTURES:
             return family
-    if architecture in _LEFT_TO_UPSTREAM:
-        raise CheckpointError(
-            f"{where}: architectures: {architecture} is not converted here; use llama.cpp's "
-            "convert_hf_to_gguf.py, which writes the MTP head, too"
-        )
     known = ", ".join(name for family in _FAMILIES for name in family.ARCHITECTURES)
     raise CheckpointError(
         f"{where}: architectures: expected one of {known}, found {architecture!r}"

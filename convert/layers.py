@@ -118,6 +118,7 @@ class LayeredModel:
     metadata for a number of MTP layers, without the architecture's prefix. trunk_names,
     head_names, shared_names: how the names of tensors begin. never: why tensors are in no file, by
     how their names begin. computed: F32 tensors that trunk and head share and no source has.
+    splits, tokens: those of the blueprint.
     """
 
     architecture: str
@@ -133,6 +134,8 @@ class LayeredModel:
     shared_names: Sequence[str] = ("model.embed_tokens.", "model.norm.", "lm_head.")
     never: Mapping[str, str] = field(default_factory=dict)
     computed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
     def blueprint(self, claims: Claims, part: HeadChoice) -> Blueprint:
         """Name and shape of every target of a part; CheckpointError for unknown tensors."""
@@ -152,6 +155,8 @@ class LayeredModel:
             n_vocab=self.n_vocab,
             output=shared[-1] if shared else None,
             computed={} if part is HeadChoice.BLOCK else self.computed,
+            splits=self.splits,
+            tokens=self.tokens,
         )
 
     def _unwanted(self, part: HeadChoice) -> dict[str, str]:

@@ -38,7 +38,7 @@ from .quantized import wants_16_bit_inputs
 from .recipe import Recipe, Target
 from .resolve import model_name, open_headers
 from .source_rows import SourceRows
-from .tokenizer import special_ids, tokenizer_metadata
+from .tokenizer import pre_tokenizer, special_ids, tokenizer_metadata
 from .tokenizer_files import load_tokenizer
 from .weights import Nvfp4Weight
 
@@ -158,7 +158,8 @@ def _vocabulary(
         if BLOCKS[blueprint.architecture].graph:  # a runtime to come may use the others' list
             check_list_for(blueprint.architecture, request.draft.layout, "--fastmtp")
         draft = _rank(request.draft, files.tokenizer, required, n_vocab)
-    return tokenizer_metadata(files, n_vocab, request.tokenizer_pre), draft
+    pre = request.tokenizer_pre or pre_tokenizer(files, blueprint.splits)
+    return tokenizer_metadata(files, n_vocab, pre, blueprint.tokens), draft
 
 
 def nvfp4_kept(

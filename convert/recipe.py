@@ -35,6 +35,8 @@ class Recipe:
     row_order: row i of the target is row `row_order[i]` of the stack; None keeps the order.
     column_order: likewise for the columns.
     width: the values of the only source, a vector, are rows of so many; None for one row.
+    transposed: each matrix of the target is the transpose of as many rows, after reordering, as it
+    has columns.
     """
 
     sources: tuple[str, ...]
@@ -43,6 +45,7 @@ class Recipe:
     arithmetic: Arithmetic = Arithmetic.NONE
     joined: bool = False
     width: int | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,12 +77,13 @@ class SourceRows:
         """The sources of a target if their NVFP4 blocks can be kept; else empty."""
         weights = [self._weights[name] for name in target.recipe.sources]
         sources = [weight for weight in weights if isinstance(weight, Nvfp4Weight)]
-        plain = target.recipe.arithmetic is Arithmetic.NONE and not target.recipe.joined
+        recipe = target.recipe
+        plain = recipe.arithmetic is Arithmetic.NONE and not recipe.joined and not recipe.transposed
         whole = plain and len(sources) == len(weights)
         if not whole or target.shape[0] % NVFP4.block_length:
             return []
         try:
-            nvfp4_group_order(target.recipe.column_order)
+            nvfp4_group_order(recipe.column_order)
         except ValueError:
             return []
         return sources
@@ -93,8 +94,9 @@ class SourceRows:
         For a target that keeps its NVFP4 blocks, the bytes of the blocks. Values that overflow
         are infinite, which whoever encodes them reports.
         """
-        order = target.recipe.row_order
-        if order is not None:
+        if target.recipe.transposed:
+            return self._finished(target, lambda read: self._transposed(target, start, stop, read))
+        if target.recipe.row_order is not None:
             return self.read_rows(target, np.arange(start, stop))
         return self._finished(target, lambda read: self._stacked(target.recipe, start, stop, read))
 
@@ -107,7 +109,7 @@ class SourceRows:
     def in_source_order(self, target: Target, start: int, stop: int) -> Order | None:
         """Rows `start` to `stop` of the target in the order of their sources; None if they are."""
         order = target.recipe.row_order
-        if order is None:
+        if order is None or target.recipe.transposed:
             return None
         sorted_rows: Order = start + np.argsort(order[start:stop], kind="stable")
         return sorted_rows
@@ -119,6 +121,10 @@ class SourceRows:
     def _read_for(self, target: Target, rows: "range | Order") -> list[tuple[Weight, int, int]]:
         """The weights in which these rows of the target are, each with its first and last row."""
         order = target.recipe.row_order
+        if target.recipe.transposed:
+            assert isinstance(rows, range)
+            width, height = target.shape[:2]
+            rows = range(rows.start // height * width, -(-rows.stop // height) * width)
         if isinstance(rows, range) and order is None:
             low, high = rows.start, rows.stop
         else:
@@ -141,6 +147,18 @@ class SourceRows:
                 rows = rows[:, recipe.column_order]
             rows = _arithmetic(rows, recipe.arithmetic)
             return np.ascontiguousarray(rows, dtype=self.dtype(target))
+
+    def _transposed(self, target: Target, start: int, stop: int, read: "_Read") -> Rows:
+        """Rows of a target of transposed matrices, of each of which all rows are read."""
+        width, height = target.shape[:2]
+        order = target.recipe.row_order
+        parts = []
+        for matrix in range(start // height, -(-stop // height)):
+            rows = np.arange(matrix * width, (matrix + 1) * width)
+            block = self._gathered(target.recipe, rows if order is None else order[rows], read)
+            first = matrix * height
+            parts.append(block[:, max(start - first, 0) : min(stop - first, height)].T)
+        return np.concatenate(parts)
 
     def _gathered(self, recipe: Recipe, order: Order, read: "_Read") -> Rows:
         """Rows of the stack in the given order; consecutive rows are read together."""

@@ -6,6 +6,7 @@ else by tokenizer_config.json.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ _ID_KEYS = {
 _FLAGS = ("bos", "eos", "sep")
 
 
-def special_metadata(files: TokenizerFiles, n_vocab: int) -> dict[str, Value]:
-    """The keys for merges, special ids, added tokens and chat templates."""
+def special_metadata(
+    files: TokenizerFiles, n_vocab: int, tokens_by_role: Mapping[str, str]
+) -> dict[str, Value]:
+    """The keys for merges, special ids, added tokens and chat templates.
+
+    tokens_by_role: the text of tokens, which take precedence if the tokenizer has them.
+    """
     roles = _Roles(files.settings)
     if files.definition:
         roles.read_post_processor(files.definition.get("post_processor"))
     keys: dict[str, Value] = {}
     if files.merges:
         keys["tokenizer.ggml.merges"] = Value(ValueType.STRING, files.merges)
-    for kind, number in _special_ids(files, roles, n_vocab).items():
+    for kind, number in _special_ids(files, roles, n_vocab, tokens_by_role).items():
         keys[f"tokenizer.ggml.{_ID_KEYS[kind]}"] = Value(ValueType.U32, number)
     for kind in _FLAGS:
         flag = roles.added.get(kind, files.settings.get(f"add_{kind}_token"))
@@ -125,7 +131,9 @@ class _Roles:
         self.named["eos"] = token
 
 
-def _special_ids(files: TokenizerFiles, roles: _Roles, n_vocab: int) -> dict[str, int]:
+def _special_ids(
+    files: TokenizerFiles, roles: _Roles, n_vocab: int, tokens_by_role: Mapping[str, str]
+) -> dict[str, int]:
     by_text: dict[str, Any] = {}
     for token in files.definition.get("added_tokens") or []:
         by_text.setdefault(token["content"], token["id"])
@@ -147,6 +155,9 @@ def _special_ids(files: TokenizerFiles, roles: _Roles, n_vocab: int) -> dict[str
             number = text_config.get(key)
         if number is not None and not isinstance(number, list):  # several ids are no single role
             ids[kind] = check_id(config_path, key, number, n_vocab)
+    for kind, text in tokens_by_role.items():
+        if text in by_text:
+            ids[kind] = check_id(files.path, repr(text), by_text[text], n_vocab)
     return ids
 
 

@@ -5,6 +5,7 @@ which splits text before merging; the splits are built in and selected by name
 (`tokenizer.ggml.pre`). The name is found by the regular expression in tokenizer.json.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from tokenizers import AddedToken
@@ -37,25 +38,32 @@ class TokenType(IntEnum):
     UNUSED = 5
 
 
-def tokenizer_metadata(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Value]:
+def tokenizer_metadata(
+    files: TokenizerFiles, n_vocab: int, pre: str, tokens_by_role: Mapping[str, str]
+) -> dict[str, Value]:
     """The tokenizer.* keys for `n_vocab` tokens, with unused ids named [PADn].
 
-    pre: the name of the pre-tokenizer if the user gave one; otherwise it is detected.
+    pre: the name of the pre-tokenizer. tokens_by_role: as `Blueprint.tokens`.
     """
     tokens, kinds = _tokens(files, n_vocab)
     return {
         "tokenizer.ggml.model": Value(ValueType.STRING, "gpt2"),
-        "tokenizer.ggml.pre": Value(ValueType.STRING, pre or _detect_pre_tokenizer(files)),
+        "tokenizer.ggml.pre": Value(ValueType.STRING, pre),
         "tokenizer.ggml.tokens": Value(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Value(ValueType.I32, kinds),
-        **special_metadata(files, n_vocab),
+        **special_metadata(files, n_vocab, tokens_by_role),
     }
 
 
-def _detect_pre_tokenizer(files: TokenizerFiles) -> str:
+def pre_tokenizer(files: TokenizerFiles, splits: Mapping[str, str]) -> str:
+    """llama.cpp's name of the pre-tokenizer. splits: those that the model's family has, too.
+
+    CheckpointError if its split is unknown.
+    """
+    known = {**PRE_TOKENIZERS, **splits}
     for pattern in files.splits:
-        if pattern in PRE_TOKENIZERS:
-            return PRE_TOKENIZERS[pattern]
+        if pattern in known:
+            return known[pattern]
     raise CheckpointError(
         f"{files.path}: pre_tokenizer: its split is unknown "
         f"({', '.join(files.splits) or 'no regular expression'}); if you know llama.cpp's name for "

@@ -86,8 +86,8 @@ NEXT_80B = (
 INTRODUCTION = """\
 # Which tensors and metadata does the converter write?
 
-The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next, MiMo-V2, Step 3.5 and
-Nemotron 3, from its Hugging Face name to its name in the GGUF file.
+The tables list every tensor of Qwen3.5, Qwen3-Next, Qwen3.8-Flash-Next, MiMo-V2, Step 3.5,
+Nemotron 3 and GLM-5.3-Flash, from its Hugging Face name to its name in the GGUF file.
 `python docs/make_tensors.py --write` generates this page from the converter's code, and a test
 compares the two.
 
@@ -264,6 +264,53 @@ too. Models with dense layers, which have no head, are refused, and so are token
 byte-level BPE.
 
 """
+GLM5_NEXT = """\
+## GLM-5.3-Flash (`glm5-next`)
+
+Three of four layers have linear attention (KDA), the others latent attention (MLA) without
+positions, with an indexer that some layers share. Each layer of the trunk has two hyper-connections
+of four streams. `L` is `model.layers.i` (`blk.i`); the MTP layer is the one after the trunk's, with
+latent attention and experts:
+
+| Hugging Face | GGUF | transform |
+| --- | --- | --- |
+| `L.hc_{attn,ffn}_{fn,base,scale}` | `hc_{attn,ffn}_{fn,base,scale}.weight` | F32 |
+| `L.input_layernorm.weight`, `L.post_attention_layernorm.weight` | `attn_norm.weight`, \
+`ffn_norm.weight` | as it is |
+| `L.self_attn.{q,k,v,o}_proj.weight` | `attn_{q,k,v,output}.weight` | as it is |
+| `L.self_attn.{q,k,v}_conv1d.weight` | `ssm_conv1d_{q,k,v}.weight` | F32 |
+| `L.self_attn.{f,g}_{a,b}_proj.weight`, `L.self_attn.b_proj.weight` | `ssm_{f,g}_{a,b}.weight`, \
+`ssm_beta.weight` | as it is |
+| `L.self_attn.A_log` | `ssm_a` | -exp(w) |
+| `L.self_attn.dt_bias`, `L.self_attn.o_norm.weight` | `ssm_dt.bias`, `ssm_norm.weight` | as it is |
+| `L.self_attn.q_{a,b}_proj.weight`, `L.self_attn.q_a_layernorm.weight` | \
+`attn_q_{a,b}.weight`, `attn_q_a_norm.weight` | as it is |
+| `L.self_attn.kv_a_proj_with_mqa.weight`, `L.self_attn.kv_a_layernorm.weight` | \
+`attn_kv_a_mqa.weight`, `attn_kv_a_norm.weight` | as it is |
+| `L.self_attn.kv_b_proj.weight` | `attn_k_b.weight`, `attn_v_b.weight` | divided; keys of \
+each head transposed |
+| `L.self_attn.indexer.{wq_b,wk,weights_proj}.weight` | `indexer.{attn_q_b,attn_k,proj}.weight` | \
+as it is; `proj` F32 |
+| `L.self_attn.indexer.k_norm.{weight,bias}` | `indexer.k_norm.{weight,bias}` | as it is |
+| `L.self_attn.indexer.index_kpool_compress_{gate,ape}` | `indexer_compressor_{gate,ape}.weight` | \
+F32 |
+| `L.mlp.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}.weight` | dense layers |
+| `L.mlp.gate.weight`, `L.mlp.gate.e_score_correction_bias` | `ffn_gate_inp.weight`, \
+`exp_probs_b.bias` | as it is |
+| `L.mlp.experts.*.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}_exps.weight` | stacked |
+| `L.mlp.shared_experts.{gate,up,down}_proj.weight` | `ffn_{gate,up,down}_shexp.weight` | as it is |
+| `L.{eh_proj,enorm,hnorm}.weight`, `L.shared_head.norm.weight` | \
+`nextn.{eh_proj,enorm,hnorm,shared_head_norm}.weight` | head |
+| `L.embed_tokens.weight`, `L.shared_head.head.weight` | \
+`nextn.{embed_tokens,shared_head_head}.weight` | head, if it has them |
+
+Config keys are the published ones (`linear_attn_config`, `first_k_dense_replace`) or those that
+transformers saves. The tokens `[gMASK]`, `<|user|>`, `<|endoftext|>` and `<|observation|>` get the
+roles that llama.cpp's converter gives them. Files have the tensors and metadata of that converter,
+and the trunk has transformers' logits (`tests/convert/test_glm5_next.py`). The vision tower is
+skipped.
+
+"""
 
 DIFFERENCES = """\
 ## Metadata
@@ -378,6 +425,7 @@ def page() -> str:
         MIMO_V2,
         STEP35,
         NEMOTRON,
+        GLM5_NEXT,
         DIFFERENCES,
         *_metadata({"9B": dense, "35B-A3B": moe, "80B-A3B": following}),
         VISION,

@@ -276,7 +276,8 @@ def _sidecar(model: Model, separate: Model | None) -> Iterator[Finding]:
 def _no_graph(head: Model) -> Iterator[Finding]:
     """Say that the pinned llama.cpp does not draft with the architecture."""
     if not head.head.kind.graph:
-        whole = "" if head.head.is_alone else ", and cannot load a file that has both"
+        loads = head.head.is_alone or head.head.kind.loads_whole
+        whole = "" if loads else ", and cannot load a file that has both"
         yield Finding(
             "no-graph",
             Severity.NOTE,

@@ -338,9 +338,8 @@ class MtpHead:
             return self.refusal(fault.text + hint)
         shared = self.is_shared
         drafts = self.kind.graph
-        stock = (
-            drafts and not shared and (self.draft is None or self.draft.layout is DraftLayout.IDS)
-        )
+        known = self.draft is None or self.draft.layout is DraftLayout.IDS
+        stock = self.kind.loads_whole and not shared and known
         alone = "a head alone, " if self.is_alone else ""
         if shared:
             alone = "a head alone that shares its trunk's embedding and output, "

@@ -25,8 +25,9 @@ class NextnBlock:
     with llama-server. in_checkpoints: whether `graft` reads it from a checkpoint, too. hybrid:
     whether it is one of the Qwen models that doctor knows as a whole, with linear attention in most
     layers. converted: whether `convert` writes whole models. graph: whether the pinned llama.cpp
-    drafts with it; a newer one may. streams: whether hyper-connections widen the hidden state; such
-    models have a mixer in place of the last norm, and the head its own.
+    drafts with it; a newer one may. loads_whole: whether it loads a file with trunk and head.
+    streams: whether hyper-connections widen the hidden state that the head reads; such models have
+    a mixer in place of the last norm, and the head its own.
     """
 
     required: Suffixes
@@ -37,6 +38,7 @@ class NextnBlock:
     hybrid: bool = False
     converted: bool = False
     graph: bool = True
+    loads_whole: bool = True
     streams: bool = False
 
     def missing(self, present: Collection[str], shared_experts: bool) -> list[str]:
@@ -121,6 +123,16 @@ BLOCKS: Mapping[str, NextnBlock] = {
     "glm-dsa": NextnBlock(
         (*_CORE, *_LATENT, *_LATENT_VALUES, *_LOW_RANK_Q, *_FFN_NORM, *_EXPERTS, *_SHARED)
     ),
+    "glm5-next": NextnBlock(
+        (
+            *(*_CORE, *_LATENT, *_LATENT_VALUES, *_LOW_RANK_Q, *_INDEXER),
+            *_weights("indexer_compressor_gate", "indexer_compressor_ape"),
+            *(*_FFN_NORM, *_EXPERTS, *_BIAS, *_SHARED),
+        ),
+        in_checkpoints=True,
+        converted=True,
+        graph=False,
+    ),
     "mimo2": NextnBlock(
         (*_CORE, *_weights("attn_qkv"), *_FFN_NORM, *_DENSE),
         single=False,
@@ -162,6 +174,7 @@ BLOCKS: Mapping[str, NextnBlock] = {
         in_checkpoints=True,
         converted=True,
         graph=False,
+        loads_whole=False,
         streams=True,
     ),
 }

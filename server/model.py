@@ -121,6 +121,8 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
             f"{model.path}: contains only a head; serve its model, "
             "and name this file with --head unless it is beside the model"
         )
+    if named and named.is_file() and named.samefile(model.path) and model.head.ready:
+        return ServedModel(model, model)
     if named:
         head = open_model(named)
         if head.drafter:
@@ -141,7 +143,8 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
     if model.architecture in BLOCKS and not BLOCKS[model.architecture].graph:
         raise NoHeadError(
             f"{model.path}: llama.cpp at the version of this package does not draft with "
-            f"{model.architecture}; with a llama-server that does, name the head with --head"
+            f"{model.architecture}; with a llama-server that does, name the head with --head: a "
+            "file of its own, or this file if it has one"
         )
     if model.head.ready:
         return ServedModel(model, model)

@@ -426,11 +426,6 @@ class TestConfig:
         edit_json(broken / "config.json", lambda c: c.update(change))
         refuse(broken, output, "config.json", "architectures: expected", "found")
 
-    def test_a_family_that_only_upstream_converts(self, broken: Path, output: Path) -> None:
-        change = {"architectures": ["Glm5NextForConditionalGeneration"]}
-        edit_json(broken / "config.json", lambda c: c.update(change))
-        refuse(broken, output, "is not converted here; use llama.cpp's convert_hf_to_gguf.py")
-
     @pytest.mark.parametrize("value", ["64", 64.5, True, 0, -1, 1 << 40, [64], None])
     @pytest.mark.parametrize(
         "key",
