@@ -23,8 +23,13 @@ from .sources import Source
 
 CONNECTIONS = 8
 _WINDOW = 2 * CONNECTIONS  # chunks that are fetched ahead of the steps that have begun
+# Few bytes are fetched in smaller chunks, so that all connections have some of them. Below this, a
+# chunk takes no longer than its request on a fast connection.
+_LEAST_CHUNK = 1 << 20
 _ATTEMPTS = 12  # about five minutes, in which a hub that limits its clients serves them again
 _POLL = 0.2  # seconds between two looks at whether to stop
+# Readers of one process share the connections: one fetches while another's last chunks are used.
+_connections = threading.BoundedSemaphore(CONNECTIONS)
 
 Span: TypeAlias = tuple[Source, int, int]
 """Bytes `start` to `stop` of a source."""
@@ -40,7 +45,8 @@ class ReadAhead:
     """
 
     def __init__(self, steps: Sequence[Sequence[Span]]) -> None:
-        self._keys = [_chunks(spans) for spans in steps]
+        self._chunk = _chunk_bytes(steps)
+        self._keys = [_chunks(spans, self._chunk) for spans in steps]
         self._uses = Counter(key for keys in self._keys for key in keys)
         self._order = list(self._uses)  # in the order of first use
         self._place = {key: place for place, key in enumerate(self._order)}
@@ -51,15 +57,16 @@ class ReadAhead:
         self._digests = {
             source: _Digest(source)
             for source, count in Counter(source for source, _ in self._order).items()
-            if source.sha256 is not None and count == -(-source.size // CHUNK_BYTES)
+            if source.sha256 is not None and count == -(-source.size // self._chunk)
         }
-        self._needed = _needed(steps, self._digests)
+        self._needed = _needed(steps, self._digests, self._chunk)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # Daemons, because a thread that waits for a silent server must not keep the program.
         for number in range(CONNECTIONS):
             Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
         for source in {source for source, _ in self._order}:
             source.attempts, source.sleep = _ATTEMPTS, self._sleep
+            source.chunk_bytes = self._chunk
 
     def __enter__(self) -> "ReadAhead":
         return self
@@ -117,15 +124,16 @@ class ReadAhead:
     def _fetch(self, place: int) -> bytes:
         source, index = self._order[place]
         start, stop = self._needed[source, index]
-        first = index * CHUNK_BYTES
+        first = index * self._chunk
         try:
-            if self._stop.is_set():
-                raise RemoteError(f"{source.name}: stopped")
             data = bytearray()
-            for piece in source.pieces(first + start, stop - start):
+            with _connections:
                 if self._stop.is_set():
                     raise RemoteError(f"{source.name}: stopped")
-                data += piece
+                for piece in source.pieces(first + start, stop - start):
+                    if self._stop.is_set():
+                        raise RemoteError(f"{source.name}: stopped")
+                    data += piece
             chunk = bytes(data)
             if source in self._digests:
                 self._digests[source].add(index, chunk)
@@ -184,32 +192,39 @@ class _Digest:
             )
 
 
-def _chunks(spans: Sequence[Span]) -> list[_Key]:
-    """The chunks that cover the bytes of remote sources."""
+def _chunk_bytes(steps: Iterable[Sequence[Span]]) -> int:
+    """The size of chunks with which every connection fetches several of them, if possible."""
+    remote = (e for spans in steps for e in spans if isinstance(e[0], RemoteSource))
+    share = sum(stop - start for _, start, stop in remote) // _WINDOW
+    return min(CHUNK_BYTES, max(_LEAST_CHUNK, share))
+
+
+def _chunks(spans: Sequence[Span], size: int) -> list[_Key]:
+    """The chunks of this size that cover the bytes of remote sources."""
     keys = (
         (source, index)
         for source, start, stop in spans
         if isinstance(source, RemoteSource) and stop > start
-        for index in range(start // CHUNK_BYTES, (stop - 1) // CHUNK_BYTES + 1)
+        for index in range(start // size, (stop - 1) // size + 1)
     )
     return list(dict.fromkeys(keys))
 
 
 def _needed(
-    steps: Iterable[Sequence[Span]], whole: Container[RemoteSource]
+    steps: Iterable[Sequence[Span]], whole: Container[RemoteSource], size: int
 ) -> dict[_Key, tuple[int, int]]:
     """What is read of each chunk, as its first byte and the one after its last, within the chunk.
 
-    whole: the sources of which everything is needed.
+    whole: the sources of which everything is needed. size: of a chunk.
     """
     needed: dict[_Key, tuple[int, int]] = {}
     for source, start, stop in (span for spans in steps for span in spans):
-        for key in _chunks([(source, start, stop)]):
-            first = key[1] * CHUNK_BYTES
-            size = min(CHUNK_BYTES, key[0].size - first)
-            low, high = max(start - first, 0), min(stop - first, size)
+        for key in _chunks([(source, start, stop)], size):
+            first = key[1] * size
+            end = min(size, key[0].size - first)
+            low, high = max(start - first, 0), min(stop - first, end)
             if key[0] in whole:
-                low, high = 0, size
+                low, high = 0, end
             known = needed.get(key, (low, high))
             needed[key] = min(known[0], low), max(known[1], high)
     return needed

@@ -205,6 +205,7 @@ class RemoteSource:
     `name` is the address as the user gave it, without query and password. `requests` and `fetched`
     count requests (without redirects) and bytes. `sha256` is that of the whole file, if it is
     known. `attempts` of a request are made without any progress, and `sleep` waits between them.
+    `chunk_bytes` is the size of the chunks that are held.
     `known` are size and ETag, if an earlier request has told them.
     """
 
@@ -223,6 +224,7 @@ class RemoteSource:
         self.fetched = 0
         self.sha256 = sha256
         self.attempts = _ATTEMPTS
+        self.chunk_bytes = CHUNK_BYTES
         self.sleep = sleep
         self._chunks: dict[int, Chunk] = {}
         self._url = file_url(address)
@@ -269,7 +271,7 @@ class RemoteSource:
         """Fill `buffer` (writable bytes) from `offset`; FormatError if the file ends before."""
         done = 0
         while done < len(buffer):
-            index, skip = divmod(offset + done, CHUNK_BYTES)
+            index, skip = divmod(offset + done, self.chunk_bytes)
             chunk = self._chunks.get(index)
             part = memoryview(b"")
             if chunk is not None and skip >= chunk.start:
@@ -284,7 +286,7 @@ class RemoteSource:
     def hold(self, index: int, chunk: Chunk) -> None:
         """Take reads within the chunk of this index from `chunk`, as far as it has the bytes.
 
-        A chunk is one of CHUNK_BYTES bytes of the file, of which `chunk` may have a part.
+        A chunk is one of `chunk_bytes` bytes of the file, of which `chunk` may have a part.
         """
         self._chunks[index] = chunk
 

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 _Unit = TypeVar("_Unit", Unit, FileUnit)
 _ATTEMPTS = 3  # of a unit
-_AHEAD = 2  # units of each thread that the scheduler has
 _POLL = 2.0  # seconds between two checks of whether the cluster is alive
 _PATIENCE = 60.0  # seconds without any worker, after which a conversion ends
 _CONNECT = 20.0  # seconds
+# Units at a time of a worker on this machine: one is read while the other's last rows are written.
+_UNITS = 2
 _LOCAL = "local:"
 _SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 LOOPBACK = "127.0.0.1"
@@ -57,6 +58,10 @@ class Cluster:
         found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
         return found
 
+    def _slots(self) -> int:
+        """How many units the workers carry out at a time; 1 without workers."""
+        return max(sum(int(worker["nthreads"]) for worker in self._workers().values()), 1)
+
     def carry_out(self, work: Work) -> None:
         """Carry out all slices, each of which is recorded once it is written.
 
@@ -65,7 +70,7 @@ class Cluster:
         ClusterError or RemoteError; the parts that are written stay.
         """
         self._await_workers()
-        units = units_of(work, max(self.workers, 1))
+        units = units_of(work, self._slots())
         self._run(carry_out, units, lambda unit, _: finished(unit, work))
 
     def make_files(
@@ -92,8 +97,7 @@ class Cluster:
         alone_since: float | None = None
         try:
             while True:
-                threads = sum(worker["nthreads"] for worker in self._workers().values())
-                while len(running) < max(threads, 1) * _AHEAD:
+                while len(running) < self._slots():
                     unit = next(units, None)
                     if unit is None:
                         break
@@ -169,7 +173,7 @@ class Cluster:
     def _no_workers(self) -> ClusterError:
         return ClusterError(
             f"{self._address}: expected workers, found none for {_PATIENCE:.0f} s; start one with "
-            "dask worker ADDRESS --nthreads 1"
+            "dask worker ADDRESS --nthreads 2"
         )
 
 
@@ -218,11 +222,11 @@ def open_cluster(text: str) -> Iterator[Cluster]:
         try:
             if text.startswith(_LOCAL):
                 count = int(text.removeprefix(_LOCAL))
-                threads = max(1, usable_cores() // count)
+                threads = max(1, usable_cores() // (count * _UNITS))
                 address = stack.enter_context(
                     LocalCluster(
                         n_workers=count,
-                        threads_per_worker=1,
+                        threads_per_worker=_UNITS,
                         processes=True,
                         host=LOOPBACK,
                         dashboard_address=f"{LOOPBACK}:0",

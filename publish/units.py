@@ -22,10 +22,10 @@ from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 
 # Bytes of the sources that a unit reads. Each takes a share of what is left, so that the last ones
-# are small and end at about the same time; the least keeps all connections of a worker busy.
+# are small and end at about the same time; two of the least keep a worker's connections busy.
 _LARGEST = 1 << 30
-_SMALLEST = 32 << 20
-_SHARE = 2  # units that each worker would do if all had the size of the next one
+_SMALLEST = 16 << 20
+_SHARE = 2  # units that each slot would do if all had the size of the next one
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,18 @@ class Failure:
     text: str
 
 
-def units_of(work: Work, workers: int) -> Iterator[Unit]:
-    """Divide the work among `workers`; the slices of a unit read neighbouring bytes."""
+def units_of(work: Work, slots: int) -> Iterator[Unit]:
+    """Divide the work among `slots`, the units that the workers carry out at a time.
+
+    The slices of a unit read neighbouring bytes.
+    """
     left = sum(_source_bytes(part) for _, part in work.left)
     group: list[tuple[int, Slice]] = []
     size = 0
     for numbered in work.left:
         group.append(numbered)
         size += _source_bytes(numbered[1])
-        if size >= min(max(left // (workers * _SHARE), _SMALLEST), _LARGEST):
+        if size >= min(max(left // (slots * _SHARE), _SMALLEST), _LARGEST):
             yield _unit(work, group)
             left -= size
             group, size = [], 0

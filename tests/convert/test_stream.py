@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -15,7 +16,8 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL
 from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
-from threading import Event
+from threading import Event, Lock
+from time import sleep
 
 import numpy as np
 import pytest
@@ -157,6 +159,55 @@ def test_only_bytes_that_are_read_are_fetched(models: Models) -> None:
     assert buffer == data[bounds[0] : bounds[-1]]
     assert elsewhere == data[5_000:15_000]
     assert asked == [(10_000, CHUNK - 1), (CHUNK, 2 * CHUNK - 1), (2 * CHUNK, 129_999)]
+
+
+def test_few_bytes_are_divided_among_all_connections(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "_LEAST_CHUNK", 1000)
+    folder = models.checkpoint(KINDS[0])
+    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    start, stop = 10_001, 90_001
+    with Web(folder) as web:
+        source = RemoteSource(web.url(path.name))
+        before = len(web.asked)
+        buffer = bytearray(stop - start)
+        with read_ahead.ReadAhead([[(source, start, stop)]]) as ahead:
+            ahead.begin(0)
+            source.read_into(start, memoryview(buffer))
+        sizes = [a.range[1] - a.range[0] + 1 for a in web.asked[before:] if a.range]
+    assert buffer == path.read_bytes()[start:stop]
+    assert sum(sizes) == stop - start, "each byte is fetched once"
+    assert len(sizes) >= 2 * read_ahead.CONNECTIONS
+
+
+def test_readers_of_a_process_share_the_connections(models: Models) -> None:
+    folder = models.checkpoint(KINDS[0])
+    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    size = path.stat().st_size
+    assert size > read_ahead.CONNECTIONS * CHUNK
+    lock, active, most = Lock(), 0, 0
+
+    def count(handler: Handler) -> bool:
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        sleep(0.05)  # as long as all connections take to ask
+        with lock:
+            active -= 1
+        return handler.give()
+
+    with Web(folder) as web, ExitStack() as stack:
+        sources = [RemoteSource(web.url(path.name)) for _ in range(2)]
+        web.behaviour = count
+        for source in sources:
+            ahead = stack.enter_context(read_ahead.ReadAhead([[(source, 0, size)]]))
+            ahead.begin(0)
+        for source in sources:
+            source.read_into(0, memoryview(buffer := bytearray(size)))
+            assert buffer == path.read_bytes()
+    assert most == read_ahead.CONNECTIONS
 
 
 def troubled(chance: random.Random) -> Behaviour:
