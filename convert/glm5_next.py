@@ -21,7 +21,13 @@ from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader
-from .layers import Layer, LayeredModel, count_mtp_layers, opened
+from .layers import (
+    Layer,
+    LayeredModel,
+    count_mtp_layers,
+    last_norm_and_vocabulary,
+    opened,
+)
 from .parts import wants
 from .recipe import Arithmetic, Order, Recipe, Target
 
@@ -97,7 +103,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         n_trunk=layers,
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=_shared(claims, dims),
+        shared=last_norm_and_vocabulary(claims, dims.hidden, dims.vocab),
         trunk=_trunk(claims, dims),
         head=_head(claims, dims),
         hparams=lambda n_mtp: _hparams(config, dims, n_mtp),
@@ -229,13 +235,6 @@ def _dense(c: ConfigReader, layers: int) -> int:
     if "sparse" in kinds[:dense]:
         raise c.fault("mlp_layer_types", "layers without experts before those with them", kinds)
     return dense
-
-
-def _shared(claims: Claims, d: _Dims) -> Iterator[Target]:
-    model = Layer(claims, "", "")
-    yield model.take("model.norm.weight", "output_norm.weight", d.hidden)
-    yield model.take("model.embed_tokens.weight", "token_embd.weight", d.vocab, d.hidden)
-    yield model.take("lm_head.weight", "output.weight", d.vocab, d.hidden)
 
 
 def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:

@@ -170,6 +170,14 @@ class LayeredModel:
         return {}
 
 
+def last_norm_and_vocabulary(claims: Claims, hidden: int, vocab: int) -> Iterator[Target]:
+    """What trunk and head share, as most models name it: the last norm, embedding and output."""
+    model = Layer(claims, "", "")
+    yield model.take("model.norm.weight", "output_norm.weight", hidden)
+    yield model.take("model.embed_tokens.weight", "token_embd.weight", vocab, hidden)
+    yield model.take("lm_head.weight", "output.weight", vocab, hidden)
+
+
 def opened(checkpoint: Checkpoint, part: HeadChoice) -> Claims:
     """The tensors of a checkpoint, after a check that those of the part can be converted."""
     check_schemes(

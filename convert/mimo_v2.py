@@ -21,7 +21,14 @@ from .blueprint import Blueprint, HeadChoice
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader
-from .layers import OTHER_TOWERS, Layer, LayeredModel, count_mtp_layers, opened
+from .layers import (
+    OTHER_TOWERS,
+    Layer,
+    LayeredModel,
+    count_mtp_layers,
+    last_norm_and_vocabulary,
+    opened,
+)
 from .parts import wants
 from .recipe import Order, Target
 
@@ -68,7 +75,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         n_trunk=len(dims.windows),
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=_shared(claims, dims),
+        shared=last_norm_and_vocabulary(claims, dims.hidden, dims.vocab),
         trunk=_trunk(claims, dims),
         head=_head(claims, dims),
         hparams=lambda n_mtp: _hparams(config, dims, n_mtp),
@@ -124,13 +131,6 @@ def _windows(c: ConfigReader, layers: int) -> tuple[bool, ...]:
     if any(entry not in (0, 1) for entry in pattern):
         raise c.fault("hybrid_layer_pattern", "entries 0 and 1", pattern)
     return tuple(entry == 1 for entry in pattern)
-
-
-def _shared(claims: Claims, d: _Dims) -> Iterator[Target]:
-    model = Layer(claims, "", "")
-    yield model.take("model.norm.weight", "output_norm.weight", d.hidden)
-    yield model.take("model.embed_tokens.weight", "token_embd.weight", d.vocab, d.hidden)
-    yield model.take("lm_head.weight", "output.weight", d.vocab, d.hidden)
 
 
 def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:

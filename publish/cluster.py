@@ -97,7 +97,8 @@ class Cluster:
         alone_since: float | None = None
         try:
             while True:
-                while len(running) < self._slots():
+                slots = self._slots()
+                while len(running) < slots:
                     unit = next(units, None)
                     if unit is None:
                         break

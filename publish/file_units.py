@@ -1,7 +1,8 @@
 """Units of work that are whole files: a worker writes one, sends it to the hub and removes it.
 
-So no machine needs room for more than the file that it is writing, and none is shared. A worker
-reads what its file needs: weights that several files need are read once for each.
+So no machine needs room for more than the files that it is writing, one for each thread of its
+workers, and none is shared. A worker reads what its file needs: weights that several files need are
+read once for each.
 """
 
 import pickle
