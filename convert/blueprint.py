@@ -39,8 +39,8 @@ class Blueprint:
     output: the target whose rows are the output vocabulary (token_embd.weight if tied); None if
     only the MTP block is converted. computed: F32 tensors that no source has, by name.
     splits: names of pre-tokenizers by the regular expressions that only this family has.
-    tokens: special tokens by role, which take precedence over the tokenizer's settings if it has
-    them.
+    tokens: the text of special tokens by role; one that the tokenizer has takes precedence over its
+    settings.
     """
 
     architecture: str

@@ -36,7 +36,7 @@ def special_metadata(
 ) -> dict[str, Value]:
     """The keys for merges, special ids, added tokens and chat templates.
 
-    tokens_by_role: the text of tokens, which take precedence if the tokenizer has them.
+    tokens_by_role: as `Blueprint.tokens`.
     """
     roles = _Roles(files.settings)
     if files.definition:

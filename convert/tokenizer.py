@@ -56,9 +56,9 @@ def tokenizer_metadata(
 
 
 def pre_tokenizer(files: TokenizerFiles, splits: Mapping[str, str]) -> str:
-    """llama.cpp's name of the pre-tokenizer. splits: those that the model's family has, too.
+    """Return llama.cpp's name of the pre-tokenizer; CheckpointError if its split is unknown.
 
-    CheckpointError if its split is unknown.
+    splits: as `Blueprint.splits`, beside those of all families.
     """
     known = {**PRE_TOKENIZERS, **splits}
     for pattern in files.splits:

@@ -24,10 +24,12 @@ from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert, quantize
 from support.upstream.describe import describe
 from support.upstream.families import (
+    PARTS,
     Trunk,
     change,
     check_logits,
     check_refused,
+    differences_from_upstream,
     save,
     tensors_of,
     with_head,
@@ -198,21 +200,11 @@ def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ((), ()),
-        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
-        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("options", "flags"), PARTS)
 def test_files_are_upstreams(
     options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "ours.gguf"
-    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
-    theirs = convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags)
-    assert file_differences(theirs, out) == []
+    assert differences_from_upstream(checkpoint, options, flags, tmp_path) == []
 
 
 def test_a_quantized_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> None:

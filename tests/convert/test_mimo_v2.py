@@ -23,11 +23,13 @@ from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.families import (
+    PARTS,
     Trunk,
     change,
     check_drafts,
     check_logits,
     check_refused,
+    differences_from_upstream,
     save,
     tensors_of,
     with_head,
@@ -160,20 +162,11 @@ def whole(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ((), ()),
-        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
-        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("options", "flags"), PARTS)
 def test_files_are_upstreams(
     options: tuple[str, ...], flags: tuple[str, ...], fused: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "ours.gguf"
-    succeed("convert", fused, *options, "--quant", "BF16", "-o", out)
-    assert file_differences(convert(fused, tmp_path / "theirs.gguf", "bf16", flags), out) == []
+    assert differences_from_upstream(fused, options, flags, tmp_path) == []
 
 
 def test_separate_projections(split: Path, fused: Path, whole: Path, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from support.commands import succeed
 from support.upstream.compare import file_differences
-from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.families import (
+    PARTS,
     Trunk,
     check_drafts,
     check_logits,
     check_refused,
+    differences_from_upstream,
     with_head,
     write_trunk,
 )
@@ -117,22 +118,13 @@ def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ((), ()),
-        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
-        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("options", "flags"), PARTS)
 def test_files_are_upstreams(
     options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "ours.gguf"
-    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
-    theirs = convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags)
     of_head = [] if "--no-mtp" in flags else ["blk.5.ffn_gate_inp.weight: expected BF16, found F32"]
-    assert file_differences(theirs, out) == of_head  # upstream has F32 for those of the trunk
+    found = differences_from_upstream(checkpoint, options, flags, tmp_path)
+    assert found == of_head  # upstream has F32 for those of the trunk
 
 
 def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:

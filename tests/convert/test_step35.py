@@ -21,6 +21,7 @@ from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.families import (
+    PARTS,
     Trunk,
     change,
     check_drafts,
@@ -201,14 +202,7 @@ def differences(expected: Path, found: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ((), ()),
-        pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
-        pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("options", "flags"), PARTS)
 def test_files_are_upstreams(
     options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
 ) -> None:

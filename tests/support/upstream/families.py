@@ -12,15 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoint_edits import edit_json
 from support.checkpoints import TINY, write_checkpoint
 from support.commands import refused, succeed
 
+from .compare import file_differences
+from .convert_upstream import convert
 from .nextn_models import drafts
 
 IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
+
+# Options of `convert` and of upstream's converter: the whole model, its head alone, its trunk.
+PARTS = [
+    ((), ()),
+    pytest.param(("--head-only",), ("--mtp",), marks=pytest.mark.slow),
+    pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
+]
 
 Trunk = tuple[Path, np.ndarray[Any, np.dtype[np.float32]]]
 
@@ -94,6 +104,15 @@ def change(folder: Path, *, inside: str | None = None, **keys: Any) -> None:
             del there[key]
 
     edit_json(folder / "config.json", edit)
+
+
+def differences_from_upstream(
+    checkpoint: Path, options: tuple[str, ...], flags: tuple[str, ...], folder: Path
+) -> list[str]:
+    """What differs between the BF16 files of both converters, called with options as in PARTS."""
+    ours = folder / "ours.gguf"
+    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", ours)
+    return file_differences(convert(checkpoint, folder / "theirs.gguf", "bf16", flags), ours)
 
 
 def check_logits(trunk: Trunk, folder: Path, tolerance: float) -> str:
