@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.native.exact import kernels
+
 from .calibration import built_in_text
 from .costs import CycleCosts, cycle_costs
+from .head_costs import HeadCosts, shape_of
 from .imatrix import windows_of
 from .interleaved import rotated
 from .model import BenchModel, Setting
 from .quality import DEPTH, acceptance_by_position, best_depth
+from .stats import Stats
 
 _CONTEXT, _ANSWERS = 128, 8  # tokens of a window of text, and windows that are continued
 _ROUNDS = 3
@@ -37,31 +42,51 @@ class HeadSpeed:
 
 @dataclass(frozen=True)
 class HeadFile:
-    """A head to measure. rows: of its draft vocabulary; 0 for all."""
+    """A head to measure. kind: its type. rows: of its draft vocabulary; 0 for all."""
 
-    label: str
+    kind: str
     path: Path
     rows: int = 0
+
+    @property
+    def label(self) -> str:
+        """The type, or the type and the size of the draft vocabulary."""
+        return f"{self.kind}, {self.rows} tokens" if self.rows else self.kind
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of some heads, by their labels: acceptance, and costs if they were asked.
+
+    costs: None if they were not measured.
+    """
+
+    acceptance: dict[str, tuple[float, ...]]
+    costs: HeadCosts | None
 
 
 def measure_heads(
     trunk: Path,
+    mix: str,
     heads: Sequence[HeadFile],
     threads: int,
     text: str = "",
     step: Callable[[float, str], None] = lambda *_: None,
-) -> list[HeadSpeed]:
+    *,
+    with_costs: bool = True,
+) -> Measured:
     """Measure all heads with the trunk, in the order of `heads`.
 
-    heads: each with a label of its own. text: whose beginnings are continued; empty for the
-    built-in one. step: called with the share that is done and what comes
+    mix: of the trunk's types. heads: each with a label of its own. text: whose beginnings are
+    continued; empty for the built-in one. step: called with the share that is done and what comes
     next.
     """
     acceptance: dict[str, tuple[float, ...]] = {}
     costs: dict[str, list[CycleCosts]] = {head.label: [] for head in heads}
-    for number in range(_ROUNDS):
+    rounds = _ROUNDS if with_costs else 1
+    for number in range(rounds):
         for place, head in enumerate(rotated(heads, number)):
-            step((number * len(heads) + place) / (_ROUNDS * len(heads)), head.label)
+            step((number * len(heads) + place) / (rounds * len(heads)), head.label)
             setting = Setting(DEPTH, fastmtp_size=head.rows)
             with BenchModel(trunk, n_ctx=4 * _CONTEXT, threads=threads, head=head.path) as m:
                 ids = m.tokenize(text or built_in_text(m.write_chat))
@@ -69,14 +94,41 @@ def measure_heads(
                 picked = windows[:: max(1, len(windows) // _ANSWERS)]
                 if head.label not in acceptance:
                     acceptance[head.label] = acceptance_by_position(m, setting, picked[:_ANSWERS])
-                costs[head.label].append(cycle_costs(m, setting, picked[0].tolist(), blocks=1))
+                if with_costs:
+                    prompt = picked[0].tolist()
+                    costs[head.label].append(cycle_costs(m, setting, prompt, blocks=1))
+    if not with_costs:
+        return Measured(acceptance, None)
     every = [cost for each in costs.values() for cost in each]
-    verify = [min(c.verify[i].median for c in every) for i in range(DEPTH + 1)]
-    rollback = min(c.rollback.median for c in every)
+    drafts = {
+        (head.kind, head.rows): _least([cost.draft for cost in costs[head.label]]) for head in heads
+    }
+    measured = HeadCosts(
+        this_machine(kernels()),
+        shape_of(trunk, mix),
+        _least([cost.verify for cost in every]),
+        min(cost.rollback.median for cost in every),
+        drafts,
+    )
+    return Measured(acceptance, measured)
+
+
+def speeds_of(
+    heads: Sequence[HeadFile], measured: Measured, costs: HeadCosts, where: Path | None = None
+) -> list[HeadSpeed]:
+    """What heads promise with these costs, which the file `where` has if they are not measured."""
     found = []
     for head in heads:
-        own = costs[head.label]
-        draft = [min(c.draft[i].median for c in own) for i in range(DEPTH)]
-        depth, speed = best_depth(acceptance[head.label], verify, draft, rollback, least=1)
-        found.append(HeadSpeed(head.label, acceptance[head.label], depth, speed))
+        rates = measured.acceptance[head.label]
+        draft = costs.draft(head.kind, head.rows, where)
+        found.append(
+            HeadSpeed(
+                head.label, rates, *best_depth(rates, costs.verify, draft, costs.rollback, least=1)
+            )
+        )
     return found
+
+
+def _least(rounds: Sequence[Sequence[Stats]]) -> tuple[float, ...]:
+    """The fastest round's median at each place."""
+    return tuple(min(stats.median for stats in place) for place in zip(*rounds, strict=True))

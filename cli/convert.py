@@ -110,6 +110,16 @@ def convert(
             autocompletion=_complete_type,
         ),
     ] = None,
+    head_costs: Annotated[
+        Path | None,
+        typer.Option(
+            "--head-costs",
+            metavar="FILE",
+            rich_help_panel=HEAD,
+            help="With --mtp-type auto: take what drafts cost from this file, measured on another "
+            "machine; if there is no such file, write what is measured here to it.",
+        ),
+    ] = None,
     no_mtp: Annotated[
         bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave out the MTP head.")
     ] = False,
@@ -344,6 +354,7 @@ def convert(
         target_kld=target_kld,
         target_text=target_text or (),
         prefer=prefer,
+        head_costs=head_costs,
         recipe=recipe,
         imatrix=imatrix,
         fastmtp=fastmtp,

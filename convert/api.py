@@ -94,6 +94,7 @@ def convert(
     target_kld: float | None = None,
     target_text: StrPath | Sequence[StrPath] = (),
     prefer: str | None = None,
+    head_costs: StrPath | None = None,
     recipe: StrPath | None = None,
     imatrix: StrPath | None = None,
     fastmtp: int | bool | None = None,
@@ -128,6 +129,8 @@ def convert(
         tensor_type: REGEX=TYPE, one or several.
         target_size, split_max_size: In bytes.
         target_text: Files of text to measure on, for a target or the head type "auto".
+        head_costs: A file with the costs of drafts, for the head type "auto"; written if there is
+            none.
         prefer: "quality", or "speed" for only types that have kernels on this CPU.
         fastmtp: Number of tokens; True for the default number.
         progress: Shows the progress; by default nothing is shown.
@@ -145,6 +148,7 @@ def convert(
     model, mtp_from = str(model), None if mtp_from is None else str(mtp_from)
     output = None if output is None else gguf_output(str(output))
     recipe = None if recipe is None else Path(recipe)
+    costs_file = None if head_costs is None else Path(head_costs)
     imatrix = None if imatrix is None else Path(imatrix)
     precisions = _precisions(quant, listed(also))
     head_name = head_type_named(mtp_f16, mtp_type)
@@ -195,6 +199,8 @@ def convert(
         raise OptionError("--prefer needs a target, such as --target-size")
     if target_text and not (target.wanted or auto):
         raise OptionError("--target-text needs a target, such as --target-size, or --mtp-type auto")
+    if costs_file is not None and not auto:
+        raise OptionError("--head-costs needs --mtp-type auto")
     if prefer not in (None, *PREFERENCES):
         raise OptionError(f"expected {' or '.join(PREFERENCES)}, found {prefer}", "--prefer")
     texts = [Path(path) for path in listed(target_text)]
@@ -222,7 +228,7 @@ def convert(
     heads: tuple[HeadSpeed, ...] = ()
     if auto:
         request, heads = choose_head(
-            model, revision, mtp_from, request, stream, text, threads, progress
+            model, revision, mtp_from, request, stream, text, costs_file, threads, progress
         )
     choice = None
     if target.wanted:

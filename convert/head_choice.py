@@ -40,16 +40,24 @@ def choose_head(
     request: Request,
     stream: bool | None,
     text: str,
+    costs_file: Path | None,
     threads: int | None,
     progress: Progress,
 ) -> "tuple[Request, tuple[HeadSpeed, ...]]":
     """The request with the fastest type and draft vocabulary of its head, and what was measured.
 
-    text: whose beginnings the model continues; empty for the built-in one. A draft vocabulary
-    keeps its size if the user has named it. RequestError if the model has no head, or cannot be
-    run here.
+    text: whose beginnings the model continues; empty for the built-in one. costs_file: has the
+    costs of drafts on the machine that the model is for; if there is none yet, those of this
+    machine are written to it. A draft vocabulary keeps its size if the user has named it.
+    RequestError if the model has no head, or cannot be run here.
     """
-    from mtp_gguf.bench.head_speed import HeadFile, measure_heads  # noqa: PLC0415  (llama.cpp)
+    from mtp_gguf.bench import head_costs  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.bench.head_speed import (  # noqa: PLC0415
+        HeadFile,
+        Measured,
+        measure_heads,
+        speeds_of,
+    )
 
     folder = request.output if request.output and request.output.is_dir() else None
     folder = folder or (request.output.parent if request.output else Path())
@@ -78,22 +86,43 @@ def choose_head(
                 HeadFile(name, write(name, replace(alone, head_type=BY_NAME[name])))
                 for name in _TYPES
             ]
-            speeds = measure_heads(
-                trunk, heads, cores, text, lambda done, what: show(done / 2, what)
-            )
-            best = fastest(speeds)
-            chosen = replace(request, head_type=BY_NAME[heads[best].label])
-            sizes = _sizes(heads[best].path, request.draft)
-            if not sizes:
-                return chosen, tuple(speeds)
-            path = heads[best].path
-            shorter = [HeadFile(f"{heads[best].label}, {n} tokens", path, n) for n in sizes]
-            found = measure_heads(
-                trunk, shorter, cores, text, lambda done, what: show((1 + done) / 2, what)
-            )
-        assert request.draft is not None
-        size = sizes[fastest(found, usual=1)]
-        return replace(chosen, draft=replace(request.draft, size=size)), (*speeds, *found)
+            known = None
+            if costs_file is not None and costs_file.exists():
+                shape = head_costs.shape_of(trunk, request.quant)
+                known = head_costs.read_costs(costs_file, shape)
+                on = f"{known.machine.cpu}, {known.machine.cores} cores"
+                progress.say(f"the costs of drafts are those of {costs_file}: {on}")
+
+            def measure(heads: Sequence[HeadFile], done: float) -> Measured:
+                return measure_heads(
+                    trunk,
+                    request.quant,
+                    heads,
+                    cores,
+                    text,
+                    lambda share, what: show(done + share / 2, what),
+                    with_costs=known is None,
+                )
+
+            whole = measure(heads, 0)
+            costs = known or whole.costs
+            assert costs is not None, "measured unless they are known"
+            speeds = speeds_of(heads, whole, costs, costs_file)
+            best = heads[fastest(speeds)]
+            chosen = replace(request, head_type=BY_NAME[best.kind])
+            if sizes := _sizes(best.path, request.draft):
+                shorter = [HeadFile(best.kind, best.path, n) for n in sizes]
+                part = measure(shorter, 0.5)
+                if part.costs is not None:
+                    costs = costs.joined(part.costs)
+                found = speeds_of(shorter, part, costs, costs_file)
+                size = sizes[fastest(found, usual=1)]
+                assert request.draft is not None
+                chosen = replace(chosen, draft=replace(request.draft, size=size))
+                speeds += found
+        if costs_file is not None and known is None:
+            head_costs.write_costs(costs_file, costs)
+        return chosen, tuple(speeds)
 
 
 def fastest(speeds: "Sequence[HeadSpeed]", usual: int = _USUAL) -> int:

@@ -14,8 +14,6 @@ only to the model file, the machine and the kernels that it was measured with.
 """
 
 import hashlib
-import json
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -27,11 +25,7 @@ from .model import shard_paths, whole_name
 from .output import OutputFile
 from .sources import FileSource
 from .system import KERNELS, Machine, this_machine
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from .toml_table import Table, read_table, toml_value
 
 FORMAT = 2
 SUFFIX = ".mtp.toml"
@@ -202,21 +196,7 @@ def read_profiles(path: Path) -> list[Profile]:
 
     FormatError, naming the field, if anything is not as `tune` writes it.
     """
-    source = FileSource(path)
-    try:
-        if source.size > LARGEST_PROFILE:
-            raise FormatError(
-                f"{path}: expected at most {LARGEST_PROFILE} bytes, found {source.size}"
-            )
-        raw = source.read(0, source.size)
-    finally:
-        source.close()
-    try:
-        root = _Table(path, "", tomllib.loads(raw.decode("utf-8")))
-    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors too
-        raise FormatError(
-            f"{path}: expected TOML, found: {error}; delete it or tune anew"
-        ) from None
+    root = read_table(path, LARGEST_PROFILE, "delete it or tune anew")
     found = root.integer("format", 0, 2**31)
     if found != FORMAT:
         raise FormatError(f"{path}: format: expected {FORMAT}, found {found}; tune anew")
@@ -230,32 +210,38 @@ def read_profiles(path: Path) -> list[Profile]:
     return profiles
 
 
-def _profile(root: "_Table") -> Profile:
+def _profile(root: Table) -> Profile:
     model, machine = root.table("model"), root.table("machine")
     measured, costs = root.table("measured"), root.table("costs")
     profile = Profile(
         ModelIdentity(model.integer("size", 0, 2**63), model.text("fingerprint")),
-        Machine(
-            machine.text("cpu"),
-            machine.integer("cores", 1, 2**20),
-            machine.choice("kernels", KERNELS),
-            machine.text("device"),
-        ),
+        read_machine(machine),
         _settings(root.table("settings")),
         measured.text("on"),
         measured.text("versions"),
         measured.number("plain_tok_s"),
         measured.number("tok_s"),
-        Costs(costs.numbers("verify_ms"), costs.numbers("draft_ms")),
+        Costs(*(costs.numbers(f.name, MAX_DEPTH + 1) for f in fields(Costs))),
         tuple(_candidate(table) for table in root.tables("candidates")),
     )
     root.done(model, machine, measured, costs)
     return profile
 
 
-def _settings(table: "_Table", *, last: bool = True) -> DraftSettings:
+def read_machine(table: Table) -> Machine:
+    """The machine that something was measured on; FormatError names a field that is wrong."""
+    return Machine(
+        table.text("cpu"),
+        table.integer("cores", 1, 2**20),
+        table.choice("kernels", KERNELS),
+        table.text("device"),
+    )
+
+
+def _settings(table: Table, *, last: bool = True) -> DraftSettings:
+    depth = table.integer_or(AUTO, "depth", 0, MAX_DEPTH + 1)
     settings = DraftSettings(
-        table.depth("depth"),
+        AUTO if depth == AUTO else int(depth),
         table.integer("fastmtp_size", -1, 2**31),
         table.choice("rollback", ROLLBACKS),
         table.integer("draft_threads", 0, 2**16),
@@ -265,94 +251,10 @@ def _settings(table: "_Table", *, last: bool = True) -> DraftSettings:
     return settings
 
 
-def _candidate(table: "_Table") -> Candidate:
+def _candidate(table: Table) -> Candidate:
     candidate = Candidate(_settings(table, last=False), table.number("tok_s"))
     table.done()
     return candidate
-
-
-class _Table:
-    """One table of the file: each field is read once, by type; `done` reports unknown fields."""
-
-    def __init__(self, path: Path, name: str, values: dict[str, Any]) -> None:
-        self._path = path
-        self._name = name
-        self._left = dict(values)
-
-    def _take(self, key: str, expected: str) -> Any:
-        if key not in self._left:
-            raise FormatError(
-                f"{self._path}: {self._name}{key}: expected {expected}, found nothing"
-            )
-        return self._left.pop(key)
-
-    def _wrong(self, key: str, expected: str, found: object) -> FormatError:
-        return FormatError(f"{self._path}: {self._name}{key}: expected {expected}, found {found!r}")
-
-    def table(self, key: str) -> "_Table":
-        value = self._take(key, "a table")
-        if not isinstance(value, dict):
-            raise self._wrong(key, "a table", value)
-        return _Table(self._path, f"{self._name}{key}.", value)
-
-    def tables(self, key: str) -> "list[_Table]":
-        if key not in self._left:
-            return []
-        value = self._take(key, "tables")
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self._wrong(key, "tables", value)
-        return [
-            _Table(self._path, f"{self._name}{key}[{i}].", item) for i, item in enumerate(value)
-        ]
-
-    def text(self, key: str) -> str:
-        value = self._take(key, "text")
-        if not isinstance(value, str) or not value or len(value) > 1000 or not value.isprintable():
-            raise self._wrong(key, "printable text", value)
-        return value
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        value = self.text(key)
-        if value not in choices:
-            raise self._wrong(key, f"one of {', '.join(choices)}", value)
-        return value
-
-    def integer(self, key: str, low: int, high: int) -> int:
-        expected = f"a number from {low} to {high - 1}"
-        value = self._take(key, expected)
-        if type(value) is not int or not low <= value < high:
-            raise self._wrong(key, expected, value)
-        return value
-
-    def depth(self, key: str) -> int | Literal["auto"]:
-        expected = f'0 to {MAX_DEPTH} or "auto"'
-        value = self._take(key, expected)
-        if value == AUTO:
-            return AUTO
-        if type(value) is not int or not 0 <= value <= MAX_DEPTH:
-            raise self._wrong(key, expected, value)
-        return value
-
-    def number(self, key: str) -> float:
-        value = self._take(key, "a positive number")
-        if type(value) not in (int, float) or not 0 < value < 1e12:
-            raise self._wrong(key, "a positive number", value)
-        return float(value)
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        expected = f"at most {MAX_DEPTH + 1} positive numbers"
-        value = self._take(key, expected)
-        if not isinstance(value, list) or len(value) > MAX_DEPTH + 1:
-            raise self._wrong(key, expected, value)
-        if not all(type(item) in (int, float) and 0 < item < 1e12 for item in value):
-            raise self._wrong(key, expected, value)
-        return tuple(map(float, value))
-
-    def done(self, *others: "_Table") -> None:
-        """FormatError for an unknown field, so that a typo is not silently ignored."""
-        for table in (self, *others):
-            for key in table._left:
-                raise FormatError(f"{self._path}: {table._name}{key}: no such field; delete it")
 
 
 def _render(profiles: Sequence[Profile]) -> str:
@@ -386,14 +288,5 @@ def _profile_lines(profile: Profile) -> list[str]:
     ]
     lines = []
     for heading, values in sections:
-        lines += ["", heading, *(f"{key} = {_value(value)}" for key, value in values.items())]
+        lines += ["", heading, *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     return lines
-
-
-def _value(value: object) -> str:
-    """A value as TOML. All strings are printable text, for which JSON and TOML are the same."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

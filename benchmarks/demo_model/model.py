@@ -125,7 +125,7 @@ class DraftKeys:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(self, key: Tensor, value: Tensor, layer: int, **_: object) -> tuple[Tensor, Tensor]:
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
