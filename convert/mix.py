@@ -38,6 +38,8 @@ CANDIDATES = tuple(
 _WEIGHTED = ("IQ2_XS", "IQ2_S", "IQ3_XXS")
 # Rows of a tensor whose errors stand for all.
 _ROWS = 64
+# Further choices are looked for between two whose sizes differ by more, among so many at once.
+_GAP, _KEPT = 1.002, 500
 _PARTS = 4  # of the layers, measured each by itself
 
 Errors = dict[str, dict[TensorType, float]]
@@ -161,28 +163,32 @@ class Knapsack:
             ]
             for name, by_type in errors.items()
         }
+        self._sizes = {
+            (name, kind): (size, harm)
+            for name, options in self._options.items()
+            for kind, size, harm in options
+        }
         self.curve = self._curve()
 
     def calibrated(self, types: Mapping[str, TensorType], damage: float) -> "Knapsack":
         """The same choices with all damages scaled, so that these types have this measured one."""
         expected = sum(
-            harm
-            for name, options in self._options.items()
-            for kind, _, harm in options
-            if kind is types[name]
+            harm for (name, kind), (_, harm) in self._sizes.items() if kind is types[name]
         )
         scale = damage / expected if expected else 1.0
         factors = {name: factor * scale for name, factor in self._factors.items()}
         return Knapsack(self._targets, self._errors, factors)
 
     def _at(self, price: float) -> Choice:
-        types, nbytes, damage = {}, 0, 0.0
-        for name, options in self._options.items():
-            kind, size, harm = min(options, key=lambda o: (o[2] + price * o[1], o[1]))
-            types[name] = kind
-            nbytes += size
-            damage += harm
-        return Choice(types, nbytes, damage)
+        types = {
+            name: min(options, key=lambda o: (o[2] + price * o[1], o[1]))[0]
+            for name, options in self._options.items()
+        }
+        return self._choice(types)
+
+    def _choice(self, types: dict[str, TensorType]) -> Choice:
+        taken = [self._sizes[name, kind] for name, kind in types.items()]
+        return Choice(types, sum(n for n, _ in taken), math.fsum(harm for _, harm in taken))
 
     def _curve(self) -> list[Choice]:
         """From the smallest to the largest file, each larger and better than the one before."""
@@ -193,15 +199,56 @@ class Knapsack:
                 found.append(choice)
         return found
 
+    def _between(self, place: int) -> list[Choice]:
+        """Choices between one of the curve and the one before it, if their sizes differ much.
+
+        The multiplier has none there, because a large tensor changes its type. Tensor by tensor,
+        each choice of types so far takes each type; those that others surpass in size and damage
+        are dropped, and of the rest all but the `_KEPT` that cost least at the price at which both
+        ends are equal.
+        """
+        if not 0 < place < len(self.curve):
+            return []
+        small, large = self.curve[place - 1 : place + 1]
+        if large.nbytes <= _GAP * small.nbytes:
+            return []
+        price = (small.damage - large.damage) / (large.nbytes - small.nbytes)
+        nbytes, damage = np.zeros(1, dtype=np.int64), np.zeros(1)
+        steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for options in self._options.values():
+            more = np.array([size for _, size, _ in options])
+            harm = np.array([harm for _, _, harm in options])
+            nbytes = (nbytes[:, None] + more).ravel()
+            damage = (damage[:, None] + harm).ravel()
+            order = np.lexsort((damage, nbytes))
+            least = np.minimum.accumulate(damage[order])
+            kept = order[np.diff(least, prepend=np.inf) < 0]
+            kept = kept[np.argsort(damage[kept] + price * nbytes[kept])[:_KEPT]]
+            nbytes, damage = nbytes[kept], damage[kept]
+            steps.append(np.divmod(kept, len(options)))
+        found = []
+        for end in np.flatnonzero((nbytes > small.nbytes) & (nbytes < large.nbytes)):
+            types, at = {}, int(end)
+            for name, (before, option) in zip(
+                reversed(self._options), reversed(steps), strict=True
+            ):
+                types[name] = self._options[name][option[at]][0]
+                at = int(before[at])
+            found.append(self._choice({name: types[name] for name in self._options}))
+        return found
+
     def of_size(self, nbytes: int) -> Choice:
         """The best choice of at most so many bytes, which passed `check_size`."""
-        return [choice for choice in self.curve if choice.nbytes <= nbytes][-1]
+        after = next((i for i, c in enumerate(self.curve) if c.nbytes > nbytes), len(self.curve))
+        near = [c for c in self._between(after) if c.nbytes <= nbytes]
+        return min([self.curve[after - 1], *near], key=lambda c: c.damage)
 
     def of_damage(self, damage: float) -> Choice:
         """The smallest choice of at most this damage."""
-        for choice in self.curve:
+        for place, choice in enumerate(self.curve):
             if choice.damage <= damage:
-                return choice
+                near = [c for c in self._between(place) if c.damage <= damage]
+                return min([choice, *near], key=lambda c: c.nbytes)
         raise RequestError(
             f"--target-kld {damage:g}: the best possible file is expected to have "
             f"{self.curve[-1].damage:.2g}; choose a larger target"
