@@ -101,7 +101,7 @@ def write_costs(path: Path, costs: HeadCosts) -> None:
     ]
     lines = ["# What drafts cost on this machine: made by `mtp-gguf convert --head-costs`."]
     for heading, values in sections:
-        lines += [*(["", heading] if heading else [])]
+        lines += ["", heading] if heading else []
         lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     text = ("\n".join(lines) + "\n").encode()
     with OutputFile(path, len(text)) as out:

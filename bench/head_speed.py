@@ -56,10 +56,7 @@ class HeadFile:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of some heads, by their labels: acceptance, and costs if they were asked.
-
-    costs: None if they were not measured.
-    """
+    """Of some heads: acceptance by position, by label; and what drafting costs, if it was measured."""
 
     acceptance: dict[str, tuple[float, ...]]
     costs: HeadCosts | None
@@ -79,7 +76,7 @@ def measure_heads(
 
     mix: of the trunk's types. heads: each with a label of its own. text: whose beginnings are
     continued; empty for the built-in one. step: called with the share that is done and what comes
-    next.
+    next. with_costs: measure them, too.
     """
     acceptance: dict[str, tuple[float, ...]] = {}
     costs: dict[str, list[CycleCosts]] = {head.label: [] for head in heads}
@@ -121,11 +118,8 @@ def speeds_of(
     for head in heads:
         rates = measured.acceptance[head.label]
         draft = costs.draft(head.kind, head.rows, where)
-        found.append(
-            HeadSpeed(
-                head.label, rates, *best_depth(rates, costs.verify, draft, costs.rollback, least=1)
-            )
-        )
+        depth, speed = best_depth(rates, costs.verify, draft, costs.rollback, least=1)
+        found.append(HeadSpeed(head.label, rates, depth, speed))
     return found
 
 
