@@ -56,7 +56,7 @@ class HeadFile:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of some heads: acceptance by position, by label; and what drafting costs, if it was measured."""
+    """Of some heads: acceptance by position, by label; what drafting costs, if it was measured."""
 
     acceptance: dict[str, tuple[float, ...]]
     costs: HeadCosts | None
