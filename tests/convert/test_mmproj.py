@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,7 @@ from support.conversions import converted, refused
 from support.gguf_files import edited, tensors_of
 from support.hub_commands import environment
 from support.hub_server import Hub
-from support.upstream.converter_pool import ConverterPool
+from support.upstream.convert_upstream import convert as convert_upstream
 from support.vision_models import write_vision_checkpoint
 
 pytestmark = [
@@ -40,23 +39,17 @@ TYPES = ("F16", "BF16", "F32", "Q8_0")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[ConverterPool]:
-    with ConverterPool() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_checkpoint(tmp_path_factory.mktemp("vision") / "seeing", TEXT)
 
 
-def upstream(pool: ConverterPool, model: Path, out: Path, kind: str) -> bytes:
-    return pool.convert(model, out, kind.lower(), ["--mmproj"]).read_bytes()
+def upstream(model: Path, out: Path, kind: str) -> bytes:
+    return convert_upstream(model, out, kind.lower(), ["--mmproj"]).read_bytes()
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_upstream_bytes(kind: str, model: Path, pool: ConverterPool, output: Path) -> None:
-    theirs = upstream(pool, model, output / "theirs.gguf", kind)
+def test_upstream_bytes(kind: str, model: Path, output: Path) -> None:
+    theirs = upstream(model, output / "theirs.gguf", kind)
     result = invoke("convert", model, "--mmproj-only", "--mmproj", kind, "-o", output / "ours.gguf")
     assert result.exit_code == 0, result.output
     assert "projector qwen3vl_merger, 2 layers, for models with embeddings of 64" in result.output
@@ -71,7 +64,7 @@ def test_upstream_bytes(kind: str, model: Path, pool: ConverterPool, output: Pat
     ],
 )
 def test_other_towers(
-    spec: Spec, tower: dict[str, int], dtype: str, pool: ConverterPool, output: Path, tmp_path: Path
+    spec: Spec, tower: dict[str, int], dtype: str, output: Path, tmp_path: Path
 ) -> None:
     sizes = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2}
     sizes |= {"num_position_embeddings": 64, "patch_size": 16, **tower}
@@ -79,17 +72,17 @@ def test_other_towers(
     for kind in TYPES:
         ours = output / f"{kind}.gguf"
         converted(model, ours, "--mmproj-only", "--mmproj", kind)
-        assert ours.read_bytes() == upstream(pool, model, output / "theirs.gguf", kind), kind
+        assert ours.read_bytes() == upstream(model, output / "theirs.gguf", kind), kind
 
 
-def test_with_the_model_from_one_read(model: Path, pool: ConverterPool, output: Path) -> None:
+def test_with_the_model_from_one_read(model: Path, output: Path) -> None:
     """Both files at once, the model's with the bytes that it has alone."""
     both, alone = output / "both.gguf", output / "alone.gguf"
     result = invoke("convert", model, "--no-mtp", "-o", both, "--mmproj", "--also", "Q8_0")
     assert result.exit_code == 0, result.output
     assert "source tensors skipped" not in result.output
     vision = output / "mmproj-both.gguf"
-    assert vision.read_bytes() == upstream(pool, model, output / "theirs.gguf", "F16")
+    assert vision.read_bytes() == upstream(model, output / "theirs.gguf", "F16")
     result = invoke("convert", model, "--no-mtp", "-o", alone, "--also", "Q8_0")
     assert "--mmproj writes it into a file of its own" in result.output
     assert both.read_bytes() == alone.read_bytes()
@@ -97,9 +90,9 @@ def test_with_the_model_from_one_read(model: Path, pool: ConverterPool, output: 
     assert named[0] == named[1]
 
 
-def test_names_in_a_folder(model: Path, pool: ConverterPool, output: Path) -> None:
+def test_names_in_a_folder(model: Path, output: Path) -> None:
     """A folder as the output: the name that upstream gives the file."""
-    upstream(pool, model, output / "mmproj-theirs.gguf", "Q8_0")
+    upstream(model, output / "mmproj-theirs.gguf", "Q8_0")
     (output / "mmproj-theirs.gguf").unlink()
     for arguments in (["--mmproj-only", "--mmproj", "q8_0"], ["--mmproj", "--no-mtp"]):
         assert invoke("convert", model, "-o", output, *arguments).exit_code == 0

@@ -10,7 +10,7 @@ All habits, of which the everyday run sees some: python -m pytest -m slow THIS_F
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from support.checkpoints import SPECS, TINY, Spec, write_checkpoint
 from support.commands import invoke
 from support.conversions import converted
 from support.upstream.compare import metadata_differences, tensor_differences
-from support.upstream.converter_pool import ConverterPool
+from support.upstream.convert_upstream import convert as convert_upstream
 from support.upstream.describe import describe
 
 pytestmark = [
@@ -44,20 +44,12 @@ END, TURN = "<|endoftext|>", "<|im_end|>"
 IDS = {END: 896, TURN: 898}
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ConverterPool]:
-    with ConverterPool() as started:
-        yield started
-
-
-def differences(
-    pool: ConverterPool, model: Path, out: Path, *options: str, ignored: tuple[str, ...] = ()
-) -> list[str]:
+def differences(model: Path, out: Path, *options: str, ignored: tuple[str, ...] = ()) -> list[str]:
     """How our BF16 file of a checkpoint differs from upstream's; options as both have them."""
     head = () if "--no-mtp" in options else ("--mtp-type", "BF16")
     converted(model, out / "ours.gguf", "--quant", "BF16", *head, *options)
     ours = describe(out / "ours.gguf")
-    theirs = describe(pool.convert(model, out / "theirs.gguf", "bf16", options))
+    theirs = describe(convert_upstream(model, out / "theirs.gguf", "bf16", options))
     tensors = {
         name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
         for name, t in theirs.tensors.items()
@@ -118,9 +110,9 @@ def _save(folder: Path, original: Path, kind: str) -> Path:
         pytest.param("moe", marks=pytest.mark.slow),
     ],
 )
-def test_saved_models(kind: str, original: Path, pool: ConverterPool, tmp_path: Path) -> None:
+def test_saved_models(kind: str, original: Path, tmp_path: Path) -> None:
     model = _save(tmp_path / kind, original, kind)
-    assert not differences(pool, model, tmp_path, "--no-mtp")
+    assert not differences(model, tmp_path, "--no-mtp")
     result = invoke("convert", model, "-o", tmp_path / "x.gguf")
     assert "the checkpoint has no mtp.* tensor" in result.stderr  # its config claims one
     if kind == "causal":  # the same weights: its lost head is that of the original
@@ -131,7 +123,7 @@ def test_saved_models(kind: str, original: Path, pool: ConverterPool, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_qwen3_next_with_its_head(pool: ConverterPool, tmp_path: Path) -> None:
+def test_qwen3_next_with_its_head(tmp_path: Path) -> None:
     """A model of transformers' class with the `mtp.*` tensors that published checkpoints have."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -149,7 +141,7 @@ def test_qwen3_next_with_its_head(pool: ConverterPool, tmp_path: Path) -> None:
     stored = load_file(original / "model.safetensors")
     tensors |= {name: tensor for name, tensor in stored.items() if name.startswith("mtp.")}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert not differences(pool, folder, tmp_path)
+    assert not differences(folder, tmp_path)
 
 
 # ------------------------------------------------------------------------- habits of configs
@@ -211,12 +203,12 @@ def _cases(names: Any, everyday: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize(
     "spec", [TINY, pytest.param(NESTED, marks=pytest.mark.slow)], ids=lambda spec: spec.name
 )
-def test_habits_of_configs(spec: Spec, name: str, pool: ConverterPool, tmp_path: Path) -> None:
+def test_habits_of_configs(spec: Spec, name: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / spec.name, spec)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     CONFIGS[name](config["text_config"] if spec.nested else config)
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert not differences(pool, model, tmp_path)
+    assert not differences(model, tmp_path)
 
 
 # ---------------------------------------------------------------------- habits of tokenizers
@@ -327,19 +319,17 @@ EVERYDAY_TOKENIZERS = ("first",)
 
 
 @pytest.mark.parametrize("name", _cases(TOKENIZERS, EVERYDAY_TOKENIZERS))
-def test_habits_of_tokenizers(
-    name: str, original: Path, pool: ConverterPool, tmp_path: Path
-) -> None:
+def test_habits_of_tokenizers(name: str, original: Path, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "tiny", TINY)
     paths = [model / file for file in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
     TOKENIZERS[name](tokenizer, config)
     for path, value in zip(paths, (tokenizer, config), strict=True):
         path.write_text(json.dumps(value), encoding="utf-8")
-    assert not differences(pool, model, tmp_path)
+    assert not differences(model, tmp_path)
 
 
-def test_vocabulary_and_merges(pool: ConverterPool, tmp_path: Path) -> None:
+def test_vocabulary_and_merges(tmp_path: Path) -> None:
     """transformers reads the pair as Qwen2Tokenizer; its Qwen3_5Tokenizer loses the vocabulary."""
     from tokenizers import Tokenizer  # noqa: PLC0415
 
@@ -349,4 +339,4 @@ def test_vocabulary_and_merges(pool: ConverterPool, tmp_path: Path) -> None:
     path = model / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "tokenizer_class": "Qwen2Tokenizer"}), encoding="utf-8")
-    assert not differences(pool, model, tmp_path)
+    assert not differences(model, tmp_path)

@@ -31,8 +31,7 @@ from support.commands import held, invoke
 from support.conversions import converted
 from support.json_mutations import Mutation, mutations
 from support.upstream.compare import metadata_differences, tensor_differences
-from support.upstream.convert_upstream import UpstreamError
-from support.upstream.converter_pool import ConverterPool
+from support.upstream.convert_upstream import UpstreamError, convert
 from support.upstream.describe import Description, describe
 
 SECONDS = 30  # of this process, whatever else the machine does
@@ -252,14 +251,14 @@ def differences(theirs: Description, ours: Description, mutation: Mutation) -> l
     ]
 
 
-def compared(pool: ConverterPool, model: Path, out: Path, mutation: Mutation) -> list[str]:
+def compared(model: Path, out: Path, mutation: Mutation) -> list[str]:
     """How our file differs from upstream's, where both write one."""
     ours, theirs = out / "ours.gguf", out / "theirs.gguf"
     result = invoke("convert", model, "-o", ours, "--quant", "BF16", "--mtp-type", "BF16")
     if result.exit_code:
         return []
     try:
-        found = differences(describe(pool.convert(model, theirs, "bf16")), describe(ours), mutation)
+        found = differences(describe(convert(model, theirs, "bf16")), describe(ours), mutation)
         return [f"{mutation}: {line}" for line in found]
     except UpstreamError:
         return []
@@ -278,10 +277,9 @@ def test_every_value_as_upstream(file: str, name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     found: list[str] = []
-    with ConverterPool() as pool:
-        for mutation in file_mutations(model, file):
-            with spoiled(model / file, mutation):
-                found += compared(pool, model, out, mutation)
+    for mutation in file_mutations(model, file):
+        with spoiled(model / file, mutation):
+            found += compared(model, out, mutation)
     assert not found, "\n".join(found)
 
 

@@ -1,16 +1,14 @@
 """Upstream's own two steps: convert_hf_to_gguf.py in a process of its own, then llama-quantize.
 
-The first needs torch and transformers. The second is no program here: llama-quantize parses its
-arguments and calls `llama_model_quantize` of libllama, so this calls the same function of the
-libllama that llama_cpp ships, with arguments prepared as tools/quantize/quantize.cpp does.
+The first needs torch and transformers (converter_pool.py). The second is no program here:
+llama-quantize parses its arguments and calls `llama_model_quantize` of libllama, so this calls the
+same function of the libllama that llama_cpp ships, with arguments prepared as
+tools/quantize/quantize.cpp does.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,31 +17,10 @@ from gguf import GGMLQuantizationType, GGUFReader, LlamaFileType
 
 from mtp_gguf.native.runtime import llama_cpp
 
-from .sdist import PIN, llama_cpp_source
+from .converter_pool import UpstreamError, pool
+from .sdist import PIN
 
 QUANTIZE_THREADS = 2
-
-# Upstream names a pre-tokenizer by the hash of the ids of a test string, which our vocabularies
-# do not have. The patch answers for it; everything else of the converter runs as it is.
-_RUN = """
-import runpy, sys
-source, pre, *sys.argv[1:] = sys.argv[1:]
-sys.path.insert(0, source)
-sys.argv[0] = source + "/convert_hf_to_gguf.py"
-from conversion import base
-if pre:
-    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-class UpstreamError(RuntimeError):
-    """One of upstream's steps failed; the message is what it printed."""
-
-
-def offline() -> dict[str, str]:
-    """The environment in which transformers asks no server for anything."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def convert(
@@ -57,15 +34,9 @@ def convert(
     """Run convert_hf_to_gguf.py on a checkpoint: `--outtype f32|f16|bf16`, further flags as given.
 
     `pre` is the pre-tokenizer to claim for the vocabulary; None leaves upstream to recognise it.
-    `base` is the version of llama.cpp.
+    `base` is the version of llama.cpp. UpstreamError carries what was printed.
     """
-    source = str(llama_cpp_source(base))
-    command = [sys.executable, "-c", _RUN, source, pre or "", str(folder)]
-    command += ["--outtype", outtype, "--outfile", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=offline())
-    if done.returncode or not out.is_file():
-        raise UpstreamError(done.stderr[-4000:])
-    return out
+    return pool(base).convert(folder, out, outtype, flags, pre)
 
 
 def load_imatrix(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]:

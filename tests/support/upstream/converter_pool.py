@@ -6,16 +6,21 @@ them, and a fork of it does each conversion, so that no run sees what another on
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from .convert_upstream import UpstreamError, offline
 from .sdist import llama_cpp_source
 
 # Reads one JSON list of arguments per line: pre-tokenizer, log file, arguments of the converter.
+#
+# Upstream names a pre-tokenizer by the hash of the ids of a test string, which our vocabularies
+# do not have. The patch answers for it; everything else of the converter runs as it is.
 _LOOP = """
 import json, os, runpy, sys
 source = sys.argv[1]
@@ -55,22 +60,29 @@ for line in sys.stdin:
 """
 
 
-class ConverterPool:
-    """Upstream's converter, started once; a context manager."""
+class UpstreamError(RuntimeError):
+    """One of upstream's steps failed; the message is what it printed."""
 
-    def __init__(self) -> None:
+
+def offline() -> dict[str, str]:
+    """The environment in which transformers asks no server for anything."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+class ConverterPool:
+    """The converter of a version of llama.cpp, started once."""
+
+    def __init__(self, base: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _LOOP, str(llama_cpp_source())],
+            [sys.executable, "-W", "ignore", "-c", _LOOP, str(llama_cpp_source(base))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=offline(),
         )
 
-    def __enter__(self) -> ConverterPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let the process end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -82,10 +94,10 @@ class ConverterPool:
         folder: Path,
         out: Path,
         outtype: str,
-        flags: Sequence[str] = (),
-        pre: str | None = "qwen35",
+        flags: Sequence[str],
+        pre: str | None,
     ) -> Path:
-        """As `convert_upstream.convert` does; UpstreamError carries what was printed."""
+        """As `convert_upstream.convert` does."""
         log = out.with_suffix(".log")
         command = [str(folder), "--outtype", outtype, "--outfile", str(out), *flags]
         assert self._process.stdin is not None
@@ -99,3 +111,11 @@ class ConverterPool:
             out.unlink(missing_ok=True)
             raise UpstreamError(said[-4000:])
         return out
+
+
+@cache
+def pool(base: str) -> ConverterPool:
+    """The converter of this process for a version; it ends with it."""
+    started = ConverterPool(base)
+    atexit.register(started.close)
+    return started
