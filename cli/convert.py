@@ -117,7 +117,8 @@ def convert(
             metavar="FILE",
             rich_help_panel=HEAD,
             help="With --mtp-type auto: take what drafts cost from this file, measured on another "
-            "machine; if there is no such file, write what is measured here to it.",
+            "machine; if there is no such file, write what is measured here to it, also in a "
+            "--dry-run.",
         ),
     ] = None,
     no_mtp: Annotated[

@@ -81,17 +81,19 @@ def choose_head(
         with progress.share("measure heads") as show:
             bare = replace(request, head=HeadChoice.NONE, head_type=None, draft=None)
             trunk = write("trunk", bare)
-            alone = replace(request, head=HeadChoice.ALONE)
-            heads = [
-                HeadFile(name, write(name, replace(alone, head_type=BY_NAME[name])))
-                for name in _TYPES
-            ]
             known = None
             if costs_file is not None and costs_file.exists():
                 shape = head_costs.shape_of(trunk, request.quant)
                 known = head_costs.read_costs(costs_file, shape)
                 on = f"{known.machine.cpu}, {known.machine.cores} cores"
                 progress.say(f"the costs of drafts are those of {costs_file}: {on}")
+                for name in _TYPES:
+                    known.draft(name, 0, costs_file)  # an error before anything is measured
+            alone = replace(request, head=HeadChoice.ALONE)
+            heads = [
+                HeadFile(name, write(name, replace(alone, head_type=BY_NAME[name])))
+                for name in _TYPES
+            ]
 
             def measure(heads: Sequence[HeadFile], done: float) -> Measured:
                 return measure_heads(
