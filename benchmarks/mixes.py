@@ -1,13 +1,15 @@
 """Compare types that `convert` chooses for a target with llama.cpp's tables, on held-out text.
 
-    python benchmarks/mixes.py --work FOLDER [--model GGUF]
+    python benchmarks/mixes.py --work FOLDER [--model CHECKPOINT --seen FILES --text FILES]
 
-By default with the demo model in F16, without its head. Python's own library is the text: the
-importance matrix is made from modules that the demo model was trained on, the divergences for the
-target are measured on one half of those that it was not trained on, and all files are compared with
-the model on the other half. Each table is compared with chosen types at its size, and Q4_K_M with
-the smallest file that is expected to have its divergence. The tables have the form of
-docs/precision.md. Needs the extra `test`.
+By default with the demo model, and Python's library as text: the importance matrix is made from
+modules that the model was trained on, the divergences for the target are measured on one half of
+those that it was not trained on, and all files are compared with the model in F16, without its
+head, on the other half. For another model, FILES are what it has read and what it has not.
+
+Each table is compared with chosen types at its size, and Q4_K_M with the smallest file that is
+expected to have its divergence. The tables have the form of docs/precision.md. Needs the extra
+`test`.
 """
 
 import argparse
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 
 import corpus  # noqa: E402 - a program's part, no package
 
+DEMO = ROOT / "gguf_tools" / "demo_model"
 TABLES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
 _IMATRIX_BYTES, _TARGET_BYTES, _OTHER_BYTES = 200_000, 150_000, 40_000
 
@@ -36,13 +39,10 @@ def run(*words: object) -> str:
     return done.stdout + done.stderr
 
 
-def write_texts(folder: Path) -> tuple[Path, Path, Path]:
+def write_texts(folder: Path, seen: list[str], held_out: list[str]) -> tuple[Path, Path, Path]:
     """Texts for the importance matrix, for the target and for the comparison."""
-    files = [*corpus.library_files()]
-    seen = "".join(text for name, text in files if not corpus.is_validation(name))
-    held_out = [text for name, text in files if corpus.is_validation(name)]
     texts = {
-        "seen.txt": seen[:_IMATRIX_BYTES],
+        "seen.txt": "".join(seen)[:_IMATRIX_BYTES],
         "target.txt": "".join(held_out[::2])[:_TARGET_BYTES],
         "other.txt": "".join(held_out[1::2])[:_OTHER_BYTES],
     }
@@ -50,6 +50,18 @@ def write_texts(folder: Path) -> tuple[Path, Path, Path]:
         (folder / name).write_text(text, encoding="utf-8")
     seen_path, target, other = (folder / name for name in texts)
     return seen_path, target, other
+
+
+def library() -> tuple[list[str], list[str]]:
+    """What the demo model was trained on of Python's library, and what it was not."""
+    files = [*corpus.library_files()]
+    seen = [text for name, text in files if not corpus.is_validation(name)]
+    return seen, [text for name, text in files if corpus.is_validation(name)]
+
+
+def contents(paths: Sequence[Path]) -> list[str]:
+    """The files, sorted by path."""
+    return [path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)]
 
 
 def expected(told: str) -> float:
@@ -72,15 +84,17 @@ def divergences(files: Sequence[Path], reference: Path, text: Path) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--model", type=Path, help="a GGUF in 16 or 32 bits [the demo model]")
+    parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint [the demo model]")
+    parser.add_argument("--seen", type=Path, nargs="+", default=[], help="texts that it has read")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="texts that it has not")
     args = parser.parse_args()
+    if len({args.model != DEMO, bool(args.seen), bool(args.text)}) > 1:
+        parser.error("--model, --seen and --text: expected all or none")
     args.work.mkdir(parents=True, exist_ok=True)
-    model = args.model
-    if model is None:
-        model = args.work / "model-F16.gguf"
-        demo = ROOT / "gguf_tools" / "demo_model"
-        run("convert", demo, "--no-mtp", "--quant", "F16", "-o", model, "--overwrite")
-    seen, target, other = write_texts(args.work)
+    model = args.work / "model-F16.gguf"
+    run("convert", args.model, "--no-mtp", "--quant", "F16", "-o", model, "--overwrite")
+    texts = (contents(args.seen), contents(args.text)) if args.seen else library()
+    seen, target, other = write_texts(args.work, *texts)
     imatrix = args.work / "imatrix.gguf"
     run("imatrix", model, "--text", seen, "-o", imatrix, "--overwrite")
     base = ("convert", model, "--no-mtp", "--imatrix", imatrix, "--overwrite")
