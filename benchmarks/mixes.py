@@ -7,9 +7,9 @@ modules that the model was trained on, the divergences for the target are measur
 those that it was not trained on, and all files are compared with the model in F16, without its
 head, on the other half. For another model, FILES are what it has read and what it has not.
 
-Each table is compared with chosen types at its size, and Q4_K_M with the smallest file that is
-expected to have its divergence. The tables have the form of docs/precision.md. Needs the extra
-`test`.
+Each table is compared with chosen types at its size, and Q4_K_M with chosen types of about its
+divergence, between which the size at the same divergence is interpolated. The tables have the form
+of docs/precision.md. Needs the extra `test`.
 """
 
 import argparse
@@ -20,12 +20,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 
 import corpus  # noqa: E402 - a program's part, no package
 
 DEMO = ROOT / "gguf_tools" / "demo_model"
+SHARES = (0.7, 0.85, 1.0, 1.2)  # of the divergence of Q4_K_M, on the text for the target
 TABLES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
 _IMATRIX_BYTES, _TARGET_BYTES, _OTHER_BYTES = 200_000, 150_000, 40_000
 
@@ -110,9 +113,11 @@ def main() -> None:
         files += [usual, chosen]
     found = divergences(files, model, other)
     kld = divergences([args.work / "Q4_K_M.gguf"], model, target)["Q4_K_M.gguf"]
-    smaller = args.work / "same-divergence.gguf"
-    predicted[smaller.name] = expected(run(*choose, "--target-kld", f"{kld:.3g}", "-o", smaller))
-    found |= divergences([smaller], model, other)
+    smaller = []
+    for share in SHARES:
+        smaller.append(args.work / f"{share:g}-of-divergence.gguf")
+        run(*choose, "--target-kld", f"{share * kld:.3g}", "-o", smaller[-1])
+    found |= divergences(smaller, model, other)
     print("| at the size of | of the table | of the chosen types | | predicted |")
     print("| --- | --- | --- | --- | --- |")
     for usual, chosen in zip(files[::2], files[1::2], strict=True):
@@ -121,11 +126,15 @@ def main() -> None:
             f"| {usual.stem}, {usual.stat().st_size / 1e6:.2f} MB | {a:.5f} | {b:.5f} "
             f"| {b / a:.2f} × | {predicted[chosen.name]:.5f} ({predicted[chosen.name] / b:.2f}) |"
         )
-    ratio = smaller.stat().st_size / (args.work / "Q4_K_M.gguf").stat().st_size
-    print(
-        f"\nQ4_K_M's divergence on the target's text, {kld:.5f}: {ratio:.3f} of its size; on the "
-        f"other half {found[smaller.name]:.5f} against {found['Q4_K_M.gguf']:.5f}"
-    )
+    usual = args.work / "Q4_K_M.gguf"
+    sizes = np.log([path.stat().st_size / usual.stat().st_size for path in smaller])
+    differences = np.log([found[path.name] / found[usual.name] for path in smaller])
+    order = np.argsort(differences)
+    ratio = np.exp(np.interp(0, differences[order], sizes[order]))
+    print("\n| of the size of Q4_K_M | of its divergence |\n| --- | --- |")
+    for size, difference in zip(np.exp(sizes), np.exp(differences), strict=True):
+        print(f"| {size:.3f} | {difference:.2f} |")
+    print(f"\nso {ratio:.3f} of its size at its divergence")
 
 
 if __name__ == "__main__":
