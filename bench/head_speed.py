@@ -9,6 +9,7 @@ all rounds.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
@@ -23,7 +24,7 @@ from .quality import DEPTH, acceptance_by_position, best_depth
 from .stats import Stats
 
 _CONTEXT, _ANSWERS = 128, 8  # tokens of a window of text, and windows that are continued
-_ROUNDS = 3
+_ROUNDS, _SECONDS = 3, 20.0  # of measuring costs: at least so many rounds, more in so short a time
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ def measure_heads(
     """
     acceptance: dict[str, tuple[float, ...]] = {}
     costs: dict[str, list[CycleCosts]] = {head.label: [] for head in heads}
-    rounds = _ROUNDS if with_costs else 1
-    for number in range(rounds):
+    rounds, number, shown, began = _ROUNDS if with_costs else 1, 0, 0.0, perf_counter()
+    while number < rounds:
         for place, head in enumerate(rotated(heads, number)):
-            step((number * len(heads) + place) / (rounds * len(heads)), head.label)
+            shown = max(shown, (number + place / len(heads)) / rounds)
+            step(shown, head.label)
             setting = Setting(DEPTH, fastmtp_size=head.rows)
             with BenchModel(trunk, n_ctx=4 * _CONTEXT, threads=threads, head=head.path) as m:
                 ids = m.tokenize(text or built_in_text(m.write_chat))
@@ -94,6 +96,9 @@ def measure_heads(
                 if with_costs:
                     prompt = picked[0].tolist()
                     costs[head.label].append(cycle_costs(m, setting, prompt, blocks=1))
+        number += 1
+        if with_costs and number == 1:
+            rounds = max(rounds, int(_SECONDS / (perf_counter() - began)))
     if not with_costs:
         return Measured(acceptance, None)
     every = [cost for each in costs.values() for cost in each]

@@ -4,20 +4,22 @@
 
 By default with the demo model, and texts of Python's library that it was not trained on. One half
 of the texts is for the choice; the model continues beginnings of the other half greedily, with one,
-two and three drafts. The files are measured in rounds, each round beginning with another one; the
-fastest round of each depth counts, because other programs only add to the time, and the fastest
-depth of each file.
+two and three drafts. The files answer each prompt one after the other, in rounds, each round
+beginning with another file. The fastest answer to a prompt counts, because other programs only add
+to the time, and the fastest depth of each file.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 
 import corpus  # noqa: E402 - a program's part, no package
+import numpy as np  # noqa: E402
 
 import mtp_gguf  # noqa: E402
 from mtp_gguf.bench.generation import generate  # noqa: E402
@@ -39,19 +41,35 @@ def halves(files: Sequence[Path]) -> tuple[str, str]:
     return "".join(texts[::2]), "".join(texts[1::2])
 
 
-def measure(model: BenchModel, text: str, prompts: int, depth: int) -> tuple[float, float]:
-    """Tokens per second, and accepted drafts a cycle, of answers to beginnings of a text."""
+def prompts_in(model: BenchModel, text: str, count: int) -> list[list[int]]:
+    """Beginnings of parts of a text."""
     ids = model.tokenize(text)
-    starts = range(0, len(ids) - PROMPT, max(1, (len(ids) - PROMPT) // prompts))
-    seconds, tokens, cycles, accepted = 0.0, 0, 0, 0
-    with model.session(Setting(depth)) as session:
-        for start in starts[:prompts]:
-            done = generate(model, session, ids[start : start + PROMPT], ANSWER, depth)
-            seconds += done.seconds
-            tokens += len(done.tokens) - 1
-            accepted += sum(done.stats.accepted)
-            cycles += done.stats.cycles
-    return tokens / seconds, accepted / max(cycles, 1)
+    starts = range(0, len(ids) - PROMPT, max(1, (len(ids) - PROMPT) // count))
+    return [ids[start : start + PROMPT] for start in starts[:count]]
+
+
+def measure(
+    models: dict[str, BenchModel], prompts: list[list[int]], depth: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Tokens per second, and accepted drafts a cycle, of each model's answers."""
+    found = {}
+    seconds = {kind: np.full((rounds, len(prompts)), np.inf) for kind in models}
+    with ExitStack() as stack:
+        sessions = {k: stack.enter_context(m.session(Setting(depth))) for k, m in models.items()}
+        for number in range(rounds):
+            for place, prompt in enumerate(prompts):
+                for kind in rotated(list(models), number + place):
+                    done = generate(models[kind], sessions[kind], prompt, ANSWER, depth)
+                    seconds[kind][number, place] = done.seconds
+                    found[kind, place] = done
+    speeds = {}
+    for kind in models:
+        answers = [found[kind, place] for place in range(len(prompts))]
+        tokens = sum(len(answer.tokens) - 1 for answer in answers)
+        accepted = sum(sum(answer.stats.accepted) for answer in answers)
+        cycles = sum(answer.stats.cycles for answer in answers)
+        speeds[kind] = tokens / seconds[kind].min(axis=0).sum(), accepted / max(cycles, 1)
+    return speeds
 
 
 def main() -> None:
@@ -82,22 +100,20 @@ def main() -> None:
             overwrite=True,
         )
     kinds = {t.spec.type.name for t in made.plans[0].tensors if "nextn.eh_proj" in t.spec.name}
-    best: dict[tuple[str, int], float] = {}
-    rates: dict[tuple[str, int], float] = {}
-    for number in range(args.rounds):
-        for kind in rotated(list(files), number):
-            with BenchModel(files[kind], n_ctx=512, threads=args.threads) as model:
-                for depth in DEPTHS:
-                    speed, rate = measure(model, measured_on, args.prompts, depth)
-                    rates[kind, depth] = rate
-                    best[kind, depth] = max(best.get((kind, depth), 0.0), speed)
+    with ExitStack() as stack:
+        models = {
+            kind: stack.enter_context(BenchModel(path, n_ctx=512, threads=args.threads))
+            for kind, path in files.items()
+        }
+        prompts = prompts_in(models["auto"], measured_on, args.prompts)
+        found = {depth: measure(models, prompts, depth, args.rounds) for depth in DEPTHS}
     print(f"auto: {' '.join(kinds)}\n")
     print("| head |", *(f"depth {depth} |" for depth in DEPTHS))
     print("|" + " --- |" * (1 + len(DEPTHS)))
     for kind in files:
-        cells = [f"{best[kind, d]:.1f} tok/s, {rates[kind, d]:.2f}" for d in DEPTHS]
+        cells = ["{:.1f} tok/s, {:.2f}".format(*found[depth][kind]) for depth in DEPTHS]
         print(f"| {kind} | {' | '.join(cells)} |")
-    fastest = {kind: max(best[kind, depth] for depth in DEPTHS) for kind in files}
+    fastest = {kind: max(found[depth][kind][0] for depth in DEPTHS) for kind in files}
     ratio = fastest["auto"] / max(fastest[kind] for kind in USUAL)
     print(f"\nchosen to the better of both: {ratio:.3f}")
 

@@ -49,6 +49,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_choice, "_TYPES", ("F16", "Q8_0", "Q4_0"))
     monkeypatch.setattr(head_choice, "_HALVINGS", 1)
     monkeypatch.setattr(head_speed, "_ROUNDS", 1)
+    monkeypatch.setattr(head_speed, "_SECONDS", 0)
     monkeypatch.setattr(head_speed, "_ANSWERS", 2)
 
 
@@ -71,6 +72,7 @@ def test_the_file_is_that_of_the_fastest(tmp_path: Path) -> None:
 def test_a_slow_head_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft vocabulary of a few tokens accepts fewer drafts than the whole."""
     monkeypatch.setattr(head_speed, "_ROUNDS", 1)
+    monkeypatch.setattr(head_speed, "_SECONDS", 0)
     monkeypatch.setattr(head_speed, "_ANSWERS", 2)
     convert(DEMO, tmp_path / "trunk.gguf", no_mtp=True)
     head = tmp_path / "head.gguf"
