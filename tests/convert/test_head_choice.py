@@ -112,8 +112,8 @@ def test_a_short_text_is_refused(tmp_path: Path) -> None:
 def test_costs_of_another_machine(tmp_path: Path) -> None:
     """The costs are written once, and decide afterwards; acceptance is measured each time."""
     costs = tmp_path / "laptop.toml"
-    words = ("convert", DEMO, "-o", tmp_path / "x.gguf", "--mtp-type", "auto", "--fastmtp")
-    words = (*words, "--head-costs", costs, "--dry-run")
+    output = ("-o", tmp_path / "x.gguf", "--dry-run")
+    words = ("convert", DEMO, *output, "--mtp-type", "auto", "--fastmtp", "--head-costs", costs)
     measured = succeed(*words)
     written = costs.read_text(encoding="utf-8")
     found = read_costs(costs, TrunkShape("qwen35", 4, 256, 4096, "Q4_K_M"))

@@ -31,7 +31,8 @@ from support.commands import held, invoke
 from support.conversions import converted
 from support.json_mutations import Mutation, mutations
 from support.upstream.compare import metadata_differences, tensor_differences
-from support.upstream.convert_upstream import UpstreamError, convert
+from support.upstream.convert_upstream import convert
+from support.upstream.converter_pool import UpstreamError
 from support.upstream.describe import Description, describe
 
 SECONDS = 30  # of this process, whatever else the machine does
