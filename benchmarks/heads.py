@@ -37,7 +37,7 @@ def halves(files: Sequence[Path]) -> tuple[str, str]:
     if files:
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(files)]
     else:
-        texts = [text for name, text in corpus.library_files() if corpus.is_validation(name)]
+        _, texts = corpus.library_sides()
     return "".join(texts[::2]), "".join(texts[1::2])
 
 

@@ -55,13 +55,6 @@ def write_texts(folder: Path, seen: list[str], held_out: list[str]) -> tuple[Pat
     return seen_path, target, other
 
 
-def library() -> tuple[list[str], list[str]]:
-    """What the demo model was trained on of Python's library, and what it was not."""
-    files = [*corpus.library_files()]
-    seen = [text for name, text in files if not corpus.is_validation(name)]
-    return seen, [text for name, text in files if corpus.is_validation(name)]
-
-
 def contents(paths: Sequence[Path]) -> list[str]:
     """The files, sorted by path."""
     return [path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)]
@@ -96,7 +89,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     model = args.work / "model-F16.gguf"
     run("convert", args.model, "--no-mtp", "--quant", "F16", "-o", model, "--overwrite")
-    texts = (contents(args.seen), contents(args.text)) if args.seen else library()
+    texts = (contents(args.seen), contents(args.text)) if args.seen else corpus.library_sides()
     seen, target, other = write_texts(args.work, *texts)
     imatrix = args.work / "imatrix.gguf"
     run("imatrix", model, "--text", seen, "-o", imatrix, "--overwrite")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
@@ -59,6 +60,9 @@ def choose_head(
         speeds_of,
     )
 
+    reads_costs = costs_file is not None and costs_file.exists()
+    if costs_file is not None and not reads_costs:
+        check_output(costs_file, [], overwrite=False)  # before anything is measured
     folder = request.output if request.output and request.output.is_dir() else None
     folder = folder or (request.output.parent if request.output else Path())
     cores = threads or computing_threads()
@@ -82,7 +86,7 @@ def choose_head(
             bare = replace(request, head=HeadChoice.NONE, head_type=None, draft=None)
             trunk = write("trunk", bare)
             known = None
-            if costs_file is not None and costs_file.exists():
+            if costs_file is not None and reads_costs:
                 shape = head_costs.shape_of(trunk, request.quant)
                 known = head_costs.read_costs(costs_file, shape)
                 on = f"{known.machine.cpu}, {known.machine.cores} cores"

@@ -85,6 +85,13 @@ def library_files() -> Iterator[tuple[str, str]]:
             continue
 
 
+def library_sides() -> tuple[list[str], list[str]]:
+    """Sources of the modules that are trained on, and of those that are not."""
+    files = [*library_files()]
+    seen = [text for name, text in files if not is_validation(name)]
+    return seen, [text for name, text in files if is_validation(name)]
+
+
 def module_name(name: str) -> str:
     """The dotted name under which the file `name` is imported."""
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -14,7 +14,7 @@ from mtp_gguf.bench.quality import best_depth
 from mtp_gguf.convert import head_choice
 from mtp_gguf.convert.api import convert
 from mtp_gguf.convert.head_choice import fastest
-from support.commands import held, invoke, succeed
+from support.commands import held, invoke, refused, succeed
 from support.models import DEMO, Models
 
 
@@ -199,3 +199,12 @@ def test_costs_that_do_not_fit(
     assert done.exit_code == 1
     assert message in done.stderr
     assert held(tmp_path).keys() == {"costs.toml"}
+
+
+def test_costs_that_cannot_be_written_are_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_speed, "measure_heads", None)  # nothing is measured
+    costs = tmp_path / "nowhere" / "costs.toml"
+    words = ("-o", tmp_path / "x.gguf", "--mtp-type", "auto", "--head-costs", costs)
+    refused(tmp_path, "convert", DEMO, *words, words=("expected its folder to exist, found no",))
