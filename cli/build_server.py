@@ -69,7 +69,7 @@ def build_server(
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(metavar="NUMBER", help="Leave out this patch, such as 0111; may be repeated."),
+        typer.Option(metavar="NUMBER", help="Leave out this patch, such as 0016; may be repeated."),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -6,6 +6,7 @@ interrupt would inherit that, and never hear of it.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -28,6 +29,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `sample` leaves out as `thorough`."""
+    sweeps: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in sweeps.values():
+        marker = cases[0].get_closest_marker("sample")
+        assert marker is not None
+        # Multiples of the golden ratio, as equal steps would meet the same values of a parameter.
+        order = sorted(range(len(cases)), key=lambda i: i * (math.sqrt(5) - 1) / 2 % 1)
+        for i in order[marker.args[0] :]:
+            cases[i].add_marker("thorough")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

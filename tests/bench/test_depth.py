@@ -33,6 +33,7 @@ GPU_REACHED = 0.95  # of the best depth's speed, once it is found
 SHARED = 0.94  # of the best that several sequences can do together
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("noise", "bar"), [(quiet, OF_THE_BEST), (rough, OF_THE_BEST_IN_NOISE)], ids=["quiet", "rough"]
 )
@@ -46,6 +47,7 @@ def test_as_good_as_the_best_fixed_depth(
     assert mean(map(rate, runs)) / curve.best(chance) > bar
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_at_zero_acceptance_it_is_no_slower_than_plain_decoding(curve: Curve) -> None:
     plain = 1 / curve.verify[0]
@@ -54,6 +56,7 @@ def test_at_zero_acceptance_it_is_no_slower_than_plain_decoding(curve: Curve) ->
         assert rate(run) / plain > OF_THE_BEST - 0.005  # the bar holds for the mean, see above
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_follows_a_switch_and_back(curve: Curve) -> None:
     """Acceptance 90 %, 10 %, 90 %, 300 tokens each: 50 tokens after a switch it is as before."""
@@ -285,6 +288,7 @@ def test_invalid_arguments_are_refused(
 # ------------------------------------------------------------ several sequences in one batch
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("chances", SHARING)
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_sequences_that_share_a_batch(curve: Curve, chances: tuple[float, ...]) -> None:

@@ -149,6 +149,7 @@ def test_a_high_temperature(whole: Path) -> None:
     assert cause["fix"] == f"mtp-gguf serve {whole} -- --temp 1.5"
 
 
+@pytest.mark.thorough
 def test_a_type_that_is_too_small(models: Models) -> None:
     cause = only(models.convert("demo", "--mtp-type", "Q2_K"))
     assert cause["code"] == "head-type"

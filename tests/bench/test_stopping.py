@@ -123,6 +123,7 @@ def test_out_of_time(dial: Any) -> None:
     assert result.model.sha256
 
 
+@pytest.mark.thorough
 def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     """A real signal to a real process, once it has written something."""
     out = tmp_path / "results"

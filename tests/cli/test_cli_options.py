@@ -117,6 +117,7 @@ class TestSpelling:
         done = invoke("generate", model, "-m", model, "-p", "x")
         check_refusal(done.exit_code, done.stderr, "unexpected extra argument", code=USAGE)
 
+    @pytest.mark.sample(6)
     @pytest.mark.parametrize("command", ["", *COMMANDS])
     def test_help_in_every_width(self, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for width in (40, 100):
@@ -464,6 +465,7 @@ class TestGenerate:
 class TestCompletion:
     """What a shell offers after a word, as the installed completion asks for it."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         ("line", "offered"),
         [

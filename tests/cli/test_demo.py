@@ -91,6 +91,7 @@ def test_mtp_logits_equal_the_reference(files: dict[str, Path]) -> None:
     assert np.abs(drafts - their_drafts).max() < LOGIT_TOLERANCE
 
 
+@pytest.mark.sample(2)
 @pytest.mark.upstream
 @pytest.mark.parametrize("quant", ["F32", "BF16"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["function", "class", "chat"])

@@ -47,6 +47,7 @@ def harmed(folder: Path, rounds: int, seed: int) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.thorough
 def test_each_kind_of_harm_once(tmp_path: Path) -> None:
     counts = harmed(tmp_path / "scene", 1, 0)
     assert {harm for harm, _, _ in (key.partition(":") for key in counts)} == HARMS

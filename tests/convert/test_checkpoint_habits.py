@@ -35,6 +35,7 @@ def same_as(plain: Path, model: Path, output: Path, *options: object) -> None:
 
 
 class TestNames:
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("spec", [TINY, NESTED], ids=lambda spec: spec.name)
     @pytest.mark.parametrize(
         "rename",

@@ -59,6 +59,7 @@ def head_types(spec: Spec, kind: str) -> list[tuple[str, str]]:
 
 
 class TestSameBytes:
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize(
         ("kind", "quant"),
         [
@@ -93,6 +94,7 @@ class TestSameBytes:
             theirs.read_bytes()
         )
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("quant", ["Q4_K_M", "IQ4_XS"])
     @pytest.mark.parametrize("spec", [TIED, MIXTURE], ids=lambda spec: spec.name)
     def test_imatrix(
@@ -196,6 +198,7 @@ class TestHead:
         options = "--head-only", "--mtp-f16", "--overwrite"  # of what is a head already
         assert ours(output / "head.gguf", output, *options) == theirs.read_bytes()
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("lender", ["gguf", "head", "checkpoint"])
     def test_borrowed(self, lender: str, files: Files, output: Path) -> None:
         """As llama-quantize after graft; and all of it as converting with the head."""
@@ -386,6 +389,7 @@ class TestRefused:
         refused([source, "-o", output / "y.gguf"], "found NaN or infinity", output=output)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.upstream
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 @pytest.mark.parametrize("outtype", ["bf16", "f16"])

@@ -127,6 +127,7 @@ class TestHead:
         if quant != "F16":  # which rounds the weights
             assert not differing(written, again)
 
+    @pytest.mark.sample(5)
     @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "q6_k", "Q4_K", "IQ4_NL"])
     @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
     def test_type(self, quant: str, kind: str, models: Models, tmp_path: Path, plain: Any) -> None:
@@ -272,6 +273,7 @@ class TestDryRun:
         ("--no-mtp", "--quant", "Q8_0"),
     )
 
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
     @pytest.mark.parametrize("spec", [SMALL, MIXTURE, NESTED], ids=lambda spec: spec.name)
     def test_is_what_gets_written(

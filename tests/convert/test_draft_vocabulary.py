@@ -60,6 +60,7 @@ class TestLayouts:
         entry = struct.pack(f"<Q26sIIQ{len(ids)}I", 26, IDS_KEY.encode(), 9, 4, len(ids), *ids)
         assert (tmp_path / "listed.gguf").read_bytes().count(entry) == 1
 
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "Q4_K"])
     @pytest.mark.parametrize("spec", [SMALL, TIED], ids=lambda spec: spec.name)
     def test_table(self, spec: Any, kind: str, models: Models, tmp_path: Path) -> None:

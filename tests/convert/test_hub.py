@@ -364,6 +364,7 @@ class TestNames:
 class TestOtherRepositories:
     """The error for other repositories says what they contain."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         ("files", "said"),
         [

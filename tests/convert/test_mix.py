@@ -101,6 +101,7 @@ def test_recipes(tmp_path: Path) -> None:
         read_recipe(tmp_path / "absent")
 
 
+@pytest.mark.thorough
 def test_a_target_is_met_and_its_recipe_repeats_the_file(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

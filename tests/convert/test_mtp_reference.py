@@ -153,6 +153,7 @@ def load_hf(path: Path, spec: Spec) -> Any:
     return model.eval()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.upstream
 @needs_torch
 @pytest.mark.parametrize(
@@ -196,6 +197,7 @@ def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: floa
     assert largest_difference(drafts, their_drafts) < tolerance
 
 
+@pytest.mark.sample(2)
 @pytest.mark.upstream
 @needs_torch
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
@@ -205,6 +207,7 @@ def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_pa
     assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
 def test_equal_to_llama_cpp_on_our_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
     gguf = tmp_path / "f32.gguf"

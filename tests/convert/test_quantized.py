@@ -221,6 +221,7 @@ def test_invalid_values(
     refuse(model, output, WEIGHT, *words)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_do_not_show(
     layout: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +236,7 @@ def test_slices_do_not_show(
 # ------------------------------------------------------------------------------- donors
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("base_layout", "layout"),
     [
@@ -264,6 +266,7 @@ def test_heads_from_checkpoints_of_any_kind(
     assert loads(out)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["awq", "no embeddings", "resized", "no tokenizer"])
 def test_donors_of_which_only_the_head_is_sound(kind: str, models: Models, tmp_path: Path) -> None:
     vocab = 1088 if kind == "resized" else 1024
@@ -332,6 +335,7 @@ def test_a_head_in_a_file_of_its_own(indexed: bool, models: Models, tmp_path: Pa
 MIXTURE = replace(BASE, name="mixture", v_heads=4, linear_dim=64, experts=4, fused_experts=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["modelopt-nvfp4", "compressed-nvfp4"])
 @pytest.mark.parametrize("spec", [BASE, MIXTURE], ids=["dense", "moe"])
 def test_nvfp4_stays_and_is_compared_with_its_scales(

@@ -121,6 +121,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("spec", "layout"), CASES, ids=[f"{spec.name}-{layout}" for spec, layout in CASES]
 )
@@ -396,6 +397,7 @@ class TestCommand:
         assert done.code == 2
         assert "--stream needs a checkpoint on the hub" in " ".join(done.stderr.split())
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("number", [SIGINT, SIGKILL])
     def test_goes_on_after_a_signal(
         self, number: int, hub: Hub, models: Models, output: Path, tmp_path: Path

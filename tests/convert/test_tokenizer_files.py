@@ -47,6 +47,7 @@ def add_tokens(folder: Path, *texts: str, **flags: bool) -> None:
 class TestWhatTrainingLeft:
     """tokenizer.json keeps the settings of the last call; they are none of the vocabulary's."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("setting", ["padding", "truncation", "both", "dropout"])
     def test_is_off(self, setting: str, models: Models, broken: Path) -> None:
         plain = models.checkpoint(TINY)

@@ -39,6 +39,7 @@ REMADE = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "variant"), REMADE, ids=lambda x: getattr(x, "label", x))
 def test_goldens_are_what_upstream_makes(name: str, variant: Variant, tmp_path: Path) -> None:
     spec = SPECS[name]
@@ -103,6 +104,7 @@ def full_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_tokenizer_section_equals_the_unpatched_converters(
     full_vocabulary: Path, tmp_path: Path
 ) -> None:

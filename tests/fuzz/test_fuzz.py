@@ -33,6 +33,7 @@ def test_corpus_and_mutants(name: str) -> None:
             TARGETS[name](mutant(data, source))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(SECONDS == 0, reason="MTP_FUZZ_SECONDS is 0")
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris is not to be had here"

@@ -90,6 +90,7 @@ def test_the_documentation_has_a_row_for_each() -> None:
 # ------------------------------------------------------------------------------- the commands
 
 
+@pytest.mark.thorough
 def test_round_trips(files: dict[str, Path], tmp_path: Path) -> None:
     """strip, extract and graft: llama.cpp runs the trunk and drafts with the head as before."""
     results = []

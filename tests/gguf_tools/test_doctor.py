@@ -102,6 +102,7 @@ def recurrent(keys: Metadata) -> None:
 # ------------------------------------------------------------------------ sound models
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=ids)
 @pytest.mark.parametrize("options", [(), ("--mtp-f16", "--fastmtp"), ("--mtp-type", "IQ4_XS")])
 def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
@@ -196,6 +197,7 @@ def test_memory_by_hand(models: Models) -> None:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", COVERED, ids=ids)
 @pytest.mark.parametrize("options", [("--fastmtp", "128"), ()])
 def test_memory_is_what_a_session_takes(
@@ -235,6 +237,7 @@ def test_the_report_reads_well(models: Models) -> None:
 # ------------------------------------------------------------------ faults of GGUF files
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("code", "metadata", "tensors"),
     [
@@ -360,6 +363,7 @@ def test_norms_are_suspected_and_measured(
     assert cured.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

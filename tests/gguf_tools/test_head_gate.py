@@ -38,6 +38,7 @@ def graft(trunk: Path, source: Path, *options: object) -> dict[str, Any] | None:
     return compared
 
 
+@pytest.mark.thorough
 def test_the_types_of_a_trained_head(trunk: Path, models: Models) -> None:
     """When this was written: F16 72 %, Q4_0 71 %, Q3_K 70 %, Q2_K 55 %."""
     source = models.checkpoint("demo")
@@ -62,6 +63,7 @@ def test_the_types_of_a_trained_head(trunk: Path, models: Models) -> None:
     assert graft(trunk, source, "--mtp-type", "Q2_K", "--no-check") is None
 
 
+@pytest.mark.thorough
 def test_a_type_that_loses_too_much_is_not_recommended(
     trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {spec.name: write_repeating(root / spec.name, spec) for spec in (SMALLER, LARGER)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quant", ["Q4_K_M", "BF16"])
 def test_does_not_grow_with_the_model(quant: str, models: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "x.gguf"
@@ -57,6 +58,7 @@ def test_does_not_grow_with_the_model(quant: str, models: dict[str, Path], tmp_p
     assert larger < LIMIT
 
 
+@pytest.mark.thorough
 def test_is_bounded_with_many_threads(models: dict[str, Path], tmp_path: Path) -> None:
     """Slices shrink with the number of threads, so that all together keep to the budget."""
     assert peak(models["smaller"], tmp_path / "x.gguf", "--threads", 128) < LIMIT

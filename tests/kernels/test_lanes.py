@@ -68,6 +68,7 @@ def as_kept(values: Floats, cache: str) -> npt.NDArray[np.float64]:
     return dequantize(quantize(values, kind), kind).reshape(values.shape).astype(np.float64)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("lanes", ["", "avx2", "0"])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("length", LENGTHS)

@@ -222,6 +222,7 @@ def _needs_kernels(has_kernels: bool) -> None:
         pytest.skip("this CPU has no AVX2, or no dot products")
 
 
+@pytest.mark.thorough
 def test_the_sweep_was_computed_by_the_library(sweep: Sweep) -> None:
     found = sweep("")
     computed = dict(zip(OPERATIONS, found["computed"].tolist(), strict=True))
@@ -279,6 +280,7 @@ def test_greedy_text_is_the_same_at_every_depth_on_stock_libraries(models: Model
     assert texts == texts[:1] * 4
 
 
+@pytest.mark.thorough
 def test_kernels_with_other_results_are_left_to_ggml(tmp_path: Path) -> None:
     library = tmp_path / shared_library("wrong")
     wrong = Path(__file__).parents[1] / "support" / "kernels" / "wrong_kernels.cpp"

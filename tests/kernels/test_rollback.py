@@ -12,6 +12,7 @@ import pytest
 from mtp_gguf.native.runtime import native_library
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "ggml"])
 def test_replayed_states_and_outputs_have_the_bits_of_one_token_at_a_time(
     libraries: Path, kernels: bool

@@ -73,6 +73,7 @@ def test_the_text_is_the_same(name: str, random: dict[str, Path]) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.sample(5)
 @every
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_acceptance_is_the_heads(name: str, depth: int, dial: Dial) -> None:

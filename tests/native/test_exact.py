@@ -46,12 +46,14 @@ def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> Non
         assert per_cycle > 1.3
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-3v", "tiny-moe"])
 def test_logits_are_bit_identical_to_plain_decoding(dial: Dial, shape: str, rollback: str) -> None:
     assert_every_bit(dial(shape), (1, 8), rollback=rollback)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.stock
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint"])
 @pytest.mark.parametrize("quant", ["Q8_0", "F16", "BF16", "F32", "IQ4_NL", "Q4_0", "Q3_K_M"])

@@ -97,6 +97,7 @@ EVERYDAY = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("row", EVERYDAY, ids=name_of)
 def test_every_depth_writes_the_same(models: Models, dial: Dial, row: dict[str, Any]) -> None:
     check(file_of(row, models, dial), row, SMALL, SMALL_LOGITS)

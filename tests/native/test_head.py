@@ -68,6 +68,7 @@ def logits_of(draft: Draft) -> np.ndarray:
     return draft.logits
 
 
+@pytest.mark.sample(3)
 @places.everywhere
 @pytest.mark.parametrize(
     "spec", ["dense-tied", "dense-untied", "dense-ragged", "moe-fused", "moe-mixed", "next-fused"]
@@ -86,6 +87,7 @@ def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     assert np.allclose(draft.probabilities, chances.max(1), rtol=0.02)
 
 
+@pytest.mark.sample(5)
 @places.everywhere
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed", "next-unfused"])
@@ -206,6 +208,7 @@ def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray
     assert np.abs(logits_of(got) - want[1]).max() < CACHE_TOLERANCE
 
 
+@pytest.mark.sample(1)
 @places.everywhere
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
 def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
@@ -325,6 +328,7 @@ def stored_ids(path: Path) -> list[int]:
         return np.frombuffer(file.source.read(d2t.offset, d2t.nbytes), np.int64).tolist()
 
 
+@pytest.mark.sample(3)
 @places.everywhere
 @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
 @pytest.mark.parametrize("spec", ["dense-tied", "dense-untied", "moe-fused"])

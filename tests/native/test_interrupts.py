@@ -144,6 +144,7 @@ def interrupt(path: Path, kind: str, times: int) -> None:
 KINDS = ["greedy", "sampled", "stepwise", "text", "state", "load"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("times", [12, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_model_survives(dial: Dial, kind: str, times: int) -> None:

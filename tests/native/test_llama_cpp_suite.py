@@ -86,6 +86,7 @@ def run_suite(suite: Path, settings: dict[str, Any]) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_the_suite_passes_whole(local_models: dict[str, str], tmp_path: Path) -> None:
     with tarfile.open(fetch_archive()) as archive:
         member = archive.extractfile(f"{base().stem}/tests/test_llama.py")

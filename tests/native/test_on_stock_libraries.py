@@ -22,6 +22,7 @@ def test_the_run_is_on_the_libraries_that_were_asked_for() -> None:
     assert (loaded_library("llama").parent == shipped) == (runtime.kind == FAST)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(runtime.kind == STOCK, reason="this very run is on stock libraries")
 def test_the_subset_that_is_marked_so() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -83,6 +83,7 @@ def check(models: Models, folder: Path, quant: str, windows: int, length: int) -
         assert np.array_equal(found[1], found[4])
 
 
+@pytest.mark.thorough
 def test_the_loss_is_that_of_the_stock_libraries(models: Models, tmp_path: Path) -> None:
     check(models, tmp_path, "Q4_K_M", 6, 256)
 

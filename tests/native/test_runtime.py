@@ -71,6 +71,7 @@ def refused(*command: str, **environment: str) -> str:
     return line
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("environment", "kind", "inherited"),
     [

@@ -96,6 +96,7 @@ def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
     assert not far_off(statistic, freedom), (statistic, freedom)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_three_tokens_follow_the_trunks_distribution(llm: MTPLlama, name: str) -> None:
     compare(llm, CHAINS[name], 800)

@@ -46,6 +46,7 @@ def check(library: Path, *arguments: str) -> None:
     assert "passed" in done.stdout
 
 
+@pytest.mark.thorough
 def test_input_that_is_refused(library: Path) -> None:
     check(library, *REFUSALS)
 

@@ -80,6 +80,7 @@ def in_another_process(program: str, *arguments: object) -> Any:
     return subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("options", [{}, {"lookup": True}, {"rollback": "checkpoint"}], ids=str)
 def test_another_process_goes_on(
@@ -118,6 +119,7 @@ def talk(llm: MTPLlama) -> dict[int, list[int]]:
     return {400 - 64: [*first[:405], 9, 8, 7], len(second) - 64: [*second, 9, 8, 7]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"lookup": True}, {"rollback": "checkpoint"}], ids=str)
 def test_a_changed_prompt_goes_on_from_an_earlier_checkpoint(
     dial: Dial, tmp_path: Path, options: dict[str, Any]

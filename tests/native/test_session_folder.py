@@ -356,6 +356,7 @@ def check_folder(folder: SessionFolder) -> None:
             read_session(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("n_clients", "n_talks", "kills"),
     [(2, 15, 6), pytest.param(8, 200, 100, marks=pytest.mark.slow)],

@@ -115,6 +115,7 @@ def test_memory_grows_linearly(kind: str) -> None:
             index.truncate(0)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_operations_grow_linearly(tmp_path: Path) -> None:
     """Counted, not timed, on inputs that are bad for a search, also with alternating rollbacks."""

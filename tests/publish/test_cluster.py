@@ -155,6 +155,7 @@ def test_the_bytes_of_one_process(
         assert TOKEN not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [SIGINT, pytest.param(SIGKILL, marks=pytest.mark.slow)])
 def test_goes_on_after_a_signal(
     number: int, hub: UploadHub, expected: dict[str, bytes], tmp_path: Path
@@ -206,6 +207,7 @@ def shards(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return published(work)
 
 
+@pytest.mark.thorough
 def test_workers_upload_what_they_write(
     hub: UploadHub, shards: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -236,6 +238,7 @@ def test_workers_upload_what_they_write(
     assert {*published(tmp_path)} == {"README.md"}, "nothing is converted again"
 
 
+@pytest.mark.thorough
 def test_uploads_by_workers_go_on_after_a_signal(
     hub: UploadHub, shards: dict[str, bytes], tmp_path: Path
 ) -> None:

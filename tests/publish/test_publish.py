@@ -121,6 +121,7 @@ def test_an_upload_goes_on_with_what_is_missing(hub: UploadHub, tmp_path: Path) 
     assert len({*hub.received}) == 2
 
 
+@pytest.mark.thorough
 def test_uploaded_files_can_be_removed(hub: UploadHub, tmp_path: Path) -> None:
     assert publish(hub, tmp_path, "--no-upload", "--sidecar", "Q8_0").code == 0
     local = {n: d for n, d in held(tmp_path / "out").items() if n != "release.json"}
@@ -248,6 +249,7 @@ atexit.register(lambda: print(time.process_time(), peak_memory()))
 """
 
 
+@pytest.mark.thorough
 def test_a_plan_of_a_terabyte(tmp_path: Path) -> None:
     """Headers of 200 files with 600 experts in each of 60 layers, in bounded time and memory."""
     folder = tmp_path / "Large"

@@ -49,6 +49,7 @@ def test_every_case(kind: TensorType, weighted: bool, source: str) -> None:
         assert difference(kind, rows_of(case, source, (rows, length)), weights) is None, case
 
 
+@pytest.mark.sample(5)
 @ALL_KINDS
 @WEIGHTED
 @pytest.mark.parametrize("height", [64, pytest.param(None, marks=pytest.mark.slow)])
@@ -61,6 +62,7 @@ def test_real_weights(kind: TensorType, weighted: bool, height: int | None) -> N
         assert difference(kind, rows[:height], weights) is None, name
 
 
+@pytest.mark.sample(6)
 @ALL_KINDS
 @WEIGHTED
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def run(library: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_self_test_finds_it_out(fused: Path) -> None:
     names = [*(kind.name for kind in KINDS), "F16"]
     result = run(fused, "-c", REPORT.format(names=names))

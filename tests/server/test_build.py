@@ -213,15 +213,15 @@ def test_another_base_is_another_build_and_the_last_one_is_used(
 def test_a_patch_that_no_other_one_needs_can_be_left_out(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optional = Addition("0111-more.patch", PATCH.data)
+    optional = Addition("0016-more.patch", PATCH.data)
     monkeypatch.setattr(module, "read_patches", lambda *_: [optional])
     whole = machine.build().stdout
-    part = machine.build("--without", "0111").stdout
+    part = machine.build("--without", "0016").stdout
     assert part != whole
     build = module.Build(Path(part.splitlines()[1]).parent)
     made_from = json.loads((build.root / "build.json").read_text())
-    assert (made_from["patches"], made_from["without"]) == ([], ["0111"])
-    assert build.origin == "llama.cpp 0123456789abcdef, without 0111"
+    assert (made_from["patches"], made_from["without"]) == ([], ["0016"])
+    assert build.origin == "llama.cpp 0123456789abcdef, without 0016"
     refused = machine.build("--without", "0106")
     message = "--without 0106: expected one of the patches that no other one needs: "
     check_refusal(refused.exit_code, refused.stderr.splitlines(keepends=True)[-1], message)
@@ -230,7 +230,7 @@ def test_a_patch_that_no_other_one_needs_can_be_left_out(
 def test_other_sources_are_built_or_the_patches_that_do_not_fit_are_listed(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    media = Addition("0112-media.patch", PATCH.data)
+    media = Addition("0017-media.patch", PATCH.data)
     monkeypatch.setattr(patches, "read_patches", lambda *_: [media])
     monkeypatch.setattr(module, "read_patches", lambda *_: [media])
     folder = tmp_path / "mine"
@@ -246,9 +246,9 @@ def test_other_sources_are_built_or_the_patches_that_do_not_fit_are_listed(
     result = invoke("build-server", "--source", folder)
     assert result.exit_code == 1
     *_, row, last = result.stderr.splitlines()
-    assert row.startswith("0112 conflicts: llama-server fetches pictures, audio and video")
+    assert row.startswith("0017 conflicts: Everyone whose llama-server has a multimodal model")
     assert last.startswith(f"mtp-gguf: {folder}: 1 of 1 patches do not apply; leave them out")
-    assert invoke("build-server", "--source", folder, "--without", "0112").exit_code == 0
+    assert invoke("build-server", "--source", folder, "--without", "0017").exit_code == 0
 
 
 def test_other_patches_make_another_build(

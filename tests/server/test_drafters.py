@@ -13,6 +13,7 @@ from support.real_server import PROMPTS, running
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "dspark"])
 def test_serve_drafts_with_it(
     kind: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int

@@ -61,6 +61,7 @@ def post(client: Client, path: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.sample(1)
 @everywhere
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
 def test_both_drivers_draft_alike(
@@ -132,6 +133,7 @@ def test_text_and_acceptance_are_the_cpus(
     assert sum(accepted for _, (_, accepted) in on_cpu) > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("driver", [(), (STEPS,)], ids=["one graph", "steps"])
 @pytest.mark.parametrize("spec", ["dense-3v", "next-unfused"])
 def test_drafts_follow_from_the_text_alone(

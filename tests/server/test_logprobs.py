@@ -126,6 +126,7 @@ def test_a_stream_has_what_a_whole_answer_has(name: str, expected: dict[Case, li
     check(streamed, wanted, name)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("drafting", DRAFTING)
 def test_drafts_change_none(
     drafting: str,

@@ -45,6 +45,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", SAMPLING)
 def test_sampled_texts_are_those_of_no_drafting(
     how: str, patched_server: Path, files: Files, free_port: int

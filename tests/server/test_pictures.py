@@ -242,6 +242,7 @@ BAD: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.thorough
 def test_bad_pictures(folder: Path, patched_server: Path, free_port: int) -> None:
     """The same errors with and without drafting, and the same answer after them."""
     said = []

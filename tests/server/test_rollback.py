@@ -16,6 +16,7 @@ from support.rollback_walk import SEQUENCES
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("spec", "tokens"), [("dense-3v", 3), ("moe-fused", 8)])
 def test_random_rollbacks_equal_a_context_that_never_drafts(
     patched_server: Path, files: Files, spec: str, tokens: int

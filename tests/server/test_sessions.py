@@ -88,6 +88,7 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
     assert not (folder.stat().st_mode | sessions(folder)[0].stat().st_mode) & 0o077
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "sampling",
     [pytest.param({}, marks=pytest.mark.slow, id="greedy"), {"temperature": 1.0, "seed": 5}],
@@ -157,6 +158,7 @@ def test_conversations_with_the_same_beginning_alternate(
             assert reused(client.complete([*text, *MORE])) == len(text) - 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", [10, 40, -1, None], ids=["prefix", "json", "state", "cut"])
 def test_a_damaged_session_is_not_used(
     patched_server: Path,
@@ -327,6 +329,7 @@ def wait_for(folder: Path, least: int, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.thorough
 def test_a_killed_server_has_written_what_was_idle(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def clients(client: Client, talks: Sequence[Talk], count: int, seed: str) -> Ite
         one.result()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kills", "talks"), [(3, 6), pytest.param(100, 40, marks=pytest.mark.slow)]
 )
@@ -115,6 +116,7 @@ def test_kills_lose_no_file(
     assert list(folder.glob("*.session"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("seconds", "count", "talks"), [(10, 4, 12), pytest.param(600, 8, 200, marks=pytest.mark.slow)]
 )

@@ -243,6 +243,7 @@ class TestRun:
         assert [*steps(fields)] == ["serve"]
         assert "[1/1] serve" in stderr
 
+    @pytest.mark.thorough
     @pytest.mark.server
     def test_the_example_that_it_prints_runs(
         self, hub: Hub, home: Path, patched_server: Path, free_port: int

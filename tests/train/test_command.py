@@ -129,6 +129,7 @@ def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path)
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["same.gguf", "mtp-same.gguf", "mtp.safetensors"])
 @pytest.mark.parametrize("start", ["own", "another"])
 def test_a_head_that_did_not_change_shows_no_gain(
@@ -344,6 +345,7 @@ def test_minutes_are_a_budget(demo: Path, text: Path, tmp_path: Path) -> None:
     assert fields["seconds"] < 20
 
 
+@pytest.mark.thorough
 def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> None:
     """It is killed after the first checkpoint; then the same command writes the same bytes."""
     target = tmp_path / "out.gguf"

@@ -58,6 +58,7 @@ def test_training_recovers_a_damaged_head(
     assert made.history[0][2] == tuple(made.before.rates)
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_the_same_weights(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_seed_gives_the_same_weights(
     assert not all(np.array_equal(first[s], other[s]) for s in first)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_ends_with_the_same_weights(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_without_a_gain_it_stops(
     assert all(np.array_equal(made.weights[s], array) for s, array in weights.items())
 
 
+@pytest.mark.thorough
 def test_low_rank_changes_only_what_it_adds(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:
