@@ -70,6 +70,7 @@ def folder(model: Path, models: Models, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class TestPrograms:
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize(
         "program",
         [p for p in programs() if not any(words in p.values[0] for words in SPECIAL)],

@@ -265,6 +265,7 @@ class TestGraft:
         assert made.compared is None
         assert ours.read_bytes() == theirs.read_bytes()
 
+    @pytest.mark.thorough
     def test_a_head_of_a_gguf_is_measured(
         self, models: Models, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:

@@ -53,6 +53,7 @@ def test_every_module_can_be_imported() -> None:
     assert {"mtp_gguf.native.llama", "mtp_gguf.server.build", "mtp_gguf.train"} <= {*imported}
 
 
+@pytest.mark.thorough
 def test_the_same_file_and_text(tmp_path: Path) -> None:
     """Convert and generate, and change a draft vocabulary in place and in a new file."""
     hidden, plain = tmp_path / "hidden" / "demo.gguf", tmp_path / "plain" / "demo.gguf"

@@ -375,6 +375,7 @@ class TestTerminal:
         assert "…" not in plain
         assert all(len(line) <= 40 for line in re.split(r"[\r\n]+", plain))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("command", ["tune", "bench"])
     def test_the_plan_is_not_in_the_status_line(self, command: str, model: Path) -> None:
         ours, theirs = pty.openpty()
@@ -427,6 +428,7 @@ class TestGenerate:
         assert done.exit_code == 1
         assert "mtp-gguf: --grammar-file: llama.cpp cannot read the grammar" in done.stderr
 
+    @pytest.mark.thorough
     def test_sampling_options(self, model: Path) -> None:
         base = ("-p", "def f", "-n", "12", "--temp", "5")
         greedy = generated(model, "-p", "def f", "-n", "12")

@@ -97,6 +97,7 @@ class TestResult:
         assert "mtp-gguf: --ctx 16: llama.cpp rounds it up to 256\n" in done.stderr
         assert "rounds" not in invoke("generate", demo, "-p", "x", "-n", "2", "-t", "1").stderr
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_an_interrupted_one_prints_what_it_has(
         self, number: signal.Signals, demo: Path

@@ -915,6 +915,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {kilobytes * 1000}, -1))
 
 
 class TestInterrupt:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("number", "options"),
         [
@@ -957,6 +958,7 @@ class TestInterrupt:
         assert process.returncode == 0, stderr
         assert (output / "out.gguf").is_file()
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7])
     def test_at_any_time(
         self, seconds: float, models: Models, tmp_path: Path, output: Path

@@ -228,6 +228,7 @@ class TestHead:
         assert made
         assert not differing(tensors_of(output / "ours.gguf"), direct)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
     def test_draft_vocabulary(self, layout: str, files: Files, output: Path) -> None:
         """The same tensors and keys as from the checkpoint."""
@@ -248,6 +249,7 @@ class TestHead:
         differing = {k for k in want.metadata if want.metadata[k] != have.metadata.get(k)}
         assert differing <= {"general.name", "general.basename"}  # after the checkpoint's folder
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
     def test_draft_vocabulary_that_is_there(self, layout: str, files: Files, output: Path) -> None:
         """It stays, quantized like the rest of its part; a new one takes its place."""

@@ -52,6 +52,7 @@ def test_is_silent_without(models: Models, tmp_path: Path) -> None:
     assert "kernels" not in json.loads(invoke("convert", *arguments, "--json").stdout)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", quantizer.targets()[1:])
 def test_of_a_forced_instruction_set(target: str, models: Models, tmp_path: Path) -> None:
     arguments = ["convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf", "--verbose"]

@@ -97,6 +97,7 @@ class TestFetches:
         assert succeeds(hub, output, "--fastmtp", HF_HUB_OFFLINE="1") == ours
         assert not hub.requests
 
+    @pytest.mark.thorough
     def test_a_line_announces_the_weights(self, hub: Hub, models: Models, output: Path) -> None:
         """With the size of what is missing in the cache; nothing is said of what is there."""
 
@@ -125,6 +126,7 @@ class TestFetches:
         single = ("convert", f"{MODEL}@v2", *options)
         assert announced(*single) == [line("v2", ["model.safetensors"])]
 
+    @pytest.mark.thorough
     def test_a_revision_of_one_file(
         self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
@@ -154,6 +156,7 @@ class TestFetches:
         assert needed < {*index.values()}
         assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("base", ["checkpoint", "gguf"])
     def test_nothing_but_the_head_of_a_donor(
         self, base: str, hub: Hub, models: Models, output: Path, tmp_path: Path
@@ -250,6 +253,7 @@ class TestFails:
         assert process.returncode == 1
         assert stderr == f"mtp-gguf: {MODEL}: no revision 'v9' on the hub\n"
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("status", [500, 503, 429])
     def test_server_error(self, status: int, hub: Hub, output: Path) -> None:
         hub.fault = status
@@ -304,6 +308,7 @@ def run(hub: Hub, folder: Path, *arguments: object) -> tuple[int, str, str]:
 class TestNames:
     """A model on the hub has one name in every command; what is local stays local."""
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("name", [MODEL, f"hf://{MODEL}@main"])
     def test_of_one_model(
         self, name: str, hub: Hub, models: Models, output: Path, tmp_path: Path
@@ -395,6 +400,7 @@ class TestOtherRepositories:
                 expected = f"mtp-gguf: {MODEL}: expected a checkpoint with config.json, {said}"
                 assert stderr.startswith(expected)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("kind", ["dataset", "space"])
     def test_what_is_no_model(self, kind: str, output: Path, tmp_path: Path) -> None:
         with Hub(MODEL, {"main": tmp_path}, kind=kind) as hub:
@@ -406,6 +412,7 @@ class TestOtherRepositories:
 class TestDoctor:
     """The commands that the doctor prints for models on the hub run as they are."""
 
+    @pytest.mark.thorough
     def test_a_head_that_was_lost(self, models: Models, output: Path, tmp_path: Path) -> None:
         """The fix names the base model of the model card."""
         bare = models.copy(replace(SHARDED, name="bare", mtp=False), tmp_path)
@@ -444,6 +451,7 @@ class TestDoctor:
         assert "home" not in json.dumps(finding)
         assert not finding["fix"]
 
+    @pytest.mark.thorough
     def test_a_damaged_download(self, models: Models, output: Path, tmp_path: Path) -> None:
         folder = models.copy(SHARDED, tmp_path)
         edit_json(folder / "config.json", lambda c: c.update(_name_or_path=MODEL))

@@ -227,6 +227,7 @@ def troubled(chance: random.Random) -> Behaviour:
     return behave
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_server_in_trouble_changes_no_byte(seed: int, models: Models, output: Path) -> None:
     folder = models.checkpoint(KINDS[0])

@@ -128,6 +128,7 @@ def test_tokenizer_section_equals_the_unpatched_converters(
     assert (theirs.metadata[pre][1], ours.metadata[pre][1]) == ("qwen2", "qwen35")
 
 
+@pytest.mark.thorough
 def test_the_test_vocabulary_splits_as_upstreams_test_vectors(full_vocabulary: Path) -> None:
     """The tokenizer.json of these tests is faithful: it gives the ids upstream expects.
 

@@ -302,6 +302,7 @@ def sweep(files: int, first: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_few_files(tmp_path: Path) -> None:
     found = sweep(EVERY_DAY, 0, tmp_path)
     assert found["faults"] == []

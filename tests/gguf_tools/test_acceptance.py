@@ -76,6 +76,7 @@ def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
     assert "warning" not in report
 
 
+@pytest.mark.thorough
 def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", tensors=shuffle)
     arguments = (demo / "trunk.gguf", "--from", donor, "-o", tmp_path / "made.gguf")
@@ -92,6 +93,7 @@ def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     assert found["share_without_list"] < BAD
 
 
+@pytest.mark.thorough
 def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text(json.dumps(list(range(3900, 4000))))
     options = ("--fastmtp-ids", tmp_path / "ids.json", "--fastmtp", 64)
@@ -151,6 +153,7 @@ def test_ctrl_c_skips_the_measurement(
     assert found["skipped"] == "interrupted"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -50,6 +50,7 @@ def without(source: Path, target: Path, *names: str) -> Path:
 # ---------------------------------------------------------------------------------- the table
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES],

@@ -316,6 +316,7 @@ def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any)
     assert finding["fix"].endswith("--from example/Tiny-Base")
 
 
+@pytest.mark.thorough
 def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     """One of the three tensors missing, or each with half of its experts."""
     monkeypatch.chdir(tmp_path)
@@ -422,6 +423,7 @@ def matrices(value: float, *names: str) -> Callable[[dict[str, TensorCopy]], Non
     return edit
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("head", ["F16", "Q8_0"])
 def test_a_head_of_zeros(head: str, models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     """It fits its trunk, and runs; only its values show it."""
@@ -523,6 +525,7 @@ def test_the_head_of_another_fine_tune(models: Models) -> None:
     assert len(fields["findings"]) == 15
 
 
+@pytest.mark.thorough
 def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     low = models.convert(DENSE, "--mtp-type", "Q3_K")

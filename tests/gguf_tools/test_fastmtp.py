@@ -60,6 +60,7 @@ def test_add_equals_converting(
     assert (tmp_path / "plain.gguf").read_bytes() == models.convert(spec).read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
 @pytest.mark.parametrize("spec", [SPECS["dense-untied"], MOE, SPECS["dense-tied"]], ids=ids)
 def test_layouts_with_rows_equal_converting(

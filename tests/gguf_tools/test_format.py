@@ -547,6 +547,7 @@ def test_ggml_reads_the_same_in_sound_files(tmp_path: Path) -> None:
         assert opinion.ggml == ours_described(read(opinion.data)), name
 
 
+@pytest.mark.thorough
 def test_ggml_agrees_on_every_mutant_we_take(tmp_path: Path) -> None:
     """We reject all that ggml rejects, and read accepted mutants like ggml."""
     taken = {}

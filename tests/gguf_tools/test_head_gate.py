@@ -77,6 +77,7 @@ def test_a_type_that_loses_too_much_is_not_recommended(
     assert compared["better"] in {"Q5_K", "Q6_K", "Q8_0", "F16"}
 
 
+@pytest.mark.thorough
 def test_too_much_is_refused_before_anything_is_written(
     trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_too_much_is_refused_before_anything_is_written(
     assert "use --mtp-type Q4_K" in succeed("convert", source, *options, "--overwrite", "--force")
 
 
+@pytest.mark.thorough
 def test_a_head_that_only_its_own_model_accepts(whole: Path, trunk: Path, tmp_path: Path) -> None:
     compared = graft(trunk, whole)
     assert compared is not None

@@ -49,6 +49,7 @@ def hub(repository: Path) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.thorough
 def test_a_silent_hub_is_named(tmp_path: Path) -> None:
     """Within seconds, not when the attempts are over."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -68,6 +69,7 @@ def test_a_silent_hub_is_named(tmp_path: Path) -> None:
 
 
 class TestRuns:
+    @pytest.mark.thorough
     def test_generate_with_every_form_of_a_name(
         self, hub: Hub, repository: Path, tmp_path: Path
     ) -> None:
@@ -444,6 +446,7 @@ class TestFails:
         assert empty.last == f"{expected} no files"
         assert checkpoint.last.startswith(f"{expected} a checkpoint; `mtp-gguf up {NAME}` converts")
 
+    @pytest.mark.thorough
     def test_not_let_in(self, hub: Hub, tmp_path: Path) -> None:
         home = tmp_path / "home"
         command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
@@ -459,6 +462,7 @@ class TestFails:
         [right] = run_commands(hub, home, command, HF_TOKEN="hf_right")
         assert right.code == 0
 
+    @pytest.mark.thorough
     def test_the_hub_is_out_of_reach(self, hub: Hub, tmp_path: Path) -> None:
         home = tmp_path / "home"
         command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])

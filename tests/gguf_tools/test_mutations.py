@@ -36,6 +36,7 @@ def mutated(data: bytes, header: int, random: np.random.Generator) -> bytes:
     return bytes(copy)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_mutations(seed: int, models: Models, tmp_path: Path) -> None:
     spec = (DENSE, MOE)[seed % 2]

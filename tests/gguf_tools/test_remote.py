@@ -544,6 +544,7 @@ def head_bytes(folder: Path) -> tuple[int, int]:
     return total, headers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "spec", [LARGE, dataclasses.replace(MOE, name="large-moe", nested=True)], ids=lambda s: s.name
 )

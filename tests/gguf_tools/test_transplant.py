@@ -25,6 +25,7 @@ def ids(spec: Spec) -> str:
 UNIFORM = ("--quant", "Q8_0")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("spec", COVERED, ids=ids)
 def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None:
     whole = models.convert(spec, *UNIFORM, "--mtp-f16")

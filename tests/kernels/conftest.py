@@ -67,7 +67,7 @@ def stock_sweep(plugged_in: MakeSweep) -> Sweep:
     return plugged_in(llama_libraries.stock_libraries())
 
 
-@pytest.fixture(params=["patched", "stock"])
+@pytest.fixture(params=["patched", pytest.param("stock", marks=pytest.mark.thorough)])
 def sweep(request: pytest.FixtureRequest) -> Sweep:
     """See Sweep."""
     found: Sweep = request.getfixturevalue(f"{request.param}_sweep")

@@ -46,7 +46,10 @@ LOWER = "avx2" if X86 else "dotprod"  # the lesser of the two instruction sets
 ALL = "" if X86 else "all"  # with NEON, Q8_0 and F16 have kernels where they are asked for
 
 
-@pytest.fixture(params=[ALL, f"{ALL},{LOWER}".strip(",")], ids=["best", LOWER])
+@pytest.fixture(
+    params=[ALL, pytest.param(f"{ALL},{LOWER}".strip(","), marks=pytest.mark.thorough)],
+    ids=["best", LOWER],
+)
 def found(request: pytest.FixtureRequest, sweep: Sweep, has_kernels: bool) -> Arrays:
     """The sweep with the best kernels of this CPU, and with the lesser ones."""
     if not has_kernels:

@@ -90,6 +90,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("libraries", [STOCK, FAST])
 def test_a_text_ends_with_an_error(
     libraries: str, models_by_fault: dict[str, str], dial: Dial

@@ -34,6 +34,7 @@ def sound(models: Models) -> Path:
     return models.gguf(DENSE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("mutation", "says"),
     [

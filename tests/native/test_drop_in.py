@@ -69,6 +69,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.thorough
 def test_unfinished_streams_end_quietly(models: Models) -> None:
     """Each way of leaving a stream, in a subprocess whose freed memory is overwritten."""
     path = models.gguf("demo", "Q4_K_M", "F16")

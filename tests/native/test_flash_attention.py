@@ -14,6 +14,7 @@ from support.models import Models
 Q8_0 = 8  # ggml's number
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone")
 @pytest.mark.parametrize(
     ("lanes", "options", "on"),

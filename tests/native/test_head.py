@@ -249,6 +249,7 @@ def test_sequences_that_grow_side_by_side(models: Models) -> None:
         assert np.array_equal(alone, together[seq])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "head_type", "layout", "n_seq", "n_rows"),
     [

@@ -90,6 +90,7 @@ def expected(folder: Path) -> list[str]:
         return [answer(llm, chat) for chat in CHATS]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_text_is_the_same(depth: Any, folder: Path, expected: list[str]) -> None:
     with load(folder, depth=depth) as llm:

@@ -250,6 +250,7 @@ def python_there(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_path("purelib")])}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["ggml-base", "ggml-cpu", "llama"])
 def test_a_fast_library_that_is_damaged(name: str, installed: Path) -> None:
     """The loader would die of it, so the stock libraries run, with a note."""

@@ -130,6 +130,7 @@ def test_the_distribution_over_20000_draws(dial: Dial, chain: Chain) -> None:
     compare(dial, chain, 20_000)
 
 
+@pytest.mark.sample(3)
 @places.everywhere
 @pytest.mark.parametrize("chain", [*CHAINS.values(), *ALONE.values()], ids=[*CHAINS, *ALONE])
 def test_a_row_is_drawn_from_the_chain(dial: Dial, chain: Chain) -> None:

@@ -113,6 +113,7 @@ def late_seeds(dial: Dial) -> list[int]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 def test_late_numbers_draw_late_tokens(
@@ -133,6 +134,7 @@ def test_late_numbers_draw_late_tokens(
         assert tokens.count(rows - 1) <= 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("missed", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("gain", [FLAT, 1.6], ids=GAINS)
 def test_drafts_and_their_replacements_come_as_the_trunk_says(

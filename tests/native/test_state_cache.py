@@ -66,6 +66,7 @@ def follow_up(path: Path, prompt: list[int], **options: Any) -> list[int]:
         return [*prompt, *complete(llm, prompt)[0], 5, 6]
 
 
+@pytest.mark.sample(5)
 @caches
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("lookup", [False, True])

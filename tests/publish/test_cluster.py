@@ -132,6 +132,7 @@ def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.thorough
 def test_the_bytes_of_one_process(
     hub: UploadHub, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -282,6 +283,7 @@ def test_options_that_contradict(words: tuple[str, ...], told: str, checkpoint: 
     assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
+@pytest.mark.thorough
 def test_a_unit_that_fails_three_times_ends_the_model(
     hub: UploadHub, expected: dict[str, bytes], tmp_path: Path
 ) -> None:

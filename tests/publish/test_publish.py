@@ -110,6 +110,7 @@ def test_nothing_is_uploaded_without_being_asked_for(hub: UploadHub, tmp_path: P
     assert not is_private(hub.created)
 
 
+@pytest.mark.thorough
 def test_an_upload_goes_on_with_what_is_missing(hub: UploadHub, tmp_path: Path) -> None:
     hub.refused_commits = 1
     failed = publish(hub, tmp_path)

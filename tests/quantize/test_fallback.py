@@ -83,6 +83,7 @@ def test_the_self_test_finds_it_out(fused: Path) -> None:
         assert kernel == (best if name in ("Q8_0", "F16") else REASON), name
 
 
+@pytest.mark.thorough
 def test_the_bytes_are_its_own(fused: Path) -> None:
     result = run(fused, "-m", "support.quantize.compare", "--values", "30000")
     assert result.returncode == 0, result.stdout + result.stderr

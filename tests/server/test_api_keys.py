@@ -57,6 +57,7 @@ def post(client: Client, path: str, key: str, body: object) -> tuple[int, dict[s
         return error.code, json.load(error)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("slots", [ONE_SLOT, TWO_SLOTS], ids=["cache", "slots"])
 def test_a_key_reuses_what_it_has_computed_itself(
     patched_server: Path, files: Files, free_port: int, slots: tuple[object, ...]
@@ -74,6 +75,7 @@ def test_a_key_reuses_what_it_has_computed_itself(
         assert client.complete(PROMPT, key=BEN)["tokens"] == first["tokens"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [(*BOTH, "--share-sessions"), ("--api-key", ANN), ()],
@@ -99,6 +101,7 @@ def test_otherwise_everything_is_shared(
         assert reused(client, PROMPT, None) > 0
 
 
+@pytest.mark.thorough
 def test_files_of_a_folder_are_for_the_key_that_began_them(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:

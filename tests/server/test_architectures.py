@@ -60,6 +60,7 @@ CASES = [*itertools.product(OUR_ARCHITECTURES, ("random", "known"), (1, 2, 3))]
 EVERYDAY = (("qwen3next", "known", 2), ("step35", "random", 3))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "weights", "depth"),
     [case if case in EVERYDAY else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

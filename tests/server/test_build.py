@@ -365,6 +365,7 @@ add_dependencies(${{first}} compiler)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_us_alone_ends_the_compilers(
     name: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def conversation(server: Path, model: Path, port: int, options: Sequence[object]
         return [*seen, answer]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["plain", "ids", "table"])
 def test_a_client_is_answered_as_without_drafting(
     layout: str, patched_server: Path, files: Files, free_port: int

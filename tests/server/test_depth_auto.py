@@ -35,6 +35,7 @@ def verbose(log: Path) -> Sequence[object]:
     return ("--log-file", log, "--verbosity", 10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("layout", "more"),
     [("plain", ("--spec-draft-p-min", 0.5)), ("table", ()), ("ids", ("--spec-draft-n-min", 2))],

@@ -260,6 +260,7 @@ def test_a_cached_prompt_brings_its_head_along(
     assert drafts[:2] == drafts[2:]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("slots", [2, 8])
 def test_slots_share_the_graph_and_draft_as_alone(
     slots: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int

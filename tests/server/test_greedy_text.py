@@ -19,6 +19,7 @@ TOKENS = 80
 DEPTHS = (1, 2, 3, 4, "auto")
 
 
+@pytest.mark.thorough
 def test_the_text_is_the_same_at_every_depth(
     patched_server: Path, files: Files, free_port: int
 ) -> None:

@@ -21,6 +21,7 @@ WORDS = ("one two three four", "red green blue grey", "north east south west", "
 TEXTS = [f"{words} " * 12 for words in WORDS]  # the demo model goes on with the repetition
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [(), ("--depth", 2), ("--no-draft",)])
 def test_the_text_is_that_of_no_drafting(
     options: tuple[Any, ...], patched_server: Path, files: Files, free_port: int
@@ -131,6 +132,7 @@ def written_index(model: Path, folder: Path, *texts: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_lookup_files_are_drafted_from_by_all_slots(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:

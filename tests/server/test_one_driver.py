@@ -75,6 +75,7 @@ def verify(
     return sum(map(len, cycles)), accepted
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "options", "passed"),
     [

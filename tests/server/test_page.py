@@ -34,7 +34,8 @@ def skip_without_page(port: int) -> str:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     try:
         urllib.request.urlopen(request, timeout=PATIENCE).close()
-    except HTTPError:
+    except HTTPError as error:
+        error.close()
         pytest.skip("this llama-server has no web page: npm was missing when it was built")
     return url
 

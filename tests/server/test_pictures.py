@@ -101,6 +101,7 @@ def answers(client: Client) -> list[Any]:
     return [ask(client, chat) for chat in chats]
 
 
+@pytest.mark.thorough
 def test_the_answers_are_the_same_at_every_depth(
     folder: Path, patched_server: Path, free_port: int
 ) -> None:
@@ -164,6 +165,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.thorough
 def test_a_conversation_with_a_picture_outlives_the_server(
     folder: Path, patched_server: Path, free_port: int, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["ids", "table"])
 def test_four_slots_at_once_with_prompts_used_again(
     layout: str, patched_server: Path, files: Files, free_port: int
@@ -157,6 +158,7 @@ def test_a_checkpoint_of_another_prompt_is_not_restored(
         assert client.complete(asked)["tokens"] == want
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["ids", "table"])
 def test_spread_over_two_machines_the_text_is_the_same(
     layout: str, patched_server: Path, files: Files, tmp_path: Path, free_ports: list[int]
@@ -212,6 +214,7 @@ def rewrite_ids(source: Path, target: Path, edit: Break) -> Path:
     return target
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("layout", "fault"), CASES)
 def test_every_id_is_checked(
     layout: str, fault: str, patched_server: Path, files: Files, tmp_path: Path

@@ -33,6 +33,7 @@ def test_ten_thousand_steps(patched_server: Path, files: Files, seed: int) -> No
     walk(patched_server.parent, files("plain"), seed=100 + seed, steps=2500, tokens=tokens)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("layers", "tokens"), [(4, 3), (4, 0)])
 def test_layers_of_a_device_that_cannot_replay_have_snapshots(
     patched_server: Path, files: Files, free_port: int, layers: int, tokens: int

@@ -70,6 +70,7 @@ def machine(number: int, program: Path) -> Iterator[str]:
         yield f"{network}.2:{PORT}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["--spec-draft-fused", "--no-spec-draft-fused"])
 def test_two_machines_hold_the_model_and_the_text_is_the_same(
     driver: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int

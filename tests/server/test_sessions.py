@@ -361,6 +361,7 @@ def test_a_killed_server_has_written_what_was_idle(
     assert reused(found) >= len(longer) - 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("drafts", [("--depth", 2), ("--depth", 2, "--lookup")], ids=str)
 def test_files_of_slots_have_the_drafts_too(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path, drafts: Sequence[object]

@@ -165,6 +165,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_as_prompts(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path, count: int

@@ -47,6 +47,7 @@ def block_of(path: Path, rank: int = 0) -> MtpBlock:
         return MtpBlock(BlockConfig.of(model.head), read_weights(model), rank)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "quant", "head"),
     [

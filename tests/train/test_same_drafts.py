@@ -71,6 +71,7 @@ def test_llama_cpp_drafts_the_same_tokens(trained: Path, samples: list[Sample]) 
     assert sum(same) >= len(same) - 1  # one near tie
 
 
+@pytest.mark.sample(1)
 @pytest.mark.server
 @pytest.mark.parametrize(
     ("server", "steps"),
