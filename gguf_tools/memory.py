@@ -104,7 +104,7 @@ def _layer_state(model: Model) -> int:
 
 
 def _layer_log(model: Model) -> int:
-    """Values that a layer keeps per token on a CPU (patches/0106: n_embd_conv, n_embd_log)."""
+    """Values that a layer keeps per token on a CPU (patches/0106: n_embd_log_r, n_embd_log_s)."""
     if model.architecture not in REPLAYED:
         return _layer_state(model)
     heads = _size(model, "ssm.group_count") + _size(model, "ssm.time_step_rank")
