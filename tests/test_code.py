@@ -54,7 +54,7 @@ def test_types(tmp_path: Path) -> None:
     for file in (ROOT / TOP).iterdir():
         (tmp_path / "mtp_gguf" / file.name).symlink_to(file)
     packages = [str(tmp_path / "mtp_gguf")]
-    options = ("--explicit-package-bases", "--cache-dir", str(tmp_path / "cache"))
+    options = ("--explicit-package-bases", "--cache-dir", str(ROOT / ".mypy_cache"))
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
     run("mypy", *options, *packages, str(ROOT / "tests"), MYPYPATH=path)
 

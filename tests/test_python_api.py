@@ -239,6 +239,7 @@ class TestGraft:
     def base(self, models: Models) -> Path:
         return models.convert("dense-3v", "--no-mtp")
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("options", "arguments"),
         [
@@ -313,6 +314,7 @@ class TestTrainHead:
         path.write_text(inspect.getsource(inspect), encoding="utf-8")
         return path
 
+    @pytest.mark.thorough
     def test_the_file_is_the_commands(
         self, text: Path, models: Models, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:

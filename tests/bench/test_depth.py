@@ -33,7 +33,7 @@ GPU_REACHED = 0.95  # of the best depth's speed, once it is found
 SHARED = 0.94  # of the best that several sequences can do together
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("noise", "bar"), [(quiet, OF_THE_BEST), (rough, OF_THE_BEST_IN_NOISE)], ids=["quiet", "rough"]
 )

@@ -355,6 +355,7 @@ class TestOlderImatrix:
         path.write_bytes(data)
         return path
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("spec", [SMALL, SPECS["moe-fused"]], ids=lambda spec: spec.name)
     def test_imatrix_weights_equal_those_of_a_gguf(
         self, spec: Spec, models: Models, output: Path

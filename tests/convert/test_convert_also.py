@@ -25,7 +25,7 @@ def alone(model: Path, path: Path, quant: str, *options: object) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [SMALL, MIXTURE], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("threads", [1, 16])
 def test_each_is_the_file_of_a_run_of_its_own(

@@ -198,7 +198,7 @@ class TestHead:
         options = "--head-only", "--mtp-f16", "--overwrite"  # of what is a head already
         assert ours(output / "head.gguf", output, *options) == theirs.read_bytes()
 
-    @pytest.mark.sample(1)
+    @pytest.mark.thorough
     @pytest.mark.parametrize("lender", ["gguf", "head", "checkpoint"])
     def test_borrowed(self, lender: str, files: Files, output: Path) -> None:
         """As llama-quantize after graft; and all of it as converting with the head."""
@@ -391,7 +391,7 @@ class TestRefused:
         refused([source, "-o", output / "y.gguf"], "found NaN or infinity", output=output)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.upstream
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 @pytest.mark.parametrize("outtype", ["bf16", "f16"])

@@ -308,7 +308,7 @@ def run(hub: Hub, folder: Path, *arguments: object) -> tuple[int, str, str]:
 class TestNames:
     """A model on the hub has one name in every command; what is local stays local."""
 
-    @pytest.mark.sample(1)
+    @pytest.mark.thorough
     @pytest.mark.parametrize("name", [MODEL, f"hf://{MODEL}@main"])
     def test_of_one_model(
         self, name: str, hub: Hub, models: Models, output: Path, tmp_path: Path
@@ -340,6 +340,7 @@ class TestNames:
         assert process.returncode == 0, stderr
         assert (output / "out.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
 
+    @pytest.mark.thorough
     def test_a_mistyped_path_is_not_asked_of_the_hub(self, hub: Hub, output: Path) -> None:
         (output / "models").mkdir()
         for name, said in (
@@ -369,7 +370,7 @@ class TestNames:
 class TestOtherRepositories:
     """The error for other repositories says what they contain."""
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("files", "said"),
         [

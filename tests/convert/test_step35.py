@@ -202,6 +202,7 @@ def differences(expected: Path, found: Path) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "flags"), PARTS)
 def test_files_are_upstreams(
     options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path

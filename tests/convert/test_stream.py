@@ -121,7 +121,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spec", "layout"), CASES, ids=[f"{spec.name}-{layout}" for spec, layout in CASES]
 )

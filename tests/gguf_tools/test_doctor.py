@@ -102,7 +102,7 @@ def recurrent(keys: Metadata) -> None:
 # ------------------------------------------------------------------------ sound models
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=ids)
 @pytest.mark.parametrize("options", [(), ("--mtp-f16", "--fastmtp"), ("--mtp-type", "IQ4_XS")])
 def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
@@ -237,7 +237,7 @@ def test_the_report_reads_well(models: Models) -> None:
 # ------------------------------------------------------------------ faults of GGUF files
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("code", "metadata", "tensors"),
     [

@@ -24,7 +24,7 @@ def ids(spec: Spec) -> str:
     return spec.name
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["moe-fp8"]], ids=ids)
 @pytest.mark.parametrize("head", ["F16", "Q6_K"])
 def test_equal_to_converting(spec: Spec, head: str, models: Models, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def sweep(bench: Bench, file: str, commands: list[str], picked: list[Mutation]) 
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("file", SPOILED)
 def test_some_values(file: str, bench: Bench) -> None:
     """A seeded sample of the sweep below: each command sees some values of each file."""

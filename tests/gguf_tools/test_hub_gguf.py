@@ -186,6 +186,7 @@ class TestRuns:
         words = head.fields["command"]
         assert Path(words[words.index("-md") + 1]).name == "mtp-Demo.gguf"
 
+    @pytest.mark.thorough
     def test_list(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
         """What is in the cache has names that work, and no heads, towers or later shards."""
         home = tmp_path / "home"

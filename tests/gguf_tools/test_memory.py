@@ -46,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {spec.name: write_repeating(root / spec.name, spec) for spec in (SMALLER, LARGER)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("quant", ["Q4_K_M", "BF16"])
 def test_does_not_grow_with_the_model(quant: str, models: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "x.gguf"

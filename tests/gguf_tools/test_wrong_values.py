@@ -27,7 +27,7 @@ VALUES = (
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", range(len(VALUES)))
 def test_wrong_values(number: int, models: Models, tmp_path: Path) -> None:
     whole = models.convert(DENSE, "--quant", "Q8_0", "--fastmtp", "128")

@@ -365,6 +365,7 @@ def test_states_of_mtp_llama_keep_the_text(dial: Any, tmp_path: Path, with_head:
     assert len(accepted[0]) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draws", [400, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_sampling_by_rejection_keeps_the_distribution(dial: Any, draws: int) -> None:
     """A draft from the text is accepted with its probability, and replaced by the residual.

@@ -188,6 +188,7 @@ class TestList:
         env = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
         return run_commands(hub, work / "home", words, **env)[0]
 
+    @pytest.mark.thorough
     def test_a_model_that_fails_does_not_stop_the_others(
         self, hub: UploadHub, checkpoint: Path, tmp_path: Path
     ) -> None:

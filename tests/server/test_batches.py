@@ -47,6 +47,7 @@ def verbose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Sequ
     return log, ("--parallel", SLOTS, "--log-file", log, "--verbosity", 10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -46,7 +46,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", SAMPLING)
 def test_sampled_texts_are_those_of_no_drafting(
     how: str, patched_server: Path, files: Files, free_port: int
@@ -188,6 +188,7 @@ def test_indexes_that_do_not_fit_are_refused(
     assert "--spec-lookup-index: expected --spec-type lookup" in said(good, *stepwise)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draws", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_drafts_keep_the_distribution_of_samples(
     draws: int, patched_server: Path, dial: Dial, free_port: int

@@ -99,7 +99,7 @@ def test_a_sidecar_next_to_a_base_drafts_from_its_vocabulary(
     assert f"drafts over {len(IDS)} of 4096 tokens" in log.read_text(errors="replace")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mtp-model-Q8_0.gguf", "MTP/mtp-model-shared-Q8_0.gguf"])
 def test_a_publishers_head_drafts_as_the_models_own(
     name: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int

@@ -210,6 +210,7 @@ class TestPlan:
 
 
 class TestRun:
+    @pytest.mark.thorough
     def test_from_a_trunk_on_the_hub_to_a_server(
         self, hub: Hub, home: Path, server: Path, free_port: int
     ) -> None:
