@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `sample` leaves out as `thorough`."""
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sample") is not None:
+        is_long = any(item.iter_markers("slow")) or any(item.iter_markers("ecosystem"))
+        if item.get_closest_marker("sample") is not None and not is_long:
             sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in sweeps.values():
         marker = cases[0].get_closest_marker("sample")

@@ -75,7 +75,6 @@ def upstreams(model: Path, imatrix: Path | None, folder: Path) -> Description:
     return describe(theirs)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, id=row.made, marks=[] if row.daily else [pytest.mark.slow]) for row in ROWS],
