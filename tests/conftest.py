@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 # Several tests compute at the same time, and threads of OpenMP that spin while they wait keep the
 # CPUs from those that they wait for. Each process reads this when it loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Tests start the program some thousand times. Where Python may not keep what it compiles beside the
+# sources, it compiles everything each time, a second for each start; so it is kept elsewhere.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
 def pytest_configure() -> None:

@@ -70,7 +70,7 @@ def folder(model: Path, models: Models, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class TestPrograms:
-    @pytest.mark.sample(4)
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "program",
         [p for p in programs() if not any(words in p.values[0] for words in SPECIAL)],
@@ -194,6 +194,7 @@ FILES = {
 TEXTS = ("notes/a.txt", "notes/b.txt", "src/a.py", "a.py", "b.py", "question.txt", "edit.txt")
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(
     "line",
     [

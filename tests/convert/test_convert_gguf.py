@@ -407,6 +407,7 @@ def test_a_publishers_file(name: str, outtype: str, files: Files, output: Path) 
     assert value_of(output / "ours.gguf", "general.file_type") == 7
 
 
+@pytest.mark.thorough
 @pytest.mark.upstream
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 def test_a_vocabulary_alone(files: Files, output: Path) -> None:

@@ -64,7 +64,7 @@ def convert(arguments: list[str]) -> None:
         raise AssertionError(f"exit code {result.exit_code}\n{result.output}") from result.exception
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_tensors_and_metadata_equal_upstreams(
     spec: Spec,

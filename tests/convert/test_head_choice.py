@@ -108,6 +108,7 @@ def test_a_short_text_is_refused(tmp_path: Path) -> None:
     assert held(tmp_path).keys() == {"short.txt"}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few")
 def test_costs_of_another_machine(tmp_path: Path) -> None:
     """The costs are written once, and decide afterwards; acceptance is measured each time."""

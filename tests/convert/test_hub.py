@@ -79,6 +79,7 @@ def index_of(folder: Path) -> dict[str, str]:
 
 
 class TestFetches:
+    @pytest.mark.sample(1)
     def test_the_same_bytes_as_a_local_folder(
         self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:

@@ -47,7 +47,7 @@ def upstream(model: Path, out: Path, kind: str) -> bytes:
     return convert_upstream(model, out, kind.lower(), ["--mmproj"]).read_bytes()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", TYPES)
 def test_upstream_bytes(kind: str, model: Path, output: Path) -> None:
     theirs = upstream(model, output / "theirs.gguf", kind)

@@ -56,6 +56,7 @@ def run(program: Path, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_threads_see_what_others_wrote_before_a_barrier(program: Path) -> None:
     """Whether they spin or sleep, and in a pool of which one thread is not needed.
 

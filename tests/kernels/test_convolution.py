@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 if TYPE_CHECKING:
     from support.kernels.results import Sweep
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 ERROR = 4 * 2.0**-23  # of a sum of four products, relative to their size
 
 
+@pytest.mark.thorough
 def test_arrays_are_joined_along_any_axis(sweep: Sweep) -> None:
     found = sweep("")
     cases = [key.removeprefix("join/") for key in found if key.startswith("join/")]

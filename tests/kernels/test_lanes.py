@@ -59,6 +59,7 @@ def found(request: pytest.FixtureRequest, sweep: Sweep, has_kernels: bool) -> Ar
     return results
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["product", "many", "experts", "attention", "recurrence"])
 def test_a_column_is_the_same_in_every_batch_and_for_any_threads(found: Arrays, kind: str) -> None:
     assert len(list(cases(found, kind))) > 20
@@ -71,7 +72,7 @@ def as_kept(values: Floats, cache: str) -> npt.NDArray[np.float64]:
     return dequantize(quantize(values, kind), kind).reshape(values.shape).astype(np.float64)
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("lanes", ["", "avx2", "0"])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("length", LENGTHS)

@@ -87,7 +87,7 @@ def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     assert np.allclose(draft.probabilities, chances.max(1), rtol=0.02)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @places.everywhere
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed", "next-unfused"])

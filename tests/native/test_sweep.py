@@ -125,7 +125,7 @@ def test_every_two_values_meet() -> None:
         assert met == set(itertools.product(SETTINGS[a], SETTINGS[b]))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("row", EVERYDAY, ids=name_of)
 def test_exact_in_small(files: Files, row: dict[str, Any]) -> None:
     check_exact(files, row, SHORT, logits=True)

@@ -300,6 +300,7 @@ def test_a_unit_that_fails_three_times_ends_the_model(
     assert published(tmp_path) == expected
 
 
+@pytest.mark.thorough
 def test_weights_that_cannot_be_written_leave_nothing(models: Models, tmp_path: Path) -> None:
     folder = models.copy(replace(TINY, name="broken"), tmp_path)
 

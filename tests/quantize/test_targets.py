@@ -31,6 +31,7 @@ def test_bytes(target: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", quantizer.targets()[:-1])
 @pytest.mark.parametrize("values", ["30000", pytest.param("10000000", marks=pytest.mark.slow)])
 def test_not_finite(values: str, target: str) -> None:

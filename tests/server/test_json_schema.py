@@ -76,7 +76,7 @@ def check_texts(client: Client, schema: Any, choices: list[dict[str, Any]]) -> N
     assert len(texts) > 0.9 * len(choices)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
 def test_response_format(client: Client, number: int) -> None:
     schema, share = [*SCHEMAS.values()][number], SEEDS // len(SCHEMAS)

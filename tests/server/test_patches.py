@@ -182,6 +182,7 @@ def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(tmp_path: Path) -> 
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.upstream
 def test_the_status_of_each_patch_is_listed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"

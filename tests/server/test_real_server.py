@@ -43,7 +43,7 @@ pytestmark = pytest.mark.server
 # ------------------------------------------------------------ text
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("layout", "spec"),
     [
@@ -87,7 +87,7 @@ def test_drafting_uses_the_list_and_leaves_the_text_alone(
         assert max(tokens) >= LISTED
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
 def test_a_trained_head_is_often_right(
     layout: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int

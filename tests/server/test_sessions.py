@@ -88,7 +88,7 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
     assert not (folder.stat().st_mode | sessions(folder)[0].stat().st_mode) & 0o077
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "sampling",
     [pytest.param({}, marks=pytest.mark.slow, id="greedy"), {"temperature": 1.0, "seed": 5}],

@@ -45,6 +45,7 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 def test_training_recovers_a_damaged_head(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
 ) -> None:

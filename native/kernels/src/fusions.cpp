@@ -1,5 +1,5 @@
-// Operations that are computed with those after them: RMS_NORM with MUL, CONCAT with SSM_CONV and SiLU, and
-// GATED_DELTA_NET_REPLAY with the copy of its states.
+// Operations that are computed with those after them: RMS_NORM with MUL, MUL with the sum of the experts of each token, CONCAT
+// with SSM_CONV and SiLU, and GATED_DELTA_NET_REPLAY with the copy of its states.
 
 #include "graph.h"
 #include "graph_loop.h"
@@ -12,10 +12,12 @@ namespace mtp {
 
 namespace {
 
+constexpr int most_together = 64;  // nodes
+
 // Whether nothing but the last of n nodes from i on is used by others.
 bool only_last_is_used(const ggml_cgraph * graph, int i, int n) {
-    int nodes[4];
-    ggml_op ops[4];
+    int nodes[most_together];
+    ggml_op ops[most_together];
     for (int j = 0; j < n; j++) {
         nodes[j] = i + j;
         ops[j] = node_at(graph, i + j)->op;
@@ -50,6 +52,58 @@ int norm_times_weights(const kernel_set & kernels, const ggml_compute_params * p
         kernels.scale(from, (const float *) weights->data, (float *) row_at(product, row), n, 1.0f / sqrtf(mean + eps));
     }
     return 2;
+}
+
+bool shares_memory(const ggml_tensor * a, const ggml_tensor * b) {
+    const char * first = (const char *) a->data;
+    const char * last = (const char *) b->data;
+    return first < last + bytes(b) && last < first + bytes(a);
+}
+
+// MUL of the outputs of a token's experts, [n, experts, tokens], by a number each, a view of each expert's, and their sum in
+// this order. The outputs are read once, and neither products nor sums before the last are written.
+
+int weighted_sum_of_experts(const kernel_set & kernels, const ggml_compute_params * params, const ggml_cgraph * graph, int i) {
+    const ggml_tensor * product = node_at(graph, i);
+    const ggml_tensor * x = product->src[0];
+    const ggml_tensor * weights = product->src[1];
+    const int64_t n = product->ne[0], experts = product->ne[1], tokens = product->ne[2];
+    const int all = (int) (2 * experts);  // the product, a view of each, and a sum for all but the first
+    if (experts < 2 || 2 * experts > most_together || i + all > n_nodes(graph) || product->ne[3] != 1 || !is_float(product) ||
+        !is_float(x) || !same_shape(x, product) || weights->type != GGML_TYPE_F32 || weights->ne[0] != 1 ||
+        weights->ne[1] != experts || weights->ne[2] != tokens || weights->ne[3] != 1) {
+        return 0;
+    }
+    const ggml_tensor * sum = node_at(graph, i + 1);
+    for (int64_t e = 0; e < experts; e++) {
+        const ggml_tensor * view = node_at(graph, i + 1 + e);
+        if (!is(view, "VIEW") || view->src[0] != product || view->view_offs != e * product->nb[1] || view->ne[0] != n ||
+            view->ne[1] != tokens || rows_of(view) != tokens || view->nb[1] != product->nb[2] || !is_float(view)) {
+            return 0;
+        }
+        if (e > 0) {
+            const ggml_tensor * next = node_at(graph, (int) (i + experts + e));
+            if (!is(next, "ADD") || next->src[0] != sum || next->src[1] != view || !is_float(next) || !same_shape(next, view)) {
+                return 0;
+            }
+            sum = next;
+        }
+    }
+    // The result may lie where something is that nobody needs after the product.
+    if (!only_last_is_used(graph, i, all) || shares_memory(sum, x) || shares_memory(sum, weights)) {
+        return 0;
+    }
+    const task task = { params, nullptr };
+    const float * from[most_together / 2];
+    float by[most_together / 2];
+    for (int64_t t = task.first(tokens); t < task.last(tokens); t++) {
+        for (int64_t e = 0; e < experts; e++) {
+            from[e] = (const float *) row_at(x, t * experts + e);
+            by[e] = *(const float *) row_at(weights, t * experts + e);
+        }
+        kernels.weighted_sum(n, (float *) row_at(sum, t), from, by, (int) experts);
+    }
+    return all;
 }
 
 // CONCAT of transposed states and tokens, SSM_CONV, SiLU: reads states and tokens as they lie in memory, a row of channels
@@ -173,7 +227,10 @@ int states_in_place(const kernel_set & kernels, const ggml_compute_params * para
 }  // namespace
 
 const fusion all_fusions[n_fusions] = {
-    { "RMS_NORM", norm_times_weights }, { "CONCAT", convolution_of_joined }, { "GATED_DELTA_NET_REPLAY", states_in_place }
+    { "RMS_NORM", norm_times_weights },
+    { "MUL", weighted_sum_of_experts },
+    { "CONCAT", convolution_of_joined },
+    { "GATED_DELTA_NET_REPLAY", states_in_place },
 };
 
 }  // namespace mtp

@@ -15,7 +15,7 @@ struct fusion {
     int (*compute)(const kernel_set & kernels, const ggml_compute_params * params, const ggml_cgraph * graph, int i);
 };
 
-constexpr int n_fusions = 3;
+constexpr int n_fusions = 4;
 extern const fusion all_fusions[n_fusions];
 
 // Prefetches up to so many cache lines of the weights that this thread reads first in the next product after node i.

@@ -1,4 +1,4 @@
-// Operations on rows of floats: CONCAT, SSM_CONV, RMS_NORM, ARGMAX, CPY, GET_ROWS.
+// Operations on rows of floats: CONCAT, SSM_CONV, RMS_NORM, MUL, ARGMAX, CPY, GET_ROWS.
 
 #include "operation.h"
 #include "states.h"
@@ -147,6 +147,29 @@ void rms_norm_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
+// MUL of each row by a number of its own
+
+bool multiply_fits(const kernel_set &, const ggml_tensor * op) {
+    const ggml_tensor * x = op->src[0];
+    const ggml_tensor * by = op->src[1];
+    return is_float(x) && is_float(op) && same_shape(op, x) && by->type == GGML_TYPE_F32 && by->ne[0] == 1 && by->ne[1] == x->ne[1] &&
+           by->ne[2] == x->ne[2] && by->ne[3] == x->ne[3];
+}
+
+bool multiply(const kernel_set & kernels, const task & task, ggml_tensor * op) {
+    const ggml_tensor * x = op->src[0];
+    for (int64_t i = task.first(rows_of(x)); i < task.last(rows_of(x)); i++) {
+        kernels.scale((const float *) row_at(x, i), nullptr, (float *) row_at(op, i), x->ne[0], *(const float *) row_at(op->src[1], i));
+    }
+    return true;
+}
+
+void multiply_shrink(const ggml_tensor *, small_case & small) {
+    shrink_rows(small.src[0], 5);
+    std::copy_n(small.src[0].ne + 1, 3, small.src[1].ne + 1);
+    std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
+}
+
 // ARGMAX
 
 bool argmax_fits(const kernel_set &, const ggml_tensor * op) {
@@ -250,6 +273,7 @@ void copy_shrink(const ggml_tensor * op, small_case & small) {
 const operation concat_operation = { "CONCAT", concat_fits, concat, concat_shrink, concat_path, 0 };
 const operation convolution_operation = { "SSM_CONV", convolution_fits, convolution, convolution_shrink, convolution_path, 1e-9 };
 const operation rms_norm_operation = { "RMS_NORM", rms_norm_fits, rms_norm, rms_norm_shrink, nullptr, 1e-9 };
+const operation multiply_operation = { "MUL", multiply_fits, multiply, multiply_shrink, nullptr, 0 };
 const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, nullptr, 0 };
 const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, nullptr, 0 };
 const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, copy_path, 0 };

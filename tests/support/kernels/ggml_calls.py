@@ -110,6 +110,9 @@ class Ggml:
             ("ggml_graph_overhead", c_size_t),
             ("ggml_row_size", c_size_t, c_int, c_int64),
             ("ggml_new_tensor_4d", tensor, context, c_int, *[c_int64] * 4),
+            ("ggml_mul", tensor, context, tensor, tensor),
+            ("ggml_add", tensor, context, tensor, tensor),
+            ("ggml_view_2d", tensor, context, tensor, *[c_int64] * 2, *[c_size_t] * 2),
             ("ggml_mul_mat", tensor, context, tensor, tensor),
             ("ggml_mul_mat_id", tensor, context, tensor, tensor, tensor),
             ("ggml_flash_attn_ext", tensor, context, *[tensor] * 4, *[c_float] * 3),
@@ -210,8 +213,8 @@ class Ggml:
         return out
 
     def context(self) -> Any:
-        """Return a new context for 32 tensors and a graph, without their data."""
-        size = self.base.ggml_tensor_overhead() * 32 + self.base.ggml_graph_overhead()
+        """Return a new context for 128 tensors and a graph, without their data."""
+        size = self.base.ggml_tensor_overhead() * 128 + self.base.ggml_graph_overhead()
         return self.base.ggml_init(_InitParams(size, None, True))
 
     def run(
@@ -374,17 +377,67 @@ class Ggml:
         for tensor in (joined, convolved) if apart else ():
             base.ggml_set_output(tensor)
         base.ggml_set_output(result)
+        arrays = (past, tokens, weights)
+        return self._allocated(context, inputs, arrays, (first, second, result), threads).reshape(
+            tokens.shape
+        )
+
+    def weighted_sum(
+        self, x: Floats, weights: Floats, threads: int, *, apart: bool, in_place: bool
+    ) -> Floats:
+        """The sum over experts of x [tokens, experts, n], each times its of weights [tokens,
+        experts], in memory that ggml's allocator reuses as in a model: [tokens, n].
+
+        apart: keep the products, so that nothing is fused. in_place: x is the result of another
+        operation, over which products may be written.
+        """
+        base = self.base
+        context = self.context()
+        tokens, experts, n = x.shape
+        given = base.ggml_new_tensor_4d(context, F32, n, experts, tokens, 1)
+        by = base.ggml_new_tensor_4d(context, F32, 1, experts, tokens, 1)
+        for tensor in (given, by):
+            base.ggml_set_input(tensor)
+        outputs = base.ggml_scale(context, given, 1.0) if in_place else given
+        product = base.ggml_mul(context, outputs, by)
+        if apart:
+            base.ggml_set_output(product)
+        size = n * 4
+        views = [
+            base.ggml_view_2d(context, product, n, tokens, experts * size, e * size)
+            for e in range(experts)
+        ]
+        result = views[0]
+        for view in views[1:]:
+            result = base.ggml_add(context, result, view)
+        base.ggml_set_output(result)
+        expanded = (outputs, product, *views, result)
+        return self._allocated(context, [given, by], (x, weights), expanded, threads).reshape(
+            tokens, n
+        )
+
+    def _allocated(
+        self,
+        context: Any,
+        inputs: list[Any],
+        arrays: tuple[Floats, ...],
+        expanded: tuple[Any, ...],
+        threads: int,
+    ) -> Floats:
+        """Compute tensors in their order, in the memory of ggml's allocator; return the last one.
+        Frees the context."""
+        base = self.base
         graph = base.ggml_new_graph(context)
-        for tensor in (first, second, result):
+        for tensor in expanded:
             base.ggml_build_forward_expand(graph, tensor)
         allocator = base.ggml_gallocr_new(self.cpu.ggml_backend_cpu_buffer_type())
         assert base.ggml_gallocr_alloc_graph(allocator, graph)
-        for tensor, x in zip(inputs, (past, tokens, weights), strict=True):
+        for tensor, x in zip(inputs, arrays, strict=True):
             base.ggml_backend_tensor_set(tensor, x.ctypes.data, 0, x.nbytes)
         self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
         assert base.ggml_backend_graph_compute(self.backend, graph) == 0
-        out = np.empty(tokens.shape, np.float32)
-        base.ggml_backend_tensor_get(result, out.ctypes.data, 0, out.nbytes)
+        out = np.empty(base.ggml_nbytes(expanded[-1]) // 4, np.float32)
+        base.ggml_backend_tensor_get(expanded[-1], out.ctypes.data, 0, out.nbytes)
         base.ggml_gallocr_free(allocator)
         base.ggml_free(context)
         return out

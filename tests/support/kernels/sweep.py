@@ -42,7 +42,7 @@ CACHES = ("F16", "F32", "Q8_0", "BF16", "Q4_0", "Q5_1")
 # Those of the plugged-in library, see native/kernels
 OPERATIONS = (
     *("MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "GATED_DELTA_NET", "SSM_CONV", "CONCAT"),
-    *("ARGMAX", "RMS_NORM", "CPY"),
+    *("ARGMAX", "MUL", "RMS_NORM", "CPY"),
 )
 QUERIES = 70  # of attention: more than are computed at once
 
@@ -343,6 +343,28 @@ def gated_convolutions(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
+def weighted_sums(ggml: Ggml) -> dict[str, Floats]:
+    """The sum of each token's experts, as one operation and as several; rows that fill no vector
+    and several blocks, more experts than are fused.
+    """
+    found = {}
+    rng = np.random.default_rng(11)
+    for experts, n in ((2, 5), (8, 64), (8, 259), (3, 1000), (32, 100), (33, 100)):
+        for tokens in (1, 2, 7):
+            x = rng.standard_normal((tokens, experts, n), np.float32)
+            weights = rng.standard_normal((tokens, experts), np.float32)
+            name = f"{experts} {n} {tokens}"
+            expected = x[:, 0] * weights[:, 0, None]
+            for e in range(1, experts):
+                expected = expected + x[:, e] * weights[:, e, None]
+            found[f"sum of experts/{name}"] = expected
+            for threads in (1, 2, 3):
+                for apart, in_place in ((False, True), (False, False), (True, True)):
+                    y = ggml.weighted_sum(x, weights, threads, apart=apart, in_place=in_place)
+                    found[f"weighted sum/{name}/{threads} {apart} {in_place}"] = y
+    return found
+
+
 def maxima(ggml: Ggml) -> dict[str, Any]:
     """Rows whose maximum is anywhere, or stands there twice, or is -inf, of lengths that fill no
     vector and several parts.
@@ -400,7 +422,7 @@ def main() -> None:
     found |= {**products(ggml, names), **expert_products(ggml, names, exact)}
     found |= {**golden(ggml, (*SUPER_BLOCKS, *pairs)), **unit_columns(ggml, pairs)}
     found |= {**many_columns(ggml, exact), **joins(ggml), **convolutions(ggml), **maxima(ggml)}
-    found |= {**copies(ggml), **activations(ggml)}
+    found |= {**copies(ggml), **activations(ggml), **weighted_sums(ggml)}
     if ggml.has("ggml_gated_delta_net"):  # older versions want other masks, too
         found |= {**attention(ggml), **recurrence(ggml), **gated_convolutions(ggml)}
     found["lanes"] = np.array(ggml.kernels())

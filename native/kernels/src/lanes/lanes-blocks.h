@@ -387,10 +387,7 @@ template <class V, class T> struct block_panels {
             }
             for (int block = first; block < n; block += 4 * T::pieces) {
                 for (int b = block; b < block + T::pieces; b++) {
-                    for (int i = 0; i < next.lines; i++) {
-                        fetch<1, 2>(next.at + 64 * i);
-                    }
-                    next.at += next.bytes;
+                    next.fetch_some();
                     add<C>(w, y, b, total);
                 }
             }

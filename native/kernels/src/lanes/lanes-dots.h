@@ -48,7 +48,7 @@ template <class B> struct maddubs_dots : B {
     LANES_INLINE I dot4(I acc, I w, I magnitudes, I s) { return B::add16(acc, dot16(magnitudes, B::sign8(s, w))); }
     LANES_INLINE I widened(I acc, I dot) { return B::add32(acc, B::madd16(dot, B::set16(1))); }
     LANES_INLINE I scaled_sum(I acc, I dot, I scale) { return scaled(acc, dot, scale); }
-    LANES_INLINE I add_madd16(I acc, I a, I b) { return B::add32(acc, B::madd16(a, b)); }
+    LANES_INLINE I add_madd16(I acc, I a, I b) { return at_once(B::add32(acc, B::madd16(a, b))); }
     LANES_INLINE I low_word(I a) { return B::or_(B::template sll32<16>(a), B::and_(a, B::set32(0xffff))); }
     LANES_INLINE I high_word(I a) { return low_word(B::template srl32<16>(a)); }
 };

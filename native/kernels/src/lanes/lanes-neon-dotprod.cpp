@@ -35,7 +35,7 @@ product_kernel neon_dotprod_product(ggml_type type) {
 
 const kernel_set neon_dotprod_kernels = {
     "NEON_DOTPROD", neon_dotprod_product, nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
-    convolve<neon_floats>, convolve_row, sum_of_squares,       scale_row, last_largest, copy_block<neon_floats>,
+    convolve<neon_floats>, convolve_row, sum_of_squares,       scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
 };
 
 }  // namespace mtp

@@ -85,7 +85,7 @@ static product_kernel product_of(ggml_type type) {
 
 const kernel_set neon_i8mm_kernels = {
     "NEON_I8MM", product_of,     nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
-    convolve<neon_floats>, convolve_row, sum_of_squares, scale_row, last_largest, copy_block<neon_floats>,
+    convolve<neon_floats>, convolve_row, sum_of_squares, scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
 };
 
 }  // namespace mtp

@@ -9,10 +9,19 @@
 namespace mtp {
 namespace {
 
-// Weights to fetch, so many bytes with each part of a stretch. The number of lines is constant, so that it is predicted.
+// Weights to fetch, so many bytes with each part of a stretch. The number of lines is constant, so that it is predicted, and
+// one as a rule.
 struct fetching {
     const char * at;
     int bytes, lines;
+
+    LANES_ALWAYS inline void fetch_some() {
+        fetch<1, 2>(at);
+        for (int i = 1; __builtin_expect(i < lines, 0); i++) {
+            fetch<1, 2>(at + 64 * i);
+        }
+        at += bytes;
+    }
 };
 
 // The product of rows with many columns, stretch by stretch of a panel of rows.
@@ -178,10 +187,7 @@ template <class V, class T> struct super_panels {
         const I * scales = w[0].scales;
         constexpr int64_t other = sizeof(unpacked_rows<V>) / sizeof(I);
         for (int s = 0; s < parts; s++, scales++) {
-            for (int i = 0; i < next.lines; i++) {
-                fetch<1, 2>(next.at + 64 * i);
-            }
-            next.at += next.bytes;
+            next.fetch_some();
             LANES_UNROLL
             for (int part = 0; part < T::sub_block / 4 / steps; part++) {
                 I dot[vectors][C];

@@ -41,6 +41,25 @@ void scale_row(const float * x, const float * w, float * y, int64_t n, float by)
     }
 }
 
+void weighted_sum(int64_t n, float * y, const float * const * x, const float * w, int count) {
+    constexpr int64_t block = 64;
+    float sums[block], products[block];
+    for (int64_t first = 0; first < n; first += block) {
+        const int64_t here = n - first < block ? n - first : block;
+        for (int i = 0; i < count; i++) {
+            float * to = i == 0 ? sums : products;
+            for (int64_t j = 0; j < here; j++) {
+                to[j] = x[i][first + j] * w[i];
+            }
+            __asm__("" : : "r"(to) : "memory");  // no compiler makes one operation of a product and its sum
+            for (int64_t j = 0; i > 0 && j < here; j++) {
+                sums[j] += products[j];
+            }
+        }
+        memcpy(y + first, sums, here * sizeof(float));
+    }
+}
+
 float largest(const float * x, int64_t n) {
     float parts[32];
     for (float & part : parts) {

@@ -56,6 +56,8 @@ struct kernel_set {
     void (*convolve_row)(int64_t n, float * y, const float * const * x, const float * c, int64_t stride);
     double (*sum_of_squares)(const float * x, int64_t n);
     void (*scale)(const float * x, const float * w, float * y, int64_t n, float by);  // y = x * by, times w if not NULL
+    // y = the sum of x[i] * w[i] in the order of i < count, of n elements; each product is rounded, then each sum
+    void (*weighted_sum)(int64_t n, float * y, const float * const * x, const float * w, int count);
     int64_t (*last_largest)(const float * x, int64_t n);  // the last element that is the largest
     void (*copy_block)(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, size_t nb01, int64_t n0, int64_t n1);
 };
