@@ -89,17 +89,22 @@ int weighted_sum_of_experts(const kernel_set & kernels, const ggml_compute_param
             sum = next;
         }
     }
-    // The result may lie where something is that nobody needs after the product.
-    if (!only_last_is_used(graph, i, all) || shares_memory(sum, x) || shares_memory(sum, weights)) {
+    if (!only_last_is_used(graph, i, all) || shares_memory(sum, x)) {
         return 0;
     }
-    const task task = { params, nullptr };
-    const float * from[most_together / 2];
-    float by[most_together / 2];
-    for (int64_t t = task.first(tokens); t < task.last(tokens); t++) {
+    const membership member(params->threadpool, params->ith);
+    const task task = { params, &member.of };
+    const int64_t first = task.first(tokens), last = task.last(tokens);
+    // The sum may be written over the weights, which nobody needs after the product.
+    float * by = (float *) scratch((last - first) * experts * sizeof(float));
+    for (int64_t row = first * experts; row < last * experts; row++) {
+        by[row - first * experts] = *(const float *) row_at(weights, row);
+    }
+    task.wait();
+    for (int64_t t = first; t < last; t++, by += experts) {
+        const float * from[most_together / 2];
         for (int64_t e = 0; e < experts; e++) {
             from[e] = (const float *) row_at(x, t * experts + e);
-            by[e] = *(const float *) row_at(weights, t * experts + e);
         }
         kernels.weighted_sum(n, (float *) row_at(sum, t), from, by, (int) experts);
     }
