@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from decode import server, server_round
+from decode import PROMPT_TOKENS, server, server_round
 
 from mtp_gguf.server.build import find_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROMPT_TOKENS = 64
 CONTEXT = 1024  # of each slot, in tokens
 STOCK = "stock, no drafting"
 

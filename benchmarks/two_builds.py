@@ -6,9 +6,10 @@
 BEFORE and AFTER are folders of `mtp-gguf build-server` (its second line). For each of --alone,
 `MTPLlama` drafts that far on the libraries of each, in processes that stay; for each of --clients
 and --depths, so many clients ask the llama-server of each at once. The two builds alternate in
-short rounds, and which one is first alternates, too; so a slow minute meets both. A line for each
-setting: the median of the speed after, divided by that before, over the pairs of rounds, with the
-95 % interval of that median (bootstrap), and the median speeds. The first pair warms up.
+short rounds, in alternating order, so that a slow minute affects both. Prints a line for each
+setting: the median over the pairs of rounds of AFTER's speed divided by BEFORE's, with the 95 %
+interval of that median (bootstrap), and the median speeds. The first pair warms up. Meant for
+synthetic models (benchmarks/dial_model.py).
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ import os
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
+from decode import PROMPT_TOKENS, one_round, server
+from server_clients import CONTEXT, together
+
+from mtp_gguf.native import MTPLlama
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-PROMPT_TOKENS = 64
-CONTEXT = 1024  # of each slot, in tokens
-
 
 def decode(asked: Connection, model: str, depth: int, threads: int, tokens: int) -> None:
-    """Generate once for each message, and answer with the tokens per second."""
-    from decode import one_round  # noqa: PLC0415 - loads the libraries that the environment names
+    """Generate once for each True that is asked, and answer with the tokens per second.
 
-    from mtp_gguf.native import MTPLlama  # noqa: PLC0415
-
+    Runs in a process of its own, which loads the libraries that its environment names.
+    """
     prompt = np.random.default_rng(1).integers(0, 20_000, PROMPT_TOKENS).tolist()
     with MTPLlama(
         model, depth=depth, n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, profile=False
@@ -46,14 +48,13 @@ def decode(asked: Connection, model: str, depth: int, threads: int, tokens: int)
 
 @contextmanager
 def alone(build: Path, depth: int, arguments: argparse.Namespace) -> Iterator[Callable[[], float]]:
-    """Yield what measures MTPLlama on the libraries of a build."""
+    """Yield a function that measures MTPLlama on the libraries of a build, in tokens per second."""
     start = multiprocessing.get_context("spawn")
     here, there = start.Pipe()
     options = (str(arguments.model), depth, arguments.threads, arguments.tokens)
-    os.environ["MTP_GGUF_LIBS"] = str(build)
     process = start.Process(target=decode, args=(there, *options), daemon=True)
-    process.start()
-    del os.environ["MTP_GGUF_LIBS"]
+    with patch.dict(os.environ, MTP_GGUF_LIBS=str(build)):
+        process.start()
 
     def measure() -> float:
         here.send(True)
@@ -69,10 +70,7 @@ def alone(build: Path, depth: int, arguments: argparse.Namespace) -> Iterator[Ca
 def served(
     build: Path, clients: int, depth: str, arguments: argparse.Namespace
 ) -> Iterator[Callable[[], float]]:
-    """Yield what measures the llama-server of a build with so many clients."""
-    from decode import server  # noqa: PLC0415 - loads libraries
-    from server_clients import together  # noqa: PLC0415
-
+    """Yield a function that measures the llama-server of a build, in tokens per second."""
     prompts = np.random.default_rng(1).integers(0, 20_000, (clients, PROMPT_TOKENS)).tolist()
     more = ["-np", str(clients), "-c", str(clients * CONTEXT)]
     if depth != "0":
@@ -111,6 +109,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
+    for file in (arguments.model, *(build / "llama-server" for build in arguments.builds)):
+        if not file.is_file():
+            parser.error(f"{file}: expected a file")
     for depth in arguments.alone:
         with ExitStack() as stack:
             sides = [stack.enter_context(alone(b, depth, arguments)) for b in arguments.builds]

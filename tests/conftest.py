@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # CPUs from those that they wait for. Each process reads this when it loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Tests start the program some thousand times. Where Python may not keep what it compiles beside the
-# sources, it compiles everything each time, a second for each start; so it is kept elsewhere.
+# Many tests start the program. With PYTHONDONTWRITEBYTECODE each start compiles every module, which
+# takes a second, so the bytecode is kept in pytest's cache folder instead.
 if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "bytecode")

@@ -37,6 +37,7 @@ TOUCHED = {
     "SSM_CONV",
     "CONCAT",
     "CPY",
+    "MUL",
 }
 
 

@@ -1,4 +1,4 @@
-"""The sum of what a token's experts say."""
+"""The weighted sum of the outputs of a token's experts."""
 
 from __future__ import annotations
 

@@ -14,6 +14,12 @@ namespace {
 
 constexpr int most_together = 64;  // nodes
 
+bool shares_memory(const ggml_tensor * a, const ggml_tensor * b) {
+    const char * of_a = (const char *) a->data;
+    const char * of_b = (const char *) b->data;
+    return of_a < of_b + bytes(b) && of_b < of_a + bytes(a);
+}
+
 // Whether nothing but the last of n nodes from i on is used by others.
 bool only_last_is_used(const ggml_cgraph * graph, int i, int n) {
     int nodes[most_together];
@@ -54,14 +60,8 @@ int norm_times_weights(const kernel_set & kernels, const ggml_compute_params * p
     return 2;
 }
 
-bool shares_memory(const ggml_tensor * a, const ggml_tensor * b) {
-    const char * first = (const char *) a->data;
-    const char * last = (const char *) b->data;
-    return first < last + bytes(b) && last < first + bytes(a);
-}
-
-// MUL of the outputs of a token's experts, [n, experts, tokens], by a number each, a view of each expert's, and their sum in
-// this order. The outputs are read once, and neither products nor sums before the last are written.
+// MUL of experts' outputs, [n, experts, tokens], by the weight of each expert for the token; a VIEW of each expert's products;
+// ADD of these in their order. The outputs are read once, and only the last sum is written, with the bits of the operations.
 
 int weighted_sum_of_experts(const kernel_set & kernels, const ggml_compute_params * params, const ggml_cgraph * graph, int i) {
     const ggml_tensor * product = node_at(graph, i);
@@ -69,9 +69,8 @@ int weighted_sum_of_experts(const kernel_set & kernels, const ggml_compute_param
     const ggml_tensor * weights = product->src[1];
     const int64_t n = product->ne[0], experts = product->ne[1], tokens = product->ne[2];
     const int all = (int) (2 * experts);  // the product, a view of each, and a sum for all but the first
-    if (experts < 2 || 2 * experts > most_together || i + all > n_nodes(graph) || product->ne[3] != 1 || !is_float(product) ||
-        !is_float(x) || !same_shape(x, product) || weights->type != GGML_TYPE_F32 || weights->ne[0] != 1 ||
-        weights->ne[1] != experts || weights->ne[2] != tokens || weights->ne[3] != 1) {
+    if (experts < 2 || 2 * experts > most_together || i + all > n_nodes(graph) || product->ne[3] != 1 ||
+        !multiply_operation.fits(kernels, product)) {
         return 0;
     }
     const ggml_tensor * sum = node_at(graph, i + 1);
@@ -121,11 +120,11 @@ constexpr int64_t most_sequences = 16;  // whose states are kept meanwhile
 // Inputs are [n, channels, sequences] with the channels side by side, as in rows of the result. True if no memory is
 // shared, or only between whole rows: then a channel of the result shares memory with the same channel of the input.
 bool shares_rows_only(const ggml_tensor * result, const ggml_tensor * input) {
-    const char * to = (const char *) result->data;
-    const char * from = (const char *) input->data;
-    if (to + bytes(result) <= from || from + bytes(input) <= to) {
+    if (!shares_memory(result, input)) {
         return true;
     }
+    const char * to = (const char *) result->data;
+    const char * from = (const char *) input->data;
     return input->nb[0] == result->nb[1] && input->nb[2] % result->nb[1] == 0 && (from - to) % (ptrdiff_t) result->nb[1] == 0;
 }
 

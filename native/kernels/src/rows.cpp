@@ -147,7 +147,7 @@ void rms_norm_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
-// MUL of each row by a number of its own
+// MUL of each row by one number
 
 bool multiply_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];

@@ -385,7 +385,7 @@ class Ggml:
     def weighted_sum(
         self, x: Floats, weights: Floats, threads: int, *, apart: bool, in_place: bool
     ) -> Floats:
-        """The sum over experts of x [tokens, experts, n], each times its of weights [tokens,
+        """The sum over experts of the outputs x [tokens, experts, n] times their weights [tokens,
         experts], in memory that ggml's allocator reuses as in a model: [tokens, n].
 
         apart: keep the products, so that nothing is fused. in_place: x is the result of another
@@ -424,8 +424,8 @@ class Ggml:
         expanded: tuple[Any, ...],
         threads: int,
     ) -> Floats:
-        """Compute tensors in their order, in the memory of ggml's allocator; return the last one.
-        Frees the context."""
+        """Compute tensors in the given order, in memory from ggml's allocator, and free the
+        context. Returns the last tensor."""
         base = self.base
         graph = base.ggml_new_graph(context)
         for tensor in expanded:

@@ -344,8 +344,8 @@ def gated_convolutions(ggml: Ggml) -> dict[str, Floats]:
 
 
 def weighted_sums(ggml: Ggml) -> dict[str, Floats]:
-    """The sum of each token's experts, as one operation and as several; rows that fill no vector
-    and several blocks, more experts than are fused.
+    """The weighted sum of each token's experts, fused and as separate operations; rows shorter than
+    a vector and longer than a block, and more experts than are fused.
     """
     found = {}
     rng = np.random.default_rng(11)

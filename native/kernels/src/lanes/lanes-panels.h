@@ -9,8 +9,8 @@
 namespace mtp {
 namespace {
 
-// Weights to fetch, so many bytes with each part of a stretch. The number of lines is constant, so that it is predicted, and
-// one as a rule.
+// Weights to fetch, so many bytes with each part of a stretch. The number of lines is constant, so that it is predicted; it is
+// usually 1.
 struct fetching {
     const char * at;
     int bytes, lines;

@@ -51,7 +51,7 @@ void weighted_sum(int64_t n, float * y, const float * const * x, const float * w
             for (int64_t j = 0; j < here; j++) {
                 to[j] = x[i][first + j] * w[i];
             }
-            __asm__("" : : "r"(to) : "memory");  // no compiler makes one operation of a product and its sum
+            __asm__("" : : "r"(to) : "memory");  // the compiler may not fuse a product and its sum, which changes the rounding
             for (int64_t j = 0; i > 0 && j < here; j++) {
                 sums[j] += products[j];
             }
