@@ -216,11 +216,14 @@ template <class V, class T> struct block_panels {
     static constexpr size_t bytes(int64_t n) { return n / (T::pieces * QK8_0) * sizeof(block); }
 
     static constexpr bool has_magnitudes = V::template has_magnitudes<T>;
+    static constexpr int tile_columns = has_magnitudes && V::count == 2 ? 4 : V::panel_columns;
 
-    // Pieces of the rows' blocks. Element i of a vector belongs to row i, and codes has four elements of each row, in order.
+    // Pieces of the rows' blocks. Element i of a vector belongs to row i, and codes has four elements of each row, in order;
+    // where has_magnitudes, it has -1 for negative ones and 0 for others, and `negative` the sum of the magnitudes of these.
     struct alignas(64) unpacked {
         I codes[parts][8][vectors];
         I magnitudes[has_magnitudes ? parts : 1][8][vectors];
+        I negative[has_magnitudes ? parts : 1][halves<T>][vectors];
         F d[parts][halves<T>][vectors];
         F m[T::has_min ? parts : 1][vectors];
     };
@@ -245,7 +248,9 @@ template <class V, class T> struct block_panels {
                 const block_q8_0 * y = (const block_q8_0 *) cols[c];
                 for (int64_t b = 0; b < blocks; b++) {
                     d[c * blocks + b] = _cvtsh_ss(y[b].d);
-                    sums_of<V, T>(y[b], d[c * blocks + b], sum + (c * blocks + b) * halves<T>);
+                    if constexpr (T::has_min || code_bias<V, T> != 0) {
+                        sums_of<V, T>(y[b], d[c * blocks + b], sum + (c * blocks + b) * halves<T>);
+                    }
                 }
             }
         }
@@ -281,6 +286,7 @@ template <class V, class T> struct block_panels {
                     if constexpr (T::has_min) {
                         to->m[part][v] = T::template m<V>(heads);
                     }
+                    I negative = V::zero();
                     LANES_UNROLL
                     for (int i = 0; i < 2; i++) {
                         const I row[4] = { w[0][i], w[1][i], w[2][i], w[3][i] };
@@ -288,11 +294,20 @@ template <class V, class T> struct block_panels {
                         transpose<V>(row, fours);
                         LANES_UNROLL
                         for (int j = 0; j < 4; j++) {
-                            to->codes[part][four<T>(4 * i + j)][v] = fours[j];
+                            I & codes = to->codes[part][four<T>(4 * i + j)][v];
                             if constexpr (has_magnitudes) {
-                                to->magnitudes[part][four<T>(4 * i + j)][v] = V::abs8(fours[j]);
+                                const I magnitudes = V::abs8(fours[j]);
+                                to->magnitudes[part][four<T>(4 * i + j)][v] = magnitudes;
+                                codes = V::negative8(fours[j]);
+                                negative = V::sub16(negative, V::dot16(magnitudes, codes));
+                            } else {
+                                codes = fours[j];
                             }
                         }
+                    }
+                    if constexpr (has_magnitudes) {
+                        static_assert(halves<T> == 1, "negative");
+                        to->negative[part][0][v] = V::widened(V::zero(), negative);
                     }
                 }
             }
@@ -311,6 +326,8 @@ template <class V, class T> struct block_panels {
                 for (int v = 0; v < vectors; v++) {
                     if constexpr (code_bias<V, T> != 0) {
                         sum[c][v] = V::broadcast(y[c].sum + b * halves<T> + half);
+                    } else if constexpr (has_magnitudes) {
+                        sum[c][v] = in_order(w->negative[b][half][v]);
                     } else {
                         sum[c][v] = V::zero();
                     }
@@ -333,19 +350,22 @@ template <class V, class T> struct block_panels {
                     I wi[vectors], mi[vectors];
                     LANES_UNROLL
                     for (int v = 0; v < vectors; v++) {
-                        wi[v] = at_once(codes[part * steps + i][v]);
                         if constexpr (has_magnitudes) {
-                            mi[v] = at_once(magnitudes[part * steps + i][v]);
+                            wi[v] = in_order(codes[part * steps + i][v]);
+                            mi[v] = in_order(magnitudes[part * steps + i][v]);
+                        } else {
+                            wi[v] = at_once(codes[part * steps + i][v]);
                         }
                     }
                     LANES_UNROLL
                     for (int c = 0; c < C; c++) {
                         const int8_t * from = y[c].y[b].qs + half * T::sub_block;
-                        const I yi = at_once(V::broadcast(from + 4 * (part * steps + i)));
+                        const I four_of_y = V::broadcast(from + 4 * (part * steps + i));
+                        const I yi = has_magnitudes ? in_order(four_of_y) : at_once(four_of_y);
                         LANES_UNROLL
                         for (int v = 0; v < vectors; v++) {
                             if constexpr (has_magnitudes) {
-                                dot[c][v] = at_once(V::dot4(dot[c][v], wi[v], mi[v], yi));
+                                sum[c][v] = in_order(V::widened(sum[c][v], V::signed_dot4(wi[v], mi[v], yi)));
                             } else {
                                 dot[c][v] = at_once(V::template dot4<T>(dot[c][v], wi[v], yi));
                             }
@@ -353,7 +373,7 @@ template <class V, class T> struct block_panels {
                     }
                 }
                 LANES_UNROLL
-                for (int c = 0; c < C; c++) {
+                for (int c = 0; c < C && !has_magnitudes; c++) {
                     LANES_UNROLL
                     for (int v = 0; v < vectors; v++) {
                         sum[c][v] = V::wide_dots ? dot[c][v] : at_once(V::widened(sum[c][v], dot[c][v]));

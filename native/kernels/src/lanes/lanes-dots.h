@@ -43,9 +43,11 @@ template <class B> struct maddubs_dots : B {
     template <class T> LANES_INLINE I dot4(I acc, I w, I s) {
         return B::add16(acc, T::max_code == 127 ? dot16_signed(w, s) : dot16(w, s));
     }
-    // The same for signed codes, with their magnitudes, which are computed once for all columns.
+    // The same for signed codes, as their magnitudes and as -1 where they are negative, both computed once for all columns.
+    // Since s ^ -1 = -s - 1, the magnitudes of negative codes have to be added. The exclusive or runs in any vector unit, and
+    // sign8 in those that multiply, which have the most to do. Words do not overflow: -128 * -128 does not occur.
     template <class T> static constexpr bool has_magnitudes = T::is_signed;
-    LANES_INLINE I dot4(I acc, I w, I magnitudes, I s) { return B::add16(acc, dot16(magnitudes, B::sign8(s, w))); }
+    LANES_INLINE I signed_dot4(I negative, I magnitudes, I s) { return dot16(magnitudes, B::xor_(s, negative)); }
     LANES_INLINE I widened(I acc, I dot) { return B::add32(acc, B::madd16(dot, B::set16(1))); }
     LANES_INLINE I scaled_sum(I acc, I dot, I scale) { return scaled(acc, dot, scale); }
     LANES_INLINE I add_madd16(I acc, I a, I b) { return at_once(B::add32(acc, B::madd16(a, b))); }

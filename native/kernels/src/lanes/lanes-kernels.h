@@ -40,6 +40,12 @@ template <class I> LANES_INLINE I at_once(I sum) {
     return sum;
 }
 
+// The same, and not before what is in_order above it: gcc moves multiplications ahead of additions, and spills their results.
+template <class I> LANES_INLINE I in_order(I x) {
+    __asm__ volatile("" : "+v"(x));
+    return x;
+}
+
 // Adds up the four 32-bit elements of each lane of a[0..3]: element 4*l + i is the sum of lane l of a[i]. If
 // each a[i] belongs to one row, a lane of the result has the sums of four rows for one block.
 template <class V> LANES_INLINE typename V::I lane_sums(const typename V::I * a) {

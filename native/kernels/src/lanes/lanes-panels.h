@@ -26,7 +26,7 @@ struct fetching {
 
 // The product of rows with many columns, stretch by stretch of a panel of rows.
 //
-//     P::rows               of a panel
+//     P::rows               of a panel, and tile_columns: the most columns that a tile takes
 //     P::length, parts      elements of a stretch, and parts of it that a tile takes one by one
 //     P::bytes(n)           that n elements of a row take; a stretch at the end of a row may be shorter
 //     P::unpacked           a stretch of the rows
@@ -74,12 +74,12 @@ template <class V, class P> struct panel_product {
                 }
                 P::unpack(p, step, parts, unpacked);
                 // Meanwhile, prefetch the next panel into the L2 cache, at an even pace: other loads wait for bursts.
-                const int tiles = (nc + V::panel_columns - 1) / V::panel_columns;
+                const int tiles = (nc + P::tile_columns - 1) / P::tile_columns;
                 const int bytes = (int) ((rows * size + tiles * parts - 1) / (tiles * parts));
                 fetching next = { w + (r0 + rows) * stride + P::bytes(k) * rows, bytes, (bytes + 63) / 64 };
                 for (int c = 0, t = tiles; c < nc; t--) {
                     const int some = (nc - c + t - 1) / t;
-                    typename P::column y[V::panel_columns];
+                    typename P::column y[P::tile_columns];
                     for (int i = 0; i < some; i++) {
                         y[i] = from.at(c + i, k);
                     }
@@ -95,14 +95,14 @@ template <class V, class P> struct panel_product {
     }
 
     LANES_INLINE void columns(int n, const typename P::unpacked * w, const typename P::column * y, int parts, float * acc, fetching next) {
-        static_assert(V::panel_columns <= 6, "cases");
+        static_assert(P::tile_columns <= 6, "cases");
         switch (n) {
             case 1: return P::template tile<1>(w, y, parts, acc, next);
             case 2: return P::template tile<2>(w, y, parts, acc, next);
-            case 3: return P::template tile<V::panel_columns < 3 ? 1 : 3>(w, y, parts, acc, next);
-            case 4: return P::template tile<V::panel_columns < 4 ? 1 : 4>(w, y, parts, acc, next);
-            case 5: return P::template tile<V::panel_columns < 5 ? 1 : 5>(w, y, parts, acc, next);
-            case 6: return P::template tile<V::panel_columns < 6 ? 1 : 6>(w, y, parts, acc, next);
+            case 3: return P::template tile<P::tile_columns < 3 ? 1 : 3>(w, y, parts, acc, next);
+            case 4: return P::template tile<P::tile_columns < 4 ? 1 : 4>(w, y, parts, acc, next);
+            case 5: return P::template tile<P::tile_columns < 5 ? 1 : 5>(w, y, parts, acc, next);
+            case 6: return P::template tile<P::tile_columns < 6 ? 1 : 6>(w, y, parts, acc, next);
         }
     }
 };
@@ -120,7 +120,7 @@ template <class V, class T> struct super_panels {
     using I = typename V::I;
     using block = typename T::block;
     static constexpr int vectors = V::panel_vectors;
-    static constexpr int rows = vectors * vector_rows<V>;
+    static constexpr int rows = vectors * vector_rows<V>, tile_columns = V::panel_columns;
     static constexpr int length = QK_K, parts = QK_K / T::sub_block, sums = 1;
     static constexpr size_t bytes(int64_t n) { return n / QK_K * sizeof(block); }
     struct unpacked { unpacked_rows<V> of[vectors]; };

@@ -62,6 +62,7 @@ struct v256 {
     LANES_INLINE I shuffle8(I a, I pick) { return _mm256_shuffle_epi8(a, pick); }
     LANES_INLINE I maddubs(I u, I s) { return _mm256_maddubs_epi16(u, s); }
     LANES_INLINE I abs8(I a) { return _mm256_abs_epi8(a); }
+    LANES_INLINE I negative8(I a) { return _mm256_cmpgt_epi8(zero(), a); }  // -1 where a is, and 0
     LANES_INLINE I sign8(I a, I sign) { return _mm256_sign_epi8(a, sign); }
     LANES_INLINE I broadcast(const void * p) {
         int32_t x;

@@ -63,6 +63,7 @@ struct v512 {
     LANES_INLINE I shuffle8(I a, I pick) { return _mm512_shuffle_epi8(a, pick); }
     LANES_INLINE I maddubs(I u, I s) { return _mm512_maddubs_epi16(u, s); }
     LANES_INLINE I abs8(I a) { return _mm512_abs_epi8(a); }
+    LANES_INLINE I negative8(I a) { return _mm512_movm_epi8(_mm512_movepi8_mask(a)); }
     LANES_INLINE I sign8(I a, I sign) {
         return _mm512_mask_sub_epi8(_mm512_maskz_mov_epi8(_mm512_test_epi8_mask(sign, sign), a), _mm512_movepi8_mask(sign), zero(), a);
     }
