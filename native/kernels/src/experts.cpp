@@ -15,10 +15,13 @@ struct place {
     int32_t slot, token;
 };
 
-// In the work memory: the columns, then places[begin[e]] to places[begin[e + 1]] for expert e.
+// In the work memory: the columns, then places[begin[e]] to places[begin[e + 1]] for expert e, and the `some` experts that have
+// any, in chosen[0] to chosen[some - 1].
 struct memory {
     char * columns;
-    int64_t * begin;  // [experts + 1]
+    int64_t * begin;   // [experts + 1]
+    int64_t * chosen;  // [experts]
+    int64_t * some;
     place * places;
     size_t size;
 
@@ -27,8 +30,10 @@ struct memory {
         const int64_t experts = op->src[0]->ne[2], all = op->src[2]->ne[0] * op->src[2]->ne[1];
         columns = (char *) base;
         begin = (int64_t *) (columns + quantized);
-        places = (place *) (begin + experts + 1);
-        size = quantized + (experts + 1) * sizeof(int64_t) + all * sizeof(place);
+        chosen = begin + experts + 1;
+        some = chosen + experts;
+        places = (place *) (some + 1);
+        size = quantized + (2 * experts + 2) * sizeof(int64_t) + all * sizeof(place);
     }
 };
 
@@ -47,7 +52,11 @@ void group_by_expert(const ggml_tensor * ids, int64_t experts, const memory & me
         }
     }
     int64_t end = 0;
+    *memory.some = 0;
     for (int64_t e = 0; e <= experts; e++) {
+        if (memory.begin[e] > 0) {
+            memory.chosen[(*memory.some)++] = e;
+        }
         end += memory.begin[e];
         memory.begin[e] = end;
     }
@@ -79,43 +88,34 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     }
     const product_kernel product = kernels.product(weights->type);
     const columns cols = prepare_columns(kernels, task, weights, x, memory.columns);
-    const int64_t experts = weights->ne[2];
     if (task.ith() == 0) {
-        group_by_expert(ids, experts, memory);
-        task.threads->reset(0);
+        group_by_expert(ids, weights->ne[2], memory);
     }
+    task.threads->reset(task.ith());
     task.wait();
 
-    // All columns of an expert are multiplied with one piece of its rows at a time. The pieces are long, because the kernels
-    // arrange the columns again for each piece and prefetch beyond its end.
-    const int64_t by_cache = 128 * 1024 / weights->nb[1], by_threads = weights->ne[1] / task.nth();
-    const int64_t rows = GGML_PAD(std::max<int64_t>(1, std::min(by_cache, by_threads)), 32);
+    // All columns of an expert are multiplied with one piece of its rows at a time. The pieces of a thread's share follow each
+    // other, because kernels prefetch beyond the end of a piece.
+    const int64_t rows = std::min(rows_of_piece(*memory.some * weights->ne[1], task.nth()), weights->ne[1]);
     const int64_t expert_pieces = (weights->ne[1] + rows - 1) / rows;
 
-    int64_t piece = task.threads->take(0);
-    int64_t before = 0;  // pieces of the experts before this one
-    for (int64_t e = 0; e < experts; e++) {
+    each_piece(task, *memory.some * expert_pieces, [&](int64_t piece) {
+        const int64_t e = memory.chosen[piece / expert_pieces];
         const int64_t begin = memory.begin[e], count = memory.begin[e + 1] - begin;
-        if (count == 0) {
-            continue;
-        }
-        for (; piece < before + expert_pieces; piece = task.threads->take(0)) {
-            const int64_t r0 = (piece - before) * rows, nr = std::min(rows, weights->ne[1] - r0);
-            const char * w = (const char *) weights->data + e * weights->nb[2] + r0 * weights->nb[1];
-            for (int64_t c0 = 0; c0 < count; c0 += LANES_MAX_COLS) {
-                const int nc = (int) std::min<int64_t>(LANES_MAX_COLS, count - c0);
-                const void * from[LANES_MAX_COLS];
-                float * to[LANES_MAX_COLS];
-                for (int c = 0; c < nc; c++) {
-                    const place at = memory.places[begin + c0 + c];
-                    from[c] = cols.data + at.slot % x->ne[1] * cols.nb[1] + at.token * cols.nb[2];
-                    to[c] = (float *) ((char *) op->data + at.slot * op->nb[1] + at.token * op->nb[2]) + r0;
-                }
-                product(weights->ne[0], w, weights->nb[1], nr, from, to, nc);
+        const int64_t r0 = piece % expert_pieces * rows, nr = std::min(rows, weights->ne[1] - r0);
+        const char * w = (const char *) weights->data + e * weights->nb[2] + r0 * weights->nb[1];
+        for (int64_t c0 = 0; c0 < count; c0 += LANES_MAX_COLS) {
+            const int nc = (int) std::min<int64_t>(LANES_MAX_COLS, count - c0);
+            const void * from[LANES_MAX_COLS];
+            float * to[LANES_MAX_COLS];
+            for (int c = 0; c < nc; c++) {
+                const place at = memory.places[begin + c0 + c];
+                from[c] = cols.data + at.slot % x->ne[1] * cols.nb[1] + at.token * cols.nb[2];
+                to[c] = (float *) ((char *) op->data + at.slot * op->nb[1] + at.token * op->nb[2]) + r0;
             }
+            product(weights->ne[0], w, weights->nb[1], nr, from, to, nc);
         }
-        before += expert_pieces;
-    }
+    });
     return true;
 }
 

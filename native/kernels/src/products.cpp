@@ -16,17 +16,13 @@ namespace {
 struct pieces {
     const ggml_tensor * weights;
     int64_t rows, matrix_pieces, count;
-    int nth;
 
-    pieces(const ggml_tensor * weights, int nth) : weights(weights), nth(nth) {
+    pieces(const ggml_tensor * weights, int nth) : weights(weights) {
         const int64_t matrices = weights->ne[2] * weights->ne[3];
-        rows = std::clamp<int64_t>(GGML_PAD(matrices * weights->ne[1] / (4 * nth), 32), 32, 1024);
+        rows = rows_of_piece(matrices * weights->ne[1], nth);
         matrix_pieces = (weights->ne[1] + rows - 1) / rows;
         count = matrix_pieces * matrices;
     }
-
-    // the first piece of a thread's share
-    int64_t begin(int ith) const { return count * ith / nth; }
 
     int64_t row(int64_t piece) const { return piece % matrix_pieces * rows; }
     int64_t matrix(int64_t piece) const { return piece / matrix_pieces; }
@@ -62,13 +58,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     task.threads->reset(task.ith());
     task.wait();
 
-    for (int turn = 0; turn < task.nth();) {
-        const int owner = (task.ith() + turn) % task.nth();
-        const int64_t piece = all.begin(owner) + task.threads->take(owner);
-        if (piece >= all.begin(owner + 1)) {
-            turn++;
-            continue;
-        }
+    each_piece(task, all.count, [&](int64_t piece) {
         const int64_t r0 = all.row(piece), nr = std::min(all.rows, weights->ne[1] - r0);
         const int64_t i02 = all.matrix(piece) % weights->ne[2], i03 = all.matrix(piece) / weights->ne[2];
         for (int64_t g = 0; g < groups; g++) {
@@ -85,7 +75,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
             }
             product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc);
         }
-    }
+    });
     return true;
 }
 
@@ -125,8 +115,9 @@ void prefetch_next_product(const kernel_set & kernels, const ggml_compute_params
             const ggml_tensor * weights = node->src[0];
             if (node->op == mul_mat && weights->op == GGML_OP_NONE && fit_together(kernels, weights, node->src[1])) {
                 const pieces all(weights, params->nth);
-                const int64_t first = all.begin(params->ith);
-                const int64_t size = (all.begin(params->ith + 1) - first) * all.rows * weights->nb[1];
+                const int64_t first = share_begin(all.count, params->ith, params->nth);
+                const int64_t last = share_begin(all.count, params->ith + 1, params->nth);
+                const int64_t size = (last - first) * all.rows * weights->nb[1];
                 ahead.next = all.at(first);
                 ahead.end = ahead.next + std::min(size, bytes_ahead);
                 break;

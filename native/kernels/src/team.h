@@ -6,6 +6,7 @@
 
 #include "ggml_abi.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace mtp {
@@ -71,6 +72,28 @@ struct task {
     int64_t first(int64_t n) const { return n * params->ith / params->nth; }
     int64_t last(int64_t n) const { return n * (params->ith + 1) / params->nth; }
 };
+
+// The piece of n at which a thread's share begins.
+inline int64_t share_begin(int64_t n, int ith, int nth) { return n * ith / nth; }
+
+// compute(i) for each of n pieces of work: a thread takes those of its own share, in order, and then what is left of the others'.
+// Each thread calls task.threads->reset(task.ith()) before, and waits.
+template <class F> void each_piece(const task & task, int64_t n, const F & compute) {
+    for (int turn = 0; turn < task.nth();) {
+        const int owner = (task.ith() + turn) % task.nth();
+        const int64_t piece = share_begin(n, owner, task.nth()) + task.threads->take(owner);
+        if (piece < share_begin(n, owner + 1, task.nth())) {
+            compute(piece);
+        } else {
+            turn++;
+        }
+    }
+}
+
+// The rows of a piece where threads share that many: a thread that waits for another one waits for a small part of its share.
+inline int64_t rows_of_piece(int64_t rows, int nth) {
+    return std::clamp<int64_t>(GGML_PAD(rows / (16 * nth), 32), 32, 512);
+}
 
 // Memory of the calling thread, aligned to 64 bytes; its content lasts until the next call. Ends the process where there
 // is none, as ggml does: the other threads would wait for this one for ever.
