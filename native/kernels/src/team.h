@@ -90,9 +90,11 @@ template <class F> void each_piece(const task & task, int64_t n, const F & compu
     }
 }
 
-// The rows of a piece where threads share that many: a thread that waits for another one waits for a small part of its share.
+// The rows of a piece where threads share that many. At the end of a product a thread waits for at most a small part of another
+// one's share; kernels arrange the columns again for each piece, which less than 64 rows would not pay.
 inline int64_t rows_of_piece(int64_t rows, int nth) {
-    return std::clamp<int64_t>(GGML_PAD(rows / (16 * nth), 32), 32, 512);
+    const int64_t share = GGML_PAD((rows + nth - 1) / nth, 32);
+    return std::clamp<int64_t>(GGML_PAD(share / 16, 32), std::min<int64_t>(share, 64), 512);
 }
 
 // Memory of the calling thread, aligned to 64 bytes; its content lasts until the next call. Ends the process where there
