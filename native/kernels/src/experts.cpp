@@ -15,13 +15,13 @@ struct place {
     int32_t slot, token;
 };
 
-// In the work memory: the columns, then places[begin[e]] to places[begin[e + 1]] for expert e, and the `some` experts that have
-// any, in chosen[0] to chosen[some - 1].
+// In the work memory: the columns, then places[begin[e]] to places[begin[e + 1]] for expert e, and the experts that a token
+// chose, chosen[0] to chosen[n_chosen - 1].
 struct memory {
     char * columns;
     int64_t * begin;   // [experts + 1]
     int64_t * chosen;  // [experts]
-    int64_t * some;
+    int64_t * n_chosen;
     place * places;
     size_t size;
 
@@ -31,8 +31,8 @@ struct memory {
         columns = (char *) base;
         begin = (int64_t *) (columns + quantized);
         chosen = begin + experts + 1;
-        some = chosen + experts;
-        places = (place *) (some + 1);
+        n_chosen = chosen + experts;
+        places = (place *) (n_chosen + 1);
         size = quantized + (2 * experts + 2) * sizeof(int64_t) + all * sizeof(place);
     }
 };
@@ -52,10 +52,10 @@ void group_by_expert(const ggml_tensor * ids, int64_t experts, const memory & me
         }
     }
     int64_t end = 0;
-    *memory.some = 0;
+    *memory.n_chosen = 0;
     for (int64_t e = 0; e <= experts; e++) {
         if (memory.begin[e] > 0) {
-            memory.chosen[(*memory.some)++] = e;
+            memory.chosen[(*memory.n_chosen)++] = e;
         }
         end += memory.begin[e];
         memory.begin[e] = end;
@@ -96,10 +96,10 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
 
     // All columns of an expert are multiplied with one piece of its rows at a time. The pieces of a thread's share follow each
     // other, because kernels prefetch beyond the end of a piece.
-    const int64_t rows = std::min(rows_of_piece(*memory.some * weights->ne[1], task.nth()), weights->ne[1]);
+    const int64_t rows = std::min(rows_of_piece(*memory.n_chosen * weights->ne[1], task.nth()), weights->ne[1]);
     const int64_t expert_pieces = (weights->ne[1] + rows - 1) / rows;
 
-    each_piece(task, *memory.some * expert_pieces, [&](int64_t piece) {
+    each_piece(task, *memory.n_chosen * expert_pieces, [&](int64_t piece) {
         const int64_t e = memory.chosen[piece / expert_pieces];
         const int64_t begin = memory.begin[e], count = memory.begin[e + 1] - begin;
         const int64_t r0 = piece % expert_pieces * rows, nr = std::min(rows, weights->ne[1] - r0);

@@ -90,10 +90,11 @@ template <class F> void each_piece(const task & task, int64_t n, const F & compu
     }
 }
 
-// The rows of a piece where threads share that many. At the end of a product a thread waits for at most a small part of another
-// one's share; kernels arrange the columns again for each piece, which less than 64 rows would not pay.
+// The rows of a piece, at least 32, where threads share `rows`, which may be 0. A piece is a sixteenth of a share, so that a
+// thread waits for little of another one's share at the end; but not less than 64 rows where a share has as many, because
+// kernels arrange the columns again for each piece.
 inline int64_t rows_of_piece(int64_t rows, int nth) {
-    const int64_t share = GGML_PAD((rows + nth - 1) / nth, 32);
+    const int64_t share = std::max<int64_t>(32, GGML_PAD((rows + nth - 1) / nth, 32));
     return std::clamp<int64_t>(GGML_PAD(share / 16, 32), std::min<int64_t>(share, 64), 512);
 }
 
