@@ -144,7 +144,9 @@ def many_columns(ggml: Ggml, names: tuple[str, ...]) -> dict[str, Floats]:
 def expert_products(
     ggml: Products, names: tuple[str, ...], exact: tuple[str, ...]
 ) -> dict[str, Floats]:
-    """Four experts, two per token: one is used by all tokens, another by none."""
+    """Four experts, two per token: one is used by all tokens, another by none. Ids of no expert
+    must not end the process; their results are undefined.
+    """
     found = {}
     n, experts = 512, 4
     ids = np.array([[1, 0], [1, 3], [1, 0]] * (COLUMNS // 3), np.int32)
@@ -163,6 +165,9 @@ def expert_products(
             for c in range(most)
         ]
         found[f"experts/{name}/1/1"] = np.concatenate(each)
+        for threads in THREADS:
+            no_experts = np.array([[-1, experts]], np.int32)
+            ggml.expert_product(type_, encoded, rows, x[:1], no_experts, threads)
     return found
 
 
