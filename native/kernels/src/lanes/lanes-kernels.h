@@ -90,11 +90,8 @@ template <size_t Bytes, int Cache = 1> LANES_INLINE void fetch(const char * p) {
     }
 }
 
-// The same for data that is read once; where hint_read_once says so, with this hint and into the L1 cache.
-template <size_t Bytes, int Cache> LANES_INLINE void fetch_once(const char * p) {
-    if (!hint_read_once) {
-        return fetch<Bytes, Cache>(p);
-    }
+// The same into the L1 cache, for data that is read once, where hint_read_once says so.
+template <size_t Bytes> LANES_INLINE void fetch_once(const char * p) {
     LANES_UNROLL
     for (size_t at = 0; at < Bytes; at += 64) {
         __builtin_prefetch(p + at, 0, 0);
@@ -111,8 +108,8 @@ struct rows_ahead {
 };
 
 template <size_t Bytes> LANES_INLINE void fetch(const char * p, const rows_ahead & ahead) {
-    if (ahead.near) {
-        fetch_once<Bytes, 2>(p + ahead.bytes);
+    if (ahead.near && hint_read_once) {
+        fetch_once<Bytes>(p + ahead.bytes);
     } else {
         fetch<Bytes, 2>(p + ahead.bytes);
     }
