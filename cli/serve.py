@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.process_memory import free_memory
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
 from mtp_gguf.gguf_tools.remote import on_hub
-from mtp_gguf.gguf_tools.text import printable
+from mtp_gguf.gguf_tools.text import human_bytes, printable
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
     MMPROJ_OPTIONS,
@@ -26,6 +27,7 @@ from mtp_gguf.server.command import (
     without_key,
 )
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
+from mtp_gguf.server.huge_pages import OPTION, environment
 from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import (
@@ -205,6 +207,14 @@ def serve(
             help="Let every API key continue the conversations of the others (default: its own).",
         ),
     ] = False,
+    huge_pages: Annotated[
+        bool,
+        typer.Option(
+            OPTION,
+            help="Copy the weights into huge pages instead of mapping the file: more tokens per "
+            "second on a CPU, a slower start (Linux).",
+        ),
+    ] = False,
     rpc: Annotated[
         str | None,
         typer.Option(
@@ -301,6 +311,7 @@ def serve(
         lookup_index=index,
         sessions=sessions,
         share_sessions=share_sessions,
+        huge_pages=huge_pages,
     )
     missing = ""
     if gpu_layers and rpc is None and not finds_gpu(server.path):
@@ -314,6 +325,9 @@ def serve(
             check_rpc_servers(rpc)
     variables = None if server.fastmtp else default_environment(server.path, os.environ)
     kernels = _KERNELS if variables is not None else ""
+    if huge_pages:
+        _check_room(served, server)
+        variables = environment(os.environ if variables is None else variables)
     lacking = _lacking(server)
     notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
     for note in filter(None, notes):
@@ -323,6 +337,17 @@ def serve(
         return
     typer.echo(shlex.join(without_key(command.words)), err=True)
     raise typer.Exit(_run(command, variables, found.path.name, as_json, example, open_page))
+
+
+def _check_room(served: ServedModel, server: LlamaServer) -> None:
+    """RequestError where a copy of the weights needs more memory than there is."""
+    files = {file.path: file for file in (served.file, served.head_file) if file}
+    needed, free = sum(file.nbytes for file in files.values()), free_memory()
+    if needed > free and not finds_gpu(server.path):
+        raise RequestError(
+            f"{OPTION}: expected {human_bytes(needed)} of free memory for the weights, found "
+            f"{human_bytes(free)}; without it the file is mapped, and read as it is needed"
+        )
 
 
 def _lacking(server: LlamaServer) -> str:

@@ -17,6 +17,7 @@ from mtp_gguf.gguf_tools.shell import quoted
 
 from .address import Address
 from .find import LlamaServer
+from .huge_pages import OPTION
 from .launch import GRACE_SECONDS
 from .model import ServedModel
 
@@ -36,6 +37,8 @@ _STEPWISE = (
 )
 # Options of llama-server that say where the vision tower is, or that there shall be none.
 MMPROJ_OPTIONS = ("-mm", "--mmproj", "-mmu", "--mmproj-url", "--mmproj-auto", "--no-mmproj")
+# Options of llama-server that say how it loads the weights.
+_LOADING = {"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "-dio", "--direct-io"}
 _KEY, _KEY_VARIABLE = "--api-key", "LLAMA_API_KEY"
 _KEY_FILE, _KEY_FILE_VARIABLE = "--api-key-file", "LLAMA_ARG_API_KEY_FILE"
 
@@ -81,6 +84,7 @@ def server_command(
     lookup_index: Path | None = None,
     sessions: SessionFolder | None = None,
     share_sessions: bool = False,
+    huge_pages: bool = False,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -95,6 +99,7 @@ def server_command(
         lookup_index: an index of lookup files to draft from, too, if `lookup`.
         sessions: keep conversations there.
         share_sessions: let each API key continue the conversations of the others.
+        huge_pages: copy the weights, into memory that its environment puts into huge pages.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -115,6 +120,8 @@ def server_command(
     ):
         # llama-server starts a thread for each core of the machine, also in a container.
         words += ["--threads", str(computing_threads())]
+    if huge_pages:
+        words += _copying(server, passed)
     if rpc:
         words += ["--rpc", rpc]
     if lookup and not server.lookup:
@@ -175,6 +182,19 @@ def server_command(
     health = address.url(scheme, prefix) + "/health"
     grace = _SAVING_SECONDS if sessions else GRACE_SECONDS
     return ServerCommand((*words, *passed), health, has_key, tuple(notes), grace)
+
+
+def _copying(server: LlamaServer, passed: Sequence[str]) -> tuple[str, ...]:
+    """The options with which the server copies the weights; RequestError if others say how."""
+    for option in map(_spelled, passed):
+        if option in _LOADING:
+            raise RequestError(f"{OPTION}: cannot be combined with {option} after `--`")
+    if not server.copying:
+        raise ServerError(
+            f"{server.path} ({server.version}): cannot copy the weights; build one that can with "
+            f"mtp-gguf build-server, or serve without {OPTION}"
+        )
+    return server.copying
 
 
 def _check_drafter(

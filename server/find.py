@@ -26,6 +26,7 @@ _CAPABILITIES = (
 )
 
 _DRAFTERS = ("draft-eagle3", "draft-dflash", "draft-dspark")
+_COPYING = (("--load-mode", "none"), ("--no-mmap",))  # the second one in older servers
 _NO_DEVICES = "(none)"  # in the list of devices, which leaves out the CPU
 _ANSWER_SECONDS = 60.0  # a cold start with GPU libraries takes seconds
 
@@ -39,7 +40,8 @@ class LlamaServer:
     graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
     lookup_index: from an index of lookup files. sessions: keeps conversations in a folder.
     separates: keeps the conversations of several API keys apart. drafters: the
-    values of `--spec-type` for drafters that are no MTP head.
+    values of `--spec-type` for drafters that are no MTP head. copying: the options with which it
+    copies the weights instead of mapping the file.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class LlamaServer:
     sessions: bool
     separates: bool
     drafters: tuple[str, ...] = field(default=(), kw_only=True)
+    copying: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def lacking(self) -> list[str]:
@@ -100,10 +103,10 @@ def ask(path: Path) -> LlamaServer:
     if "--spec-type" not in usage and "--model" not in usage:
         raise ServerError(f"{path}: expected a llama-server, found another program by its --help")
     drafters = tuple(kind for kind in _DRAFTERS if kind in usage)
+    copying = next((options for options in _COPYING if options[0] in usage), ())
     first = version.strip().splitlines() or ["no version"]
-    return LlamaServer(
-        path, first[0], *(word in usage for word in _CAPABILITIES), drafters=drafters
-    )
+    known = (word in usage for word in _CAPABILITIES)
+    return LlamaServer(path, first[0], *known, drafters=drafters, copying=copying)
 
 
 def finds_gpu(path: Path) -> bool:

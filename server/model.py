@@ -29,8 +29,9 @@ class ModelFile:
 
     path: the file passed to llama.cpp, the first shard. alone: a complete head without a trunk.
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
-    including all experts. faults: why llama.cpp would crash on it; empty if nothing is found.
-    tower: the vision tower, if it is an mmproj file. drafter: the one in it, if it is no MTP head.
+    including all experts. nbytes: of their data. faults: why llama.cpp would crash on it; empty if
+    nothing is found. tower: the vision tower, if it is an mmproj file. drafter: the one in it, if
+    it is no MTP head.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class ModelFile:
     architecture: str
     embedding: tuple[int, ...]
     weights: int
+    nbytes: int = 0
     faults: tuple[str, ...] = ()
     tower: VisionTower | None = None
     drafter: Drafter | None = None
@@ -100,6 +102,7 @@ def open_model(path: Path) -> ModelFile:
             embedding=embedding.shape if embedding else (),
             faults=tuple(load_faults(model)),
             weights=sum(math.prod(tensor.shape) for tensor in model.tensors.values()),
+            nbytes=sum(tensor.nbytes for tensor in model.tensors.values()),
             tower=model.tower,
             drafter=model.drafter,
         )

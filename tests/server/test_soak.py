@@ -18,6 +18,7 @@ import pytest
 
 from support.models import Files
 from support.real_server import DEPTH, TEXTS, TOKENS, Client, certain, running
+from support.serving import server_folder
 
 pytestmark = [
     pytest.mark.server,
@@ -33,8 +34,7 @@ SEED = 4
 
 def resident_bytes(wrapper: int) -> int:
     """Resident memory of the server that the process `wrapper` runs."""
-    (server,) = Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{server}/status").read_text())
+    found = re.search(r"VmRSS:\s+(\d+) kB", (server_folder(wrapper) / "status").read_text())
     assert found
     return int(found[1]) * 1024
 

@@ -47,6 +47,12 @@ class Serving:
         return code
 
 
+def server_folder(wrapper: int) -> Path:
+    """What Linux tells of the server that the process `wrapper` runs."""
+    (server,) = Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()
+    return Path("/proc", server)
+
+
 @contextmanager
 def serving(
     server: Path, model: Path, port: int, *passed: object, options: Sequence[object] = ()

@@ -427,9 +427,8 @@ template <class T> struct super_blocks {
     LANES_INLINE void block_products(int64_t steps, int64_t round, const char * pass, const q8_K_blocks<V> * const * cols,
                                      float * const * part) {
         constexpr size_t vector_size = V::count * sizeof(block);
-        // Prefetch distances in bytes. What is not hinted to be read once is prefetched late a second time, because the
-        // columns need the L1 cache, too.
-        constexpr size_t once = 6144, far = 10240, near = 2048;
+        // Prefetch distances in bytes. Without the hint, late a second time, because the columns need the L1 cache, too.
+        constexpr size_t far = 10240, near = 2048;
         const bool hint = hint_read_once;
         size_t lane[V::count];
         block_lanes<V, block>(V::count, lane);
@@ -440,7 +439,7 @@ template <class T> struct super_blocks {
             for (int i = 0; i < 4; i++) {
                 const char * p = pass + (4 * step + i) * vector_size;
                 if (hint) {
-                    fetch_once<vector_size>(p + once);
+                    fetch_once<vector_size>(p + far);
                 } else {
                     fetch<vector_size, 2>(p + far);
                     fetch<vector_size, 1>(p + near);

@@ -1,0 +1,141 @@
+"""`serve --huge-pages`: the weights in memory of the server's own, in huge pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.cli import serve
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.server import huge_pages
+from support.commands import check_refusal, invoke
+from support.models import Files
+from support.real_server import PROMPTS, certain, running
+from support.serving import server_folder
+from support.stand_in_server import STOCK_HELP, write_stand_in
+
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the system says of huge pages; on demand, on a Linux of today."""
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_SYSTEM", path)
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.35"))
+    return path
+
+
+# ------------------------------------------------------------ the environment
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": ""}, "glibc.malloc.hugetlb=1"),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.check=3"},
+            "glibc.malloc.check=3:glibc.malloc.hugetlb=1",
+        ),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=2"}, "glibc.malloc.hugetlb=2"),
+    ],
+)
+def test_glibc_is_asked_for_them(system: Path, before: dict[str, str], after: str) -> None:
+    assert huge_pages.environment({"A": "b", **before}) == {"A": "b", "GLIBC_TUNABLES": after}
+
+
+@pytest.mark.parametrize("said", ["always madvise [never]\n", None])
+def test_a_system_without_them_is_named(system: Path, said: str | None) -> None:
+    system.unlink()
+    if said:
+        system.write_text(said)
+    with pytest.raises(RequestError, match=r"--huge-pages: expected \[always\] or \[madvise\]"):
+        huge_pages.environment({})
+
+
+@pytest.mark.parametrize(
+    ("libc", "found"), [(("glibc", "2.31"), "glibc 2.31"), (("", ""), "[A-Z][a-z]+")]
+)
+def test_another_c_library_is_named(
+    system: Path, monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], found: str
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: libc)
+    with pytest.raises(
+        RequestError, match=f"expected Linux with glibc 2.35 or newer, found {found}"
+    ):
+        huge_pages.environment({})
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("usage", "words"),
+    [
+        (f"{STOCK_HELP} --load-mode MODE, --no-mmap", ["--load-mode", "none"]),
+        (f"{STOCK_HELP} --no-mmap", ["--no-mmap"]),
+    ],
+)
+def test_the_weights_are_copied(
+    system: Path, tmp_path: Path, files: Files, usage: str, words: list[str]
+) -> None:
+    server = write_stand_in(tmp_path / "server", usage)
+    command = ("serve", files("plain"), "--llama-server", server, "--print-command")
+    mapped, copied = invoke(*command), invoke(*command, "--huge-pages")
+    assert copied.exit_code == 0, copied.output
+    assert set(shlex.split(copied.stdout)) - set(shlex.split(mapped.stdout)) == set(words)
+
+
+def test_what_cannot_be_is_refused(
+    system: Path, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(usage: str, *passed: str) -> str:
+        server = write_stand_in(tmp_path / "server", usage)
+        words = ("--llama-server", server, "--print-command", "--huge-pages", "--", *passed)
+        result = invoke("serve", files("plain"), *words)
+        return check_refusal(result.exit_code, result.stderr)
+
+    assert "serve without --huge-pages" in refusal(STOCK_HELP)
+    usage = f"{STOCK_HELP} --load-mode MODE"
+    assert "combined with --mlock" in refusal(usage, "--mlock")
+    assert "combined with --load-mode" in refusal(usage, "--load-mode", "mmap")
+    monkeypatch.setattr(serve, "finds_gpu", lambda _: False)
+    monkeypatch.setattr(serve, "free_memory", lambda: 1000)
+    assert re.search(r"expected .*MB of free memory for the weights, found 1 kB", refusal(usage))
+
+
+# ------------------------------------------------------------ a server
+
+
+def huge_bytes(wrapper: int) -> int:
+    """Memory in huge pages of the server that the process `wrapper` runs."""
+    found = re.search(
+        r"AnonHugePages:\s+(\d+) kB", (server_folder(wrapper) / "smaps_rollup").read_text()
+    )
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.server
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages of Linux")
+def test_the_weights_of_a_server_are_in_huge_pages(
+    patched_server: Path, files: Files, free_port: int
+) -> None:
+    if "[never]" in SWITCH.read_text():
+        pytest.skip("this system has no huge pages")
+    model, found, texts = files("plain", "demo"), [], []
+    for options in ([], ["--huge-pages"]):
+        with running(patched_server, model, free_port, options=options) as client:
+            texts.append(
+                json.dumps([certain(client.complete(text, n_probs=2)) for text in PROMPTS])
+            )
+            found.append(huge_bytes(client.run.process.pid))
+    assert texts[0] == texts[1]
+    assert found[1] - found[0] >= 1 << 21  # of 5 MB that need not begin at such a page
