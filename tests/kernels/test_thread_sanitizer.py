@@ -2,7 +2,8 @@
 
     pytest -m slow tests/kernels/test_thread_sanitizer.py
 
-builds it and ggml's CPU backend, without OpenMP, whose synchronization the sanitizer does not see.
+builds it and ggml's CPU backend, plain and with our patches, without OpenMP, whose synchronization
+the sanitizer does not see.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from support.llama_sources import built
+from support.llama_sources import built, built_with_patches
 from support.native_build import ROOT, configure
 
 pytestmark = [
@@ -36,10 +37,14 @@ FLAGS = [
 SUPPRESSED = "race:_dl_deallocate_tls\n"
 
 
-def test_no_thread_reads_what_another_one_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
+def test_no_thread_reads_what_another_one_writes(patched: bool, tmp_path: Path) -> None:
     options = [*FLAGS, "-DGGML_OPENMP=OFF"]
-    place = ("llama-cpp-python", "0.3.36", "vendor/llama.cpp")
-    libraries = built(tmp_path, *place, "ggml-cpu", options=options)
+    if patched:
+        libraries = built_with_patches(tmp_path, "ggml-cpu", options=options)
+    else:
+        place = ("llama-cpp-python", "0.3.36", "vendor/llama.cpp")
+        libraries = built(tmp_path, *place, "ggml-cpu", options=options)
     library = configure(ROOT, tmp_path / "kernels", *FLAGS).library("mtp_kernels")
     suppressions = tmp_path / "suppressions"
     suppressions.write_text(SUPPRESSED, encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Builds libraries of other versions of llama.cpp, from source distributions that pip downloads."""
+"""Builds libraries of llama.cpp: of other versions, from source distributions that pip downloads,
+and with our patches.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,10 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from mtp_gguf.server.patches import apply as apply_patches
+from mtp_gguf.server.patches import read_patches
+from mtp_gguf.server.upstream_source import fetch_archive, unpack_llama_cpp
 
 # What building such a distribution takes, even if only its metadata is wanted
 TOOLS = ("scikit-build-core", "setuptools", "setuptools_scm", "cython", "wheel")
@@ -27,9 +33,20 @@ def built(
     with tarfile.open(archive) as sources:
         sources.extractall(folder, filter="data")
     (tree,) = folder.glob(f"*/{inside}")
+    return _compiled(tree, folder / "build", targets, options)
+
+
+def built_with_patches(folder: Path, *targets: str, options: Sequence[str] = ()) -> Path:
+    """The same from the pinned sources with our patches."""
+    source = folder / "source"
+    unpack_llama_cpp(fetch_archive(), source)
+    apply_patches(read_patches(), source)
+    return _compiled(source, folder / "build", targets, options)
+
+
+def _compiled(tree: Path, build: Path, targets: Sequence[str], options: Sequence[str]) -> Path:
     parts = ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")
     off = [f"-DLLAMA_BUILD_{part}=OFF" for part in parts]
-    build = folder / "build"
     all_options = [
         *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF"),
         *(*off, *options),

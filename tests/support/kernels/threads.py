@@ -23,14 +23,19 @@ TOGETHER = 70  # more than the 64 pools that compute at the same time
 
 
 def products(ggml: Ggml, name: str, threads: int) -> list[Floats]:
-    """Matrices and experts of one type, whose threads share work and wait for each other."""
+    """Matrices and experts of one type, whose threads share work and wait for each other, and the
+    sum of a token's experts, over which patched libraries wait in the middle.
+    """
     n, rows = 512, 148
     ids = np.array([[1, 0], [1, 3], [1, 0]], np.int32)
     encoded = ggml.encode(TYPES[name], weights(name, n, rows * 4))
     x = columns(n)[:3]
+    rng = np.random.default_rng(12)
+    summed = [rng.standard_normal(shape, np.float32) for shape in ((3, 8, n), (3, 8))]
     return [
         ggml.product(TYPES[name], encoded[: len(encoded) // 4], rows, x, threads),
         ggml.expert_product(TYPES[name], encoded, rows, x, ids, threads),
+        ggml.weighted_sum(*summed, threads, apart=False, in_place=True),
     ]
 
 
