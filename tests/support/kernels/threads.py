@@ -31,11 +31,12 @@ def products(ggml: Ggml, name: str, threads: int) -> list[Floats]:
     encoded = ggml.encode(TYPES[name], weights(name, n, rows * 4))
     x = columns(n)[:3]
     rng = np.random.default_rng(12)
-    summed = [rng.standard_normal(shape, np.float32) for shape in ((3, 8, n), (3, 8))]
+    outputs = rng.standard_normal((3, 8, n), np.float32)
+    factors = rng.standard_normal((3, 8), np.float32)
     return [
         ggml.product(TYPES[name], encoded[: len(encoded) // 4], rows, x, threads),
         ggml.expert_product(TYPES[name], encoded, rows, x, ids, threads),
-        ggml.weighted_sum(*summed, threads, apart=False, in_place=True),
+        ggml.weighted_sum(outputs, factors, threads, apart=False, in_place=True),
     ]
 
 
