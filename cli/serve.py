@@ -27,7 +27,7 @@ from mtp_gguf.server.command import (
     without_key,
 )
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
-from mtp_gguf.server.huge_pages import OPTION, environment
+from mtp_gguf.server.huge_pages import huge_page_environment
 from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer
 from mtp_gguf.server.model import (
@@ -210,7 +210,7 @@ def serve(
     huge_pages: Annotated[
         bool,
         typer.Option(
-            OPTION,
+            "--huge-pages",
             help="Copy the weights into huge pages instead of mapping the file: more tokens per "
             "second on a CPU, a slower start (Linux).",
         ),
@@ -327,7 +327,7 @@ def serve(
     kernels = _KERNELS if variables is not None else ""
     if huge_pages:
         _check_room(served, server)
-        variables = environment(os.environ if variables is None else variables)
+        variables = huge_page_environment(os.environ if variables is None else variables)
     lacking = _lacking(server)
     notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
     for note in filter(None, notes):
@@ -340,12 +340,12 @@ def serve(
 
 
 def _check_room(served: ServedModel, server: LlamaServer) -> None:
-    """RequestError where a copy of the weights needs more memory than there is."""
+    """RequestError if a copy of the weights on the CPU needs more memory than is free."""
     files = {file.path: file for file in (served.file, served.head_file) if file}
     needed, free = sum(file.nbytes for file in files.values()), free_memory()
     if needed > free and not finds_gpu(server.path):
         raise RequestError(
-            f"{OPTION}: expected {human_bytes(needed)} of free memory for the weights, found "
+            f"--huge-pages: expected {human_bytes(needed)} of free memory for the weights, found "
             f"{human_bytes(free)}; without it the file is mapped, and read as it is needed"
         )
 

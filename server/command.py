@@ -17,7 +17,6 @@ from mtp_gguf.gguf_tools.shell import quoted
 
 from .address import Address
 from .find import LlamaServer
-from .huge_pages import OPTION
 from .launch import GRACE_SECONDS
 from .model import ServedModel
 
@@ -99,7 +98,8 @@ def server_command(
         lookup_index: an index of lookup files to draft from, too, if `lookup`.
         sessions: keep conversations there.
         share_sessions: let each API key continue the conversations of the others.
-        huge_pages: copy the weights, into memory that its environment puts into huge pages.
+        huge_pages: let the server copy the weights; the pages of the copy depend on the
+            environment that it runs in (huge_pages.py).
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -188,11 +188,11 @@ def _copying(server: LlamaServer, passed: Sequence[str]) -> tuple[str, ...]:
     """The options with which the server copies the weights; RequestError if others say how."""
     for option in map(_spelled, passed):
         if option in _LOADING:
-            raise RequestError(f"{OPTION}: cannot be combined with {option} after `--`")
+            raise RequestError(f"--huge-pages: cannot be combined with {option} after `--`")
     if not server.copying:
         raise ServerError(
             f"{server.path} ({server.version}): cannot copy the weights; build one that can with "
-            f"mtp-gguf build-server, or serve without {OPTION}"
+            "mtp-gguf build-server, or serve without --huge-pages"
         )
     return server.copying
 

@@ -10,37 +10,36 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError
 
-OPTION = "--huge-pages"
+# What the system offers, the word in brackets: "always", "madvise" (on request) or "never"
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TUNABLES = "GLIBC_TUNABLES"
-# glibc asks the system for huge pages for what malloc hands out, "madvise" mode included (glibc
-# manual, Memory Allocation Tunables).
+# With the value 1, malloc asks for huge pages (glibc manual, Memory Allocation Tunables).
 _TUNABLE, _ASK = "glibc.malloc.hugetlb", "1"
-_GLIBC = (2, 35)  # that has it
-_SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_GLIBC = (2, 35)  # the first version with this tunable
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` with what puts a program's large memory into huge pages.
+def huge_page_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment `variables`, extended so that a program's large allocations use huge pages.
 
-    RequestError where the system has none.
+    RequestError if the system or its C library has none.
     """
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(map(int, version.split(".")[:2])) < _GLIBC:
         found = f"{name} {version}".strip() or platform.system()
         raise RequestError(
-            f"{OPTION}: expected Linux with glibc {'.'.join(map(str, _GLIBC))} or newer, found "
+            f"--huge-pages: expected Linux with glibc {'.'.join(map(str, _GLIBC))} or newer, found "
             f"{found}"
         )
     try:
-        offered = _SYSTEM.read_text(encoding="ascii")
+        offered = SWITCH.read_text(encoding="ascii")
     except OSError:
         offered = "no such file"
     if "[always]" not in offered and "[madvise]" not in offered:
         raise RequestError(
-            f"{OPTION}: expected [always] or [madvise] in {_SYSTEM}, found {offered.strip()}; "
+            f"--huge-pages: expected [always] or [madvise] in {SWITCH}, found {offered.strip()}; "
             "an administrator turns huge pages on by writing madvise to it"
         )
     before = variables.get(_TUNABLES, "")
-    if f"{_TUNABLE}=" in before:  # as the user has it
+    if f"{_TUNABLE}=" in before:  # the user's own choice
         return dict(variables)
     return {**variables, _TUNABLES: ":".join(filter(None, (before, f"{_TUNABLE}={_ASK}")))}
