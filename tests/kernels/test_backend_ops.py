@@ -38,6 +38,7 @@ TOUCHED = {
     "CONCAT",
     "CPY",
     "MUL",
+    "SCALE",
 }
 
 

@@ -27,6 +27,7 @@ from support.kernels.results import (
 from support.kernels.sweep import (
     CACHES,
     LENGTHS,
+    LONG_ROW,
     PAIRS,
     QUERIES,
     SUPER_BLOCKS,
@@ -178,8 +179,17 @@ def test_copies_fill_their_rows_and_no_others(sweep: Sweep) -> None:
     found = sweep("")
     for key in [key for key in found if key.startswith("copy/")]:
         n = len(found[key]) // 2
-        assert (found[key][::2].reshape(-1) == np.arange(n * 1001)).all(), key
+        assert (found[key][::2].reshape(-1) == np.arange(n * LONG_ROW)).all(), key
         assert (found[key][1::2] == 1).all(), key
+
+
+def test_scaled_rows_are_those_of_numpy(sweep: Sweep) -> None:
+    found = sweep("")
+    cases = [key for key in found if key.startswith("scaled/")]
+    assert len(cases) == 2 * 2 * 4 * 2
+    for case in cases:
+        expected = found["times/" + case.split("/")[1]]
+        np.testing.assert_array_equal(found[case], expected, err_msg=case)
 
 
 def test_the_maximum_is_the_last_of_equal_ones(sweep: Sweep) -> None:

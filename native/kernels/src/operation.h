@@ -48,7 +48,7 @@ bool will_compute(const ggml_tensor * op, int n_threads);
 
 extern const operation product_operation, expert_product_operation, attention_operation, delta_net_operation,
     delta_net_replay_operation, convolution_operation, concat_operation, rms_norm_operation, multiply_operation,
-    argmax_operation, copy_operation, get_rows_operation;
+    scale_operation, argmax_operation, copy_operation, get_rows_operation;
 
 // The number of rows of all matrices.
 inline int64_t rows_of(const ggml_tensor * t) { return t->ne[1] * t->ne[2] * t->ne[3]; }

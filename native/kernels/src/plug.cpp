@@ -27,8 +27,8 @@ namespace {
 const operation * const all_operations[] = { &product_operation,     &expert_product_operation, &attention_operation,
                                              &delta_net_operation,   &delta_net_replay_operation,
                                              &convolution_operation, &concat_operation,         &rms_norm_operation,
-                                             &multiply_operation,    &argmax_operation,         &copy_operation,
-                                             &get_rows_operation };
+                                             &multiply_operation,    &scale_operation,          &argmax_operation,
+                                             &copy_operation,        &get_rows_operation };
 constexpr size_t n_operations = sizeof(all_operations) / sizeof(*all_operations);
 constexpr int most_ops = 1024;  // more than ggml has; it names about a hundred
 

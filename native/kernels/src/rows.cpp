@@ -1,4 +1,4 @@
-// Operations on rows of floats: CONCAT, SSM_CONV, RMS_NORM, MUL, ARGMAX, CPY, GET_ROWS.
+// Operations on rows of floats: CONCAT, SSM_CONV, RMS_NORM, MUL, SCALE, ARGMAX, CPY, GET_ROWS.
 
 #include "operation.h"
 #include "states.h"
@@ -11,6 +11,8 @@
 namespace mtp {
 
 namespace {
+
+constexpr int64_t least_long_row = 16384;  // shorter ones take no longer than waking the other threads
 
 float float_param(const ggml_tensor * op, int i) {
     float value;
@@ -170,6 +172,30 @@ void multiply_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
+// SCALE of long rows, such as a state that is cleared: ggml's takes whole rows, so one thread does it all.
+
+bool scale_fits(const kernel_set &, const ggml_tensor * op) {
+    const ggml_tensor * x = op->src[0];
+    const float bias = float_param(op, 1);
+    return is_float(x) && is_float(op) && same_shape(op, x) && is_contiguous(x, sizeof(float)) && is_contiguous(op, sizeof(float)) &&
+           op->ne[0] >= least_long_row && bias == 0.0f;
+}
+
+bool scale(const kernel_set & kernels, const task & task, ggml_tensor * op) {
+    constexpr int64_t line = 64 / sizeof(float);
+    const int64_t n = op->ne[0] * rows_of(op), lines = (n + line - 1) / line;
+    const int64_t first = task.first(lines) * line, last = std::min(task.last(lines) * line, n);
+    kernels.scale((const float *) op->src[0]->data + first, nullptr, (float *) op->data + first, last - first, float_param(op, 0));
+    return true;
+}
+
+void scale_shrink(const ggml_tensor *, small_case & small) {
+    for (auto * t : { &small.src[0], &small.result }) {
+        t->ne[0] = std::min<int64_t>(t->ne[0], 20000);
+        std::fill(t->ne + 1, t->ne + 4, 1);
+    }
+}
+
 // ARGMAX
 
 bool argmax_fits(const kernel_set &, const ggml_tensor * op) {
@@ -192,7 +218,7 @@ void argmax_shrink(const ggml_tensor *, small_case & small) {
 
 // CPY and GET_ROWS of long rows, such as recurrent states.
 
-constexpr int64_t most_long_rows = 64, least_long_row = 16384;  // shorter ones take no longer than waking the other threads
+constexpr int64_t most_long_rows = 64;
 
 // Whole rows for each thread, or a slice of each row where rows are fewer. row(i): the addresses that row i is copied to and
 // from.
@@ -274,6 +300,7 @@ const operation concat_operation = { "CONCAT", concat_fits, concat, concat_shrin
 const operation convolution_operation = { "SSM_CONV", convolution_fits, convolution, convolution_shrink, convolution_path, 1e-9 };
 const operation rms_norm_operation = { "RMS_NORM", rms_norm_fits, rms_norm, rms_norm_shrink, nullptr, 1e-9 };
 const operation multiply_operation = { "MUL", multiply_fits, multiply, multiply_shrink, nullptr, 0 };
+const operation scale_operation = { "SCALE", scale_fits, scale, scale_shrink, nullptr, 0 };
 const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, nullptr, 0 };
 const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, nullptr, 0 };
 const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, copy_path, 0 };

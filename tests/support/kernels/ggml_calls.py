@@ -124,6 +124,7 @@ class Ggml:
             ("ggml_argmax", tensor, context, tensor),
             ("ggml_soft_max", tensor, context, tensor),
             ("ggml_scale", tensor, context, tensor, c_float),
+            ("ggml_scale_inplace", tensor, context, tensor, c_float),
             ("ggml_get_rows", tensor, context, tensor, tensor),
             ("ggml_reshape_4d", tensor, context, tensor, *[c_int64] * 4),
             ("ggml_set_input", None, tensor),
@@ -535,6 +536,13 @@ class Ggml:
         ones = np.ones((2 * n, length), np.float32)
         inputs: list[Input] = [(F32, (length, n), rows), (F32, (length, 2 * n), ones)]
         return self.run(threads, build, inputs, result_of=1).reshape(2 * n, length)
+
+    def scaled(self, rows: Floats, by: float, threads: int, *, in_place: bool) -> Floats:
+        """Rows [n, length] times `by`."""
+        scale = self.base.ggml_scale_inplace if in_place else self.base.ggml_scale
+        return self.run(
+            threads, lambda c, t: scale(c, *t, by), [(F32, rows.shape[::-1], rows)]
+        ).reshape(rows.shape)
 
     def quantized(self, x: Floats) -> tuple[bytes, bytes]:
         """Blocks of 256 of `x` as block_q8_K, by the CPU backend and by ggml's reference."""

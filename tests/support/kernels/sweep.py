@@ -42,8 +42,9 @@ CACHES = ("F16", "F32", "Q8_0", "BF16", "Q4_0", "Q5_1")
 # Those of the plugged-in library, see native/kernels
 OPERATIONS = (
     *("MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "GATED_DELTA_NET", "SSM_CONV", "CONCAT"),
-    *("ARGMAX", "MUL", "RMS_NORM", "CPY"),
+    *("ARGMAX", "MUL", "RMS_NORM", "CPY", "SCALE"),
 )
+LONG_ROW = 16_389  # elements: our kernels copy and scale rows from 16,384 on; no slice divides it
 QUERIES = 70  # of attention: more than are computed at once
 
 
@@ -397,12 +398,26 @@ def maxima(ggml: Ggml) -> dict[str, Any]:
 
 
 def copies(ggml: Ggml) -> dict[str, Floats]:
-    """Rows fewer and more than threads, of a size that no slice divides."""
+    """Rows fewer and more than threads."""
     found = {}
     for n in (1, 2, 4):
-        rows = np.arange(n * 1001, dtype=np.float32).reshape(n, 1001)
+        rows = np.arange(n * LONG_ROW, dtype=np.float32).reshape(n, LONG_ROW)
         for threads in (1, 2, 3, 5):
             found[f"copy/{n}/{threads}"] = ggml.copy_strided(rows, threads)
+    return found
+
+
+def scaled_rows(ggml: Ggml) -> dict[str, Floats]:
+    """Rows times numbers, in place and beside."""
+    found = {}
+    for n in (1, 3):
+        rows = np.random.default_rng(n).standard_normal((n, LONG_ROW), np.float32)
+        for by in (0.0, -0.37):
+            found[f"times/{n} {by}"] = rows * np.float32(by)
+            for threads in (1, 2, 3, 5):
+                for in_place in (False, True):
+                    y = ggml.scaled(rows, by, threads, in_place=in_place)
+                    found[f"scaled/{n} {by}/{threads} {in_place}"] = y
     return found
 
 
@@ -433,7 +448,7 @@ def main() -> None:
     found |= {**products(ggml, names), **expert_products(ggml, names, exact)}
     found |= {**golden(ggml, (*SUPER_BLOCKS, *pairs)), **unit_columns(ggml, pairs)}
     found |= {**many_columns(ggml, exact), **joins(ggml), **convolutions(ggml), **maxima(ggml)}
-    found |= {**copies(ggml), **activations(ggml), **weighted_sums(ggml)}
+    found |= {**copies(ggml), **scaled_rows(ggml), **activations(ggml), **weighted_sums(ggml)}
     if ggml.kernels():
         products_of_no_expert(ggml)
     if ggml.has("ggml_gated_delta_net"):  # older versions want other masks, too

@@ -274,7 +274,7 @@ template <class V, class T> struct super_panels {
 // on that was measured on Zen 3; else seven and eight columns where those of a long row leave no room in an L1 cache of 32
 // to 48 KB.
 template <class V> constexpr bool panels_pay(int64_t n, int nc, int from) {
-    if (V::count == 2 && !V::wide_dots) {
+    if (few_registers<V>) {
         return nc >= from;
     }
     return nc > LANES_COLS || (nc >= 7 && nc * n >= 20480);

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "lanes-kernels.h"
+#include "lanes-layouts.h"
 
 namespace mtp {
 namespace {
@@ -50,8 +50,7 @@ template <class V> LANES_INLINE void store_scales(const typename V::I * words, t
 }
 
 // The 6-bit scales and minima in the first 16 bytes of a block_q4_K or block_q5_K, as words.
-template <class V>
-LANES_INLINE void k_scales(typename V::I head, typename V::I & scales, typename V::I & mins) {
+template <class V, class W> LANES_INLINE void k_scales(W head, W & scales, W & mins) {
     // dwords of a lane: d and dmin, u0, u1, u2 (the packing: get_scale_min_k4 in ggml-quants.c)
     const auto u01 = V::template shuffle32<1, 2, 1, 2>(head);
     const auto u2  = V::template shuffle32<3, 3, 3, 3>(head);
@@ -63,36 +62,23 @@ LANES_INLINE void k_scales(typename V::I head, typename V::I & scales, typename 
     mins   = V::unpackhi8(all, V::zero());
 }
 
-// Blocks of a column, one in each lane, without their d.
-template <class V> struct alignas(64) q8_K_blocks {
-    int8_t  qs[16][V::count][16];
-    int16_t bsums[2][V::count][8];  // of 16 elements
-    int16_t pairs[V::count][8];     // of 32
-
-    void set(int lane, const block_q8_K & y) {
-        for (int i = 0; i < 16; i++) {
-            memcpy(qs[i][lane], y.qs + 16 * i, 16);
-        }
-        const __m128i first = _mm_loadu_si128((const __m128i *) y.bsums);
-        const __m128i last  = _mm_loadu_si128((const __m128i *) y.bsums + 1);
-        _mm_storeu_si128((__m128i *) bsums[0][lane], first);
-        _mm_storeu_si128((__m128i *) bsums[1][lane], last);
-        _mm_storeu_si128((__m128i *) pairs[lane], _mm_hadd_epi16(first, last));
-    }
-};
-
 // q4_K and q5_K: 8 sub-blocks of 32, code * scale - min.
 template <class B> struct k_mins {
     using block = B;
     static constexpr bool has_min = true;
     static constexpr bool five = sizeof(block) == sizeof(block_q5_K);
+    // with the fifth bits, half_lanes takes too many registers
+    template <class V, int M>
+    using layout = std::conditional_t<few_registers<V> && M >= 3 && !five, half_lanes<V>, whole_lanes<V>>;
 
     template <class V, int M>
     LANES_INLINE void sums(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y,
-                           typename V::I & head, typename V::I * sum, typename V::I * least) {
-        typename V::I scales, mins, high[2];
-        head = V::lanes(row, lane);
+                           typename V::W & head, typename V::I * sum, typename V::I * least) {
+        typename V::W scales, mins, high[2];
+        head = V::heads(row, lane);
         k_scales<V>(head, scales, mins);
+        scales = V::halves(scales);
+        mins = V::halves(mins);
         if constexpr (five) {
             high[0] = V::lanes(row + offsetof(block_q5_K, qh), lane);
             high[1] = V::lanes(row + offsetof(block_q5_K, qh) + 16, lane);
@@ -111,29 +97,26 @@ template <class B> struct k_mins {
     // 64 elements in 32 bytes: low halves first. Bits 2 * J and 2 * J + 1 of the 32 bytes of q5_K's
     // qh belong to them.
     template <class V, int M, int J>
-    LANES_INLINE void quarter(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I scales,
-                              const typename V::I * high, typename V::I * sum) {
+    LANES_INLINE void quarter(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::W scales,
+                              const typename V::W * high, typename V::I * sum) {
         const auto w0 = V::lanes(row + offsetof(block, qs) + 32 * J, lane);
         const auto w1 = V::lanes(row + offsetof(block, qs) + 32 * J + 16, lane);
         const auto mask = V::set8(0x0f);
-        auto lo0 = V::and_(w0, mask), lo1 = V::and_(w1, mask);
-        auto hi0 = V::and_(V::template srl32<4>(w0), mask), hi1 = V::and_(V::template srl32<4>(w1), mask);
-        if constexpr (five) {
-            lo0 = V::or_(lo0, fifth<V, 2 * J>(high[0]));
-            lo1 = V::or_(lo1, fifth<V, 2 * J>(high[1]));
-            hi0 = V::or_(hi0, fifth<V, 2 * J + 1>(high[0]));
-            hi1 = V::or_(hi1, fifth<V, 2 * J + 1>(high[1]));
-        }
-        const auto scale_lo = V::scale(scales, 2 * J), scale_hi = V::scale(scales, 2 * J + 1);
-        LANES_UNROLL
-        for (int m = 0; m < M; m++) {
-            const auto * q = y[m]->qs + 4 * J;
-            sum[m] = V::scaled(sum[m], V::dot32(lo0, V::all(q[0]), lo1, V::all(q[1])), scale_lo);
-            sum[m] = V::scaled(sum[m], V::dot32(hi0, V::all(q[2]), hi1, V::all(q[3])), scale_hi);
-        }
+        eighth<V, M, 2 * J>(V::and_(w0, mask), V::and_(w1, mask), y, scales, high, sum);
+        eighth<V, M, 2 * J + 1>(V::and_(V::template srl32<4>(w0), mask), V::and_(V::template srl32<4>(w1), mask), y, scales, high, sum);
     }
 
-    template <class V, int N> LANES_INLINE typename V::I fifth(typename V::I high) {
+    template <class V, int M, int N>
+    LANES_INLINE void eighth(typename V::W w0, typename V::W w1, const q8_K_blocks<V> * const * y, typename V::W scales,
+                             const typename V::W * high, typename V::I * sum) {
+        if constexpr (five) {
+            w0 = V::or_(w0, fifth<V, N>(high[0]));
+            w1 = V::or_(w1, fifth<V, N>(high[1]));
+        }
+        V::template add_32<M>(sum, w0, w1, y, 2 * N, V::scale(scales, N));
+    }
+
+    template <class V, int N, class W> LANES_INLINE W fifth(W high) {
         const auto bit = N < 4 ? V::template sll32<(N < 4 ? 4 - N : 0)>(high) : V::template srl32<(N < 4 ? 0 : N - 4)>(high);
         return V::and_(bit, V::set8(0x10));
     }
@@ -191,6 +174,7 @@ template <class B> struct k_mins {
 struct q6_K {
     using block = block_q6_K;
     static constexpr bool has_min = false;
+    template <class V, int M> using layout = whole_lanes<V>;
 
     template <class V, int M>
     LANES_INLINE void sums(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y,
@@ -220,20 +204,13 @@ struct q6_K {
         const auto l1 = V::lanes(row + 64 * H + 32 + 16 * C, lane);
         const auto h = V::lanes(row + offsetof(block, qh) + 32 * H + 16 * C, lane);
         const auto four = V::set8(0x0f), two = V::set8(0x30);
-        const auto w0 = V::or_(V::and_(l0, four), V::and_(V::template sll32<4>(h), two));
-        const auto w1 = V::or_(V::and_(l1, four), V::and_(V::template sll32<2>(h), two));
-        const auto w2 = V::or_(V::and_(V::template srl32<4>(l0), four), V::and_(h, two));
-        const auto w3 = V::or_(V::and_(V::template srl32<4>(l1), four), V::and_(V::template srl32<2>(h), two));
-        const auto s0 = V::scale(scales, C), s1 = V::scale(scales, 2 + C);
-        const auto s2 = V::scale(scales, 4 + C), s3 = V::scale(scales, 6 + C);
-        LANES_UNROLL
-        for (int m = 0; m < M; m++) {
-            const auto * q = y[m]->qs + 8 * H + C;
-            sum[m] = V::scaled(sum[m], V::dot16(w0, V::all(q[0])), s0);
-            sum[m] = V::scaled(sum[m], V::dot16(w1, V::all(q[2])), s1);
-            sum[m] = V::scaled(sum[m], V::dot16(w2, V::all(q[4])), s2);
-            sum[m] = V::scaled(sum[m], V::dot16(w3, V::all(q[6])), s3);
-        }
+        const auto add = [&](typename V::I w, int n) LANES_ALWAYS {
+            V::template add_16<M>(sum, w, y, 8 * H + 2 * n + C, V::scale(scales, 2 * n + C));
+        };
+        add(V::or_(V::and_(l0, four), V::and_(V::template sll32<4>(h), two)), 0);
+        add(V::or_(V::and_(l1, four), V::and_(V::template sll32<2>(h), two)), 1);
+        add(V::or_(V::and_(V::template srl32<4>(l0), four), V::and_(h, two)), 2);
+        add(V::or_(V::and_(V::template srl32<4>(l1), four), V::and_(V::template srl32<2>(h), two)), 3);
     }
 
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_hi(lane_tails<V>(head)); }
@@ -283,6 +260,7 @@ struct q6_K {
 struct iq4_xs {
     using block = block_iq4_xs;
     static constexpr bool has_min = false;
+    template <class V, int M> using layout = whole_lanes<V>;
     // kvalues_iq4nl of ggml-common.h
     static constexpr int8_t values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 
@@ -369,106 +347,155 @@ struct iq4_xs {
 // activation) - dmin * (exact sum of min * activation), times the d of the activations; blocks are added
 // in the order of the tiled product.
 //
-// The blocks of all rows form one stream in address order: a vector takes the next V::count blocks, and a
-// step the next four vectors, regardless of where a row ends. So no lane is idle for any length of a
+// The blocks of all rows form one stream in address order: a W of T::layout<V, M> takes the next L::count blocks, and a
+// step the next four vectors of V::count blocks, regardless of where a row ends. So no lane is idle for any length of a
 // row, and one prefetch distance suits all. The columns repeat along the stream.
+//
+// A CPU of AMD reads two such streams at a time faster than one: for one column, the first and the second half of the rows,
+// a step of one after a step of the other. With four columns, which need the L1 cache, two streams are slower.
 template <class T> struct super_blocks {
     using block = typename T::block;
+    template <class V, int M> static constexpr int most_streams = few_registers<V> && M == 1 ? 2 : 1;
+
+    // A pass of a stream, where the products of its blocks with each column go, and how much further on to fetch what lies
+    // beyond `end`.
+    template <int M> struct stream {
+        const char * pass;
+        float * part[M];
+        const char * end;
+        size_t beyond;
+    };
 
     template <class V, int M>
     static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
+        using L = typename T::template layout<V, M>;
         const int64_t blocks = n / QK_K;
         const size_t row_size = blocks * sizeof(block);
-        int64_t common = V::count;  // a divisor, too, of blocks
+        int64_t common = L::count;  // a divisor, too, of blocks
         while (blocks % common) {
             common /= 2;
         }
-        // After a round of vectors, a column starts in the first lane again. A pass is a whole number of rounds.
+        // After so many of L::count blocks, a column starts with the first of them again. A pass is a whole number of rounds.
         const int64_t round = blocks / common;
         constexpr int64_t rows = vector_rows<V>;
 
-        const size_t column_size = round * sizeof(q8_K_blocks<V>);
-        const size_t part_size = M * rows * blocks * sizeof(float) + 16;
+        const size_t column_size = round * sizeof(q8_K_blocks<L>);
+        constexpr int streams = most_streams<V, M>;
+        const size_t part_size = streams * M * rows * blocks * sizeof(float) + 16;
         char * memory = (char *) scratch(M * (column_size + blocks * sizeof(float)) + part_size + rows * row_size);
-        const q8_K_blocks<V> * y[M];
-        float * d[M], * part[M];
+        const q8_K_blocks<L> * y[M];
+        float * d[M];
+        stream<M> from[streams];
         for (int m = 0; m < M; m++) {
             const block_q8_K * column = (const block_q8_K *) cols[m];
-            auto * arranged = (q8_K_blocks<V> *) (memory + m * column_size);
-            for (int64_t i = 0; i < round * V::count; i++) {
-                arranged[i / V::count].set(i % V::count, column[i % blocks]);
+            auto * arranged = (q8_K_blocks<L> *) (memory + m * column_size);
+            for (int64_t i = 0; i < round; i++) {
+                const block_q8_K * next[L::count];
+                LANES_UNROLL
+                for (int b = 0; b < L::count; b++) {
+                    next[b] = column + (i * L::count + b) % blocks;
+                }
+                arranged[i].set(next);
             }
             y[m]    = arranged;
             d[m]    = (float *) (memory + M * column_size) + m * blocks;
-            part[m] = (float *) (memory + M * column_size) + M * blocks + m * rows * blocks;
+            for (int s = 0; s < streams; s++) {
+                from[s].part[m] = (float *) (memory + M * column_size) + M * blocks + (s * M + m) * rows * blocks;
+            }
             for (int64_t b = 0; b < blocks; b++) {
                 d[m][b] = column[b].d;
             }
         }
-        char * apart = (char *) part[0] + part_size;
+        char * apart = (char *) from[0].part[0] + part_size;
 
-        for (int64_t r0 = 0; r0 < nr; r0 += rows) {
+        // Rows of each of two streams; those that are left follow in one.
+        const bool two = streams == 2 && hint_read_once && stride == row_size;
+        const int64_t half = two ? nr / (2 * rows) * rows : 0;
+        for (int64_t r0 = 0; r0 < half; r0 += rows) {
+            for (int s = 0; s < streams; s++) {
+                from[s].pass = w + (r0 + s * half) * stride;
+                from[s].end = w + half * stride;
+                from[s].beyond = s == 0 ? nr * stride : 0;  // to the second half of the next piece
+            }
+            block_products<V, M, streams>(blocks, round, from, y);
+            for (int s = 0; s < streams; s++) {
+                add_blocks<V, M>(nr - r0 - s * half, blocks, from[s].part, d, dst, r0 + s * half);
+            }
+        }
+        for (int64_t r0 = 2 * half; r0 < nr; r0 += rows) {
             const int64_t take = nr - r0 < rows ? nr - r0 : rows;
-            const char * pass = w + r0 * stride;
+            from[0].pass = w + r0 * stride;
             if (take < rows || stride != row_size) {
                 memset(apart, 0, rows * row_size);
                 for (int64_t r = 0; r < take; r++) {
-                    memcpy(apart + r * row_size, pass + r * stride, row_size);
+                    memcpy(apart + r * row_size, from[0].pass + r * stride, row_size);
                 }
-                pass = apart;
+                from[0].pass = apart;
             }
-            block_products<V, M>(blocks, round, pass, y, part);
-            add_blocks<V, M>(nr - r0, blocks, part, d, dst, r0);
+            block_products<V, M, 1>(blocks, round, from, y);
+            add_blocks<V, M>(nr - r0, blocks, from[0].part, d, dst, r0);
         }
     }
 
-    // part[m][i] = block i of a pass times its block of column m, without the factor d of the column
-    template <class V, int M>
-    LANES_INLINE void block_products(int64_t steps, int64_t round, const char * pass, const q8_K_blocks<V> * const * cols,
-                                     float * const * part) {
-        constexpr size_t vector_size = V::count * sizeof(block);
+    // from[s].part[m][i] = block i of a pass times its block of column m, without the factor d of the column, for S streams
+    template <class V, int M, int S>
+    LANES_INLINE void block_products(int64_t steps, int64_t round, const stream<M> * from,
+                                     const q8_K_blocks<typename T::template layout<V, M>> * const * cols) {
+        using L = typename T::template layout<V, M>;
+        constexpr size_t size = L::count * sizeof(block);
+        constexpr int vectors = L::count / V::count, times = 4 / vectors;  // of a W, and its number in a step
         // Prefetch distances in bytes. Without the hint, late a second time, because the columns need the L1 cache, too.
         constexpr size_t far = 10240, near = 2048;
         const bool hint = hint_read_once;
-        size_t lane[V::count];
-        block_lanes<V, block>(V::count, lane);
-        size_t at = 0;  // bytes, in a round
-        for (int64_t step = 0; step < steps; step++) {
-            typename V::I head[4], sum[M][4], least[M][4];
-            LANES_UNROLL
-            for (int i = 0; i < 4; i++) {
-                const char * p = pass + (4 * step + i) * vector_size;
-                if (hint) {
-                    fetch_once<vector_size>(p + far);
-                } else {
-                    fetch<vector_size, 2>(p + far);
-                    fetch<vector_size, 1>(p + near);
+        size_t lane[L::count];
+        block_lanes<L, block>(L::count, lane);
+        size_t begin = 0, at = 0;  // bytes, in a round
+        for (int64_t step = 0; step < steps; step++, begin = at) {
+            for (int stream = 0; stream < S; stream++) {
+                const char * step_begin = from[stream].pass + times * step * size;
+                size_t ahead = far;
+                if (S == 2 && step_begin + times * size + far > from[stream].end) {
+                    ahead += from[stream].beyond;
                 }
-                const q8_K_blocks<V> * y[M];
-                typename V::I s[M], l[M];
+                typename V::I head[4], sum[M][times], least[M][times];
+                at = begin;
                 LANES_UNROLL
-                for (int m = 0; m < M; m++) {
-                    y[m] = (const q8_K_blocks<V> *) ((const char *) cols[m] + at);
-                }
-                T::template sums<V, M>(p, lane, y, head[i], s, l);
-                LANES_UNROLL
-                for (int m = 0; m < M; m++) {
-                    sum[m][i] = s[m];
-                    if constexpr (T::has_min) {
-                        least[m][i] = l[m];
+                for (int i = 0; i < times; i++) {
+                    const char * p = step_begin + i * size;
+                    if (hint) {
+                        fetch_once<size>(p + ahead);
+                    } else {
+                        fetch<size, 2>(p + far);
+                        fetch<size, 1>(p + near);
                     }
+                    const q8_K_blocks<L> * y[M];
+                    typename L::W heads;
+                    typename V::I s[M], l[M];
+                    LANES_UNROLL
+                    for (int m = 0; m < M; m++) {
+                        y[m] = (const q8_K_blocks<L> *) ((const char *) cols[m] + at);
+                    }
+                    T::template sums<L, M>(p, lane, y, heads, s, l);
+                    L::separate(heads, head + i * vectors);
+                    LANES_UNROLL
+                    for (int m = 0; m < M; m++) {
+                        sum[m][i] = s[m];
+                        if constexpr (T::has_min) {
+                            least[m][i] = l[m];
+                        }
+                    }
+                    at += sizeof(q8_K_blocks<L>);
+                    at = at == round * sizeof(q8_K_blocks<L>) ? 0 : at;
                 }
-                at += sizeof(q8_K_blocks<V>);
-                at = at == round * sizeof(q8_K_blocks<V>) ? 0 : at;
-            }
-            const auto d = T::template d<V>(head), dmin = T::template dmin<V>(head);
-            LANES_UNROLL
-            for (int m = 0; m < M; m++) {
-                auto x = V::mul(V::to_float(lane_sums<V>(sum[m])), d);
-                if constexpr (T::has_min) {
-                    x = V::fnma(dmin, V::to_float(lane_sums<V>(least[m])), x);
+                const auto d = T::template d<V>(head), dmin = T::template dmin<V>(head);
+                LANES_UNROLL
+                for (int m = 0; m < M; m++) {
+                    auto x = V::mul(V::to_float(L::lane_sums(sum[m])), d);
+                    if constexpr (T::has_min) {
+                        x = V::fnma(dmin, V::to_float(L::lane_sums(least[m])), x);
+                    }
+                    V::store_in_order(from[stream].part[m] + step * 4 * V::count, x);
                 }
-                V::store_in_order(part[m] + step * 4 * V::count, x);
             }
         }
     }
