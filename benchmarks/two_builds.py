@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
+    from numpy.typing import NDArray
+
 
 def decode(asked: Connection, model: str, depth: int, threads: int, tokens: int) -> None:
     """Generate once for each True that is asked, and answer with the tokens per second.
@@ -80,6 +82,13 @@ def served(
         yield lambda: together(url, prompts, arguments.tokens)
 
 
+def median_with_interval(ratios: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The median of the rounds' ratios, and its 95 % interval (bootstrap)."""
+    drawn = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(np.median(ratios)), float(low), float(high)
+
+
 def compare(name: str, sides: list[Callable[[], float]], rounds: int) -> None:
     """Measure both sides, and print the line of this setting."""
     speeds = np.empty((rounds + 1, 2))
@@ -87,12 +96,10 @@ def compare(name: str, sides: list[Callable[[], float]], rounds: int) -> None:
         for side in (0, 1) if i % 2 else (1, 0):
             speeds[i, side] = sides[side]()
     speeds = speeds[1:]
-    ratios = speeds[:, 1] / speeds[:, 0]
-    drawn = np.random.default_rng(0).choice(ratios, (4000, rounds))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    ratio, low, high = median_with_interval(speeds[:, 1] / speeds[:, 0])
     before, after = np.median(speeds, axis=0)
     print(
-        f"{name}: {np.median(ratios):.3f} ({low:.3f} to {high:.3f}), {rounds} pairs, "
+        f"{name}: {ratio:.3f} ({low:.3f} to {high:.3f}), {rounds} pairs, "
         f"{before:.1f} and {after:.1f} tok/s",
         flush=True,
     )

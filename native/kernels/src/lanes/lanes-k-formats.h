@@ -107,7 +107,6 @@ struct tq2_0 : unrolled {
 template <class F> struct sixteens {
     using block = typename F::block;
     static constexpr bool has_min = F::has_min;
-    template <class V, int M> using layout = whole_lanes<V>;
     static constexpr int sub_block = 16, max_code = F::max_code, panels_from = 6;
     template <class V> static constexpr int least = 8;
 

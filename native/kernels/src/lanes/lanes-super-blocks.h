@@ -2,10 +2,13 @@
 
 #pragma once
 
-#include "lanes-layouts.h"
+#include "lanes-kernels.h"
 
 namespace mtp {
 namespace {
+
+// Of AVX2 alone: 16, which hold few sums.
+template <class V> constexpr bool few_registers = V::count == 2 && !V::wide_dots;
 
 // A block of each of vector_rows rows, unpacked for many columns (lanes-panels.h). Element i of a
 // vector belongs to row i.
@@ -50,7 +53,8 @@ template <class V> LANES_INLINE void store_scales(const typename V::I * words, t
 }
 
 // The 6-bit scales and minima in the first 16 bytes of a block_q4_K or block_q5_K, as words.
-template <class V, class W> LANES_INLINE void k_scales(W head, W & scales, W & mins) {
+template <class V>
+LANES_INLINE void k_scales(typename V::I head, typename V::I & scales, typename V::I & mins) {
     // dwords of a lane: d and dmin, u0, u1, u2 (the packing: get_scale_min_k4 in ggml-quants.c)
     const auto u01 = V::template shuffle32<1, 2, 1, 2>(head);
     const auto u2  = V::template shuffle32<3, 3, 3, 3>(head);
@@ -62,23 +66,36 @@ template <class V, class W> LANES_INLINE void k_scales(W head, W & scales, W & m
     mins   = V::unpackhi8(all, V::zero());
 }
 
+// Blocks of a column, one in each lane, without their d.
+template <class V> struct alignas(64) q8_K_blocks {
+    int8_t  qs[16][V::count][16];
+    int16_t bsums[2][V::count][8];  // of 16 elements
+    int16_t pairs[V::count][8];     // of 32
+
+    void set(int lane, const block_q8_K & y) {
+        for (int i = 0; i < 16; i++) {
+            memcpy(qs[i][lane], y.qs + 16 * i, 16);
+        }
+        const __m128i first = _mm_loadu_si128((const __m128i *) y.bsums);
+        const __m128i last  = _mm_loadu_si128((const __m128i *) y.bsums + 1);
+        _mm_storeu_si128((__m128i *) bsums[0][lane], first);
+        _mm_storeu_si128((__m128i *) bsums[1][lane], last);
+        _mm_storeu_si128((__m128i *) pairs[lane], _mm_hadd_epi16(first, last));
+    }
+};
+
 // q4_K and q5_K: 8 sub-blocks of 32, code * scale - min.
 template <class B> struct k_mins {
     using block = B;
     static constexpr bool has_min = true;
     static constexpr bool five = sizeof(block) == sizeof(block_q5_K);
-    // with the fifth bits, half_lanes takes too many registers
-    template <class V, int M>
-    using layout = std::conditional_t<few_registers<V> && M >= 3 && !five, half_lanes<V>, whole_lanes<V>>;
 
     template <class V, int M>
     LANES_INLINE void sums(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y,
-                           typename V::W & head, typename V::I * sum, typename V::I * least) {
-        typename V::W scales, mins, high[2];
-        head = V::heads(row, lane);
+                           typename V::I & head, typename V::I * sum, typename V::I * least) {
+        typename V::I scales, mins, high[2];
+        head = V::lanes(row, lane);
         k_scales<V>(head, scales, mins);
-        scales = V::halves(scales);
-        mins = V::halves(mins);
         if constexpr (five) {
             high[0] = V::lanes(row + offsetof(block_q5_K, qh), lane);
             high[1] = V::lanes(row + offsetof(block_q5_K, qh) + 16, lane);
@@ -97,26 +114,29 @@ template <class B> struct k_mins {
     // 64 elements in 32 bytes: low halves first. Bits 2 * J and 2 * J + 1 of the 32 bytes of q5_K's
     // qh belong to them.
     template <class V, int M, int J>
-    LANES_INLINE void quarter(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::W scales,
-                              const typename V::W * high, typename V::I * sum) {
+    LANES_INLINE void quarter(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I scales,
+                              const typename V::I * high, typename V::I * sum) {
         const auto w0 = V::lanes(row + offsetof(block, qs) + 32 * J, lane);
         const auto w1 = V::lanes(row + offsetof(block, qs) + 32 * J + 16, lane);
         const auto mask = V::set8(0x0f);
-        eighth<V, M, 2 * J>(V::and_(w0, mask), V::and_(w1, mask), y, scales, high, sum);
-        eighth<V, M, 2 * J + 1>(V::and_(V::template srl32<4>(w0), mask), V::and_(V::template srl32<4>(w1), mask), y, scales, high, sum);
-    }
-
-    template <class V, int M, int N>
-    LANES_INLINE void eighth(typename V::W w0, typename V::W w1, const q8_K_blocks<V> * const * y, typename V::W scales,
-                             const typename V::W * high, typename V::I * sum) {
+        auto lo0 = V::and_(w0, mask), lo1 = V::and_(w1, mask);
+        auto hi0 = V::and_(V::template srl32<4>(w0), mask), hi1 = V::and_(V::template srl32<4>(w1), mask);
         if constexpr (five) {
-            w0 = V::or_(w0, fifth<V, N>(high[0]));
-            w1 = V::or_(w1, fifth<V, N>(high[1]));
+            lo0 = V::or_(lo0, fifth<V, 2 * J>(high[0]));
+            lo1 = V::or_(lo1, fifth<V, 2 * J>(high[1]));
+            hi0 = V::or_(hi0, fifth<V, 2 * J + 1>(high[0]));
+            hi1 = V::or_(hi1, fifth<V, 2 * J + 1>(high[1]));
         }
-        V::template add_32<M>(sum, w0, w1, y, 2 * N, V::scale(scales, N));
+        const auto scale_lo = V::scale(scales, 2 * J), scale_hi = V::scale(scales, 2 * J + 1);
+        LANES_UNROLL
+        for (int m = 0; m < M; m++) {
+            const auto * q = y[m]->qs + 4 * J;
+            sum[m] = V::scaled(sum[m], V::dot32(lo0, V::all(q[0]), lo1, V::all(q[1])), scale_lo);
+            sum[m] = V::scaled(sum[m], V::dot32(hi0, V::all(q[2]), hi1, V::all(q[3])), scale_hi);
+        }
     }
 
-    template <class V, int N, class W> LANES_INLINE W fifth(W high) {
+    template <class V, int N> LANES_INLINE typename V::I fifth(typename V::I high) {
         const auto bit = N < 4 ? V::template sll32<(N < 4 ? 4 - N : 0)>(high) : V::template srl32<(N < 4 ? 0 : N - 4)>(high);
         return V::and_(bit, V::set8(0x10));
     }
@@ -174,7 +194,6 @@ template <class B> struct k_mins {
 struct q6_K {
     using block = block_q6_K;
     static constexpr bool has_min = false;
-    template <class V, int M> using layout = whole_lanes<V>;
 
     template <class V, int M>
     LANES_INLINE void sums(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y,
@@ -205,12 +224,26 @@ struct q6_K {
         const auto h = V::lanes(row + offsetof(block, qh) + 32 * H + 16 * C, lane);
         const auto four = V::set8(0x0f), two = V::set8(0x30);
         const auto add = [&](typename V::I w, int n) LANES_ALWAYS {
-            V::template add_16<M>(sum, w, y, 8 * H + 2 * n + C, V::scale(scales, 2 * n + C));
+            add_sixteen<V, M>(sum, w, y, 8 * H + 2 * n + C, V::scale(scales, 2 * n + C));
         };
         add(V::or_(V::and_(l0, four), V::and_(V::template sll32<4>(h), two)), 0);
         add(V::or_(V::and_(l1, four), V::and_(V::template sll32<2>(h), two)), 1);
         add(V::or_(V::and_(V::template srl32<4>(l0), four), V::and_(h, two)), 2);
         add(V::or_(V::and_(V::template srl32<4>(l1), four), V::and_(V::template srl32<2>(h), two)), 3);
+    }
+
+    // sum[m] += scale * (w . y[m]->qs[at]). With few registers, the products of all columns come first: fewer sums are spilled.
+    template <class V, int M>
+    LANES_INLINE void add_sixteen(typename V::I * sum, typename V::I w, const q8_K_blocks<V> * const * y, int at, typename V::I scale) {
+        typename V::I dots[M];
+        LANES_UNROLL
+        for (int m = 0; few_registers<V> && m < M; m++) {
+            dots[m] = in_order(V::dot16(w, V::all(y[m]->qs[at])));
+        }
+        LANES_UNROLL
+        for (int m = 0; m < M; m++) {
+            sum[m] = V::scaled(sum[m], few_registers<V> ? dots[m] : V::dot16(w, V::all(y[m]->qs[at])), scale);
+        }
     }
 
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_hi(lane_tails<V>(head)); }
@@ -260,7 +293,6 @@ struct q6_K {
 struct iq4_xs {
     using block = block_iq4_xs;
     static constexpr bool has_min = false;
-    template <class V, int M> using layout = whole_lanes<V>;
     // kvalues_iq4nl of ggml-common.h
     static constexpr int8_t values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 
@@ -347,8 +379,8 @@ struct iq4_xs {
 // activation) - dmin * (exact sum of min * activation), times the d of the activations; blocks are added
 // in the order of the tiled product.
 //
-// The blocks of all rows form one stream in address order: a W of T::layout<V, M> takes the next L::count blocks, and a
-// step the next four vectors of V::count blocks, regardless of where a row ends. So no lane is idle for any length of a
+// The blocks of all rows form one stream in address order: a vector takes the next V::count blocks, and a
+// step the next four vectors, regardless of where a row ends. So no lane is idle for any length of a
 // row, and one prefetch distance suits all. The columns repeat along the stream.
 //
 // A CPU of AMD reads two such streams at a time faster than one: for one column, the first and the second half of the rows,
@@ -368,34 +400,28 @@ template <class T> struct super_blocks {
 
     template <class V, int M>
     static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
-        using L = typename T::template layout<V, M>;
         const int64_t blocks = n / QK_K;
         const size_t row_size = blocks * sizeof(block);
-        int64_t common = L::count;  // a divisor, too, of blocks
+        int64_t common = V::count;  // a divisor, too, of blocks
         while (blocks % common) {
             common /= 2;
         }
-        // After so many of L::count blocks, a column starts with the first of them again. A pass is a whole number of rounds.
+        // After a round of vectors, a column starts in the first lane again. A pass is a whole number of rounds.
         const int64_t round = blocks / common;
         constexpr int64_t rows = vector_rows<V>;
 
-        const size_t column_size = round * sizeof(q8_K_blocks<L>);
+        const size_t column_size = round * sizeof(q8_K_blocks<V>);
         constexpr int streams = most_streams<V, M>;
         const size_t part_size = streams * M * rows * blocks * sizeof(float) + 16;
         char * memory = (char *) scratch(M * (column_size + blocks * sizeof(float)) + part_size + rows * row_size);
-        const q8_K_blocks<L> * y[M];
+        const q8_K_blocks<V> * y[M];
         float * d[M];
         stream<M> from[streams];
         for (int m = 0; m < M; m++) {
             const block_q8_K * column = (const block_q8_K *) cols[m];
-            auto * arranged = (q8_K_blocks<L> *) (memory + m * column_size);
-            for (int64_t i = 0; i < round; i++) {
-                const block_q8_K * next[L::count];
-                LANES_UNROLL
-                for (int b = 0; b < L::count; b++) {
-                    next[b] = column + (i * L::count + b) % blocks;
-                }
-                arranged[i].set(next);
+            auto * arranged = (q8_K_blocks<V> *) (memory + m * column_size);
+            for (int64_t i = 0; i < round * V::count; i++) {
+                arranged[i / V::count].set(i % V::count, column[i % blocks]);
             }
             y[m]    = arranged;
             d[m]    = (float *) (memory + M * column_size) + m * blocks;
@@ -439,44 +465,39 @@ template <class T> struct super_blocks {
 
     // from[s].part[m][i] = block i of a pass times its block of column m, without the factor d of the column, for S streams
     template <class V, int M, int S>
-    LANES_INLINE void block_products(int64_t steps, int64_t round, const stream<M> * from,
-                                     const q8_K_blocks<typename T::template layout<V, M>> * const * cols) {
-        using L = typename T::template layout<V, M>;
-        constexpr size_t size = L::count * sizeof(block);
-        constexpr int vectors = L::count / V::count, times = 4 / vectors;  // of a W, and its number in a step
+    LANES_INLINE void block_products(int64_t steps, int64_t round, const stream<M> * from, const q8_K_blocks<V> * const * cols) {
+        constexpr size_t vector_size = V::count * sizeof(block);
         // Prefetch distances in bytes. Without the hint, late a second time, because the columns need the L1 cache, too.
         constexpr size_t far = 10240, near = 2048;
         const bool hint = hint_read_once;
-        size_t lane[L::count];
-        block_lanes<L, block>(L::count, lane);
+        size_t lane[V::count];
+        block_lanes<V, block>(V::count, lane);
         size_t begin = 0, at = 0;  // bytes, in a round
         for (int64_t step = 0; step < steps; step++, begin = at) {
             for (int stream = 0; stream < S; stream++) {
-                const char * step_begin = from[stream].pass + times * step * size;
+                const char * step_begin = from[stream].pass + 4 * step * vector_size;
                 size_t ahead = far;
-                if (S == 2 && step_begin + times * size + far > from[stream].end) {
+                if (S == 2 && step_begin + 4 * vector_size + far > from[stream].end) {
                     ahead += from[stream].beyond;
                 }
-                typename V::I head[4], sum[M][times], least[M][times];
+                typename V::I head[4], sum[M][4], least[M][4];
                 at = begin;
                 LANES_UNROLL
-                for (int i = 0; i < times; i++) {
-                    const char * p = step_begin + i * size;
+                for (int i = 0; i < 4; i++) {
+                    const char * p = step_begin + i * vector_size;
                     if (hint) {
-                        fetch_once<size>(p + ahead);
+                        fetch_once<vector_size>(p + ahead);
                     } else {
-                        fetch<size, 2>(p + far);
-                        fetch<size, 1>(p + near);
+                        fetch<vector_size, 2>(p + far);
+                        fetch<vector_size, 1>(p + near);
                     }
-                    const q8_K_blocks<L> * y[M];
-                    typename L::W heads;
+                    const q8_K_blocks<V> * y[M];
                     typename V::I s[M], l[M];
                     LANES_UNROLL
                     for (int m = 0; m < M; m++) {
-                        y[m] = (const q8_K_blocks<L> *) ((const char *) cols[m] + at);
+                        y[m] = (const q8_K_blocks<V> *) ((const char *) cols[m] + at);
                     }
-                    T::template sums<L, M>(p, lane, y, heads, s, l);
-                    L::separate(heads, head + i * vectors);
+                    T::template sums<V, M>(p, lane, y, head[i], s, l);
                     LANES_UNROLL
                     for (int m = 0; m < M; m++) {
                         sum[m][i] = s[m];
@@ -484,15 +505,15 @@ template <class T> struct super_blocks {
                             least[m][i] = l[m];
                         }
                     }
-                    at += sizeof(q8_K_blocks<L>);
-                    at = at == round * sizeof(q8_K_blocks<L>) ? 0 : at;
+                    at += sizeof(q8_K_blocks<V>);
+                    at = at == round * sizeof(q8_K_blocks<V>) ? 0 : at;
                 }
                 const auto d = T::template d<V>(head), dmin = T::template dmin<V>(head);
                 LANES_UNROLL
                 for (int m = 0; m < M; m++) {
-                    auto x = V::mul(V::to_float(L::lane_sums(sum[m])), d);
+                    auto x = V::mul(V::to_float(lane_sums<V>(sum[m])), d);
                     if constexpr (T::has_min) {
-                        x = V::fnma(dmin, V::to_float(L::lane_sums(least[m])), x);
+                        x = V::fnma(dmin, V::to_float(lane_sums<V>(least[m])), x);
                     }
                     V::store_in_order(from[stream].part[m] + step * 4 * V::count, x);
                 }

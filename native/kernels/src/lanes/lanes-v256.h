@@ -26,7 +26,6 @@ struct v256 {
     LANES_INLINE I set8(int x) { return _mm256_set1_epi8((char) x); }
     LANES_INLINE I set16(int x) { return _mm256_set1_epi16((short) x); }
     LANES_INLINE I set32(int x) { return _mm256_set1_epi32(x); }
-    LANES_INLINE I set_halves(int x, int y) { return _mm256_setr_epi32(x, x, y, y, x, x, y, y); }  // of each lane
     LANES_INLINE I and_(I a, I b) { return _mm256_and_si256(a, b); }
     LANES_INLINE I or_(I a, I b) { return _mm256_or_si256(a, b); }
     LANES_INLINE I xor_(I a, I b) { return _mm256_xor_si256(a, b); }
@@ -55,9 +54,6 @@ struct v256 {
     LANES_INLINE I unpackhi32(I a, I b) { return _mm256_unpackhi_epi32(a, b); }
     LANES_INLINE I unpacklo64(I a, I b) { return _mm256_unpacklo_epi64(a, b); }
     LANES_INLINE I unpackhi64(I a, I b) { return _mm256_unpackhi_epi64(a, b); }
-    // elements 0 and 2 of each lane of a, then those of b; and elements 1 and 3
-    LANES_INLINE I even32(I a, I b) { return as_int(_mm256_shuffle_ps(as_float(a), as_float(b), 0x88)); }
-    LANES_INLINE I odd32(I a, I b) { return as_int(_mm256_shuffle_ps(as_float(a), as_float(b), 0xdd)); }
     LANES_INLINE I madd16(I a, I b) { return _mm256_madd_epi16(a, b); }
     template <int N> LANES_INLINE I srl16(I a) { return _mm256_srli_epi16(a, N); }
     LANES_INLINE I mullo16(I a, I b) { return _mm256_mullo_epi16(a, b); }
