@@ -3,13 +3,13 @@
     python benchmarks/batches.py MODEL.gguf --ours FOLDER [--ours FOLDER] --ik SOURCE
         [--copied] [--rounds 60] [--threads 2]
 
-FOLDER is one of `mtp-gguf build-server` (its second line); its headers are those of the installed
-llama-cpp-python. SOURCE is a checkout of ik_llama.cpp that is built in SOURCE/build. Each engine
-loads the model in a process that stays, and evaluates some batches when it is asked; the engines
-alternate in random order, so that a slow second affects all. `--copied` measures each a second time
-with the weights copied into huge pages. Prints a table for each kind of batch: the median time, and
-the median over the rounds of an engine's speed divided by that of each other one, with the 95 %
-interval of that median (bootstrap). The first round warms up.
+FOLDER is one of `mtp-gguf build-server` (its second line); its headers are those of the
+llama-cpp-python that is installed with this Python. SOURCE is a checkout of ik_llama.cpp that is
+built in SOURCE/build. Each engine loads the model in a process that stays, and evaluates some
+batches when it is asked; the engines alternate in random order, so that a slow second affects all.
+`--copied` measures each a second time with the weights copied into huge pages. Prints a table for
+each kind of batch: the median time, and the median over the rounds of an engine's speed divided by
+that of each other one, with the 95 % interval of that median (bootstrap). The first round warms up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import argparse
 import os
 import random
 import subprocess
+import sysconfig
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from two_builds import median_with_interval
 
@@ -101,13 +101,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    if not arguments.ours and not arguments.ik:
+        parser.error("--ours, --ik: expected one of them at least")
     engines = []
     if arguments.ik:
         source = arguments.ik
         includes = [source / "include", source / "ggml/include"]
         libraries = [source / "build/src", source / "build/ggml/src"]
         engines.append(Engine("ik", includes, libraries, ("-DIK",)))
-    headers = Path(llama_cpp.__file__).resolve().parents[1] / "include"
+    headers = Path(sysconfig.get_path("purelib")) / "include"
     for i, folder in enumerate(arguments.ours):
         name = f"ours {i + 1}" if len(arguments.ours) > 1 else "ours"
         engines.append(Engine(name, [headers], [folder]))

@@ -383,8 +383,8 @@ struct iq4_xs {
 // step the next four vectors, regardless of where a row ends. So no lane is idle for any length of a
 // row, and one prefetch distance suits all. The columns repeat along the stream.
 //
-// A CPU of AMD reads two such streams at a time faster than one: for one column, the first and the second half of the rows,
-// a step of one after a step of the other. With four columns, which need the L1 cache, two streams are slower.
+// Zen 3 reads two such streams at a time faster than one: for one column, the first and the second half of the rows, a step
+// of one after a step of the other. With four columns, which need the L1 cache, two streams are slower.
 template <class T> struct super_blocks {
     using block = typename T::block;
     template <class V, int M> static constexpr int most_streams = few_registers<V> && M == 1 ? 2 : 1;
