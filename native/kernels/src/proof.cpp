@@ -237,7 +237,8 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     }
     const std::lock_guard<std::mutex> lock(proving);
     at = look_up(kind);
-    if (!at || at->load() != 0) {
+    // Another thread may have proved it meanwhile: for two threads, too, which serves one.
+    if (!at || at->load() != 0 || is_proved(operation, op, n_threads)) {
         return;
     }
     double apart = -1;
