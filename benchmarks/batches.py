@@ -27,9 +27,11 @@ from pathlib import Path
 import numpy as np
 from two_builds import median_with_interval
 
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.server.huge_pages import huge_page_environment
+
 # Batches of each measurement, so that it takes some 0.2 s
 KINDS = {"first": 8, "one": 16, "four": 8}
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # of a copy; ik_llama.cpp has its own
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,25 @@ class Engine:
     options: tuple[str, ...] = ()
 
     def compile(self, folder: Path) -> Path:
-        """Compile batches.cpp with it; the path of the program."""
+        """Compile batches.cpp with this build, and return the path of the program."""
         program = folder / self.name
         rpath = ":".join(str(library.resolve()) for library in self.libraries)
         command = ["c++", "-O2", *self.options, *(f"-I{include}" for include in self.includes)]
         command += [str(Path(__file__).with_suffix(".cpp")), "-o", str(program)]
         command += [*(f"-L{library}" for library in self.libraries), "-lllama", "-lggml"]
-        subprocess.run([*command, f"-Wl,-rpath,{rpath}", "-Wl,--allow-shlib-undefined"], check=True)
+        command += [f"-Wl,-rpath,{rpath}", "-Wl,--allow-shlib-undefined"]
+        try:
+            subprocess.run(command, check=True)
+        except OSError as error:
+            raise SystemExit(f"c++: expected a compiler: {error.strerror}") from None
+        except subprocess.CalledProcessError:
+            raise SystemExit(f"{self.name}: batches.cpp cannot be compiled, see above") from None
         return program
 
 
 def start(stack: ExitStack, program: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start a program of `Engine.compile`, and wait until it has loaded its model."""
-    variables = os.environ | (HUGE_PAGES if arguments[1] == "1" else {})
+    variables = huge_page_environment(os.environ) if arguments[1] == "1" else os.environ
     process = stack.enter_context(
         subprocess.Popen(
             [program, *arguments],
@@ -67,17 +75,20 @@ def start(stack: ExitStack, program: Path, *arguments: str) -> subprocess.Popen[
     )
     assert process.stdout
     if process.stdout.readline() != "ready\n":
-        raise SystemExit(f"{program.name}: expected a model that it loads, {arguments[0]} failed")
+        raise SystemExit(f"{program.name}: {arguments[0]} cannot be loaded")
     return process
 
 
 def ask(process: subprocess.Popen[str], kind: str) -> float:
-    """Have some batches evaluated; seconds of one of them."""
+    """Have some batches evaluated, and return the seconds of one of them."""
     assert process.stdin
     assert process.stdout
     process.stdin.write(f"{kind} {KINDS[kind]}\n")
     process.stdin.flush()
-    return float(process.stdout.readline())
+    answer = process.stdout.readline()
+    if not answer:
+        raise SystemExit(f"{process.args}: ended while it was measured")
+    return float(answer)
 
 
 def report(kind: str, times: dict[str, list[float]]) -> None:
@@ -101,8 +112,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.threads < 1:
+        parser.error("--rounds, --threads: expected 1 or more")
+    if arguments.copied:
+        try:
+            huge_page_environment(os.environ)
+        except RequestError as error:
+            parser.error(str(error).replace("--huge-pages", "--copied"))
     if not arguments.ours and not arguments.ik:
-        parser.error("--ours, --ik: expected one of them at least")
+        parser.error("--ours, --ik: expected at least one of them")
     engines = []
     if arguments.ik:
         source = arguments.ik

@@ -38,7 +38,6 @@ TOUCHED = {
     "CONCAT",
     "CPY",
     "MUL",
-    "SCALE",
 }
 
 

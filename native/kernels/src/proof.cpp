@@ -237,7 +237,7 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     }
     const std::lock_guard<std::mutex> lock(proving);
     at = look_up(kind);
-    // Another thread may have proved it meanwhile: for two threads, too, which serves one.
+    // Another thread may have proved it meanwhile. A proof for two threads counts for one thread, too.
     if (!at || at->load() != 0 || is_proved(operation, op, n_threads)) {
         return;
     }

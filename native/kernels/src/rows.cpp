@@ -172,7 +172,7 @@ void multiply_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
-// SCALE of long rows, such as a state that is cleared: ggml's takes whole rows, so one thread does it all.
+// SCALE of long rows, such as a state that is cleared. ggml gives each thread whole rows, so a single row is left to one thread.
 
 bool scale_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];

@@ -7,7 +7,7 @@
 namespace mtp {
 namespace {
 
-// Of AVX2 alone: 16, which hold few sums.
+// AVX2 without VNNI has 16 registers, and needs some of them for products in words: few are left for sums.
 template <class V> constexpr bool few_registers = V::count == 2 && !V::wide_dots;
 
 // A block of each of vector_rows rows, unpacked for many columns (lanes-panels.h). Element i of a
@@ -389,8 +389,8 @@ template <class T> struct super_blocks {
     using block = typename T::block;
     template <class V, int M> static constexpr int most_streams = few_registers<V> && M == 1 ? 2 : 1;
 
-    // A pass of a stream, where the products of its blocks with each column go, and how much further on to fetch what lies
-    // beyond `end`.
+    // A pass of a stream, and where the products of its blocks with each column go. Prefetches that would reach beyond `end`
+    // go `beyond` bytes further, to the rows that the stream reads next.
     template <int M> struct stream {
         const char * pass;
         float * part[M];
