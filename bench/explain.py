@@ -304,7 +304,8 @@ def _of_text(model: Model, measured: Measured) -> Iterator[Cause]:
         yield Cause(
             "temperature",
             f"at temperature {measured.temperature:g} first drafts are accepted "
-            f"{measured.at_temperature:.0%}, greedy {measured.first:.0%}",
+            f"{measured.at_temperature:.0%}, greedy {measured.first:.0%}; a lower temperature is "
+            "faster, but it samples other, less varied text",
             {
                 "temperature": measured.temperature,
                 "acceptance": measured.at_temperature,

@@ -156,7 +156,8 @@ def convert(
             "--target-size",
             metavar="N(K|M|G)",
             rich_help_panel=_PRECISION,
-            help="Choose types that differ least from MODEL in a file of at most this size.",
+            help="Choose types that differ least from MODEL in a file of at most this size: bytes, "
+            "or thousands (K), millions (M) or billions (G) of them.",
         ),
     ] = None,
     target_bpw: Annotated[

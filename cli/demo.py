@@ -22,6 +22,7 @@ _GENERATE = ("--ctx", "512", "--depth", "3", "--stats")
 
 @reports_errors
 def demo(
+    unexpected: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -46,6 +47,10 @@ def demo(
     The model is a Qwen3.5 of a few million weights, trained on the Python standard library. It
     knows what Python looks like and little else.
     """
+    if unexpected:
+        raise typer.BadParameter(
+            f"expected no argument, found {unexpected[0]!r}; -o FILE.gguf keeps the model"
+        )
     model = resources.files("mtp_gguf.gguf_tools") / "demo_model"
     with resources.as_file(model) as hf, nullcontext() if output else _temporary_folder():
         file = output or Path("demo.gguf")

@@ -99,7 +99,7 @@ def generate(
             "-n",
             "--tokens",
             min=-1,
-            help="Generate at most N tokens; 0 or -1: as many as the context holds.",
+            help="Generate at most N tokens; 0: read the prompt only, -1: fill the context.",
         ),
     ] = 256,
     stop: Stop = None,
@@ -312,7 +312,7 @@ def generate(
                 + ("; shorten it, or raise --ctx" if tokens else "")
             )
         room = llm.n_ctx() - len(tokens)
-        most = min(n, room) if n > 0 else room
+        most = room if n < 0 else min(n, room)
         terminal = sys.stdout.isatty() and not as_json
         shown = token_colors.TokenText(colored=colored, terminal=terminal, stops=stop or ())
         pieces: list[str] = []
@@ -325,7 +325,9 @@ def generate(
             grammar=read_grammar(llm, *constraint) if constraint else None,
         )
         try:
-            for token in islice(stream, max(most, 1)):
+            for token in islice(stream, max(most, 1)):  # the first one makes it read the prompt
+                if most == 0:
+                    break
                 following = [token]
                 if llm.is_end(token):
                     finish_reason = "stop"

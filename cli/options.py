@@ -581,15 +581,16 @@ def parse_budget(text: str | None, full: bool) -> float | None:
 
 
 def parse_bytes(text: str, option: str = "--split-max-size") -> int:
-    """Parse sizes such as `500M` or `4G`, in decimal units as llama.cpp's --split-max-size."""
-    units = {"K": 10**3, "M": 10**6, "G": 10**9}
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in units or not number.isascii() or not number.isdigit() or not int(number):
+    """Parse bytes such as `5002496`, `500M` or `4G`; units are decimal as in llama.cpp."""
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+    match = re.fullmatch(r"0*([1-9][0-9]{0,17})([KMG]?)", text, re.IGNORECASE)
+    if match is None:
         raise typer.BadParameter(
-            f"expected a number and K, M or G, such as 4G; found {text!r}",
+            "expected bytes, or a number and K, M or G (thousands, millions, billions of bytes), "
+            f"such as 4G; found {text!r}",
             param_hint=option,
         )
-    return int(number) * units[unit]
+    return int(match[1]) * units[match[2].upper()]
 
 
 def parse_filter(pattern: str | None) -> re.Pattern[str]:

@@ -582,6 +582,21 @@ class MTPLlama(llama_cpp.Llama):
             self.n_tokens += len(batch)
             self._requires_eval = False
 
+    def sample(self, *args: Any, **options: Any) -> int:
+        """Sample a token after the last evaluated one, as llama_cpp.Llama.sample does.
+
+        NativeError if its logits are not there, as after `load_state` or `generate`.
+        """
+        with self._model_lock.hold():
+            self._check_open()
+            if self._requires_eval:
+                raise NativeError(
+                    "sample: expected the logits of the last token, which a loaded state, `reset` "
+                    "and `generate` do not leave, found none; call eval first"
+                )
+            token: int = super().sample(*args, **options)
+            return token
+
     embed = _exclusive(llama_cpp.Llama.embed)
     # llama_cpp's handlers of pictures evaluate the prompt here, in several steps.
     _answer_chat = _with_schema(_exclusive(llama_cpp.Llama.create_chat_completion))

@@ -30,6 +30,7 @@ _SERVER_SECTIONS = [TOKENS, "slot"]
 # Magic, version, checksum of the header, bytes of the JSON, bytes of the file.
 _PREFIX = struct.Struct("<8sIIQQ")
 _LARGEST_JSON = 64 << 20
+_MOST_LEVELS = 256  # of the JSON; llama-server's reader has the same bound
 _LARGEST_TEXT = 1 << 24  # tokens, as in a checkpoint
 _MOST_EARLIER = 1024
 _BLOCK = 256 << 10  # bytes that are read at once, and still in the CPU's cache for the checksum
@@ -135,6 +136,8 @@ def write_session(
         room = len(header(layout(0))) + 20 * len(contents)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{path}: extra: expected what JSON can hold, found: {error}") from None
+    if _is_deeper(dict(extra), _MOST_LEVELS - 1):
+        raise RequestError(f"{path}: extra: expected {_MOST_LEVELS - 1} levels at most, found more")
     if room > _LARGEST_JSON:
         raise RequestError(f"{path}: extra: expected at most {_LARGEST_JSON} bytes, found {room}")
     sections = layout(_PREFIX.size + room)
@@ -247,6 +250,8 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
         raise FormatError(f"{path}: header: expected JSON, found something else") from None
     if not isinstance(fields, dict):
         raise FormatError(f"{path}: header: expected an object, found something else")
+    if _is_deeper(fields, _MOST_LEVELS):
+        raise FormatError(f"{path}: header: expected {_MOST_LEVELS} levels at most, found more")
     n_tokens = _integer(path, fields, "n_tokens", 1, _LARGEST_TEXT)
     for name in ("identity", "extra"):
         if not isinstance(fields.get(name), dict):
@@ -282,6 +287,15 @@ def _parsed(path: Path, text: bytes, size: int) -> SessionHeader:
         )
     identity, extra = fields["identity"], fields["extra"]
     return SessionHeader(path, size, n_tokens, identity, extra, sections, earlier)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether objects and lists are nested in more than `most` levels."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+        level = [v for v in level if isinstance(v, dict | list | tuple)]
+    return bool(level)
 
 
 def _section_names(n_earlier: int) -> list[str]:

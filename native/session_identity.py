@@ -46,6 +46,8 @@ def identity_of(llm: MTPLlama) -> dict[str, Any]:
         "adapter_scale": float(llm.lora_scale) if llm.lora_path else None,
         "cache_type_k": _type_name(params.type_k),
         "cache_type_v": _type_name(params.type_v),
+        # None if there are none, as in files of before they were recorded.
+        "kv_overrides": dict(sorted((llm.kv_overrides or {}).items())) or None,
         # llama.cpp keeps floats of 32 bits; their shortest decimal form is exact.
         **{name: convert(getattr(params, name)) for name, convert in _CONTEXT.items()},
     }

@@ -19,7 +19,7 @@ UPSTREAM = "upstream"  # the folder of the bug fixes
 # Patches that no other one needs; a build can leave them out.
 OPTIONAL = (
     *("0001", "0003", "0004", "0008", "0009", "0010", "0011", "0012", "0013", "0015"),
-    *("0016", "0017", "0108", "0109", "0111"),
+    *("0016", "0017", "0018", "0108", "0109", "0111"),
 )
 APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
 VARIABLE = "MTP_GGUF_PATCHES"

@@ -234,11 +234,26 @@ private:
             return json::object({ { "nbytes", size }, { "samples", samples_hash } });
         };
         const auto & spec = params.speculative;
+        const auto value = [](const llama_model_kv_override & of) {
+            switch (of.tag) {
+                case LLAMA_KV_OVERRIDE_TYPE_INT:   return json(of.val_i64);
+                case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return json(of.val_f64);
+                case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return json(of.val_bool);
+                case LLAMA_KV_OVERRIDE_TYPE_STR:   return json(of.val_str);
+            }
+            return json(nullptr);
+        };
+        std::map<std::string, json> overrides; // llama.cpp uses the first of several for a key
+        for (const auto & of : params.kv_overrides) {
+            if (of.key[0]) { // the last one has none
+                overrides.emplace(of.key, value(of));
+            }
+        }
         std::string types;
         for (const auto type : spec.types) {
             types += (types.empty() ? "" : ",") + common_speculative_type_to_str(type);
         }
-        return json::object({
+        json identity = json::object({
             { "program", "llama-server" },
             { "model", file(params.model.path) },
             { "mmproj", file(params.mmproj.path) },
@@ -250,7 +265,12 @@ private:
             { "rope", json::array({ (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale }) },
             { "yarn", json::array({ params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow,
                                     params.yarn_orig_ctx }) },
+            { "overrides", json::object() },
         });
+        for (const auto & item : overrides) {
+            identity["overrides"][item.first] = item.second;
+        }
+        return identity;
     }
 
     static uint64_t aligned(uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; }

@@ -147,6 +147,7 @@ def test_a_high_temperature(whole: Path) -> None:
     assert figures["temperature"] == 3
     assert figures["acceptance"] < figures["greedy"] - 0.1
     assert cause["fix"] == f"mtp-gguf serve {whole} -- --temp 1.5"
+    assert "it samples other, less varied text" in cause["text"]
 
 
 @pytest.mark.thorough
@@ -191,15 +192,16 @@ def test_what_the_machine_makes_of_it(whole: Path, models: Models) -> None:
 
 
 def test_experts_on_the_cpu(models: Models) -> None:
-    """A head with random weights, so that no machine makes up for the experts of its drafts."""
+    """What is measured decides, so that a machine on which drafting pays has no cause."""
     found = explained(models.convert("moe-mixed", "--mtp-f16"))
-    [cause] = [cause for cause in found["causes"] if cause["code"] in MACHINE]
-    assert cause["code"] == "experts-on-cpu"
-    assert cause["measured"]["best_depth"] == 0
-    assert cause["measured"]["experts"] == 16
-    assert cause["measured"]["batch_of_2"] == pytest.approx(
-        found["measured"]["drafting"]["verify"][1] / found["measured"]["drafting"]["verify"][0]
-    )
+    drafting = found["measured"]["drafting"]
+    of_machine = [cause for cause in found["causes"] if cause["code"] in MACHINE]
+    assert len(of_machine) == (drafting["depth"] == 0)
+    for cause in of_machine:
+        assert cause["code"] == "experts-on-cpu"
+        assert cause["measured"]["experts"] == 16
+        ratio = drafting["verify"][1] / drafting["verify"][0]
+        assert cause["measured"]["batch_of_2"] == pytest.approx(ratio)
 
 
 def test_what_cannot_be_explained(whole: Path, tmp_path: Path, models: Models) -> None:

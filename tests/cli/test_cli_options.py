@@ -20,6 +20,7 @@ import typer
 
 from mtp_gguf.cli import app
 from mtp_gguf.cli.demo import PROMPT, shell_word
+from mtp_gguf.cli.options import parse_bytes
 from support.checkpoints import TINY
 from support.commands import MAIN, check_refusal, invoke, refused, spawn
 from support.models import Models
@@ -34,6 +35,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     demo = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
     assert invoke("convert", demo, "-o", path, "--mtp-f16", "--fastmtp").exit_code == 0
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5002496", 5002496), ("07", 7), ("3k", 3000), ("500M", 5 * 10**8), ("4G", 4 * 10**9)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "0K", "-1", "1.5G", "4T", "4GB", "٤", "9" * 19])
+def test_wrong_sizes(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected bytes, or a number and K, M or G"):
+        parse_bytes(text)
 
 
 def generated(model: Path, *options: object, **kwargs: Any) -> str:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from mtp_gguf.cli import app
 from mtp_gguf.native.runtime import llama_cpp
+from support.commands import check_refusal
 from support.reference_model import ReferenceModel
 from support.upstream.llama_mtp import LlamaMtp
 
@@ -75,6 +76,8 @@ def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, ["demo", "-o", str(kept)])
     assert again.exit_code == 1
     assert "--overwrite" in again.output
+    folder = CliRunner().invoke(app, ["demo", str(tmp_path)])
+    check_refusal(folder.exit_code, folder.stderr, "-o FILE.gguf keeps the model", code=2)
 
 
 def test_mtp_logits_equal_the_reference(files: dict[str, Path]) -> None:

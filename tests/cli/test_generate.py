@@ -88,9 +88,19 @@ class TestResult:
         assert found["finish_reason"] == "stop"
 
     def test_a_full_context(self, demo: Path) -> None:
-        found = answer(demo, "-n", "0", "--ctx", "256", prompt="1 1 1 1 1 1")
+        found = answer(demo, "-n", "-1", "--ctx", "256", prompt="1 1 1 1 1 1")
         assert found["prompt_tokens"] + found["completion_tokens"] == 256
         assert found["finish_reason"] == "length"
+
+    def test_no_token(self, demo: Path, tmp_path: Path) -> None:
+        """0 is a number of tokens: the prompt is read, and a session has it."""
+        kept = str(tmp_path / "a.session")
+        found = answer(demo, "-n", "0", "--session", kept)
+        assert (found["text"], found["completion_tokens"]) == ("", 0)
+        assert found["finish_reason"] == "length"
+        whole = answer(demo, "-n", "8")["text"]
+        assert whole
+        assert answer(demo, "-n", "8", "--session", kept, prompt="")["text"] == whole
 
     def test_a_context_that_is_rounded_up(self, demo: Path) -> None:
         done = invoke("generate", demo, "-p", "x", "-n", "2", "-t", "1", "--ctx", "16")

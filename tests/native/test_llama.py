@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,29 @@ def test_states_are_saved_and_loaded(dial: Dial) -> None:
         a = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         b = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         assert a["choices"] == b["choices"]
+
+
+def test_nothing_is_sampled_from_the_logits_of_another_text(dial: Dial) -> None:
+    """A loaded state has no logits; those of what ran before it would be of another text."""
+    with load(dial("tiny")) as llm:
+        llm.eval(PROMPT)
+        expected = llm.sample(temp=0.0)
+        state = llm.save_state()
+        assert llm.sample(temp=0.0) == expected  # saving takes nothing away
+        leave: list[Callable[[], object]] = [
+            lambda: llm.load_state(state),
+            llm.reset,
+            lambda: take(llm, 3, PROMPT),
+        ]
+        for without_logits in leave:
+            llm.eval([7, 8, 9])
+            without_logits()
+            with pytest.raises(NativeError, match="sample: expected the logits of the last token"):
+                llm.sample(temp=0.0)
+        llm.load_state(state)
+        llm.n_tokens -= 1
+        llm.eval(PROMPT[-1:])
+        assert llm.sample(temp=0.0) == expected
 
 
 def test_drafts_after_a_loaded_state_are_the_same_as_before(models: Models) -> None:

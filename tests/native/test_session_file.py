@@ -194,6 +194,26 @@ def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> No
             refused(llm, broken)
 
 
+OVERRIDES = {"qwen35.attention.layer_norm_rms_epsilon": 0.3, "general.name": "another"}
+
+
+def test_a_session_is_continued_with_the_same_overrides(dial: Dial, tmp_path: Path) -> None:
+    path, file = dial("tiny"), tmp_path / "a.session"
+    with load(path, kv_overrides=OVERRIDES) as llm:
+        text = [*PROMPT, *take(llm, 8, PROMPT)]
+        llm.save_session(file)
+    with load(path) as llm, pytest.raises(RequestError, match="kv_overrides: expected none"):
+        llm.load_session(file)
+    others = {**OVERRIDES, "qwen35.attention.layer_norm_rms_epsilon": 0.25}
+    with load(path, kv_overrides=others) as llm, pytest.raises(RequestError, match=r"0\.25.*0\.3"):
+        llm.load_session(file)
+    with load(path, kv_overrides=dict(reversed(OVERRIDES.items()))) as llm:
+        llm.load_session(file)
+        llm.session.reset_stats()
+        take(llm, 3, text)
+        assert llm.mtp_stats.prefilled <= 2
+
+
 @pytest.fixture
 def saved(dial: Dial, tmp_path: Path) -> tuple[Path, Path, list[int]]:
     """A model, the file of a session with it, and the text of that session."""
@@ -218,6 +238,7 @@ def test_a_misfit_is_refused_by_its_field(
         (twin, {}, "model: expected .* bytes .*, found .* bytes"),
         (path, {"type_k": 8}, "cache_type_k: expected 'Q8_0' .*, found 'F16'"),
         (path, {"flash_attn": False}, "flash_attn_type: expected 0 .*, found 1"),
+        (path, {"kv_overrides": OVERRIDES}, "kv_overrides: expected {'general.name.*, found none"),
         (path, {"rope_freq_base": 5e5}, "rope_freq_base: expected 500000.0 .*, found 0.0"),
     ]
     for model, options, message in cases:
@@ -380,6 +401,11 @@ NUMBERS: list[Any] = [
 ]
 
 
+def deep(levels: int) -> bytes:
+    """JSON that nests that many levels."""
+    return b"[" * levels + b"]" * levels
+
+
 def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_path: Path) -> None:
     path, file, _ = saved
     data = file.read_bytes()
@@ -400,7 +426,16 @@ def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_pat
                 broken.write_bytes(forged(data, change))
                 message = refused(llm, broken)
                 assert name == "checksum" or "checksum" not in message
-        for text in (b"", b"[]", b"[" * 4000, b"\xff", b'{"a":' * 1000, b"1" * 5000, b"null"):
+        for text in (
+            b"",
+            b"[]",
+            b"[" * 4000,
+            b"\xff",
+            b'{"a":' * 1000,
+            deep(300),
+            b"1" * 5000,
+            b"null",
+        ):
             broken.write_bytes(forged(data, lambda _: text))  # noqa: B023
             refused(llm, broken)
         for length in (0, 2**31, 2**63, 2**64 - 1):
@@ -408,6 +443,12 @@ def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_pat
             refused(llm, broken)
         broken.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
         assert "version: expected 1, found 2" in refused(llm, broken)
+        llm.eval(PROMPT)
+        extra = json.loads(b'{"a":' + deep(254) + b"}")
+        llm.save_session(broken, extra=extra)
+        assert llm.load_session(broken) == extra
+        with pytest.raises(RequestError, match="extra: expected 255 levels at most, found more"):
+            llm.save_session(broken, extra={"b": extra})
     write_session(broken, np.ones(1, np.int32), b"x", {}, {})
     broken.write_bytes(forged(broken.read_bytes(), lambda f: {**f, "n_tokens": True}))
     with pytest.raises(FormatError, match=r"n_tokens: expected 1 to .*, found something else"):

@@ -118,7 +118,7 @@ def test_a_folder_for_conversations(
     wrong = invoke("serve", files("plain"), "--llama-server", stock, "--print-command", *kept)
     assert wrong.exit_code == 1
     assert "cannot keep conversations on disk" in wrong.stderr
-    kept = ("--session-dir", tmp_path, "--session-size", "5")
+    kept = ("--session-dir", tmp_path, "--session-size", "5T")
     wrong = invoke("serve", files("plain"), "--llama-server", patched, "--print-command", *kept)
     assert "--session-size" in wrong.stderr
 

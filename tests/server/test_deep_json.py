@@ -1,0 +1,106 @@
+"""JSON that is nested so deep that recursion would overflow the stack: a server refuses it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import zlib
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.native.session_file import check_session
+from support.models import Files
+from support.real_server import running
+from support.serving import PATIENCE
+
+pytestmark = pytest.mark.server
+
+LEVELS = 400_000
+LISTS, OBJECTS = "[" * LEVELS + "]" * LEVELS, '{"a":' * LEVELS + "1" + "}" * LEVELS
+MESSAGE = '"messages": [{"role": "user", "content": "a"}]'
+BODIES = [
+    ("/completion", '{"prompt": %s}'),
+    ("/completion", '{"prompt": "a", "n_predict": 1, "json_schema": %s}'),
+    ("/completion", '{"prompt": "a", "n_predict": 1, "logit_bias": %s}'),
+    ("/completion", '{"prompt": "a", "n_predict": 1, "unknown": %s}'),
+    ("/v1/chat/completions", '{"max_tokens": 1, "messages": %s}'),
+    ("/v1/chat/completions", '{"max_tokens": 1, "tools": %s, ' + MESSAGE + "}"),
+    ("/v1/chat/completions", '{"max_tokens": 1, "chat_template_kwargs": %s, ' + MESSAGE + "}"),
+    ("/v1/messages", '{"max_tokens": 1, "system": %s, ' + MESSAGE + "}"),
+    ("/v1/responses", '{"input": %s}'),
+    ("/tokenize", '{"content": %s}'),
+    ("/apply-template", '{"messages": %s}'),
+]
+# The text of a message, which is JSON of its own.
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": LISTS}}
+CALLED = {
+    "messages": [{"role": "assistant", "tool_calls": [CALL]}, {"role": "user", "content": ""}]
+}
+
+
+def ask(port: int, path: str, body: str) -> tuple[int, str]:
+    """Status and text of an answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("POST", path, body)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def session(header: str) -> bytes:
+    """A session file with this header, and right checksums."""
+    text = header.encode().ljust(1 << 20)
+    prefix = struct.pack("<8sIIQQ", b"mtpsess\0", 1, 0, len(text), 32 + len(text))
+    checksum = zlib.crc32(text, zlib.crc32(prefix))
+    return prefix[:12] + struct.pack("<I", checksum) + prefix[16:] + text
+
+
+def test_requests(patched_server: Path, files: Files, free_port: int) -> None:
+    with running(patched_server, files("plain"), free_port, options=["--no-draft"]) as client:
+        for path, body in BODIES:
+            for value in (LISTS, OBJECTS):
+                status, text = ask(free_port, path, body % value)
+                assert status == 400, (path, body, text[:200])
+                assert "expected JSON of at most 256 levels, found more" in text
+        ask(free_port, "/v1/chat/completions", json.dumps(CALLED))  # a template may take it as text
+        quoted = json.dumps("[" * 300 + '\\"[')  # brackets of a text are no levels
+        deepest = f'{{"prompt": {quoted}, "n_predict": 1, "unknown": {"[" * 255 + "]" * 255}}}'
+        assert ask(free_port, "/completion", deepest)[0] == 200
+        assert (
+            ask(free_port, "/completion", deepest.replace("]", "]]").replace("[[", "[[["))[0] != 200
+        )
+        client.complete([5, 6, 7])
+
+
+def test_session_files(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> None:
+    """At the start of a server, and while it runs."""
+    empty = '"n_tokens": 1, "extra": {}, "sections": []'
+    headers = {
+        "identity": f'{{"identity": {OBJECTS}, {empty}}}',
+        "lists": f'{{"identity": {LISTS}, {empty}}}',
+        "extra": f'{{"identity": {{}}, "n_tokens": 1, "extra": {OBJECTS}, "sections": []}}',
+        "all": LISTS,
+    }
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+
+    def write(when: str) -> None:
+        for name, header in headers.items():
+            path = folder / f"{when}-{name}.session"
+            path.write_bytes(session(header))
+            with pytest.raises(FormatError, match="header: expected"):
+                check_session(path)
+
+    write("before")
+    options = ("--no-draft", "--session-dir", folder)
+    with running(patched_server, files("plain"), free_port, options=options) as client:
+        client.complete([5 + n * n % 200 for n in range(300)])
+        write("while")
+        client.complete([7 + n * 3 % 150 for n in range(300)])
+        assert client.run.process.poll() is None
+    assert client.run.process.returncode not in (-signal.SIGSEGV, 139)
