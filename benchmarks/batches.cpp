@@ -1,9 +1,7 @@
 // Evaluates batches with one of two llama.h, for batches.py: batches MODEL COPIED THREADS
 //
-// Prints "ready", and then for each line "WHAT COUNT" the mean time in seconds of COUNT batches:
-//     first    four tokens that begin a sequence, with clearing the one before
-//     one      one token within a sequence
-//     four     four tokens within a sequence
+// Prints "ready", and then for each line "N BEGINS COUNT" the mean time in seconds of COUNT batches of N tokens: within a
+// sequence, or if BEGINS is 1 at its beginning, with clearing the one before.
 // Compiled with -DIK for the llama.h of ik_llama.cpp.
 
 #include "llama.h"
@@ -11,10 +9,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 namespace {
 
+constexpr int most_tokens = 512;
 llama_context * context = nullptr;
 int position = 0;
 unsigned random_state = 1;
@@ -29,7 +27,7 @@ void clear() {
 }
 
 void evaluate(int n) {
-    llama_token tokens[4];
+    static llama_token tokens[most_tokens];
     for (int i = 0; i < n; i++) {
         random_state = random_state * 1664525u + 1013904223u;
         tokens[i] = (llama_token) (random_state >> 8) % 10000;
@@ -71,7 +69,7 @@ int main(int argc, char ** argv) {
     model_params.load_mode = copied ? LLAMA_LOAD_MODE_NONE : LLAMA_LOAD_MODE_MMAP;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
 #endif
-    params.n_ctx = 512;
+    params.n_ctx = 4096;
     params.n_threads = params.n_threads_batch = atoi(argv[3]);
     llama_model * model = llama_model_load_from_file(argv[1], model_params);
     context = model ? llama_init_from_model(model, params) : nullptr;
@@ -87,17 +85,14 @@ int main(int argc, char ** argv) {
     puts("ready");
     fflush(stdout);
 
-    char what[8];
-    int count;
-    while (scanf("%7s %d", what, &count) == 2) {
-        const bool first = strcmp(what, "first") == 0;
-        const int n = strcmp(what, "one") == 0 ? 1 : 4;
+    int n, begins, count;
+    while (scanf("%d %d %d", &n, &begins, &count) == 3 && n > 0 && n <= most_tokens) {
         random_state = 7;
         clear();
         evaluate(1);
         const double begin = seconds();
         for (int i = 0; i < count; i++) {
-            if (first) {
+            if (begins) {
                 clear();
             }
             evaluate(n);

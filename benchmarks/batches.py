@@ -1,15 +1,18 @@
-"""Say how fast builds of llama.cpp and of ik_llama.cpp evaluate one token and batches of four.
+"""Say how fast builds of llama.cpp and of ik_llama.cpp evaluate batches of a few sizes.
 
     python benchmarks/batches.py MODEL.gguf --ours FOLDER [--ours FOLDER] --ik SOURCE
-        [--copied] [--rounds 60] [--threads 2]
+        [--copied] [--rounds 60] [--threads 2] [--kernels WORDS] [--tokens N]
 
 FOLDER is one of `mtp-gguf build-server` (its second line); its headers are those of the
 llama-cpp-python that is installed with this Python. SOURCE is a checkout of ik_llama.cpp that is
 built in SOURCE/build. Each engine loads the model in a process that stays, and evaluates some
 batches when it is asked; the engines alternate in random order, so that a slow second affects all.
-`--copied` measures each a second time with the weights copied into huge pages. Prints a table for
-each kind of batch: the median time, and the median over the rounds of an engine's speed divided by
-that of each other one, with the 95 % interval of that median (bootstrap). The first round warms up.
+`--copied` measures each a second time with the weights copied into huge pages, and each `--kernels`
+ours once more with these words in MTP_GGUF_KERNELS, such as 0 for ggml's own kernels, or
+fixed,hint,one_stream. `--tokens`, repeatable, are the sizes (1, 4, and 4 that begin a sequence).
+Prints a table for each kind of batch: the median time, and the median over the rounds of an
+engine's speed divided by that of each other one, with the 95 % interval of that median (bootstrap).
+The first round warms up.
 """
 
 from __future__ import annotations
@@ -30,8 +33,21 @@ from two_builds import median_with_interval
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.server.huge_pages import huge_page_environment
 
-# Batches of each measurement, so that it takes some 0.2 s
-KINDS = {"first": 8, "one": 16, "four": 8}
+
+@dataclass(frozen=True)
+class Kind:
+    """Batches of so many tokens, within a sequence or at its beginning."""
+
+    tokens: int
+    begins: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.tokens}{', a sequence begins' if self.begins else ''}"
+
+    @property
+    def request(self) -> str:
+        """What batches.cpp reads: as many batches as take some 0.2 s."""
+        return f"{self.tokens} {int(self.begins)} {max(1, 20 // (self.tokens + 1))}\n"
 
 
 @dataclass(frozen=True)
@@ -60,9 +76,13 @@ class Engine:
         return program
 
 
-def start(stack: ExitStack, program: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    stack: ExitStack, program: Path, kernels: str | None, *arguments: str
+) -> subprocess.Popen[str]:
     """Start a program of `Engine.compile`, and wait until it has loaded its model."""
-    variables = huge_page_environment(os.environ) if arguments[1] == "1" else os.environ
+    variables = dict(huge_page_environment(os.environ) if arguments[1] == "1" else os.environ)
+    if kernels is not None:
+        variables["MTP_GGUF_KERNELS"] = kernels
     process = stack.enter_context(
         subprocess.Popen(
             [program, *arguments],
@@ -79,11 +99,11 @@ def start(stack: ExitStack, program: Path, *arguments: str) -> subprocess.Popen[
     return process
 
 
-def ask(process: subprocess.Popen[str], kind: str) -> float:
+def ask(process: subprocess.Popen[str], kind: Kind) -> float:
     """Have some batches evaluated, and return the seconds of one of them."""
     assert process.stdin
     assert process.stdout
-    process.stdin.write(f"{kind} {KINDS[kind]}\n")
+    process.stdin.write(kind.request)
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
@@ -91,7 +111,7 @@ def ask(process: subprocess.Popen[str], kind: str) -> float:
     return float(answer)
 
 
-def report(kind: str, times: dict[str, list[float]]) -> None:
+def report(kind: Kind, times: dict[str, list[float]]) -> None:
     """Print the table of a kind of batch."""
     print(f"\n| {kind} | ms | {' | '.join(f'to {name}' for name in times)} |")
     print("|" + " --- |" * (len(times) + 2))
@@ -111,9 +131,13 @@ def main() -> None:
     parser.add_argument("--copied", action="store_true")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kernels", action="append", default=[], metavar="WORDS")
+    parser.add_argument("--tokens", type=int, action="append", metavar="N")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.threads < 1:
         parser.error("--rounds, --threads: expected 1 or more")
+    if not all(0 < n <= 512 for n in arguments.tokens or ()):
+        parser.error("--tokens: expected 1 to 512")
     if arguments.copied:
         try:
             huge_page_environment(os.environ)
@@ -138,22 +162,27 @@ def main() -> None:
         if not file.is_file():
             parser.error(f"{file}: expected a file")
 
+    kinds = [Kind(1), Kind(4), Kind(4, begins=True)]
+    if arguments.tokens:
+        kinds = [Kind(n) for n in arguments.tokens]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = {}
         for engine in engines:
             program = engine.compile(folder)
             for copied in (False, True) if arguments.copied else (False,):
-                name = engine.name + (", copied" if copied else "")
-                options = (str(arguments.model), str(int(copied)), str(arguments.threads))
-                processes[name] = start(stack, program, *options)
-        times: dict[str, dict[str, list[float]]] = {
-            kind: {name: [] for name in processes} for kind in KINDS
+                for words in [None, *(arguments.kernels if engine.name != "ik" else ())]:
+                    name = engine.name + (", copied" if copied else "")
+                    name += f", {words}" if words is not None else ""
+                    options = (str(arguments.model), str(int(copied)), str(arguments.threads))
+                    processes[name] = start(stack, program, words, *options)
+        times: dict[Kind, dict[str, list[float]]] = {
+            kind: {name: [] for name in processes} for kind in kinds
         }
         for number in range(arguments.rounds + 1):
             order = list(processes)
             random.shuffle(order)
-            for kind in KINDS:
+            for kind in kinds:
                 for name in order:
                     time = ask(processes[name], kind)
                     if number > 0:

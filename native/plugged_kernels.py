@@ -40,6 +40,13 @@ class PluggedKernels:
             return frozenset()
         return frozenset(_text(_library.mtp_kernels_types).upper().split(","))
 
+    def choices(self) -> list[str]:
+        """Return a line for each kind of product whose candidates are or were measured.
+
+        Its words are those of mtp_kernels_choices in native/kernels/include/mtp_kernels.h.
+        """
+        return _text(_library.mtp_kernels_choices).splitlines() if self.instructions else []
+
     def computed(self, operation: str) -> int:
         """Return how many operations of this name the library has computed."""
         return int(_library.mtp_kernels_computed(operation.encode())) if self.instructions else 0
@@ -59,7 +66,11 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
         _library = ctypes.CDLL(str(library))
         _library.mtp_kernels_reason.restype = ctypes.c_char_p
         _library.mtp_kernels_name.restype = ctypes.c_char_p
-        for function in (_library.mtp_kernels_report, _library.mtp_kernels_types):
+        for function in (
+            _library.mtp_kernels_report,
+            _library.mtp_kernels_types,
+            _library.mtp_kernels_choices,
+        ):
             function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
             function.restype = ctypes.c_size_t
         _library.mtp_kernels_computed.restype = ctypes.c_long

@@ -336,6 +336,14 @@ def test_quants_have_the_same_bits_on_every_path() -> None:
     best = found.pop("")
     for path, (instructions, left, bits) in found.items():
         assert (instructions, left, bits) == (path.upper(), [], best[2])
+        for how in (
+            "no_hint,one_stream,rows",
+            "hint,two_streams,rows",
+            "no_hint,two_streams,panels",
+        ):
+            words_of = {CHOICE: f"fixed,{path},{how}"}
+            again = llama_libraries.answer(STOCK, BITS, *words, **words_of)
+            assert again == [instructions, [], bits], how
 
 
 def test_long_rows_are_copied_by_all_threads() -> None:
@@ -361,7 +369,8 @@ def test_a_long_cache_is_moved_to_huge_pages() -> None:
 
 def test_each_path_is_tried_out_before_it_is_used() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
-    counts = llama_libraries.answer(stock, ONE_THEN_MANY, stock, library)
+    one_candidate = {CHOICE: "avx2,dotprod,no_hint,one_stream"}
+    counts = llama_libraries.answer(stock, ONE_THEN_MANY, stock, library, **one_candidate)
     assert counts == [0, 2, 1, 2]  # with and without a small case; of no columns there is none
 
 

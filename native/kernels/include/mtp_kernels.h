@@ -5,7 +5,10 @@
  * twice. It stays loaded until the process ends.
  *
  * The variable MTP_GGUF_KERNELS: "0" turns everything off; names of operations ("MUL_MAT,SSM_CONV") leave the others to
- * ggml; "avx512", "avx_vnni", "avx2" or "dotprod" restricts the instruction set; "all" also takes what is not expected to be faster (ARM).
+ * ggml; "avx512", "avx_vnni", "avx2" or "dotprod" restricts the instruction set; "all" also takes what is not expected to be
+ * faster (ARM). How products read weights is measured while the model runs, and kept in the user's cache folder: "anew"
+ * does not read what was kept; "fixed" measures nothing; "hint" or "no_hint", "two_streams" or "one_stream", "panels" or
+ * "rows" leave out the others, wherever there is a choice.
  */
 
 #ifndef MTP_KERNELS_H
@@ -45,6 +48,13 @@ MTP_KERNELS_API size_t mtp_kernels_report(char * text, size_t size);
 /* Writes at most `size` bytes, the last of which is 0: the types of weights, such as "q4_K", whose products are computed here
  * for as many columns as a batch of drafts has, separated by commas. Returns the length of the whole text. */
 MTP_KERNELS_API size_t mtp_kernels_types(char * text, size_t size);
+
+/* Writes at most `size` bytes, the last of which is 0: a line for each kind of product that was measured, or is being
+ * measured. Type of weights; number of columns, the most of their class; "long" rows, of which the columns leave no room in
+ * an L1 cache, or "short" ones; "dense", or "experts"; number of threads; and "measuring", or what computes them: an
+ * instruction set, with "+hint", "+two_streams" or "+panels", its nanoseconds for a MiB of weights, and how many times as fast
+ * it is as the first candidate and as the fastest other one. Returns the length of the whole text. */
+MTP_KERNELS_API size_t mtp_kernels_choices(char * text, size_t size);
 
 /* How many operations of this name were computed here since the kernels were plugged in. */
 MTP_KERNELS_API long mtp_kernels_computed(const char * operation);

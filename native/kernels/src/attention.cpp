@@ -210,7 +210,7 @@ public:
         keys.rows(share, in.from, n, nc, floats, [&](const attention_kernels & of, const char * at, size_t stride, int64_t r, int64_t count) {
             float * to[most_at_once];
             std::transform(s, s + nc, to, [r](float * of_query) { return of_query + r; });
-            of.keys(k->ne[0], at, stride, count, cols, to, nc);
+            of.keys(k->ne[0], at, stride, count, cols, to, nc, {});
         });
         for (int c = 0; c < nc; c++) {
             score(queries[c], in, s[c], *part[c], scores + c * split);

@@ -1,6 +1,8 @@
 #include "columns.h"
 
+#include "choices.h"
 #include "ggml_api.h"
+#include "proof.h"
 
 #include <cstring>
 
@@ -75,6 +77,26 @@ bool have_products(const kernel_set & kernels, ggml_type weights) { return kerne
 bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations) {
     return !weights->extra && is_float(activations) && have_products(kernels, weights->type) &&
            weights->ne[0] == activations->ne[0] && weights->nb[0] == ggml().traits(weights->type)->type_size;
+}
+
+double try_out_candidates(const operation & operation, const ggml_tensor * op, int n_threads) {
+    const ggml_tensor * weights = op->src[0];
+    candidate all[most_candidates];
+    const int count = candidates_for(op, op->src[2] ? op->src[2]->ne[1] : rows_of(op->src[1]) / (weights->ne[2] * weights->ne[3]), all);
+    std::vector<char> first, other;
+    double apart = -1;
+    for (int i = 0; i < count; i++) {
+        const forced_candidate forced(&all[i]);
+        const double found = compare_with_ggml(operation, op, n_threads, i == 0 ? first : other);
+        if (i == 0) {
+            apart = found;
+        } else if (found < 0 || first != other) {
+            exclude(weights->type, all[i]);
+            tell_failure(std::string(operation.name) + " of " + ggml().type_name(weights->type) + " is not computed with " +
+                         name_of(all[i]) + ": its results differ from those with " + name_of(all[0]));
+        }
+    }
+    return apart;
 }
 
 int64_t most_columns(const ggml_tensor * weights) {

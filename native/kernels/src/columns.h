@@ -29,6 +29,10 @@ bool have_products(const kernel_set & kernels, ggml_type weights);
 // Whether there is a kernel for these weights and their activations.
 bool fit_together(const kernel_set & kernels, const ggml_tensor * weights, const ggml_tensor * activations);
 
+// Proves a product once with each of its candidates, and leaves out those whose bits are not the first one's. Of MUL_MAT and
+// MUL_MAT_ID: how far the first one's result is from ggml's.
+double try_out_candidates(const operation & operation, const ggml_tensor * op, int n_threads);
+
 // More columns than these are faster with ggml's kernels where they are compiled for a CPU with FMA.
 int64_t most_columns(const ggml_tensor * weights);
 

@@ -1,6 +1,7 @@
 // MUL_MAT_ID: the products of a mixture of experts. The tokens of a batch are grouped by expert, so that an expert's weights
 // are read once for all tokens that chose it.
 
+#include "choices.h"
 #include "columns.h"
 
 #include <algorithm>
@@ -86,7 +87,6 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     if (task.params->wsize < memory.size) {
         return false;
     }
-    const product_kernel product = kernels.product(weights->type);
     const columns cols = prepare_columns(kernels, task, weights, x, memory.columns);
     if (task.ith() == 0) {
         group_by_expert(ids, weights->ne[2], memory);
@@ -99,11 +99,15 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const int64_t rows = std::min(rows_of_piece(*memory.n_chosen * weights->ne[1], task.nth()), weights->ne[1]);
     const int64_t expert_pieces = (weights->ne[1] + rows - 1) / rows;
 
-    each_piece(task, *memory.n_chosen * expert_pieces, [&](int64_t piece) {
+    const int64_t n_pieces = *memory.n_chosen * expert_pieces;
+    choice chosen(op, ids->ne[1], task);
+    const int64_t own = share_begin(n_pieces, task.ith(), task.nth()), own_end = share_begin(n_pieces, task.ith() + 1, task.nth());
+    each_piece(task, n_pieces, [&](int64_t piece) {
         const int64_t e = memory.chosen[piece / expert_pieces];
         const int64_t begin = memory.begin[e], count = memory.begin[e + 1] - begin;
         const int64_t r0 = piece % expert_pieces * rows, nr = std::min(rows, weights->ne[1] - r0);
         const char * w = (const char *) weights->data + e * weights->nb[2] + r0 * weights->nb[1];
+        const candidate & by = chosen.next(nr * weights->nb[1], piece >= own && piece < own_end);
         for (int64_t c0 = 0; c0 < count; c0 += LANES_MAX_COLS) {
             const int nc = (int) std::min<int64_t>(LANES_MAX_COLS, count - c0);
             const void * from[LANES_MAX_COLS];
@@ -113,7 +117,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
                 from[c] = cols.data + at.slot % x->ne[1] * cols.nb[1] + at.token * cols.nb[2];
                 to[c] = (float *) ((char *) op->data + at.slot * op->nb[1] + at.token * op->nb[2]) + r0;
             }
-            product(weights->ne[0], w, weights->nb[1], nr, from, to, nc);
+            by.product(weights->ne[0], w, weights->nb[1], nr, from, to, nc, by.how);
         }
     });
     return true;
@@ -131,6 +135,6 @@ void shrink(const ggml_tensor *, small_case & small) {
 
 }  // namespace
 
-const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, path, product_bound };
+const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, path, product_bound, try_out_candidates };
 
 }  // namespace mtp

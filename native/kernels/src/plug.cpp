@@ -3,6 +3,7 @@
 
 #include "mtp_kernels.h"
 
+#include "choices.h"
 #include "columns.h"
 #include "fewer_threads.h"
 #include "graph.h"
@@ -362,6 +363,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     for (size_t i = 0; i < n_operations; i++) {
         operations[i].of = all_operations[i];
     }
+    begin_choices(*kernels, words);
     // The name of the last operation ends ggml's table, behind which nothing may be read. Newer versions have more
     // operations than ggml.h knew, in any place; the patched one has one of its own at the end.
     const char * const last = ggml().gated_delta_net_replay ? "GATED_DELTA_NET_REPLAY" : ggml().glu ? "GLU" : "OPT_STEP_ADAMW";
@@ -493,6 +495,8 @@ extern "C" size_t mtp_kernels_report(char * text, size_t size) {
     all += "\n" + failures();
     return write(all, text, size);
 }
+
+extern "C" size_t mtp_kernels_choices(char * text, size_t size) { return write(plugged_in ? choices() : "", text, size); }
 
 extern "C" size_t mtp_kernels_types(char * text, size_t size) {
     std::string all;

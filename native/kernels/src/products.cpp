@@ -1,6 +1,7 @@
 // MUL_MAT: the product of a matrix with columns.
 
 #include "columns.h"
+#include "choices.h"
 
 #include "ggml_api.h"
 #include "graph_loop.h"
@@ -46,7 +47,6 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     if (task.params->wsize < columns_size(weights, x)) {
         return false;
     }
-    const product_kernel product = kernels.product(weights->type);
     const columns cols = prepare_columns(kernels, task, weights, x, (char *) task.params->wdata);
     const pieces all(weights, task.nth());
     const int64_t r2 = x->ne[2] / weights->ne[2], r3 = x->ne[3] / weights->ne[3];
@@ -58,8 +58,11 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     task.threads->reset(task.ith());
     task.wait();
 
+    choice chosen(op, per_matrix, task);
+    const int64_t own = share_begin(all.count, task.ith(), task.nth()), own_end = share_begin(all.count, task.ith() + 1, task.nth());
     each_piece(task, all.count, [&](int64_t piece) {
         const int64_t r0 = all.row(piece), nr = std::min(all.rows, weights->ne[1] - r0);
+        const candidate & by = chosen.next(nr * weights->nb[1], piece >= own && piece < own_end);
         const int64_t i02 = all.matrix(piece) % weights->ne[2], i03 = all.matrix(piece) / weights->ne[2];
         for (int64_t g = 0; g < groups; g++) {
             const int64_t c0 = per_matrix * g / groups;
@@ -73,7 +76,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
                 from[c] = cols.data + i1 * cols.nb[1] + i2 * cols.nb[2] + i3 * cols.nb[3];
                 to[c] = (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]) + r0;
             }
-            product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc);
+            by.product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc, by.how);
         }
     });
     return true;
@@ -130,6 +133,6 @@ void prefetch_next_product(const kernel_set & kernels, const ggml_compute_params
     }
 }
 
-const operation product_operation = { "MUL_MAT", fits, compute, shrink, path, product_bound };
+const operation product_operation = { "MUL_MAT", fits, compute, shrink, path, product_bound, try_out_candidates };
 
 }  // namespace mtp

@@ -22,7 +22,7 @@ constexpr uint64_t proved = 1, failed = 0;  // in the lowest bit
 std::atomic<uint64_t> table[table_size];
 
 std::mutex proving;
-std::atomic<const ggml_tensor *> reference{nullptr}, candidate{nullptr};
+std::atomic<const ggml_tensor *> reference{nullptr}, tried{nullptr};
 std::atomic<bool> candidate_computed;
 thread_local bool in_proof = false;  // whose graph is planned, too
 std::string failed_kinds;
@@ -121,8 +121,8 @@ bool compute_graph(ggml_cgraph * graph, int n_threads) {
 
 small_context make_context(size_t size) { return { ggml().init({ size, nullptr, false }), ggml().free }; }
 
-candidate_scope::candidate_scope(const ggml_tensor * op) { candidate.store(op); }
-candidate_scope::~candidate_scope() { candidate.store(nullptr); }
+candidate_scope::candidate_scope(const ggml_tensor * op) { tried.store(op); }
+candidate_scope::~candidate_scope() { tried.store(nullptr); }
 
 namespace {
 
@@ -150,8 +150,9 @@ double difference(const ggml_tensor * expected, const std::vector<char> & found)
     return apart == 0 ? 0.0 : all > 0 ? apart / all : INFINITY;
 }
 
-// How much the kernels' result differs from ggml's; negative if it could not be found out.
-double try_out(const operation & operation, const ggml_tensor * op, int n_threads) {
+}  // namespace
+
+double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<char> & found) {
     const small_case small = case_of(operation, op);
     size_t size = ggml().graph_overhead() + 64;
     const auto add_size = [&size](const small_case::tensor & t) {
@@ -189,11 +190,11 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
 
     const size_t bytes = ggml().row_size(small.result.type, small.result.ne[0]) * rows_of(result);
     candidate_computed = false;
-    candidate.store(result);
+    tried.store(result);
     memset(result->data, 0, bytes);  // what an operation does not write stays equal
     bool computed = compute_graph(graph, n_threads);
-    candidate.store(nullptr);
-    const std::vector<char> found((const char *) result->data, (const char *) result->data + bytes);
+    tried.store(nullptr);
+    found.assign((const char *) result->data, (const char *) result->data + bytes);
 
     reference.store(result);
     memset(result->data, 0, bytes);
@@ -202,18 +203,23 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
     return computed && candidate_computed ? difference(result, found) : -1;
 }
 
-}  // namespace
+void tell_failure(const std::string & line) {
+    fprintf(stderr, "mtp_kernels: %s\n", line.c_str());
+    failed_kinds += line + "\n";
+}
+
+bool is_tried(const ggml_tensor * op) { return tried.load(std::memory_order_relaxed) == op; }
 
 bool is_reference(const ggml_tensor * op) { return reference.load(std::memory_order_relaxed) == op; }
 
 void was_computed(const ggml_tensor * op) {
-    if (candidate.load(std::memory_order_relaxed) == op) {
+    if (is_tried(op)) {
         candidate_computed = true;
     }
 }
 
 bool is_proved(const operation & operation, const ggml_tensor * op, int n_threads) {
-    if (candidate.load(std::memory_order_relaxed) == op) {
+    if (is_tried(op)) {
         return true;
     }
     const auto has_proof = [&](int threads) {
@@ -244,7 +250,9 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     double apart = -1;
     in_proof = true;
     try {
-        apart = (operation.try_out ? operation.try_out : try_out)(operation, op, n_threads);
+        std::vector<char> result;
+        apart = operation.try_out ? operation.try_out(operation, op, n_threads)
+                                  : compare_with_ggml(operation, op, n_threads, result);
     } catch (const std::bad_alloc &) {
         // as if it could not be computed
     }
@@ -259,8 +267,7 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
             snprintf(line, sizeof(line), "%s of %s is left to ggml: its results differ by %.2g of their size, more than %.2g",
                      operation.name, type, apart, operation.bound);
         }
-        fprintf(stderr, "mtp_kernels: %s\n", line);
-        failed_kinds += std::string(line) + "\n";
+        tell_failure(line);
     }
     at->store(kind | (same ? proved : failed), std::memory_order_release);
 }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace mtp {
 
@@ -28,6 +29,13 @@ small_context make_context(size_t size);
 // Computes a graph; two threads have to wait for each other. False if that fails.
 bool compute_graph(ggml_cgraph * graph, int n_threads);
 
+// How much the kernels' result of a small case differs from ggml's: the mean squared difference over the mean square; negative
+// if it could not be found out. found: the bytes of the kernels' result.
+double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<char> & found);
+
+// Adds a sentence to `failures`, which goes to the standard error stream, too.
+void tell_failure(const std::string & line);
+
 // While it lives, what is to be proved for `op` counts as proved.
 struct candidate_scope {
     explicit candidate_scope(const ggml_tensor * op);
@@ -47,6 +55,9 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads);
 
 // Whether this thread computes a small case.
 bool is_proving();
+
+// Whether this is the small case's first computation, by the kernels.
+bool is_tried(const ggml_tensor * op);
 
 // Whether ggml has to compute this operation: it is the small case's second computation.
 bool is_reference(const ggml_tensor * op);

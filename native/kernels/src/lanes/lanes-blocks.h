@@ -104,13 +104,14 @@ template <class T> struct small_blocks {
     using block = typename T::block;
 
     template <class V, int M>
-    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
+    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst,
+                        reading how) {
         const int64_t blocks = n / (T::pieces * QK8_0), groups = (blocks + 3) / 4;
         auto * arranged = (four_blocks<V, T> *) scratch(M * groups * sizeof(four_blocks<V, T>));
         for (int m = 0; m < M; m++) {
             four_blocks<V, T>::arrange((const block_q8_0 *) cols[m], blocks, arranged + m * groups);
         }
-        const rows_ahead ahead(4, stride);
+        const rows_ahead ahead(4, stride, how);
         for (int64_t r0 = 0; r0 < nr; r0 += 4) {
             const int take = nr - r0 < 4 ? (int) (nr - r0) : 4;
             const char * row[4];
@@ -429,12 +430,12 @@ template <class V, class T> struct block_panels {
 };
 
 template <class V, class T>
-void block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
-    constexpr int from = V::count == 2 && !V::wide_dots ? 6 : LANES_COLS + 1;  // as in panels_pay
-    if (nc < from) {
-        mul_mat<V, small_blocks<T>>(n, w, stride, nr, cols, dst, nc);
-    } else {
+void block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                   reading how) {
+    if (uses_panels(how, nc)) {
         panel_product<V, block_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc);
+    } else {
+        mul_mat<V, small_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
     }
 }
 

@@ -74,7 +74,8 @@ LANES_INLINE void float_sums(int64_t n0, int64_t n1, const T * const * w, const 
 }
 
 template <class V, class T, int R, int M>
-void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
+void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst,
+                reading how) {
     const float * x[M];
     LANES_UNROLL
     for (int m = 0; m < M; m++) {
@@ -83,7 +84,7 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
     const int64_t whole = n - n % V::floats;
     const size_t bytes = n * sizeof(T) / float_row<T>::per;
     const bool apart = stride != bytes;  // as the keys of one head
-    const rows_ahead ahead(R, stride);
+    const rows_ahead ahead(R, stride, how);
     const size_t far_ahead = 8192 / stride * stride;
     for (int64_t r0 = 0; r0 < nr; r0 += R) {
         const T * row[R];
@@ -129,16 +130,17 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
 
 // Four columns at a time: the registers hold no more sums.
 template <class V, class T>
-void float_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
+void float_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                   reading how) {
     constexpr int R = V::float_rows;
     for (; nc > 4; nc -= 4, cols += 4, dst += 4) {
-        float_rows<V, T, R, 4>(n, w, stride, nr, cols, dst);
+        float_rows<V, T, R, 4>(n, w, stride, nr, cols, dst, how);
     }
     switch (nc) {
-        case 1: return float_rows<V, T, R, 1>(n, w, stride, nr, cols, dst);
-        case 2: return float_rows<V, T, R, 2>(n, w, stride, nr, cols, dst);
-        case 3: return float_rows<V, T, R, 3>(n, w, stride, nr, cols, dst);
-        case 4: return float_rows<V, T, R, 4>(n, w, stride, nr, cols, dst);
+        case 1: return float_rows<V, T, R, 1>(n, w, stride, nr, cols, dst, how);
+        case 2: return float_rows<V, T, R, 2>(n, w, stride, nr, cols, dst, how);
+        case 3: return float_rows<V, T, R, 3>(n, w, stride, nr, cols, dst, how);
+        case 4: return float_rows<V, T, R, 4>(n, w, stride, nr, cols, dst, how);
     }
 }
 

@@ -90,7 +90,7 @@ template <size_t Bytes, int Cache = 1> LANES_INLINE void fetch(const char * p) {
     }
 }
 
-// The same into the L1 cache, for data that is read once, where hint_read_once says so.
+// The same into the L1 cache, for data that is read once; the other caches keep what they have.
 template <size_t Bytes> LANES_INLINE void fetch_once(const char * p) {
     LANES_UNROLL
     for (size_t at = 0; at < Bytes; at += 64) {
@@ -99,16 +99,17 @@ template <size_t Bytes> LANES_INLINE void fetch_once(const char * p) {
 }
 
 // Rows that are read four (rows) at a time are prefetched in address order, at least as far ahead as that, so that
-// the next ones are there when they are begun. The distance in bytes, and whether so much fits beside the columns
-// in an L1 cache.
+// the next ones are there when they are begun. The distance in bytes, and whether to use the hint: only where so much fits
+// beside the columns in an L1 cache.
 struct rows_ahead {
     size_t bytes;
-    bool   near;
-    rows_ahead(size_t rows, size_t stride) : bytes(rows * stride > 8192 ? rows * stride : 8192), near(bytes <= 16384) {}
+    bool   once;
+    rows_ahead(size_t rows, size_t stride, reading how) :
+        bytes(rows * stride > 8192 ? rows * stride : 8192), once(how.once && bytes <= 16384) {}
 };
 
 template <size_t Bytes> LANES_INLINE void fetch(const char * p, const rows_ahead & ahead) {
-    if (ahead.near && hint_read_once) {
+    if (ahead.once) {
         fetch_once<Bytes>(p + ahead.bytes);
     } else {
         fetch<Bytes, 2>(p + ahead.bytes);
@@ -117,19 +118,20 @@ template <size_t Bytes> LANES_INLINE void fetch(const char * p, const rows_ahead
 
 // K's product with any number of columns.
 template <class V, class K>
-void mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
+void mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+             reading how) {
     for (; nc > LANES_COLS; nc -= LANES_COLS, cols += LANES_COLS, dst += LANES_COLS) {
-        K::template product<V, LANES_COLS>(n, w, stride, nr, cols, dst);
+        K::template product<V, LANES_COLS>(n, w, stride, nr, cols, dst, how);
     }
     switch (nc) {
-        case 1: return K::template product<V, 1>(n, w, stride, nr, cols, dst);
-        case 2: return K::template product<V, 2>(n, w, stride, nr, cols, dst);
-        case 3: return K::template product<V, 3>(n, w, stride, nr, cols, dst);
-        case 4: return K::template product<V, 4>(n, w, stride, nr, cols, dst);
-        case 5: return K::template product<V, 5>(n, w, stride, nr, cols, dst);
-        case 6: return K::template product<V, 6>(n, w, stride, nr, cols, dst);
-        case 7: return K::template product<V, 7>(n, w, stride, nr, cols, dst);
-        case 8: return K::template product<V, 8>(n, w, stride, nr, cols, dst);
+        case 1: return K::template product<V, 1>(n, w, stride, nr, cols, dst, how);
+        case 2: return K::template product<V, 2>(n, w, stride, nr, cols, dst, how);
+        case 3: return K::template product<V, 3>(n, w, stride, nr, cols, dst, how);
+        case 4: return K::template product<V, 4>(n, w, stride, nr, cols, dst, how);
+        case 5: return K::template product<V, 5>(n, w, stride, nr, cols, dst, how);
+        case 6: return K::template product<V, 6>(n, w, stride, nr, cols, dst, how);
+        case 7: return K::template product<V, 7>(n, w, stride, nr, cols, dst, how);
+        case 8: return K::template product<V, 8>(n, w, stride, nr, cols, dst, how);
     }
 }
 

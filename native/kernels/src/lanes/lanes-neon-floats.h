@@ -68,15 +68,16 @@ struct neon_floats {
 
 // Four columns at a time: the sums fill the registers, one more row or column would spill.
 template <class T>
-void neon_float_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
+void neon_float_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                        reading how) {
     for (; nc > 4; nc -= 4, cols += 4, dst += 4) {
-        float_rows<neon_floats, T, 2, 4>(n, w, stride, nr, cols, dst);
+        float_rows<neon_floats, T, 2, 4>(n, w, stride, nr, cols, dst, how);
     }
     switch (nc) {
-        case 1: return float_rows<neon_floats, T, 4, 1>(n, w, stride, nr, cols, dst);
-        case 2: return float_rows<neon_floats, T, 4, 2>(n, w, stride, nr, cols, dst);
-        case 3: return float_rows<neon_floats, T, 2, 3>(n, w, stride, nr, cols, dst);
-        case 4: return float_rows<neon_floats, T, 2, 4>(n, w, stride, nr, cols, dst);
+        case 1: return float_rows<neon_floats, T, 4, 1>(n, w, stride, nr, cols, dst, how);
+        case 2: return float_rows<neon_floats, T, 4, 2>(n, w, stride, nr, cols, dst, how);
+        case 3: return float_rows<neon_floats, T, 2, 3>(n, w, stride, nr, cols, dst, how);
+        case 4: return float_rows<neon_floats, T, 2, 4>(n, w, stride, nr, cols, dst, how);
     }
 }
 

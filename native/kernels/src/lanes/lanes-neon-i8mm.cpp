@@ -61,11 +61,12 @@ struct matrices {
 
 // A single column uses dot products, because half of each matrix product would be unused.
 template <class K>
-void one_or_more(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
+void one_or_more(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                 reading how) {
     if (nc == 1) {
-        return K::template product<dots, 1>(n, w, stride, nr, cols, dst);
+        return K::template product<dots, 1>(n, w, stride, nr, cols, dst, how);
     }
-    return mul_mat<matrices, K>(n, w, stride, nr, cols, dst, nc);
+    return mul_mat<matrices, K>(n, w, stride, nr, cols, dst, nc, how);
 }
 
 }  // namespace

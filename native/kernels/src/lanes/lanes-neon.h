@@ -365,7 +365,8 @@ struct neon_iq4_xs {
 //     K::products<V, U>(row, y)   adds those of four blocks of weights and U units
 template <class K> struct neon_blocks {
     template <class V, int M>
-    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
+    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst,
+                        reading) {
         using unit = typename K::template unit<V>;
         constexpr int U = (M + V::columns - 1) / V::columns;
         const int64_t blocks = n / K::length;

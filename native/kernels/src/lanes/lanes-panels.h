@@ -270,23 +270,14 @@ template <class V, class T> struct super_panels {
     }
 };
 
-// Whether a few columns are faster in panels: with AVX2, whose 16 registers hold few sums of the other kernels, from a number
-// on that was measured on Zen 3; else seven and eight columns where those of a long row leave no room in an L1 cache of 32
-// to 48 KB.
-template <class V> constexpr bool panels_pay(int64_t n, int nc, int from) {
-    if (few_registers<V>) {
-        return nc >= from;
-    }
-    return nc > LANES_COLS || (nc >= 7 && nc * n >= 20480);
-}
-
 // T's product with any number of columns.
 template <class V, class T>
-void super_block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
-    if (panels_pay<V>(n, nc, T::panels_from)) {
+void super_block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                         reading how) {
+    if (uses_panels(how, nc)) {
         panel_product<V, super_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc);
     } else {
-        mul_mat<V, super_blocks<T>>(n, w, stride, nr, cols, dst, nc);
+        mul_mat<V, super_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
     }
 }
 

@@ -144,7 +144,7 @@ template <class B> struct k_mins {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_lo(lane_heads<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I * head) { return V::half_hi(lane_heads<V>(head)); }
 
-    static constexpr int sub_block = 32, max_code = five ? 31 : 15, panels_from = 5;
+    static constexpr int sub_block = 32, max_code = five ? 31 : 15;
     template <class V> static constexpr int least = 4;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -249,7 +249,7 @@ struct q6_K {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_hi(lane_tails<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 16, max_code = 63, panels_from = 5;
+    static constexpr int sub_block = 16, max_code = 63;
     template <class V> static constexpr int least = 8;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -346,7 +346,7 @@ struct iq4_xs {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_lo(lane_heads<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 32, max_code = 127, panels_from = 7;
+    static constexpr int sub_block = 32, max_code = 127;
     template <class V> static constexpr int least = V::offset_codes ? 4 : 0;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -383,11 +383,11 @@ struct iq4_xs {
 // step the next four vectors, regardless of where a row ends. So no lane is idle for any length of a
 // row, and one prefetch distance suits all. The columns repeat along the stream.
 //
-// Zen 3 reads two such streams at a time faster than one: for one column, the first and the second half of the rows, a step
-// of one after a step of the other. With four columns, which need the L1 cache, two streams are slower.
+// Some CPUs, such as Zen 3, read two such streams at a time faster than one: for one column, the first and the second half of
+// the rows, a step of one after a step of the other. With four columns, which need the L1 cache, two streams are slower.
 template <class T> struct super_blocks {
     using block = typename T::block;
-    template <class V, int M> static constexpr int most_streams = few_registers<V> && M == 1 ? 2 : 1;
+    template <int M> static constexpr int most_streams = M == 1 ? 2 : 1;
 
     // A pass of a stream, and where the products of its blocks with each column go. Prefetches that would reach beyond `end`
     // go `beyond` bytes further, to the rows that the stream reads next.
@@ -399,7 +399,8 @@ template <class T> struct super_blocks {
     };
 
     template <class V, int M>
-    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst) {
+    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst,
+                        reading how) {
         const int64_t blocks = n / QK_K;
         const size_t row_size = blocks * sizeof(block);
         int64_t common = V::count;  // a divisor, too, of blocks
@@ -411,7 +412,7 @@ template <class T> struct super_blocks {
         constexpr int64_t rows = vector_rows<V>;
 
         const size_t column_size = round * sizeof(q8_K_blocks<V>);
-        constexpr int streams = most_streams<V, M>;
+        constexpr int streams = most_streams<M>;
         const size_t part_size = streams * M * rows * blocks * sizeof(float) + 16;
         char * memory = (char *) scratch(M * (column_size + blocks * sizeof(float)) + part_size + rows * row_size);
         const q8_K_blocks<V> * y[M];
@@ -435,7 +436,7 @@ template <class T> struct super_blocks {
         char * apart = (char *) from[0].part[0] + part_size;
 
         // Rows of each of two streams; those that are left follow in one.
-        const bool two = streams == 2 && hint_read_once && stride == row_size;
+        const bool two = streams == 2 && how.two && stride == row_size;
         const int64_t half = two ? nr / (2 * rows) * rows : 0;
         for (int64_t r0 = 0; r0 < half; r0 += rows) {
             for (int s = 0; s < streams; s++) {
@@ -443,7 +444,7 @@ template <class T> struct super_blocks {
                 from[s].end = w + half * stride;
                 from[s].beyond = s == 0 ? nr * stride : 0;  // to the second half of the next piece
             }
-            block_products<V, M, streams>(blocks, round, from, y);
+            block_products<V, M, streams>(blocks, round, from, y, how.once);
             for (int s = 0; s < streams; s++) {
                 add_blocks<V, M>(nr - r0 - s * half, blocks, from[s].part, d, dst, r0 + s * half);
             }
@@ -458,18 +459,18 @@ template <class T> struct super_blocks {
                 }
                 from[0].pass = apart;
             }
-            block_products<V, M, 1>(blocks, round, from, y);
+            block_products<V, M, 1>(blocks, round, from, y, how.once);
             add_blocks<V, M>(nr - r0, blocks, from[0].part, d, dst, r0);
         }
     }
 
     // from[s].part[m][i] = block i of a pass times its block of column m, without the factor d of the column, for S streams
     template <class V, int M, int S>
-    LANES_INLINE void block_products(int64_t steps, int64_t round, const stream<M> * from, const q8_K_blocks<V> * const * cols) {
+    LANES_INLINE void block_products(int64_t steps, int64_t round, const stream<M> * from, const q8_K_blocks<V> * const * cols,
+                                     bool once) {
         constexpr size_t vector_size = V::count * sizeof(block);
         // Prefetch distances in bytes. Without the hint, late a second time, because the columns need the L1 cache, too.
         constexpr size_t far = 10240, near = 2048;
-        const bool hint = hint_read_once;
         size_t lane[V::count];
         block_lanes<V, block>(V::count, lane);
         size_t begin = 0, at = 0;  // bytes, in a round
@@ -485,10 +486,10 @@ template <class T> struct super_blocks {
                 LANES_UNROLL
                 for (int i = 0; i < 4; i++) {
                     const char * p = step_begin + i * vector_size;
-                    if (hint) {
+                    if (once) {
                         fetch_once<vector_size>(p + ahead);
                     } else {
-                        fetch<vector_size, 2>(p + far);
+                        fetch<vector_size, 2>(p + ahead);
                         fetch<vector_size, 1>(p + near);
                     }
                     const q8_K_blocks<V> * y[M];

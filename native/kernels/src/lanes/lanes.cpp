@@ -12,20 +12,7 @@
 
 namespace mtp {
 
-bool hint_read_once = false;
-
 namespace {
-
-// Whether `word` is one of the words, which commas separate.
-bool says(const char * words, const char * word) {
-    const size_t n = strlen(word);
-    for (const char * at = words; at && (at = strstr(at, word)); at += n) {
-        if ((at == words || at[-1] == ',') && (at[n] == ',' || at[n] == 0)) {
-            return true;
-        }
-    }
-    return false;
-}
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -85,10 +72,64 @@ const kernel_set * cheaper(const kernel_set & all) {
 
 }  // namespace
 
+bool says(const char * words, const char * word) {
+    const size_t n = strlen(word);
+    for (const char * at = words; at && (at = strstr(at, word)); at += n) {
+        if ((at == words || at[-1] == ',') && (at[n] == ',' || at[n] == 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set & kernels, const char * restriction,
+                  candidate (&to)[most_candidates]) {
+    struct {
+        const char * name;
+        product_kernel product;
+    } sets[4] = { { kernels.name, kernels.product(type) } };
+    int n_sets = 1, n = 0;
+    bool once = false, two = false, panels = false;
+#if defined(__x86_64__) && defined(__GNUC__)
+    // Products of quants have the same bits with all of these; those of floats have not.
+    const auto add = [&](bool has, const char * name, product_kernel (*product)(ggml_type)) {
+        if (has && strcmp(name, kernels.name)) {
+            sets[n_sets++] = { name, product(type) };
+        }
+    };
+    if (block > 1 && !says(restriction, "avx512") && !says(restriction, "avx_vnni") && !says(restriction, "avx2")) {
+#if defined(LANES_AVX_VNNI)
+        add(has_avx_vnni(), "AVX_VNNI", avx_vnni_product);
+#endif
+        add(has_avx512(), avx512_kernels.name, avx512_kernels.product);
+        add(has_avx2(), avx2_kernels.name, avx2_kernels.product);
+    }
+    once = block == 1 || class_columns[columns] <= LANES_COLS;  // there is one way to prefetch for panels
+    two = block == QK_K && class_columns[columns] == 1;
+    panels = block > 1 && class_columns[columns] > 4 && class_columns[columns] <= LANES_COLS;
+#else
+    (void) block;
+    (void) columns;
+#endif
+    // Whether the restriction says that something is to be so (`word`) or not to be (`other`), where both are possible
+    const auto fits = [&](bool is, bool possible, const char * word, const char * other) {
+        return possible ? !says(restriction, is ? other : word) : !is;
+    };
+    for (int set = 0; set < n_sets; set++) {
+        for (int i = 0; i < 8; i++) {
+            const reading how = { (i & 1) != 0, (i & 2) != 0, (i & 4) != 0 };
+            if (sets[set].product && fits(how.once, once, "hint", "no_hint") && fits(how.two, two, "two_streams", "one_stream") &&
+                fits(how.panels, panels, "panels", "rows") && !(how.once && how.panels)) {
+                to[n++] = { sets[set].name, sets[set].product, how, 8 * set + i };
+            }
+        }
+    }
+    return n;
+}
+
 const kernel_set * choose_kernels(const char * restriction) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
-    hint_read_once = __builtin_cpu_is("amd");
     const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
     if (has_avx512() && !avx2 && !avx_vnni) {
         return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")

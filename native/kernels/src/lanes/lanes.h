@@ -21,12 +21,22 @@ constexpr int LANES_COLS = 8;        // columns that share an unpacked block in 
 constexpr int LANES_MAX_COLS = 256;  // the most columns of a call
 constexpr int row_taps = 4;          // of convolve_row
 
+// How a product reads its weights. Nothing of it changes a bit of the result, so it may differ from call to call; which is
+// fastest depends on the CPU and is measured (choices.h).
+struct reading {
+    bool once = false;    // prefetch with the hint that the weights are read once, only into the L1 cache
+    bool two = false;     // for one column: both halves of the rows in alternation, so that two places of memory are read
+    bool panels = false;  // for five columns and more: rows are unpacked to memory once; more than LANES_COLS always do
+};
+
+constexpr bool uses_panels(reading how, int nc) { return nc > LANES_COLS || (how.panels && nc > 4); }
+
 // dst[c][r] = row r of w times column c, for 0 <= r < nr and 0 <= c < nc <= LANES_MAX_COLS.
 //   n:      elements of a row, a multiple of the type's block
 //   stride: bytes from row to row
 //   cols:   columns of n elements in the type's vec_dot_type, or of floats if that is not a quantized type
 using product_kernel = void (*)(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols,
-                                float * const * dst, int nc);
+                                float * const * dst, int nc, reading how);
 
 // The steps of attention over keys and values of one type.
 struct attention_kernels {
@@ -67,10 +77,27 @@ const kernel_set * choose_kernels(const char * restriction);
 
 extern const kernel_set avx512_kernels, avx2_kernels, neon_i8mm_kernels, neon_dotprod_kernels;
 
-// Whether to prefetch weights with the hint that they are read once. AMD's CPUs read them into the L1 cache, and the other
-// caches keep what they have: up to 1.14 times as fast on Zen 5. Intel's read fewer at a time then: a quarter of the speed
-// with Q4_K on a Xeon with AMX.
-extern bool hint_read_once;
+// A way to multiply with weights of a type. Candidates for the same columns have the same bits.
+struct candidate {
+    const char * set;  // of instructions
+    product_kernel product;
+    reading how;
+    int id;  // below 32, the same for every type and number of columns
+};
+constexpr int most_candidates = 32;
+
+// Columns are put into classes, within which the same candidate is used: 1, 2 to 3, 4, 5 to 6, 7 to 8, 9 to 15, more.
+constexpr int n_column_classes = 7;
+constexpr int column_class(int64_t nc) { return nc >= 16 ? 6 : nc > 8 ? 5 : nc > 6 ? 4 : nc > 4 ? 3 : nc == 4 ? 2 : nc > 1 ? 1 : 0; }
+constexpr int class_columns[n_column_classes] = { 1, 3, 4, 6, 8, 15, 16 };  // the most; of the last class, the fewest
+
+// The candidates for a class of columns, the first of which is used where nothing was measured. block: elements of a block of
+// the type. The words of `restriction`, such as "avx2,hint,one_stream", leave out the others; how many there are.
+int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set & kernels, const char * restriction,
+                  candidate (&to)[most_candidates]);
+
+// Whether `word` is one of the words, which commas separate.
+bool says(const char * words, const char * word);
 
 // Products of quants with VNNI, in place of those of avx512_kernels and avx2_kernels.
 product_kernel avx512_vnni_product(ggml_type type);
