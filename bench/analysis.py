@@ -1,39 +1,15 @@
 """What limits drafting here: the speed with free drafts, how close it comes, and the bottleneck."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mtp_gguf.gguf_tools.profile import AUTO, impossible_speed
 
-from .result import ALL, TextResult
+from .result import ALL, Analysis, TextResult
 
 # A smaller gain counts as none: runs on a quiet machine differ by about as much.
 LEAST_GAIN = 0.03
 # A batch that takes less than this share of the time of one token is no noise of a quiet machine.
 _LEAST_BATCH = 0.9
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The best depth and what limits it.
-
-    best: the fastest depth, 0 for no drafting. best_drafting: the fastest depth above 0. gain: its
-    speed over that of no drafting. limit_tok_s: its speed if drafts cost nothing; share_reached:
-    the part of that which is reached. speedups: how many times as fast it would be with free
-    "verification" (a batch for the cost of one token), free "drafting", or perfect "acceptance".
-    bottleneck: the one of the three with the largest speedup.
-    """
-
-    best: int | str
-    best_drafting: int | str
-    plain_tok_s: float
-    tok_s: float
-    gain: float
-    limit_tok_s: float
-    share_reached: float
-    speedups: dict[str, float]
-    bottleneck: str
-    sentence: str
 
 
 def best_drafting(texts: Sequence[TextResult]) -> TextResult | None:

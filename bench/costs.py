@@ -1,39 +1,16 @@
 """The cost of each part of a cycle: trunk batches, draft chains, rollback, prompts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mtp_gguf.native.checkpoint import Checkpoint
 
 from .interleaved import rotated
 from .model import BenchModel, Setting
-from .stats import Stats, summarize
+from .result import CycleCosts, PrefillCosts
+from .stats import summarize
 
 PREFILL_TOKENS = 512
-
-
-@dataclass(frozen=True)
-class CycleCosts:
-    """Milliseconds after `context` tokens.
-
-    verify[i]: a trunk batch of i + 1 tokens with all logits. draft[i]: a chain of i + 1 drafts
-    after one row was fed. rollback: of rejected drafts.
-    """
-
-    context: int
-    verify: tuple[Stats, ...]
-    draft: tuple[Stats, ...]
-    rollback: Stats
-
-
-@dataclass(frozen=True)
-class PrefillCosts:
-    """Milliseconds of a prompt: without a head (plain), and the trunk's and the head's with one."""
-
-    tokens: int
-    plain: Stats
-    trunk: Stats
-    head: Stats
 
 
 def cycle_costs(

@@ -15,12 +15,13 @@ from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 
 from .calibration import built_in_text
-from .costs import CycleCosts, cycle_costs
+from .costs import cycle_costs
 from .head_costs import HeadCosts, shape_of
 from .imatrix import windows_of
 from .interleaved import rotated
 from .model import BenchModel, Setting
 from .quality import DEPTH, acceptance_by_position, best_depth
+from .result import CycleCosts
 from .stats import Stats
 
 _CONTEXT, _ANSWERS = 128, 8  # tokens of a window of text, and windows that are continued

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from mtp_gguf.gguf_tools.profile import AUTO
 
 if TYPE_CHECKING:
-    from .analysis import Analysis
-    from .costs import CycleCosts, PrefillCosts
     from .environment import Environment, MeasuredFile
     from .plan import Amount
     from .stats import Stats
@@ -25,6 +23,30 @@ ALL = "all"  # the kind that sums up all others
 RUNNING, STOPPED, DONE = "running", "stopped", "done"
 # State of one part, besides DONE. SHORT: texts that were measured for fewer rounds than planned.
 PLANNED, SHORT, SKIPPED = "planned", "fewer rounds", "skipped"
+
+
+@dataclass(frozen=True)
+class CycleCosts:
+    """Milliseconds after `context` tokens.
+
+    verify[i]: a trunk batch of i + 1 tokens with all logits. draft[i]: a chain of i + 1 drafts
+    after one row was fed. rollback: of rejected drafts.
+    """
+
+    context: int
+    verify: tuple[Stats, ...]
+    draft: tuple[Stats, ...]
+    rollback: Stats
+
+
+@dataclass(frozen=True)
+class PrefillCosts:
+    """Milliseconds of a prompt: without a head (plain), and the trunk's and the head's with one."""
+
+    tokens: int
+    plain: Stats
+    trunk: Stats
+    head: Stats
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,29 @@ class ServerResult:
             f"{self.name} runs {self.kernels} kernels and MTPLlama {kernels} kernels, so the "
             "factor compares the libraries, too."
         )
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The best depth and what limits it.
+
+    best: the fastest depth, 0 for no drafting. best_drafting: the fastest depth above 0. gain: its
+    speed over that of no drafting. limit_tok_s: its speed if drafts cost nothing; share_reached:
+    the part of that which is reached. speedups: how many times as fast it would be with free
+    "verification" (a batch for the cost of one token), free "drafting", or perfect "acceptance".
+    bottleneck: the one of the three with the largest speedup.
+    """
+
+    best: int | str
+    best_drafting: int | str
+    plain_tok_s: float
+    tok_s: float
+    gain: float
+    limit_tok_s: float
+    share_reached: float
+    speedups: dict[str, float]
+    bottleneck: str
+    sentence: str
 
 
 @dataclass(frozen=True)

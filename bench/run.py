@@ -14,8 +14,8 @@ from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
-from .analysis import Analysis, analyze, best_drafting, contradictions
-from .costs import PREFILL_TOKENS, CycleCosts, PrefillCosts, cycle_costs, prefill_costs
+from .analysis import analyze, best_drafting, contradictions
+from .costs import PREFILL_TOKENS, cycle_costs, prefill_costs
 from .coverage import coverage
 from .environment import Environment, describe_environment, describe_file, sha256
 from .estimate import probe
@@ -33,7 +33,10 @@ from .result import (
     LOOKUP,
     RUNNING,
     STOPPED,
+    Analysis,
     BenchResult,
+    CycleCosts,
+    PrefillCosts,
     Sample,
     SampleToken,
     ServerResult,

@@ -4,10 +4,10 @@
 
 A checkpoint of random weights with the family's real shape is generated, then converted to Q4_K_M
 with an F16 head: by mtp-gguf in one pass; by upstream with convert_hf_to_gguf.py to BF16 and then
-the linked llama.cpp's quantizer (both from the pinned source distribution, as tests/upstream runs
-them). Each step is a separate process. For reference, the disk's own limit is measured: writing
-and flushing the same bytes. The table has the form of benchmarks/README.md; --json prints all
-figures.
+the linked llama.cpp's quantizer (both from the pinned source distribution, as
+tests/support/upstream runs them). Each step is a separate process. For reference, the disk's own
+limit is measured: writing and flushing the same bytes. The table has the form of
+benchmarks/README.md; --json prints all figures.
 
 The 4B shape takes 28 GB of disk (0.8B: 5 GB) in `--work`, and a few minutes to generate. The
 converted files are removed at the end, and so is the checkpoint unless --keep is given. Needs the

@@ -39,7 +39,7 @@ MAX_DIMS = 4
 MAX_NAME_BYTES = 63
 MAX_STRING_BYTES = 1 << 30
 MAX_ARRAY_LENGTH = 1 << 30
-# The format's own (ggml's docs/gguf.md, gguf_metadata_kv_t).
+# The format's own (gguf.md in ggml's docs, gguf_metadata_kv_t).
 MAX_KEY_BYTES = (1 << 16) - 1
 
 _WINDOW_BYTES = 1 << 20

@@ -11,12 +11,12 @@
                                                     TREE, another llama.cpp, and change nothing
     python patches/remake.py rebase TREE            list them, and commit the patches in TREE
 
-BASE is `pin`, or the name of a folder here, such as b11549: its series are the patches here, apart
-from those of which that folder has versions of its own.
+BASE is `pin`, or the name of a folder here, such as b11549: its series are the patches here,
+changed by the deltas in that folder.
 
 `make` stops if DIR has changes that are not committed, or if a patch would not apply to the
 pristine tree. The patches do not depend on git settings, the user's name or the time. A series in
-another folder has only the patches that differ from those here.
+another folder has deltas of the patches that differ from those here.
 
 Bug fixes of llama.cpp come first: the commits up to the last whose subject is that of a patch in
 upstream/ become the patches of that folder, numbered from 0001. The others are numbered from 0101.
@@ -34,16 +34,18 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.server.deltas import apply_delta, make_delta
 from mtp_gguf.server.patches import (
     HEAD_FOLDER,
     UPSTREAM,
-    Addition,
     add_head,
     apply,
+    copy_old_files,
     fit_copy,
     read_head_sources,
     read_patches,
@@ -90,25 +92,18 @@ class FailedHunk:
         return f"{self.file}: {self.header}: {self.reason}"
 
 
-def patch_paths(name: str = PIN) -> list[Path]:
-    """The patches for a base, in the order of their numbers."""
-    folders = [PATCHES / UPSTREAM, PATCHES, *([PATCHES / name] if name != PIN else [])]
-    found = {path.name[:4]: path for folder in folders for path in folder.glob("*.patch")}
-    return [found[patch.name[:4]] for patch in read_patches(name)]
-
-
-def git(folder: Path, *words: str, index: Path | None = None) -> str:
+def git(folder: Path, *words: str, index: Path | None = None, data: bytes = b"") -> str:
     """Run git in `folder` and return its output; exit with git's own words if it fails.
 
-    index: the index file to use instead of that of the repository.
+    index: the index file to use instead of that of the repository. data: the standard input.
     """
     environment = {**ENVIRONMENT, "GIT_INDEX_FILE": str(index)} if index else ENVIRONMENT
     done = subprocess.run(
-        ["git", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["git", *words], cwd=folder, env=environment, input=data, capture_output=True, check=False
     )
     if done.returncode:
-        sys.exit(f"git {words[0]}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+        sys.exit(f"git {words[0]}: {(done.stderr or done.stdout).decode().strip()}")
+    return done.stdout.decode()
 
 
 def make_repository(folder: Path, message: str) -> None:
@@ -127,20 +122,20 @@ def checkout(folder: Path, name: str = PIN) -> None:
         sys.exit(f"{folder}: exists")
     unpack_llama_cpp(fetch_archive(name), folder, name=name)
     make_repository(folder, "llama.cpp as the source distribution has it")
-    for path in patch_paths(name):
-        git(folder, "am", "--quiet", str(path.resolve()))
+    for patch in read_patches(name):
+        git(folder, "am", "--quiet", data=patch.data)
 
 
 def make(folder: Path, target: Path) -> list[Path]:
     """Write the commits of `folder` to `target` as patches; returns their paths."""
     if dirty := git(folder, "status", "--porcelain", "--untracked-files=all"):
         sys.exit(f"{folder}: has changes that are in no commit:\n{dirty.rstrip()}")
-    fixes = {_title(path) for path in (PATCHES / UPSTREAM).glob("*.patch")}
+    fixes = {_title(path.name) for path in (PATCHES / UPSTREAM).glob("*.patch")}
     with tempfile.TemporaryDirectory() as scratch:
         span = f"{BASE_TAG}..HEAD"
         names = git(folder, "format-patch", *FORMAT, "-o", scratch, span).split("\n")
         made = [Path(name) for name in names if name]
-        last = max((i for i, path in enumerate(made, 1) if _title(path) in fixes), default=0)
+        last = max((i for i, path in enumerate(made, 1) if _title(path.name) in fixes), default=0)
         (target / UPSTREAM).mkdir(parents=True, exist_ok=True)
         for old in [*target.glob("*.patch"), *(target / UPSTREAM).glob("*.patch")]:
             old.unlink()
@@ -150,40 +145,48 @@ def make(folder: Path, target: Path) -> list[Path]:
         ]
 
 
-def _title(patch: Path) -> str:
+def _title(name: str) -> str:
     """The name of a patch without its number."""
-    return patch.name[5:]
+    return name[5:]
 
 
 def _numbered(made: Sequence[Path], target: Path, first: int) -> list[Path]:
     """Move `made` to the folder `target` with numbers from `first`; returns the new paths."""
-    numbered = [target / f"{i:04}-{_title(path)}" for i, path in enumerate(made, first)]
+    numbered = [target / f"{i:04}-{_title(path.name)}" for i, path in enumerate(made, first)]
     for path, new in zip(made, numbered, strict=True):
         shutil.move(path, new)
     return numbered
 
 
 def make_series(folder: Path, target: Path) -> list[Path]:
-    """Write the commits of `folder` to `target`, those whose change differs from the patch here.
+    """Write the commits of `folder` to `target` as deltas of the patches here.
 
-    A commit belongs to the patch with the same subject.
+    Only those whose change differs from the patch here; a commit belongs to the patch with the same
+    subject. Whole patches are written if they are shorter, or if git misplaces hunks without them.
     """
     with tempfile.TemporaryDirectory() as scratch:
         made = make(folder, Path(scratch))
         commits = git(folder, "rev-list", "--reverse", f"{BASE_TAG}..HEAD").split()
-        here = {_title(path): path for path in patch_paths()}
-        if unknown := [path.name for path in made if _title(path) not in here]:
+        here = {_title(patch.name): patch for patch in read_patches()}
+        if unknown := [path.name for path in made if _title(path.name) not in here]:
             sys.exit(f"{folder}: commits with other subjects than the patches: {unknown}")
         target.mkdir(parents=True, exist_ok=True)
-        for old in target.glob("*.patch"):
+        for old in [*target.glob("*.patch"), *target.glob("*.delta")]:
             old.unlink()
-        kept = []
+        written = []
         for commit, path in zip(commits, made, strict=True):
-            own = here[_title(path)]
-            if not _gives(folder, own, commit):
-                kept.append(target / own.name)
-                shutil.move(path, kept[-1])
-    return kept
+            own, whole = here[_title(path.name)], path.read_bytes()
+            if _gives(folder, own.data, commit):
+                continue
+            new, data = target / own.name, make_delta(own.data, whole)
+            shorter = data.count(b"\n") < whole.count(b"\n")
+            if shorter and _gives(folder, apply_delta(own.data, data), commit):
+                new = new.with_suffix(".delta")
+            else:
+                data = whole
+            new.write_bytes(data)
+            written.append(new)
+    return written
 
 
 def check(name: str = PIN) -> None:
@@ -196,8 +199,11 @@ def check(name: str = PIN) -> None:
         checkout(folder, name)
         paths = make(folder, made) if name == PIN else make_series(folder, made)
         again = {path.name: path.read_bytes() for path in paths}
-    series = patch_paths() if name == PIN else (PATCHES / name).glob("*.patch")
-    here = {path.name: path.read_bytes() for path in series}
+    if name == PIN:
+        here = {patch.name: patch.data for patch in read_patches()}
+    else:
+        files = (path for path in (PATCHES / name).iterdir() if path.suffix)
+        here = {path.name: path.read_bytes() for path in files}
     differing = sorted(
         name for name in again.keys() | here.keys() if again.get(name) != here.get(name)
     )
@@ -212,18 +218,18 @@ def print_status(tree: Path, name: str = PIN) -> None:
     are those in existing files.
     """
     _check_sources(tree)
-    width = max(len(path.stem) for path in patch_paths(name))
+    patches = read_patches(name)
+    width = max(len(patch.stem) for patch in patches)
     print(f"{'':{width}}  {'':10}   hunks   files   lines")
     states: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
-        for path in patch_paths(name):
-            patch = Addition(path.name, path.read_bytes())
+        for patch in patches:
             state = fit_copy(patch, tree, Path(scratch))
             states[state] += 1
-            print(f"{path.stem:{width}}  {state:10} {_columns(_size(patch.data))}")
+            print(f"{patch.stem:{width}}  {state:10} {_columns(_size(patch.data))}")
     for kind, own in (("bug fixes", False), ("own patches", True)):
-        paths = [path for path in patch_paths(name) if (int(path.name[:4]) >= FIRST_OWN) == own]
-        sizes = [_size(path.read_bytes()) for path in paths]
+        kin = [patch for patch in patches if (int(patch.name[:4]) >= FIRST_OWN) == own]
+        sizes = [_size(patch.data) for patch in kin]
         total = [sum(column) for column in zip(*sizes, strict=True)]
         print(f"{f'{len(sizes)} {kind}':{width}}  {'':10} {_columns(total)}")
     print(", ".join(f"{count} {state}" for state, count in states.items()))
@@ -252,15 +258,14 @@ def list_hunks(tree: Path) -> None:
     _check_sources(tree)
     hunks = failing = 0
     with tempfile.TemporaryDirectory() as scratch:
-        for path in patch_paths():
-            patch = path.read_bytes()
-            _copy_old_files(patch, tree, Path(scratch))
-            failed = failed_hunks(patch, Path(scratch))
-            count = len(re.findall(rb"^@@ -", patch, re.MULTILINE))
+        for patch in read_patches():
+            copy_old_files(patch, tree, Path(scratch))
+            failed = failed_hunks(patch.data, Path(scratch))
+            count = len(re.findall(rb"^@@ -", patch.data, re.MULTILINE))
             hunks += count
             failing += len(failed)
             found = f"{len(failed)} of {count} hunks fail" if failed else "applies"
-            print(f"{path.name}: {found}")
+            print(f"{patch.name}: {found}")
             for hunk in failed:
                 print(f"    {hunk}")
     print(f"{failing} of {hunks} hunks fail", flush=True)
@@ -274,7 +279,7 @@ def rebase(tree: Path) -> None:
     if (tree / ".git").exists():
         sys.exit(f"{tree}: expected sources without .git, found a repository; give a copy")
     list_hunks(tree)
-    paths = [path.resolve() for path in patch_paths()]
+    patches = read_patches()
     make_repository(tree, "another llama.cpp")
     # The head's sources, which the patched server includes; needed to compile, not committed.
     with (tree / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
@@ -290,20 +295,20 @@ def rebase(tree: Path) -> None:
         ]
         git(tree, "fetch", "--quiet", "--no-tags", str(pinned), *refs)
     done = subprocess.run(
-        ["git", "am", "--quiet", "--3way", *map(str, paths)],
+        ["git", "am", "--quiet", "--3way"],
         cwd=tree,
         env=ENVIRONMENT,
+        input=b"".join(patch.data for patch in patches),
         capture_output=True,
-        text=True,
         check=False,
     )
     if not done.returncode:
         print(f"all patches are committed in {tree}: compile it, then run `make`")
         return
     state = tree / ".git" / "rebase-apply" / "next"
-    stopped = f"{paths[int(state.read_text()) - 1].name}: " if state.is_file() else ""
+    stopped = f"{patches[int(state.read_text()) - 1].name}: " if state.is_file() else ""
     conflicts = git(tree, "diff", "--name-only", "--diff-filter=U").split()
-    where = f"conflicts in {', '.join(conflicts)}" if conflicts else done.stderr.strip()
+    where = f"conflicts in {', '.join(conflicts)}" if conflicts else done.stderr.decode().strip()
     sys.exit(
         f"{stopped}{where}; in {tree}, fix them, `git add` the files and run `git am --continue` "
         f"(`git diff {PINNED_TAG} {BASE_TAG} -- FILE` shows what changed in llama.cpp)"
@@ -348,21 +353,6 @@ def _check_sources(tree: Path) -> None:
         sys.exit(f"{tree}: expected the sources of llama.cpp, found no include/llama.h")
 
 
-def _copy_old_files(patch: bytes, tree: Path, target: Path) -> None:
-    """Copy the files of `tree` that `patch` changes to the folder `target`, unless it has them."""
-    for file in _old_files(patch):
-        copy = target / file
-        if (tree / file).is_file() and not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((tree / file).read_bytes())
-
-
-def _old_files(patch: bytes) -> Iterator[str]:
-    """The files that `patch` changes."""
-    for name in re.findall(rb"^--- a/(.+)$", patch, re.MULTILINE):
-        yield name.decode()
-
-
 def _reason(old: Sequence[str], file: Path) -> str:
     """The reason why a hunk with these old lines does not apply to `file`."""
     present = set(file.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -378,15 +368,16 @@ def _words(stderr: bytes) -> str:
     return errors[0] if errors else "git apply failed"
 
 
-def _gives(folder: Path, patch: Path, commit: str) -> bool:
+def _gives(folder: Path, patch: bytes, commit: str) -> bool:
     """Whether `patch`, applied to the parent of `commit` in `folder`, gives that commit's tree."""
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index"
         git(folder, "read-tree", f"{commit}^", index=index)
         done = subprocess.run(
-            ["git", "apply", "--cached", "--whitespace=nowarn", str(patch.resolve())],
+            ["git", "apply", "--cached", "--whitespace=nowarn", "-"],
             cwd=folder,
             env={**ENVIRONMENT, "GIT_INDEX_FILE": str(index)},
+            input=patch,
             capture_output=True,
             check=False,
         )
@@ -435,4 +426,7 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ServerError as error:
+        sys.exit(str(error))

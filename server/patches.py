@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
 
+from .deltas import apply_delta
 from .upstream_source import PIN, base, base_names
 
 UPSTREAM = "upstream"  # the folder of the bug fixes
@@ -23,6 +24,7 @@ OPTIONAL = (
 )
 APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
 VARIABLE = "MTP_GGUF_PATCHES"
+_RENEW = 'renew it as "Deltas" in patches/README.md says'
 HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; named in the patch that uses it
 
 
@@ -33,24 +35,36 @@ class Addition:
     name: str
     data: bytes
 
+    @property
+    def stem(self) -> str:
+        """The name without suffix."""
+        return Path(self.name).stem
+
 
 def read_patches(name: str = PIN) -> list[Addition]:
     """The patches in the order of their numbers: bug fixes of llama.cpp, then our own.
 
-    name: the base that they are for, which may have versions of its own of some.
+    name: the base that they are for. Its folder has a delta for each patch that differs there, or
+    the whole patch if little is the same. ServerError if a delta does not fit its patch.
     """
-    found = _patches_in(UPSTREAM) | _patches_in("")
+    found = _files(UPSTREAM, ".patch") | _files("", ".patch")
     if name != PIN:
-        found |= _patches_in(name)
+        found |= _files(name, ".patch")
+        for number, delta in _files(name, ".delta").items():
+            patch = found[number]
+            try:
+                found[number] = Addition(patch.name, apply_delta(patch.data, delta.data))
+            except ValueError as error:
+                raise ServerError(f"patches/{name}/{delta.name}: {error}; {_RENEW}") from None
     return [found[number] for number in sorted(found) if number not in base(name).superseded]
 
 
-def _patches_in(name: str) -> dict[str, Addition]:
-    """The patches in the folder `name` of patches/, by their numbers."""
+def _files(name: str, suffix: str) -> dict[str, Addition]:
+    """The files with `suffix` in the folder `name` of patches/, by their numbers."""
     folder = resources.files("mtp_gguf.patches")
     files = (folder / name if name else folder).iterdir()
-    found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(".patch"))
-    return {patch.name[:4]: patch for patch in found}
+    found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(suffix))
+    return {file.name[:4]: file for file in found}
 
 
 def purposes() -> dict[str, str]:
@@ -126,12 +140,17 @@ def fit_series(tree: Path) -> list[Fit]:
 
 def fit_copy(patch: Addition, tree: Path, copies: Path) -> str:
     """`fit` for copies of the files of `tree` in the folder `copies`, copied when first needed."""
+    copy_old_files(patch, tree, copies)
+    return fit(patch, copies)
+
+
+def copy_old_files(patch: Addition, tree: Path, copies: Path) -> None:
+    """Copy the files of `tree` that `patch` changes to the folder `copies`, unless it has them."""
     for name in re.findall(rb"^--- a/(.+)$", patch.data, re.MULTILINE):
         original, copy = tree / name.decode(), copies / name.decode()
         if original.is_file() and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(original.read_bytes())
-    return fit(patch, copies)
 
 
 def add_head(sources: Sequence[Addition], tree: Path) -> None:

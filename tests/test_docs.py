@@ -15,10 +15,12 @@ import typer
 
 from mtp_gguf.cli import app
 from mtp_gguf.cli.bench_table import bench_table
+from mtp_gguf.server.patches import read_patches
+from mtp_gguf.server.upstream_source import base_names, llama_cpp_source
 from support import bench_records as records
 from support.commands import invoke
 from support.models import ROOT
-from support.pages import BLOCK, DOCS, PAGES, blocks, fits, words_of
+from support.pages import BLOCK, DOCS, PAGES, blocks, fits, repository, shown, words_of
 
 
 def test_tensors_page_is_the_codes() -> None:
@@ -28,16 +30,22 @@ def test_tensors_page_is_the_codes() -> None:
     assert made.stdout == (DOCS / "tensors.md").read_text(encoding="utf-8")
 
 
+CLI = sorted((ROOT / "cli").glob("*.py"))
+
+
 def commands(page: Path) -> Iterator[str]:
-    """Every command line of ours in a page: in its code blocks, and in its text if it has words."""
-    text = page.read_text(encoding="utf-8")
-    lines: list[str] = []
+    """Every command line of ours in a page: in its code blocks, and in its text if it has words.
+
+    In the help of a command it is a line of its own.
+    """
+    text = shown(page)
+    lines = re.findall(r"^mtp-gguf .*", text, re.MULTILINE) if page in CLI else []
     for _, code in BLOCK.findall(text):
         typed = re.findall(r"^\$ .*", code, re.MULTILINE)  # the rest of a transcript is output
         lines += typed or code.splitlines()
     lines += re.findall(r"(?<!`)`([^`\n]*mtp-gguf [^`\n]*)`(?!`)", BLOCK.sub("", text))
     for line in lines:
-        for part in re.split(r"&&|\|(?=\s)|;\s", line.partition(" #")[0]):
+        for part in re.split(r"&&|[|>](?=\s)|;\s", line.partition(" #")[0]):
             words = part.removeprefix("$ ").strip()
             if match := re.match(r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) )*mtp-gguf +(?=\S)", words):
                 yield words[match.end() :]
@@ -48,7 +56,7 @@ def parses(words: list[str]) -> str | None:
     group: Any = typer.main.get_command(app)
     context = typer.Context(group)
     try:
-        while hasattr(group, "commands") or hasattr(group, "list_commands"):
+        while words and hasattr(group, "list_commands"):
             name, group, words = group.resolve_command(context, words)
         group.make_context(name, [*words], resilient_parsing=False)
     except typer.Exit:
@@ -58,14 +66,15 @@ def parses(words: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *CLI], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_is_accepted(page: Path) -> None:
     """Names of commands and options exist, values are possible, and nothing is left out."""
     wrong = {}
     for line in commands(page):
         if re.search(r"…|\.\.\.|\[|<", line):  # a synopsis
             continue
-        if reason := parses(words_of(line)):
+        one_list = re.sub(r"( \S*\*\S*)+", r"\1", line)  # several are a list if the files exist
+        if reason := parses(words_of(one_list)):
             wrong[line] = reason
     assert not wrong
 
@@ -121,6 +130,107 @@ def test_links_lead_somewhere() -> None:
             if not file.exists() or (anchor and anchor not in anchors(file)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+def texts() -> list[Path]:
+    """Python, C++ and pages, but no tests and no dated pages."""
+    kinds, left_out = re.compile(r"\.(cpp|h|md|py)$"), ("tests/", "benchmarks/results/")
+    names = (name for name in repository() if not name.startswith(left_out))
+    return [ROOT / name for name in names if kinds.search(name)]
+
+
+def lines_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """The lines of files, each with the place where it is."""
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def test_patches_exist() -> None:
+    """Every number like 0101 is that of a patch, if not always of the one that is meant."""
+    numbers = {patch.name[:4] for patch in read_patches()}
+    found = [
+        (place, number)
+        for place, line in lines_of(texts())
+        for number in re.findall(r"(?<![\w.,/-])0[01]\d\d(?![\w.])", line)
+    ]
+    assert len(found) > 50
+    assert not [one for one in found if one[1] not in numbers]
+
+
+def test_files_and_tests_exist() -> None:
+    """Those that are named from the root of the repository, and functions of tests."""
+    files = repository()
+    known = {*files, *(str(parent) for name in files for parent in Path(name).parents)}
+    rooms = {name.partition("/")[0] for name in files if "/" in name}
+    rooms -= {"src"}  # of llama.cpp
+    path = re.compile(rf"(?<![\w./~-])((?:{'|'.join(map(re.escape, rooms))})/[\w./-]*\w)")
+    tests = {Path(name).stem for name in files}
+    for name in files:
+        if re.match(r"tests/.*\.py$", name):
+            tests |= {*re.findall(r"def (test_\w+)", (ROOT / name).read_text(encoding="utf-8"))}
+    found = []
+    for place, line in lines_of(texts()):
+        for name in path.findall(line):
+            beginning = re.match(r"(patches/(upstream/)?\d{4}|tests/goldens/\w+)$", name)
+            there = any(file.startswith(name) for file in files) if beginning else name in known
+            found.append((f"{place}: {name}", there or name.startswith(MADE)))
+        found += [(f"{place}: {name}", name in tests) for name in re.findall(r"\btest_\w+", line)]
+    assert len(found) > 500
+    assert not [name for name, exists in found if not exists]
+
+
+# Beginnings of names that look like those of files here: in a cache, in the installed package.
+MADE = ("server/0.3.36", "native/lib/")
+# Options of other programs; those of llama.cpp's common code are looked up there.
+OTHERS = {
+    "cmake": "--build --target",
+    "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv",
+    "dask": "--local-directory --nthreads --nworkers",
+    "docker": "--build-arg --isolation --rm",
+    "docs/make_tensors.py": "--write",
+    "git": "--amend --autosquash --fixup",
+    "llama-gguf-split": "--split",
+    "pip": "--find-links --force-reinstall --no-binary --no-build-isolation --no-cache-dir",
+    "pip install": "--no-deps --no-index",
+}
+
+
+def known_options() -> set[str]:
+    """The options of our commands and scripts, and of llama.cpp with the patches."""
+    found = {"--help"}
+    groups: list[Any] = [typer.main.get_command(app)]
+    for group in groups:
+        context = typer.Context(group)
+        if hasattr(group, "list_commands"):
+            groups += [group.get_command(context, name) for name in group.list_commands(context)]
+        for option in group.params:
+            found |= {*option.opts, *option.secondary_opts}
+    for name in repository():
+        if name.endswith(".py"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            found |= {*re.findall(r'add_argument\(\s*"(--[\w-]+)"', text)}
+    texts = [patch.data.decode() for patch in read_patches()]
+    texts += [(llama_cpp_source(name) / "common/arg.cpp").read_text() for name in base_names()]
+    for text in texts:
+        for names in re.findall(r"^\+? *\{(\"-.*?)\}", text, re.MULTILINE):
+            found |= {*re.findall(r'"(--[\w-]+)"', names)}
+    return found
+
+
+@pytest.mark.upstream
+def test_options_exist() -> None:
+    """Those of other programs are named somewhere, too."""
+    others = {option for line in OTHERS.values() for option in line.split()}
+    named = {
+        option: path
+        for path in texts()
+        if path.suffix in (".md", ".py")
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*\w", shown(path))
+    }
+    known = known_options()
+    assert {option: path for option, path in named.items() if option not in known | others} == {}
+    assert others <= named.keys() - known
 
 
 def anchors(page: Path) -> set[str]:

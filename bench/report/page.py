@@ -6,7 +6,6 @@ from importlib import resources
 
 from mtp_gguf.gguf_tools.profile import AUTO, FROM_TEXT
 
-from ..analysis import Analysis
 from ..result import (
     ALL,
     BOTH,
@@ -16,6 +15,7 @@ from ..result import (
     SHORT,
     SKIPPED,
     STOPPED,
+    Analysis,
     BenchResult,
     Sample,
     SampleToken,

@@ -17,6 +17,7 @@ from mtp_gguf.server.patches import (
     OPTIONAL,
     Addition,
     add_head,
+    copy_old_files,
     fit_copy,
     purposes,
     read_head_sources,
@@ -93,11 +94,53 @@ def test_the_patches_apply_and_are_as_their_commits_make_them(name: str) -> None
 @pytest.mark.parametrize("name", base_names()[1:])
 def test_another_base_has_versions_of_our_patches(name: str) -> None:
     ours = {patch.name for patch in read_patches()}
-    here = {path.name for path in (PATCHES / name).glob("*.patch")}
+    files = [path for path in (PATCHES / name).iterdir() if path.name != "BASE"]
+    here = {f"{path.stem}.patch" for path in files}
+    assert len(here) == len(files)
     assert here < ours
     superseded = base(name).superseded
     assert len(read_patches(name)) == len(ours) - len(superseded)
     assert not {path[:4] for path in here} & set(superseded)
+
+
+@pytest.mark.thorough
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", base_names())
+def test_git_and_patch_make_the_same_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = shutil.which, []
+    for tool in ("git", "patch"):
+        monkeypatch.setattr(
+            shutil, "which", lambda wanted, t=tool: real(t) if wanted == t else None
+        )
+        copies = tmp_path / tool
+        copies.mkdir()
+        for patch in read_patches(name):
+            assert fit_copy(patch, llama_cpp_source(name), copies) == APPLIES
+        files = (path for path in copies.rglob("*") if path.is_file())
+        made.append({path.relative_to(copies): path.read_bytes() for path in files})
+    assert made[0] == made[1]
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", base_names())
+def test_hunks_that_fit_in_several_places_have_their_line_number(name: str, tmp_path: Path) -> None:
+    """git and patch take the nearest place; all hunks go where they went when they were made."""
+    ambiguous = []
+    for patch in read_patches(name):
+        copy_old_files(patch, llama_cpp_source(name), tmp_path)
+        for section in re.split(r"^diff --git ", patch.data.decode(), flags=re.MULTILINE)[1:]:
+            old_file = re.search(r"^--- a/(.+)$", section, re.MULTILINE)
+            text = (tmp_path / old_file[1]).read_text().split("\n") if old_file else []
+            for hunk in re.split(r"^@@ -", section, flags=re.MULTILINE)[1:]:
+                header, *lines = hunk.split("\n")
+                old = [line[1:] for line in lines if line[:1] in ("-", " ")]
+                places = [i for i in range(len(text)) if text[i : i + len(old)] == old]
+                if len(places) > 1 and int(header.split(",")[0]) - 1 not in places:
+                    ambiguous.append((patch.name, header, places))
+        assert fit_copy(patch, tmp_path, tmp_path) == APPLIES
+    assert not ambiguous
 
 
 @pytest.mark.upstream
@@ -209,6 +252,14 @@ def test_sources_of_something_else_are_refused(tmp_path: Path) -> None:
         assert done.stderr.endswith("expected the sources of llama.cpp, found no include/llama.h\n")
 
 
+def test_errors_are_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    done = remake("check")
+    assert done.returncode == 1
+    assert re.fullmatch(r".*cannot be made: Not a directory\n", done.stderr)
+
+
 @pytest.mark.slow
 @pytest.mark.upstream
 def test_a_rebase_stops_at_a_conflict_and_makes_the_patches_that_differ(tmp_path: Path) -> None:
@@ -231,8 +282,9 @@ def test_a_rebase_stops_at_a_conflict_and_makes_the_patches_that_differ(tmp_path
     done = remake("make", tree, series)
     assert done.returncode == 0, done.stderr
     (path,) = series.iterdir()
-    assert path.name.startswith("0001-")
-    assert re.search(r"^\+ +// erase checkpoints with pos_max >= pos_next$", path.read_text(), re.M)
+    assert re.fullmatch(r"0001-.*\.delta", path.name)
+    changed = r"^\+\+ +// erase checkpoints with pos_max >= pos_next$"
+    assert re.search(changed, path.read_text(), re.MULTILINE)
     assert "found a repository" in remake("rebase", tree).stderr
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtp_gguf.bench.analysis import Analysis
-from mtp_gguf.bench.costs import CycleCosts, PrefillCosts
 from mtp_gguf.bench.environment import Environment, MeasuredFile
 from mtp_gguf.bench.plan import Amount
 from mtp_gguf.bench.result import (
+    Analysis,
     BenchResult,
+    CycleCosts,
     PlannedPart,
+    PrefillCosts,
     Sample,
     SampleToken,
     ServerResult,
